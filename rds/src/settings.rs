@@ -164,8 +164,35 @@ impl Settings {
     /// # Errors
     /// [`ErrorKind::Usage`] for settings that do not fit together.
     pub fn options(&self, address: IpAddr) -> Result<NodeOptions, Error> {
+        self.check_sizes_and_times()?;
+        let config = Config {
+            sndbuf: bytes(self.sndbuf),
+            rcvbuf: bytes(self.rcvbuf),
+            buffer_max: bytes(self.buffer_max),
+            port_memory: bytes(self.port_memory),
+            peer_memory: bytes(self.peer_memory),
+            memory: bytes(self.memory_max),
+            sockets_max: self.sockets_max.get() as usize,
+            peers_max: self.peers_max.get() as usize,
+            reconnect_min: self.reconnect_min.get(),
+            reconnect_max: self.reconnect_max.get(),
+            connect_timeout: self.connect_timeout.get(),
+            ping: self.ping.is_on(),
+            seed: random_number(),
+            ..NodeOptions::new(address).config
+        };
+        Ok(NodeOptions {
+            config,
+            listen_port: self.listen_port.get(),
+            peer_port: self.peer_port.get(),
+            dead_after: self.dead_after.get(),
+            poll: self.poll.get(),
+        })
+    }
+
+    /// Checks that sizes and times fit together.
+    fn check_sizes_and_times(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::new(ErrorKind::Usage, text));
-        let bytes = |size: ByteSize| usize::try_from(size.bytes()).unwrap_or(usize::MAX);
         for (name, size) in [("sndbuf", self.sndbuf), ("rcvbuf", self.rcvbuf)] {
             if bytes(size) < MESSAGE_COST || size > self.buffer_max {
                 return refuse(format!(
@@ -206,30 +233,13 @@ impl Settings {
                 self.reconnect_min, self.reconnect_max
             ));
         }
-        let config = Config {
-            sndbuf: bytes(self.sndbuf),
-            rcvbuf: bytes(self.rcvbuf),
-            buffer_max: bytes(self.buffer_max),
-            port_memory: bytes(self.port_memory),
-            peer_memory: bytes(self.peer_memory),
-            memory: bytes(self.memory_max),
-            sockets_max: self.sockets_max.get() as usize,
-            peers_max: self.peers_max.get() as usize,
-            reconnect_min: self.reconnect_min.get(),
-            reconnect_max: self.reconnect_max.get(),
-            connect_timeout: self.connect_timeout.get(),
-            ping: self.ping.is_on(),
-            seed: random_number(),
-            ..NodeOptions::new(address).config
-        };
-        Ok(NodeOptions {
-            config,
-            listen_port: self.listen_port.get(),
-            peer_port: self.peer_port.get(),
-            dead_after: self.dead_after.get(),
-            poll: self.poll.get(),
-        })
+        Ok(())
     }
+}
+
+/// Returns the length of a buffer.
+fn bytes(size: ByteSize) -> usize {
+    usize::try_from(size.bytes()).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

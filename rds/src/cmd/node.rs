@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::table::table;
 use super::via::not_running;
 use crate::error::{Error, ErrorKind, as_kind, failed};
-use crate::node::{NodeHandle, NodeReport, UserSocket};
+use crate::node::{NodeHandle, NodeOptions, NodeReport, UserSocket};
 use crate::settings::{NodeAddress, Settings};
 use crate::socket::{node_dir, node_path};
 
@@ -170,38 +170,17 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
             .map_err(failed(ErrorKind::System, "cannot print the settings"))?;
         return output.print(&map, |_| yaml);
     }
-    let addresses: BTreeSet<IpAddr> = settings.address.iter().map(|address| address.0).collect();
-    if addresses.is_empty() {
-        let text = "no node to run; name an address of this host with --address";
-        return Err(Error::new(ErrorKind::Usage, text));
-    }
-    let options = addresses.iter().map(|address| settings.options(*address));
-    let options = options.collect::<Result<Vec<_>, _>>()?;
+    let options = node_options(&settings)?;
     let _log = log_to_stderr(&settings.log, settings.log_format)
         .map_err(failed(ErrorKind::System, "cannot start the log's thread"))?;
-    raise_limits(&settings, addresses.len() as u64);
+    raise_limits(&settings, options.len() as u64);
     let dir = settings.socket_dir.clone().unwrap_or_else(node_dir);
     make_dir(&dir)?;
     remove_stale(&dir)?;
     let signals = Signals::take().map_err(failed(ErrorKind::System, "cannot handle signals"))?;
-    let mut nodes = Vec::new();
-    let mut ready = String::new();
-    for options in options {
-        let address = options.config.address;
-        let path = node_path(&dir, address);
-        let users = UserSocket::bind(&path, settings.socket_mode.get());
-        let users = users.map_err(|error| no_user_socket(&dir, address, error))?;
-        nodes.push(NodeHandle::start(options, Some(users)).map_err(as_kind(ErrorKind::Node))?);
-        ready += &format!("node {address} is ready at {}\n", path.display());
-    }
+    let (nodes, ready) = start_nodes(&dir, &settings, options)?;
     let nodes = Arc::new(nodes);
-    let control = dir.join(format!("{}.{CONTROL_ENDING}", std::process::id()));
-    let what = format!("cannot listen for commands at {}", control.display());
-    let control = ControlSocket::bind(&control).map_err(failed(ErrorKind::InUse, what))?;
-    let asked = Arc::clone(&nodes);
-    control
-        .serve(move |request, stream| answer(&asked, &request, &stream))
-        .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+    let control = serve_commands(&dir, &nodes)?;
     let (stop, stopped) = mpsc::channel();
     let _forwarding = signals
         .forward(move |signal| {
@@ -224,22 +203,73 @@ fn serve(args: &NodeArgs, output: Output) -> Result<(), Error> {
         tracing::warn!(%error, "cannot print that the nodes are ready");
     }
     manager.ready(ready.trim_end());
+    wait_for_stop(&nodes, &stopped)?;
+    manager.stopping();
+    drop(control);
+    end_nodes(nodes);
+    Ok(())
+}
+
+/// Returns the options of a node for each address of the settings.
+fn node_options(settings: &Settings) -> Result<Vec<NodeOptions>, Error> {
+    let addresses: BTreeSet<IpAddr> = settings.address.iter().map(|address| address.0).collect();
+    if addresses.is_empty() {
+        let text = "no node to run; name an address of this host with --address";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    addresses.into_iter().map(|address| settings.options(address)).collect()
+}
+
+/// Starts the nodes. Returns them with a line of text for each.
+fn start_nodes(
+    dir: &Path,
+    settings: &Settings,
+    options: Vec<NodeOptions>,
+) -> Result<(Vec<NodeHandle>, String), Error> {
+    let mut nodes = Vec::new();
+    let mut ready = String::new();
+    for options in options {
+        let address = options.config.address;
+        let path = node_path(dir, address);
+        let users = UserSocket::bind(&path, settings.socket_mode.get());
+        let users = users.map_err(|error| no_user_socket(dir, address, error))?;
+        nodes.push(NodeHandle::start(options, Some(users)).map_err(as_kind(ErrorKind::Node))?);
+        ready += &format!("node {address} is ready at {}\n", path.display());
+    }
+    Ok((nodes, ready))
+}
+
+/// Serves commands at the control socket of this process.
+fn serve_commands(dir: &Path, nodes: &Arc<Vec<NodeHandle>>) -> Result<ControlSocket, Error> {
+    let control = dir.join(format!("{}.{CONTROL_ENDING}", std::process::id()));
+    let what = format!("cannot listen for commands at {}", control.display());
+    let control = ControlSocket::bind(&control).map_err(failed(ErrorKind::InUse, what))?;
+    let asked = Arc::clone(nodes);
+    control
+        .serve(move |request, stream| answer(&asked, &request, &stream))
+        .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
+    Ok(control)
+}
+
+/// Waits for a signal while all nodes run.
+fn wait_for_stop(nodes: &[NodeHandle], stopped: &mpsc::Receiver<()>) -> Result<(), Error> {
     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL_INTERVAL) {
         if let Some(ended) = nodes.iter().find(|node| !node.is_running()) {
             let text = format!("the node {} has failed; see the log", ended.address());
             return Err(Error::new(ErrorKind::System, text));
         }
     }
-    manager.stopping();
-    drop(control);
-    // Each node ends with its last owner; messages of users are still sent. The thread for commands
-    // is an owner until it has ended, and the watchdog thread while it sends a request.
+    Ok(())
+}
+
+/// Ends the nodes, each with its last owner; messages of users are still sent. The thread for
+/// commands is an owner until it has ended, and the watchdog thread while it sends a request.
+fn end_nodes(nodes: Arc<Vec<NodeHandle>>) {
     let deadline = std::time::Instant::now() + CONTROL_END;
     while Arc::strong_count(&nodes) > 1 && std::time::Instant::now() < deadline {
         std::thread::sleep(CONTROL_LOOK);
     }
     drop(nodes);
-    Ok(())
 }
 
 /// Raises the limit of open files, and warns if it is too low: a node without descriptors can

@@ -15,7 +15,7 @@ use super::args::Seconds;
 use super::stop::Stop;
 use super::via::{ViaArgs, on, resolve};
 use crate::error::{Error, ErrorKind, failed};
-use crate::socket::RdsSocket;
+use crate::socket::{Error as SocketError, RdsSocket};
 use crate::wire::PING_PORT;
 
 /// Number of sockets used in turn: the socket of an answer identifies its ping.
@@ -110,25 +110,39 @@ pub(super) fn run(args: &PingArgs, output: Output) -> Result<(), Error> {
         }
         let wake = if is_last { until.unwrap_or(next) } else { next };
         wait(&slots, wake.since(Clock.now()).min(POLL_INTERVAL))?;
-        let now = Clock.now();
-        for slot in &mut slots {
-            loop {
-                let from = match slot.socket.try_recv_from(&mut []) {
-                    Ok((_, from)) => from,
-                    Err(error) if error.is_gone() => return Err(wrong(error)),
-                    Err(_) => break,
-                };
-                let Some((number, at)) = slot.sent.filter(|_| from == to) else { continue };
-                slot.sent = None;
-                let time = now.since(at);
-                times.push(time);
-                if !say(output, &format!("{number:>4}: {:.1} usec\n", micros(time)))? {
-                    return Ok(());
-                }
-            }
+        if !receive(&mut slots, to, &mut times, output, &wrong)? {
+            return Ok(());
         }
     }
     finish(args, output, address, sent, &times)
+}
+
+/// Takes and prints the answers that have arrived. Returns false if standard output was closed.
+fn receive(
+    slots: &mut [Slot],
+    to: SocketAddr,
+    times: &mut Vec<Duration>,
+    output: Output,
+    wrong: &impl Fn(SocketError) -> Error,
+) -> Result<bool, Error> {
+    let now = Clock.now();
+    for slot in slots {
+        loop {
+            let from = match slot.socket.try_recv_from(&mut []) {
+                Ok((_, from)) => from,
+                Err(error) if error.is_gone() => return Err(wrong(error)),
+                Err(_) => break,
+            };
+            let Some((number, at)) = slot.sent.filter(|_| from == to) else { continue };
+            slot.sent = None;
+            let time = now.since(at);
+            times.push(time);
+            if !say(output, &format!("{number:>4}: {:.1} usec\n", micros(time)))? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 fn finish(
