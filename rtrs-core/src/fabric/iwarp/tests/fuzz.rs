@@ -6,6 +6,7 @@
 //! reported exactly once. The fuzz crate calls it with new inputs, the tests with the corpus.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::ddp::{self, Untagged};
 use super::mpa::{self, Features, Terms};
@@ -93,6 +94,32 @@ pub(super) fn step(
     Some(())
 }
 
+/// Posts receives and work requests. Returns their IDs.
+fn post_work(
+    machine: &mut QpMachine,
+    core: &CoreState,
+    region: &Arc<Region>,
+    stag: u32,
+) -> HashSet<u64> {
+    let mut open = HashSet::new();
+    let sge = |at: usize| Sge { slice: region.whole().slice(at, 64).expect("inside"), lkey: stag };
+    for id in 0..6 {
+        let buf = (id % 2 == 0).then(|| sge(64 * id as usize));
+        machine.post_recv(core, id, buf).expect("room");
+        open.insert(id);
+        let op = match id % 3 {
+            0 => WrOp::RdmaRead { remote: RemoteMem { addr: 1, rkey: Rkey(1) } },
+            1 => WrOp::Send { imm: None, invalidate: None },
+            _ => WrOp::RdmaWrite { remote: RemoteMem { addr: 1, rkey: Rkey(1) }, imm: None },
+        };
+        let sges = SgeList::one(sge(1024 + 64 * id as usize));
+        let wr = WorkRequest { wr_id: 100 + id, op, sges, signaled: true };
+        machine.post_send(core, wr).expect("room");
+        open.insert(100 + id);
+    }
+    open
+}
+
 /// Drives a stream machine with a peer that runs this program.
 ///
 /// # Panics
@@ -121,22 +148,7 @@ pub fn fuzz_stream(data: &[u8]) {
         rtr_write: setup & 64 != 0,
     });
     let mut core = CoreState::new(table);
-    let mut open = HashSet::new();
-    let sge = |at: usize| Sge { slice: region.whole().slice(at, 64).expect("inside"), lkey: stag };
-    for id in 0..6 {
-        let buf = (id % 2 == 0).then(|| sge(64 * id as usize));
-        machine.post_recv(&core, id, buf).expect("room");
-        open.insert(id);
-        let op = match id % 3 {
-            0 => WrOp::RdmaRead { remote: RemoteMem { addr: 1, rkey: Rkey(1) } },
-            1 => WrOp::Send { imm: None, invalidate: None },
-            _ => WrOp::RdmaWrite { remote: RemoteMem { addr: 1, rkey: Rkey(1) }, imm: None },
-        };
-        let sges = SgeList::one(sge(1024 + 64 * id as usize));
-        let wr = WorkRequest { wr_id: 100 + id, op, sges, signaled: true };
-        machine.post_send(&core, wr).expect("room");
-        open.insert(100 + id);
-    }
+    let mut open = post_work(&mut machine, &core, &region, stag);
     let mut stream = Vec::new();
     while stream.len() < 1 << 20 && step(&mut input, &mut stream, crc, stag, base).is_some() {}
     let (mut tx, mut rx) = (IoVecs::new(BATCH_SLICES), IoVecs::new(RX_SLICES));

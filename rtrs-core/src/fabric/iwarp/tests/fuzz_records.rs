@@ -88,18 +88,10 @@ fn seal(input: &mut Input<'_>, peer: &mut (Sealer, Secrets), memory: (u32, u64))
     Some(Sealed { bytes, plain, is_right, is_raw: false })
 }
 
-/// Drives the records of a session, and a stream machine behind them, with such a peer.
-///
-/// # Panics
-/// Panics if either misbehaves.
-pub(crate) fn fuzz_records(data: &[u8]) {
-    let mut input = Input(data);
-    let (Some(cut), Ok(region)) = (input.short(), Region::new(64 << 10)) else { return };
-    let table = StagTable::new();
-    let access = Access { local_write: true, remote_write: true, remote_read: true };
-    let Ok(memory) = table.register(1, &region, access) else { return };
+/// Creates a stream machine whose handshake is over.
+fn opened_machine() -> Option<QpMachine> {
     let limits = QpLimits { send_max: 8, recv_max: 8 };
-    let Ok(mut machine) = QpMachine::new(QpNum(1), 1, limits, TLS_STAGE) else { return };
+    let mut machine = QpMachine::new(QpNum(1), 1, limits, TLS_STAGE).ok()?;
     machine.open(Terms {
         crc: false,
         ird: 4,
@@ -110,6 +102,20 @@ pub(crate) fn fuzz_records(data: &[u8]) {
         rtr_is_send: false,
         rtr_write: false,
     });
+    Some(machine)
+}
+
+/// Drives the records of a session, and a stream machine behind them, with such a peer.
+///
+/// # Panics
+/// Panics if either misbehaves.
+pub(crate) fn fuzz_records(data: &[u8]) {
+    let mut input = Input(data);
+    let (Some(cut), Ok(region)) = (input.short(), Region::new(64 << 10)) else { return };
+    let table = StagTable::new();
+    let access = Access { local_write: true, remote_write: true, remote_read: true };
+    let Ok(memory) = table.register(1, &region, access) else { return };
+    let Some(mut machine) = opened_machine() else { return };
     let mut core = CoreState::new(table);
     let (client, server) = sessions();
     let Session { tx, secrets, .. } = client;
