@@ -15,6 +15,7 @@
 //! - `export`, `status`: a device and its errors in NBD terms.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod bridge;
 mod buffer_pool;

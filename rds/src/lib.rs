@@ -5,6 +5,7 @@
 //! IO, `node` runs them on a ring, `channel` is the interface between a node and its users,
 //! `socket` the users' side.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 pub mod channel;
 mod cmd;

@@ -7,6 +7,7 @@
 //! (`path`), which does no IO of its own and also runs in the simulator.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 pub mod cmd;
 mod control_protocol;
@@ -15,6 +16,7 @@ pub mod engine;
 mod error;
 mod frontend;
 #[cfg(any(test, feature = "test-util"))]
+#[allow(clippy::too_many_lines, reason = "programs of a fuzz target have many actions")]
 mod fuzz;
 pub mod metrics;
 mod parts;

@@ -10,6 +10,7 @@
 //! library that is loaded (`rbd.rs`, `rbd/lock.rs`); `tests/tidy/main.rs` has the list.
 
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 pub mod block;
 pub mod extents;

@@ -6,6 +6,7 @@
 //! `engine/io/pipeline` runs it (`engine/io/request` defines the states), `engine/io/devices` holds
 //! the devices, `path/io` answers. The control path is in `engine/control`, on shard 0.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod access_list;
 pub mod audit;
@@ -17,6 +18,7 @@ pub mod engine;
 mod error;
 pub mod export;
 #[cfg(any(test, feature = "test-util"))]
+#[allow(clippy::too_many_lines, reason = "programs of a fuzz target have many actions")]
 mod fuzz;
 pub mod metrics;
 pub mod path;

@@ -11,6 +11,7 @@
 //! and `real`.
 
 #![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 mod calls;
 #[allow(unsafe_code)]
