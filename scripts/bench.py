@@ -457,7 +457,7 @@ def measure_fio(side, rw, bs, depth, args, scratch):
 def measure_session(side, rw, jobs, depth, args, scratch):
     argv = [f"{args.bin_dir}/rtrs-client", "bench", "bench", "--path", side.portal, "--rw", rw,
             "--bs", "4k", "--numjobs", jobs, "--iodepth", depth, "--runtime", f"{args.runtime}s",
-            *side.bench_args, "-o", "json"]
+            "--yes", *side.bench_args, "-o", "json"]
     stdout, side_cpu, server_cpu, own, foreign = run_bounded(side, "rtrs-client bench", argv,
                                                              args.runtime * 3 + 30, scratch)
     result = parse_json("rtrs-client bench", stdout)

@@ -333,3 +333,33 @@ fn a_bench_ends_cleanly_when_its_terminal_closes() {
     assert!(matches!(&*ended, "0\n" | "1\n"), "exit code {ended}");
     let _ = server.stop(STOP_TIME_MAX);
 }
+
+#[test]
+fn a_bench_overwrites_data_only_with_consent() {
+    let scratch = Scratch::new();
+    let (file, before) = (scratch.path("vol0.img"), vec![7_u8; 16 << 20]);
+    std::fs::write(&file, &before).expect("the image");
+    let server = Server::builder().export(format!("vol0={}", scratch.text("vol0.img"))).start();
+    let portal = server.portal().to_owned();
+    let bench = |more: &[&str]| {
+        let words = ["bench", "vol0", "--path", portal.as_str(), "--runtime", "1s"];
+        run(bin("rtrs-client"), &[&words[..], more].concat(), COMMAND_TIME_MAX)
+    };
+    let is_unchanged = || std::fs::read(&file).expect("the image") == before;
+    for rw in ["write", "randwrite", "randrw"] {
+        let text = format!(
+            "bench --rw {rw} overwrites vol0 on {portal} (16.0 MiB): pass --yes if nothing there \
+             is needed"
+        );
+        let _ = bench(&["--rw", rw]).code(2).says(&text);
+        let _ = bench(&["--rw", rw, "--size", "1M"]).code(2).says("(1.0 MiB)");
+        let _ = bench(&["--rw", rw, "--check"]).ok();
+    }
+    let _ = bench(&["--rw", "randread"]).ok();
+    assert!(is_unchanged(), "the data was overwritten");
+    let _ = bench(&["--rw", "write", "--yes"]).ok();
+    assert!(!is_unchanged(), "nothing was written");
+    let _ = server.stop(STOP_TIME_MAX);
+    // Without a server, the size is unknown.
+    let _ = bench(&["--rw", "write"]).code(2).says(&format!("overwrites vol0 on {portal}: pass"));
+}

@@ -552,7 +552,7 @@ fn bench_prints_json() {
     let server = Server::builder().export("vol0=mem:64M").start();
     for rw in ["randread", "randwrite", "randrw", "read", "write"] {
         let args = ["bench", "vol0", "--path", server.portal(), "--rw", rw, "--bs", "4k"];
-        let more = ["--iodepth", "8", "--runtime", "1s", "-o", "json"];
+        let more = ["--iodepth", "8", "--runtime", "1s", "-o", "json", "--yes"];
         let all: Vec<&str> = args.into_iter().chain(more).collect();
         let json = run(bin("rtrs-client"), &all, COMMAND_TIME_MAX).ok().json();
         assert!(json["iops"].as_f64() > Some(0.0), "{rw}: {json}");

@@ -10,22 +10,27 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use rtrs_core::logging::log_to_stderr;
 use rtrs_core::rt::Signal;
-use rtrs_core::settings::{ByteSize, Flags, Int, Output, Portal};
+use rtrs_core::settings::{ByteSize, Flags, Int, Output, Portal, printable};
 use serde::Serialize;
 
+use super::discover::listed_size;
 use super::global::GlobalArgs;
+use super::link::LinkOptions;
 use super::source::SourceArgs;
-use super::text::progress;
+use super::text::{progress, size_text};
 use crate::daemon::config::{session_config, volume_config};
 use crate::daemon::events::{SavedFiles, Wake, forward_events, wait_ready};
 use crate::daemon::fabrics::FabricRegistry;
 use crate::daemon::launch;
 use crate::daemon::notices::Event;
 use crate::daemon::signals::forward_signals;
-use crate::error::{Error, ErrorKind, system};
+use crate::error::{Error, ErrorKind, system, usage};
 use crate::frontend::bench::{JobResult, Workload, workload};
 use crate::plan::BenchPlan;
 use crate::settings::{BenchMode, BenchSettings, SessionSettings, Settings};
+
+/// Time limit for the size of an export that is to be overwritten.
+const SIZE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -33,6 +38,12 @@ pub struct BenchArgs {
     /// Name of the export at the server.
     #[arg(value_name = "NAME")]
     pub name: String,
+
+    /// Overwrite the data of the export without asking
+    ///
+    /// Needed for rw write, randwrite and randrw. On a terminal, bench asks instead.
+    #[arg(long)]
+    pub yes: bool,
 
     /// Settings of the benchmark.
     #[command(flatten)]
@@ -66,9 +77,39 @@ impl BenchArgs {
 pub(super) fn run(args: &BenchArgs, global: &GlobalArgs) -> Result<(), Error> {
     let plan = args.plan(global)?;
     if args.source.check_and_print(global, || plan.session.check(), || plan.printed())? {
+        if plan.settings.rw.writes() && !args.yes {
+            confirm(&plan)?;
+        }
         measure(&plan)?;
     }
     Ok(())
+}
+
+/// Asks the user whether the data of the export may be overwritten.
+///
+/// # Errors
+/// [`ErrorKind::Usage`] if the user does not agree, or there is no terminal.
+fn confirm(plan: &BenchPlan) -> Result<(), Error> {
+    let (session, rw) = (&plan.session, plan.settings.rw);
+    let (name, paths, crc) =
+        (&session.export_name, &session.settings.path, session.settings.crc.is_on());
+    let options = LinkOptions { crc, plain: false, timeout: SIZE_TIMEOUT };
+    let listed =
+        paths.first().and_then(|path| listed_size(name, path, &session.tls_sources(), options));
+    let used = plan.settings.size.map(ByteSize::bytes);
+    let size = listed.into_iter().chain(used).min();
+    let size = size.map(|bytes| format!(" ({})", size_text(bytes))).unwrap_or_default();
+    let paths: Vec<String> = paths.iter().map(Portal::to_string).collect();
+    let what = format!("bench --rw {rw} overwrites {name} on {}{size}", paths.join(", "));
+    if io::stdin().is_terminal() && io::stderr().is_terminal() {
+        progress(&format!("{}; type y to continue: ", printable(&what)));
+        let mut answer = String::new();
+        io::stdin().read_line(&mut answer).map_err(system("cannot read the answer"))?;
+        if answer.trim() == "y" {
+            return Ok(());
+        }
+    }
+    Err(usage(format!("{what}: pass --yes if nothing there is needed")))
 }
 
 fn measure(plan: &BenchPlan) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::Args;
 use rtrs_core::identity::Identity;
-use rtrs_core::settings::{Output, Switch, printable};
+use rtrs_core::settings::{Output, Portal, Switch, printable};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::Discovered;
 use serde::Serialize;
@@ -80,7 +80,9 @@ pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error>
     args.targets.iter().try_for_each(|target| target.check(&args.tls))?;
     let servers = at_once(&args.targets, AT_ONCE, |target| {
         let path = target.portal.to_string();
-        match ask(target, args) {
+        let options =
+            LinkOptions { crc: args.crc.is_on(), plain: false, timeout: args.timeout.get() };
+        match ask(&target.portal, &args.tls, options) {
             Ok(listing) => Server { path, exports: exports(&listing), error: None },
             Err(error) => Server { path, exports: Vec::new(), error: Some(error) },
         }
@@ -101,10 +103,20 @@ pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error>
     Err(Error::new(ErrorKind::Path, last.clone()))
 }
 
-/// Asks one server, at one of its addresses after the other.
-fn ask(target: &LinkTarget, args: &DiscoverArgs) -> Result<Listing, String> {
-    let (portal, timeout) = (&target.portal, args.timeout.get());
-    let deadline = Instant::now() + timeout;
+/// Returns the size in bytes of an export that the server lists; None if it does not list it.
+pub(super) fn listed_size(
+    name: &str,
+    portal: &Portal,
+    tls: &TlsSources,
+    options: LinkOptions,
+) -> Option<u64> {
+    let listing = ask(portal, tls, options).ok()?;
+    exports(&listing).into_iter().find(|export| export.name == name).map(|export| export.size)
+}
+
+/// Asks one server, at one of its addresses after the other, within the timeout of `options`.
+fn ask(portal: &Portal, tls: &TlsSources, options: LinkOptions) -> Result<Listing, String> {
+    let deadline = Instant::now() + options.timeout;
     let found = portal.resolve().map_err(|error| error.to_string())?;
     let wanted = |a: &&SocketAddr| portal.source().is_none_or(|s| s.is_ipv4() == a.is_ipv4());
     let mut failure = "it has no address that the source address can reach".to_owned();
@@ -113,8 +125,7 @@ fn ask(target: &LinkTarget, args: &DiscoverArgs) -> Result<Listing, String> {
         if left < Duration::from_millis(1) {
             break;
         }
-        let options = LinkOptions { crc: args.crc.is_on(), plain: false, timeout: left };
-        let link = Link::open(portal, &args.tls, options);
+        let link = Link::open(portal, tls, LinkOptions { timeout: left, ..options });
         let mut link = link.map_err(|error| error.chain().to_string())?;
         match listing::list(&mut link, portal.source(), *address, left) {
             Ok(listing) => return Ok(listing),
