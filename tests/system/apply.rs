@@ -277,3 +277,23 @@ fn concurrent_applies_take_turns() {
     let _ = second.wait(COMMAND_TIME_MAX).ok().says("unchanged");
     host.end();
 }
+
+#[test]
+fn a_byte_order_mark_is_ignored() {
+    let host = Host::new();
+    let file = host.client.run_dir().join("marked.yaml");
+    let entry = host.entry("vol0", &[0], "  crc: no\n  invalidate-reads: yes\n");
+    fs::write(&file, format!("\u{feff}sessions:\n{entry}")).expect("the file");
+    let name = file.display().to_string();
+    let _ = host.client.command(&["apply", "-f", &name]).ok().says("attached");
+    let values = (host.get("vol0", "crc"), host.get("vol0", "invalidate-reads"));
+    assert_eq!(values, ("off".into(), "on".into()));
+    let piped = Command::new("sh")
+        .args(["-c", "\"$0\" apply -f - --run-dir \"$1\" <\"$2\""])
+        .args([bin("rtrs-client").as_os_str(), host.client.run_dir().as_os_str(), file.as_os_str()])
+        .output()
+        .expect("a shell");
+    assert!(piped.status.success(), "{piped:?}");
+    assert!(String::from_utf8_lossy(&piped.stdout).contains("unchanged"), "{piped:?}");
+    host.end();
+}

@@ -61,6 +61,15 @@ fn errors_name_the_line_and_a_remedy() {
 }
 
 #[test]
+fn a_byte_order_mark_is_ignored() {
+    let path = std::env::temp_dir().join(format!("rtrs-bom-client-{}.yaml", std::process::id()));
+    std::fs::write(&path, "\u{feff}crc: no\n").unwrap();
+    let read = from_file(&path);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(read.unwrap(), Settings::from_yaml("crc: off\n", "s").unwrap());
+}
+
+#[test]
 fn unreadable_files_are_named() {
     let missing = from_file(Path::new("/nonexistent/client.yaml")).unwrap_err();
     assert_eq!((missing.kind(), missing.exit_code()), (ErrorKind::ConfigFile, 1));

@@ -2,8 +2,8 @@
 //!
 //! [`choices!`](crate::choices!) declares such a type with its words;
 //! [`text_values!`](crate::text_values!) makes types with a text usable in files. [`Switch`] and
-//! [`AutoSwitch`] are the choices that both daemons share. In a configuration file `true` and
-//! `false` mean `on` and `off`.
+//! [`AutoSwitch`] are the choices that both daemons share. `true` and `yes` mean `on`; `false` and
+//! `no` mean `off`.
 
 use clap::Arg;
 
@@ -30,9 +30,9 @@ crate::choices! {
     /// `on` or `off`.
     pub enum Switch as "switch" {
         /// Switched on.
-        On = "on" | "true",
+        On = "on" | "true" | "yes",
         /// Switched off.
-        Off = "off" | "false",
+        Off = "off" | "false" | "no",
     }
 }
 
@@ -68,9 +68,9 @@ crate::choices! {
         #[default]
         Auto = "auto",
         /// Switched on, or an error.
-        On = "on" | "true",
+        On = "on" | "true" | "yes",
         /// Switched off.
-        Off = "off" | "false",
+        Off = "off" | "false" | "no",
     }
 }
 
@@ -91,10 +91,15 @@ mod tests {
             assert_eq!(text.parse::<AutoSwitch>().unwrap().to_string(), text);
         }
         assert_eq!("auto".parse(), Ok(AutoSwitch::Auto));
-        assert_eq!("true".parse(), Ok(Switch::On));
+        for (text, is_on) in [("true", true), ("yes", true), ("false", false), ("no", false)] {
+            assert_eq!(text.parse::<Switch>().unwrap().is_on(), is_on);
+            assert_eq!(text.parse(), Ok(AutoSwitch::from(is_on)));
+            let read: Switch = serde_yaml::from_str(text).unwrap();
+            assert_eq!(read.is_on(), is_on);
+        }
         assert_eq!(
-            "yes".parse::<Switch>().unwrap_err().to_string(),
-            "switch \"yes\" is not valid; use on or off"
+            "maybe".parse::<Switch>().unwrap_err().to_string(),
+            "switch \"maybe\" is not valid; use on or off"
         );
         assert_eq!(
             "always".parse::<AutoSwitch>().unwrap_err().to_string(),

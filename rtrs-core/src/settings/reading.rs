@@ -45,13 +45,22 @@ pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>
         let text = format!("{name}: is larger than 1 MiB; use a smaller file");
         return Err(CommandError::new(K::CONFIG, text));
     }
-    String::from_utf8(bytes).map_err(|error| {
+    String::from_utf8(bytes).map(without_bom).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let line = 1 + error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
         let byte = error.as_bytes()[at];
         let text = format!("{name}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8");
         CommandError::new(K::CONFIG, text)
     })
+}
+
+/// Removes the byte order mark with which some editors begin a UTF-8 file.
+#[must_use]
+pub fn without_bom(text: String) -> String {
+    match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_owned(),
+        None => text,
+    }
 }
 
 /// Parses the text of a configuration file, which errors call `name`. An empty text sets nothing.

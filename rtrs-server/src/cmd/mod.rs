@@ -407,7 +407,7 @@ mod tests {
             (&["--chunk-size=12q"][..], "'--chunk-size <SIZE>': size \"12q\" has the unknown unit"),
             (&["--listen=1.2.3.4"], "has no scheme; write tcp://1.2.3.4"),
             (&["--export=/x,row"], "has the unknown option \"row\"; did you mean \"ro\"?"),
-            (&["--crc=yes"], "switch \"yes\" is not valid; use on or off"),
+            (&["--crc=maybe"], "switch \"maybe\" is not valid; use on or off"),
             (&["--queue-depth=x"], "number \"x\" is not a whole number; use 1 to 65535"),
             (&["--que-depth=5"], "--queue-depth"),
             (&["--crc=on", "--crc=off"], "cannot be used multiple times"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rtrs_core::local::RunDir;
-use rtrs_core::settings::{config_text, printable};
+use rtrs_core::settings::{config_text, printable, without_bom};
 use serde::Serialize;
 
 use self::act::{Allowed, act};
@@ -214,7 +214,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     if text.len() as u64 > STDIN_BYTES_MAX {
         return Err(Error::new(ErrorKind::Config, "stdin: is larger than 1 MiB"));
     }
-    Ok((text, "stdin".to_owned()))
+    Ok((without_bom(text), "stdin".to_owned()))
 }
 
 /// Plans of the sessions in the file.
