@@ -1,5 +1,6 @@
 //! Command-line input and output: results for programs, and messages about wrong input.
 
+use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
@@ -362,4 +363,44 @@ fn a_bench_overwrites_data_only_with_consent() {
     let _ = server.stop(STOP_TIME_MAX);
     // Without a server, the size is unknown.
     let _ = bench(&["--rw", "write"]).code(2).says(&format!("overwrites vol0 on {portal}: pass"));
+}
+
+#[test]
+fn several_sessions_are_detached_by_one_command() {
+    let server = ["a", "b", "c"]
+        .iter()
+        .fold(Server::builder(), |server, name| server.export(format!("{name}=mem:16M")))
+        .start();
+    let a = Client::attach("a").path(server.portal()).start();
+    let attach = |name: &str| {
+        let front = Front::Unix(a.run_dir().join(format!("{name}.sock")));
+        let words = ["attach", name, "--path", server.portal()].map(str::to_owned);
+        let _ = a.command(&words.into_iter().chain(front.args()).collect::<Vec<_>>()).ok();
+    };
+    attach("b");
+    attach("c");
+    let done = a.command(&["detach", "b", "none", "c", "c", "gone"]).code(1);
+    assert_eq!(done.stdout, "b detached\nc detached\n");
+    assert_eq!(done.stderr.lines().count(), 2, "{done:#?}");
+    let _ = done.says("\"none\" is not attached").says("\"gone\" is not attached");
+    let list = a.command(&["list", "-o", "json"]).ok().json();
+    assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
+    attach("b");
+    attach("c");
+    // Nothing can be printed, and the sessions are detached all the same.
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let done = command(&a, &["detach", "b", "c"]).stdout(full).output().unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let list = a.command(&["list", "-o", "json"]).ok().json();
+    assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
+    attach("b");
+    let all = a.command(&["detach", "--all", "-o", "json"]).ok().json();
+    for (row, name) in all.as_array().expect("a list").iter().zip(["a", "b"]) {
+        let told = (&row["name"], &row["detached"], &row["error"]);
+        assert_eq!(told, (&name.into(), &true.into(), &Value::Null), "{all}");
+    }
+    assert_eq!(all.as_array().map(Vec::len), Some(2), "{all}");
+    a.wait_gone(STOP_TIME_MAX);
+    assert_eq!(a.command(&["detach", "--all"]).ok().stdout, "");
+    let _ = server.stop(STOP_TIME_MAX);
 }

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rtrs_core::local::remove_left_behind;
-use rtrs_core::settings::Output;
-use serde_json::json;
+use rtrs_core::settings::{Output, print_text};
+use serde_json::{Value, json};
 
 use super::global::GlobalArgs;
 use super::session::{Session, Within};
+use super::sessions::find;
 use super::text::remark;
 use crate::control_protocol::{Detached, Request};
 use crate::daemon::device;
@@ -18,9 +19,15 @@ use crate::error::{Error, ErrorKind, system};
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// Name of the export that was attached.
-    #[arg(value_name = "NAME")]
-    pub name: String,
+    /// Names of the exports that were attached
+    #[arg(value_name = "NAME", required_unless_present = "all", conflicts_with = "all")]
+    pub names: Vec<String>,
+
+    /// Detach all sessions of the run directory
+    ///
+    /// A session that cannot be detached does not keep the others attached.
+    #[arg(long)]
+    pub all: bool,
 
     /// Wait at most TIME (unit required, e.g. 5s) for running IO [default: 5s]
     ///
@@ -46,28 +53,80 @@ pub(super) enum Ended {
 }
 
 pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
-    let session = Session::find(&args.name, global)?;
-    let (name, ended) = (&session.name, end(&session, args.within.millis(), args.force)?);
-    match &ended {
-        Ended::Detached(detached) => {
-            if let Some(warning) =
-                detached.warning.as_ref().filter(|_| session.output == Output::Text)
-            {
-                remark(warning);
-            }
-            session.output.print(detached, |_| format!("{name} detached\n"))?;
+    let sessions = sessions(args, global)?;
+    match &sessions[..] {
+        [session] if !args.all => {
+            let ended = end(session, args.within.millis(), args.force)?;
+            warn(&ended, global.output);
+            global.output.print(&ended.value(), |_| ended.text(&session.name))?;
+            ended.verdict(&session.name)
         }
-        Ended::Freed(freed) => {
-            let value = json!({ "detached": false, "freed": freed });
-            session.output.print(&value, |_| match &freed[..] {
-                [] => format!("{name} was dead; removed its socket\n"),
-                freed => {
-                    format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
-                }
-            })?;
+        sessions => detach_each(sessions, args, global.output),
+    }
+}
+
+/// Returns the sessions to detach, each once.
+fn sessions(args: &DetachArgs, global: &GlobalArgs) -> Result<Vec<Session>, Error> {
+    let mut names = args.names.clone();
+    if args.all {
+        let run_dir = global.run_dir()?;
+        run_dir.check()?;
+        // A directory given by the user must exist: the name may be mistyped.
+        if global.run_dir.is_some() {
+            run_dir.files()?;
+        }
+        let found = find(&[(None, run_dir)])?;
+        names = found.iter().map(|found| found.answer.name().to_owned()).collect();
+    }
+    let mut sessions: Vec<Session> = Vec::with_capacity(names.len());
+    for name in names {
+        if sessions.iter().all(|session| session.name != name) {
+            sessions.push(Session::find(&name, global)?);
         }
     }
-    ended.verdict(name)
+    Ok(sessions)
+}
+
+/// Detaches several sessions, one after another.
+///
+/// # Errors
+/// Returns the failures, one a line, after all sessions were tried.
+fn detach_each(sessions: &[Session], args: &DetachArgs, output: Output) -> Result<(), Error> {
+    let (mut rows, mut errors) = (Vec::new(), Vec::new());
+    for session in sessions {
+        let name = &session.name;
+        let (mut row, failure) = match end(session, args.within.millis(), args.force) {
+            Ok(ended) => {
+                warn(&ended, output);
+                if output == Output::Text {
+                    print_text(&ended.text(name))?;
+                }
+                (ended.value(), ended.verdict(name).err())
+            }
+            Err(error) => (json!({ "detached": false }), Some(error)),
+        };
+        let failure = failure.map(|error| error.chain().to_string());
+        row["name"] = json!(name);
+        row["error"] = json!(failure);
+        rows.push(row);
+        errors.extend(failure);
+    }
+    if output == Output::Json {
+        output.print(&rows, |_| String::new())?;
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::System, errors.join("\n"))),
+    }
+}
+
+/// Prints the warning of a detach. In JSON it is part of the result.
+fn warn(ended: &Ended, output: Output) {
+    if let Ended::Detached(Detached { warning: Some(warning), .. }) = ended
+        && output == Output::Text
+    {
+        remark(warning);
+    }
 }
 
 /// Ends a session, or cleans up after a dead one.
@@ -85,6 +144,27 @@ pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ende
 }
 
 impl Ended {
+    /// Result for programs.
+    fn value(&self) -> Value {
+        match self {
+            Self::Detached(detached) => json!(detached),
+            Self::Freed(freed) => json!({ "detached": false, "freed": freed }),
+        }
+    }
+
+    /// Result for people.
+    fn text(&self, name: &str) -> String {
+        match self {
+            Self::Detached(_) => format!("{name} detached\n"),
+            Self::Freed(freed) if freed.is_empty() => {
+                format!("{name} was dead; removed its socket\n")
+            }
+            Self::Freed(freed) => {
+                format!("{name} was not attached; freed what it had left behind: {freed:?}\n")
+            }
+        }
+    }
+
     /// Returns an error if IO was cut off.
     pub(super) fn verdict(&self, name: &str) -> Result<(), Error> {
         let count = match self {

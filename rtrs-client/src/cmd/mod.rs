@@ -136,10 +136,11 @@ pub enum Command {
     /// NAME is the name of the export that was attached. The log is kept when the session ends, and
     /// the next attach appends to it.
     Logs(LogsArgs),
-    /// Detach a session
+    /// Detach sessions
     ///
-    /// Finishes running requests, closes the session and ends its process. NAME is the name of the
-    /// export that was attached.
+    /// Finishes running requests, closes each session and ends its process, one after another. NAME
+    /// is the name of the export that was attached. Exits with 1 if one could not be detached; the
+    /// others are.
     Detach(DetachArgs),
     /// List the exports of servers
     ///

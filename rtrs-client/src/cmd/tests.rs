@@ -143,13 +143,18 @@ fn detach_is_bounded() {
     for (args, millis) in [(&["detach", "v"][..], 5000), (&["detach", "v", "--within=250ms"], 250)]
     {
         let Command::Detach(detach) = parse(args).unwrap().command else { panic!("not detach") };
-        assert_eq!((detach.name.as_str(), detach.within.millis()), ("v", millis));
+        assert_eq!((detach.names[0].as_str(), detach.within.millis()), ("v", millis));
         assert!(!detach.force);
     }
     let Command::Detach(detach) = parse(&["detach", "v", "--force"]).unwrap().command else {
         panic!("not detach")
     };
     assert!(detach.force);
+    let Command::Detach(detach) = parse(&["detach", "v", "w"]).unwrap().command else {
+        panic!("not detach")
+    };
+    assert_eq!((detach.names, detach.all), (vec!["v".to_owned(), "w".to_owned()], false));
+    assert!(parse(&["detach", "--all"]).is_ok());
 }
 
 #[test]
@@ -168,6 +173,8 @@ fn wrong_usage_names_flag_value_and_remedy() {
         (&["attach", "v", "--access=wo"], "use auto, ro, rw or migration"),
         (&["bench", "v", "--socket=/s"], "unexpected argument '--socket'"),
         (&["bench", "v", "--rw=trim"], "use read, write, randread, randwrite or randrw"),
+        (&["detach"], "<NAME>"),
+        (&["detach", "v", "--all"], "cannot be used with"),
         (&["detach", "v", "--within=250"], "time \"250\" has no unit; write 250s or 250ms"),
         (&["detach", "v", "--within=1h"], "time \"1h\" is out of range; use 0s to 10m"),
         (&["detach", "v", "--within=soon"], "time \"soon\" does not begin with a digit"),
