@@ -158,15 +158,31 @@ fn unlisted_volumes_stay_unless_pruned() {
     let expected = pairs([("vol0", "unchanged"), ("vol1", "not-listed")]);
     assert_eq!(of(&host.with(&both[..1], &["apply"]).ok(), "action"), expected);
     let _ = host.with(&both[..1], &["diff"]).ok();
-    let _ = host.with(&both[..1], &["diff", "--prune"]).code(1);
-    let _ = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).ok();
+    let expected = pairs([("vol0", "unchanged"), ("vol1", "detach")]);
+    for words in [&["diff", "--prune"][..], &["apply", "--prune", "--dry-run"]] {
+        let code = i32::from(words[0] == "diff");
+        assert_eq!(of(&host.with(&both[..1], words).code(code), "action"), expected);
+    }
     assert_eq!(host.pids().len(), 2, "nothing was done");
     let pruned = host.with(&both[..1], &["apply", "--prune"]).ok();
     assert_eq!(of(&pruned, "result")[1], ("vol1".to_owned(), "detached".into()));
     wait_for("its process to end", COMMAND_TIME_MAX, || (host.pids().len() == 1).then_some(()));
     let _ = host.with(&both[..1], &["diff", "--prune"]).ok();
-    let none = host.with(&both[..0], &["apply", "--prune"]);
-    let _ = none.code(2).says("the file lists no session, and --prune would detach all");
+    for words in
+        [&["apply", "--prune"][..], &["apply", "--prune", "--dry-run"], &["diff", "--prune"]]
+    {
+        let none = host.with(&both[..0], words);
+        let _ = none.code(2).says("the file lists no session, and --prune would detach all");
+    }
+    assert_eq!(host.pids().len(), 1, "nothing was done");
+    let pid = host.status("vol0")["pid"].to_string();
+    let _ = rtrs_tests::run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+    let other = [host.entry("vol2", &[0], "")];
+    let dead = wait_for("it to be dead", COMMAND_TIME_MAX, || {
+        let dead = host.with(&other, &["apply", "--prune", "--dry-run"]);
+        (dead.code == Some(1)).then_some(dead)
+    });
+    let _ = dead.says("its process is dead; clean up with `rtrs-client detach`");
     host.end();
 }
 

@@ -21,8 +21,10 @@ choices! {
         Change = "change",
         /// Detach and attach again.
         NeedsReattach = "needs-reattach",
-        /// Not in the file.
+        /// Not in the file, and left as it is.
         NotListed = "not-listed",
+        /// Not in the file: detach.
+        Detach = "detach",
         /// Not decidable.
         Unclear = "unclear",
     }

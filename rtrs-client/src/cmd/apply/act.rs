@@ -19,8 +19,6 @@ use crate::volumes::difference::{Action, Task, Wanted};
 pub(super) struct Allowed {
     /// Detach sessions to attach them again.
     pub(super) reattach: bool,
-    /// Detach sessions that the file does not list.
-    pub(super) prune: bool,
     /// Time for running IO of detached sessions, in milliseconds.
     pub(super) within_ms: u64,
     /// Time during which an attach is retried.
@@ -60,13 +58,11 @@ pub(super) fn act(
             change(session, task, may.within_ms)?;
             Ok(Some("changed"))
         }
-        (Action::NotListed, _) if may.prune => {
-            // Its device may be mounted, and wait for a takeover.
+        (Action::Detach, _) => {
             if let Err(error) = session.status()
                 && error.kind() == ErrorKind::NotAttached
             {
-                let text = "its process is dead; clean up with `rtrs-client detach`";
-                return Err(Error::new(ErrorKind::NotAttached, text));
+                return Err(dead());
             }
             end(session, may.within_ms, false)?.verdict(&session.name)?;
             Ok(Some("detached"))
@@ -77,6 +73,13 @@ pub(super) fn act(
         }
         _ => Ok(None),
     }
+}
+
+/// Error for a dead session that the file does not list. Its device may be mounted, and wait for a
+/// takeover.
+pub(super) fn dead() -> Error {
+    let text = "its process is dead; clean up with `rtrs-client detach`";
+    Error::new(ErrorKind::NotAttached, text)
 }
 
 /// Makes the changes that are possible while the session runs. Paths are added before others are

@@ -11,7 +11,7 @@ use rtrs_core::local::RunDir;
 use rtrs_core::settings::{config_text, printable, without_bom};
 use serde::Serialize;
 
-use self::act::{Allowed, act};
+use self::act::{Allowed, act, dead};
 use self::lock::Lock;
 use super::at_once::at_once;
 use super::global::GlobalArgs;
@@ -129,8 +129,7 @@ pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
     let rows = plain(report);
     global.output.print(&rows, text)?;
     let differs = |row: &&Row| match row.action {
-        Action::Unchanged => false,
-        Action::NotListed => args.file.prune,
+        Action::Unchanged | Action::NotListed => false,
         _ => true,
     };
     match rows.sessions.iter().filter(differs).count() {
@@ -153,13 +152,8 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     run_dir.make()?;
     let _lock = Lock::take(&run_dir)?;
     let items = compare(&args.file, global)?;
-    if args.file.prune && items.iter().all(|item| item.task.action == Action::NotListed) {
-        let text = "the file lists no session, and --prune would detach all; use `detach`";
-        return Err(Error::new(ErrorKind::Config, text));
-    }
-    let (reattach, prune) = (args.reattach, args.file.prune);
     let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
-    let may = Allowed { reattach, prune, within_ms, retry_for };
+    let may = Allowed { reattach: args.reattach, within_ms, retry_for };
     let results = at_once(&items, AT_ONCE, |item| {
         if item.error.is_some() {
             return (None, None);
@@ -259,6 +253,11 @@ fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
 /// Determines the actions. Changes nothing, and checks everything that can be checked in advance.
 fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     let wanted = plans(&args.file, global)?;
+    if args.prune && wanted.is_empty() {
+        let text =
+            "the file lists no session, and --prune would detach all; use `detach --all` for that";
+        return Err(Error::new(ErrorKind::Config, text));
+    }
     let run_dir = global.run_dir()?;
     run_dir.check()?;
     let found = sessions::find(&[(None, run_dir.clone())])?;
@@ -269,11 +268,8 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
         let socket = run_dir.control_socket(answer.name());
         listed.iter().any(|name| name == answer.name() || run_dir.control_socket(name) == socket)
     };
-    let others: Vec<String> = found
-        .iter()
-        .filter(|found| !is_listed(&found.answer))
-        .map(|found| found.answer.name().to_owned())
-        .collect();
+    let others = found.iter().filter(|found| !is_listed(&found.answer));
+    let others: Vec<Item> = others.map(|found| unlisted(&found.answer, args.prune)).collect();
     let tasks = at_once(&wanted, AT_ONCE, |wanted| {
         let task = task(wanted, &state_of(&name_of(wanted), &run_dir, global));
         let attaches = task.action == Action::Attach;
@@ -286,11 +282,19 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
         error,
     });
     let mut items: Vec<Item> = items.collect();
-    items.extend(others.into_iter().map(|name| {
-        let hint = (!args.prune).then_some("--prune detaches it");
-        Item { name, wanted: None, task: Task::of(Action::NotListed, hint), error: None }
-    }));
+    items.extend(others);
     Ok(items)
+}
+
+/// Returns the item of a session that the file does not list.
+fn unlisted(answer: &Answer, prune: bool) -> Item {
+    let task = match prune {
+        true => Task::of(Action::Detach, None),
+        false => Task::of(Action::NotListed, Some("--prune detaches it")),
+    };
+    let is_dead = answer.state() == SessionState::Dead;
+    let error = (prune && is_dead).then(dead);
+    Item { name: answer.name().to_owned(), wanted: None, task, error }
 }
 
 /// Finds the state under this name.
