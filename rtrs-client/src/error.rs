@@ -10,15 +10,22 @@ use rtrs_core::settings::{CommandError, ErrorClass, ExitStatus};
 /// Error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;
 
-const FAILURE: ExitStatus = ExitStatus {
-    more: "The message gives what failed, why, and what to do. A configuration file that cannot be \
-           read counts here. So does a difference that `diff` found.",
-    ..ExitStatus::FAILURE
+const DIFFERS: ExitStatus = ExitStatus {
+    code: 1,
+    meaning: "the sessions differ from the file",
+    more: "",
+    command: Some("diff"),
 };
 const USAGE: ExitStatus = ExitStatus {
     more: "For unknown keys, the message gives their line, except in the file of `apply`, where it \
            names the session.",
     ..ExitStatus::USAGE
+};
+const NOT_COMPARED: ExitStatus = ExitStatus {
+    code: 2,
+    meaning: "the sessions were not compared with the file",
+    more: "Every failure counts here, also a file that cannot be read.",
+    command: Some("diff"),
 };
 const NO_SERVICE: ExitStatus =
     ExitStatus { code: 3, meaning: "the session serves no IO", more: "", command: Some("status") };
@@ -43,6 +50,8 @@ pub enum ErrorKind {
     Abandoned,
     /// The running sessions differ from a file.
     Differs,
+    /// The running sessions could not be compared with a file: exit code 2.
+    NotCompared,
     /// The session exists but serves no IO: exit code 3.
     NoService,
     /// Any other error of the system.
@@ -55,13 +64,16 @@ impl ErrorClass for ErrorKind {
     const CONFIG_FILE: Self = Self::ConfigFile;
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
-    const EXIT_STATUSES: &'static [ExitStatus] = &[ExitStatus::SUCCESS, FAILURE, USAGE, NO_SERVICE];
+    const EXIT_STATUSES: &'static [ExitStatus] =
+        &[ExitStatus::SUCCESS, ExitStatus::FAILURE, DIFFERS, USAGE, NOT_COMPARED, NO_SERVICE];
 
     fn exit_status(self) -> ExitStatus {
         match self {
             Self::Usage | Self::Config => USAGE,
+            Self::Differs => DIFFERS,
+            Self::NotCompared => NOT_COMPARED,
             Self::NoService => NO_SERVICE,
-            _ => FAILURE,
+            _ => ExitStatus::FAILURE,
         }
     }
 }
@@ -85,6 +97,8 @@ mod tests {
             (ErrorKind::Usage, 2),
             (ErrorKind::Config, 2),
             (ErrorKind::ConfigFile, 1),
+            (ErrorKind::Differs, 1),
+            (ErrorKind::NotCompared, 2),
             (ErrorKind::NoService, 3),
             (ErrorKind::System, 1),
         ] {

@@ -210,8 +210,12 @@ fn one_failing_volume_does_not_block_others() {
         let _ = host.with(&[host.entry("vol0", &[1], ""), bad], &["apply"]).code(2).says(told);
     }
     assert_eq!(host.status("vol0")["paths"][0]["path"], host.paths[0]);
-    let missing = host.client.command(&["apply", "-f", "/nonexistent/v.yaml"]);
-    let _ = missing.code(1).says("cannot read the configuration file");
+    for (command, code) in [("apply", 1), ("diff", 2)] {
+        let missing = host.client.command(&[command, "-f", "/nonexistent/v.yaml"]);
+        let _ = missing.code(code).says("cannot read the configuration file");
+    }
+    let bad = host.entry("vol2", &[0], "  polcy: x\n");
+    let _ = host.with(&[bad], &["diff"]).code(2).says("did you mean");
     // A session that died is attached again.
     let pid = host.status("vol1")["pid"].to_string();
     let _ = rtrs_tests::run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();

@@ -142,7 +142,7 @@ fn errors_are_json_if_requested() {
 fn a_check_refuses_what_a_start_would_refuse() {
     let scratch = Scratch::new();
     let image = scratch.path("vol0.img");
-    std::fs::File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image");
+    File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image");
     let export = format!("vol0={}", image.display());
     let listen = format!("tcp://127.0.0.1:{}", free_port());
     let server = Server::builder().export(&*export).listen(&*listen).start();

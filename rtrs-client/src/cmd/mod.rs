@@ -98,7 +98,8 @@ pub enum Command {
     Apply(ApplyArgs),
     /// Print what apply would do
     ///
-    /// Exits with 1 if something differs from the file, as diff(1).
+    /// Exits with 0 if nothing differs from the file, with 1 if something does, and with 2 after
+    /// every error, as diff(1).
     Diff(DiffArgs),
     /// Write the file of apply from the sessions that run
     ///

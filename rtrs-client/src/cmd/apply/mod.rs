@@ -125,17 +125,20 @@ impl Item {
 }
 
 pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
-    let report = compare(&args.file, global)?;
-    let rows = plain(report);
-    global.output.print(&rows, text)?;
-    let differs = |row: &&Row| match row.action {
-        Action::Unchanged | Action::NotListed => false,
-        _ => true,
-    };
+    let failed = |error: Error| Error::new(ErrorKind::NotCompared, error.chain().to_string());
+    let rows = plain(compare(&args.file, global).map_err(failed)?);
+    global.output.print(&rows, text).map_err(failed)?;
+    let all = rows.sessions.len();
+    let is_unclear = |row: &&Row| row.action == Action::Unclear || row.error.is_some();
+    let unclear = rows.sessions.iter().filter(is_unclear).count();
+    if unclear > 0 {
+        let text = format!("cannot compare {unclear} of {all} sessions: see above");
+        return Err(Error::new(ErrorKind::NotCompared, text));
+    }
+    let differs = |row: &&Row| !matches!(row.action, Action::Unchanged | Action::NotListed);
     match rows.sessions.iter().filter(differs).count() {
         0 => Ok(()),
         count => {
-            let all = rows.sessions.len();
             let text = format!("{count} of {all} sessions differ from the file");
             Err(Error::new(ErrorKind::Differs, text))
         }
