@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rtrs_core::local::{RunDir, open_log};
 
-/// Environment variable with the log path of a background daemon.
-pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_LOG";
+/// Environment variable with the log path of a background daemon, which no other process has.
+pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_BACKGROUND_LOG";
 /// Time for which an ending session may hold its log.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Size beyond which the next attach renames a log to `NAME.log.old`.
@@ -20,6 +20,11 @@ const BYTES_MAX: u64 = 4 << 20;
 const FAILED_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Beginning of the last line of a failed process.
 const FAILED: &str = "rtrs-client: ";
+
+/// Whether this process is a background daemon, started by the attach or apply command.
+pub(crate) fn is_in_background() -> bool {
+    std::env::var_os(DAEMON_LOG).is_some()
+}
 
 /// Log owned by this process, until it is dropped with all its copies.
 #[derive(Debug)]

@@ -51,6 +51,24 @@ fn attach_prints_the_result_for_programs() {
 }
 
 #[test]
+fn names_may_follow_two_dashes() {
+    let server = Server::builder().args(&["--export=-dash=mem:16M"]).start();
+    let client = Client::attach("-dash").unattached();
+    let run = |words: &[&str], names: &[&str]| {
+        let mut named = command(&client, words);
+        named.arg("--").args(names);
+        Proc::start(named).wait(COMMAND_TIME_MAX).ok()
+    };
+    let [flag, socket] = client.front().args();
+    let _ = run(&["attach", "--path", server.portal(), &flag, &socket], &["-dash"]);
+    let setting = run(&["get", "-o", "json"], &["-dash", "foreground"]).json();
+    assert_eq!(setting["settings"][0]["value"], false, "{setting}");
+    let _ = run(&["detach"], &["-dash"]);
+    client.wait_gone(COMMAND_TIME_MAX);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_detach_with_a_long_timeout_is_shortened_by_a_second_one() {
     let server = Server::builder().export("vol0=mem:16M,delay=5m").start();
     let client = Client::attach("vol0").path(server.portal()).start();

@@ -1,6 +1,13 @@
-//! Signals: those with a function, and those that must not end a daemon.
+//! A daemon and its environment: signals with a function, those that must not end a daemon, and
+//! what a session in the background keeps of its caller.
 
-use rtrs_tests::{COMMAND_TIME_MAX, RawNbd, Reply, STOP_TIME_MAX, Stand, wait_for};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, Stand, bin, wait_for,
+};
 
 /// Signals that end a process by default and have no function here: USR2, ALRM, STKFLT, XFSZ,
 /// VTALRM, PROF, IO, PWR and a real-time signal.
@@ -42,4 +49,30 @@ fn a_session_in_the_background_keeps_no_directory_open() {
     assert_eq!(dir.to_str(), Some("/"));
     stand.client.detach();
     let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_session_in_the_background_keeps_no_descriptor() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let client = Client::attach("vol0").unattached();
+    // Descriptor 9 is the write end of a pipe, which the attach command inherits.
+    let mut attach = Command::new("sh")
+        .args(["-c", "exec \"$0\" \"$@\" 9>&1 >/dev/null"])
+        .arg(bin("rtrs-client"))
+        .args(["attach", "vol0", "--path", server.portal()])
+        .args(client.front().args())
+        .arg("--run-dir")
+        .arg(client.run_dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start a shell");
+    let mut pipe = attach.stdout.take().expect("a pipe");
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || sender.send(pipe.read_to_end(&mut Vec::new()).is_ok()));
+    assert_eq!(ended.recv_timeout(COMMAND_TIME_MAX), Ok(true), "the pipe has to end");
+    assert!(attach.wait().expect("wait for the shell").success());
+    assert_eq!(client.status()["state"], "open", "the session is alive");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
 }

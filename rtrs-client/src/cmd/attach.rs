@@ -1,6 +1,6 @@
 //! `attach`: starts the daemon of the session in the background and waits until the volumes are
-//! ready. With `--foreground` this process is the daemon. With `--session` it requests another
-//! volume from a running daemon.
+//! ready. With `--foreground`, or as started by `start_daemon`, this process is the daemon. With
+//! `--session` it requests another volume from a running daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use rtrs_core::local::{RunDir, make_absolute};
+use rtrs_core::rt::close_descriptors_on_exec;
 use rtrs_core::settings::Flags;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,9 @@ use crate::daemon::attach::{self as daemon, FAILED, READY};
 use crate::daemon::saved::{left_of, session_left};
 use crate::error::{Error, ErrorKind, system, usage};
 use crate::plan::{AttachPlan, OF_ADDED, check_name, of_session, said};
-use crate::session_log::{DAEMON_LOG, LogError, SessionLog, path_of, remove_failed};
+use crate::session_log::{
+    DAEMON_LOG, LogError, SessionLog, is_in_background, path_of, remove_failed,
+};
 use crate::settings::{AttachSettings, SessionSettings, Settings};
 
 /// The arguments.
@@ -197,11 +200,11 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         }
         return Ok(());
     }
-    if plan.settings.foreground {
+    if plan.settings.foreground || is_in_background() {
         return daemon::run(&plan);
     }
-    let words = std::env::args_os().skip(1).chain(["--foreground".into()]);
-    let outcomes = start_daemon(&plan, words)?;
+    // The same words: the environment tells the process that it is the daemon.
+    let outcomes = start_daemon(&plan, std::env::args_os().skip(1))?;
     if plan.more.is_empty()
         && let [only] = &outcomes[..]
     {
@@ -278,7 +281,8 @@ fn warn(plan: &AttachPlan) {
     }
 }
 
-/// Starts the daemon of a plan with these arguments, and waits for its line.
+/// Starts the daemon of a plan with these arguments, and waits for its line. The daemon inherits
+/// only its standard streams, among them the locked log and the pipe for its line.
 pub(super) fn start_daemon(
     plan: &AttachPlan,
     words: impl IntoIterator<Item = OsString>,
@@ -289,6 +293,7 @@ pub(super) fn start_daemon(
     remove_failed(plan.run_dir.path(), SystemTime::now());
     let log = own_log(plan)?;
     let errors = log.for_process().map_err(system("cannot share the log"))?;
+    close_descriptors_on_exec().map_err(system("cannot keep descriptors from the session"))?;
     let mut child = Command::new(exe)
         .args(words)
         .env(DAEMON_LOG, log.path())

@@ -59,7 +59,7 @@ use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
 use self::udev_properties::UdevArgs;
 use crate::error::{Error, ErrorKind};
-use crate::session_log::DAEMON_LOG;
+use crate::session_log::is_in_background;
 
 /// Attach network block devices over RTRS and serve them as NBD
 #[derive(Debug, Parser)]
@@ -213,10 +213,7 @@ impl LowArgs {
     #[must_use]
     pub fn output(&self) -> Output {
         // The attach command reads the log of the process that it starts.
-        match std::env::var_os(DAEMON_LOG) {
-            Some(_) => Output::Text,
-            None => self.global.output,
-        }
+        if is_in_background() { Output::Text } else { self.global.output }
     }
 
     /// Runs the command.

@@ -30,7 +30,7 @@ use crate::engine::{DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
 use crate::frontend::MakeFrontEnds;
 use crate::plan::AttachPlan;
-use crate::session_log::DAEMON_LOG;
+use crate::session_log::is_in_background;
 
 /// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON, or with
 /// several volumes a list of [`Attached`] and [`NotAttached`]; after `FAILED`, the error follows.
@@ -50,7 +50,7 @@ pub(crate) fn run(plan: &AttachPlan) -> Result<(), Error> {
 /// Reports the failure to the command that started this process in the background. The log also
 /// contains it, if its disk has room.
 fn report_failure(error: &Error) {
-    if std::env::var_os(DAEMON_LOG).is_some() {
+    if is_in_background() {
         let why = error.chain().to_string().replace('\n', " ");
         if let Err(error) = write_text(&format!("{FAILED}{why}\n")) {
             tracing::debug!("cannot report the failure to the attach command: {error}");
@@ -62,7 +62,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let settings = &plan.session.settings;
     let _log = log_to_stderr(&settings.log, settings.log_format)
         .map_err(system("cannot start the log's thread"))?;
-    let background = std::env::var_os(DAEMON_LOG).is_some();
+    let background = is_in_background();
     // The service of the command that started a background process is not this process's own.
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
     manager.starting(READY_TIMEOUT + plan.open_patience() + DEVICE_TIME);

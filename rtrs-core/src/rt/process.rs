@@ -63,6 +63,24 @@ pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Excludes all descriptors of the process but its standard streams from programs that are executed
+/// from now on (FD_CLOEXEC). Programs of this process receive only what is passed to them, and not
+/// what the process itself inherited, such as the lock or the pipe of a shell.
+///
+/// # Errors
+/// The system's error if /proc cannot be read.
+pub fn close_descriptors_on_exec() -> io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.parse::<libc::c_int>().ok());
+        let Some(fd) = number.filter(|fd| *fd > libc::STDERR_FILENO) else { continue };
+        // SAFETY: this fcntl takes numbers and accesses no memory of this process. The descriptor
+        // stays open; if another thread has closed it since, the call fails, which does no harm.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+    Ok(())
+}
+
 /// Returns a number that identifies the boot of the host, never 0. `None` if the kernel does not
 /// provide it.
 pub fn boot_number() -> Option<u64> {
@@ -376,6 +394,22 @@ mod tests {
     fn a_process_that_forbids_core_dumps_has_none() {
         forbid_dumps().unwrap();
         assert!(dumps_are_forbidden());
+    }
+
+    #[test]
+    fn executed_programs_get_only_the_standard_streams() {
+        let (inherited, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = inherited.as_raw_fd();
+        // SAFETY: this fcntl takes numbers and accesses no memory of this process.
+        check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }).unwrap();
+        let path = format!("/proc/self/fd/{fd}");
+        let is_passed_on = || {
+            let found = std::process::Command::new("test").args(["-e", &path]).status();
+            found.unwrap().success()
+        };
+        assert!(is_passed_on());
+        close_descriptors_on_exec().unwrap();
+        assert!(!is_passed_on());
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
 
 /// Starts the process of a session.
 fn start(wanted: &Wanted, session: &Session, retry_for: Within) -> Result<(), Error> {
-    let mut args: Vec<OsString> = vec!["attach".into(), "--foreground".into(), "--run-dir".into()];
+    let mut args: Vec<OsString> = vec!["attach".into(), "--run-dir".into()];
     args.push(session.run_dir.path().into());
     args.push(format!("--retry-for={retry_for}").into());
     args.extend(flags(&wanted.said).into_iter().map(OsString::from));
