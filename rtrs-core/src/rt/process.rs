@@ -162,6 +162,15 @@ pub fn unbound_locked_memory() -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unbounded) })
 }
 
+/// Returns the limit of locked memory (RLIMIT_MEMLOCK) in bytes; `None` if there is none.
+#[must_use]
+pub fn locked_memory_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit stores one rlimit, for which `limit` has room.
+    let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
 /// Informs the kernel that this thread, and those it starts, carry IO that frees memory: when they
 /// need memory, the kernel does not wait for IO to free some (`PR_SET_IO_FLUSHER`, Linux 5.6).
 ///

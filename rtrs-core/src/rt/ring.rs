@@ -21,6 +21,7 @@ use socket2::SockAddr;
 
 use super::fixed::{Fixed, SLOTS};
 use super::op::Op;
+use super::ring_error::explained;
 use crate::mem::Region;
 use crate::time::Duration;
 
@@ -115,7 +116,8 @@ impl Ring {
     /// Creates a ring with room for `entries` submissions per turn.
     ///
     /// # Errors
-    /// The system's error; `PermissionDenied` if io_uring is disabled.
+    /// The system's error, with its cause and remedy where they are known; `PermissionDenied` if
+    /// io_uring is disabled.
     pub fn new(entries: u32) -> io::Result<Rc<Self>> {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(entries.saturating_mul(4)).setup_clamp();
@@ -126,12 +128,12 @@ impl Ring {
             .setup_taskrun_flag()
             .build(entries);
         let uring = match modern {
-            Ok(uring) => uring,
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-                IoUring::builder().setup_cqsize(entries.saturating_mul(4)).build(entries)?
+                IoUring::builder().setup_cqsize(entries.saturating_mul(4)).build(entries)
             }
-            Err(e) => return Err(e),
+            modern => modern,
         };
+        let uring = uring.map_err(explained)?;
         Ok(Rc::new(Self {
             inner: RefCell::new(Inner {
                 uring,

@@ -7,7 +7,7 @@ use rtrs_core::fabric::PrivateData;
 use rtrs_core::fabric::rdma::{Rdma, RdmaPort};
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::proto::ping::{PingClient, PingClientConfig, PingEvent, PingFailure};
-use rtrs_core::rt::mailbox;
+use rtrs_core::rt::{Ring, mailbox};
 use rtrs_core::settings::{Portal, Scheme};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::tls::hint;
@@ -120,17 +120,9 @@ fn try_walk(
             findings.add(step(5, Verdict::Skip, "rdma:// ports answer connects only"))?
         }
     }
-    let options = LinkOptions { crc: true, plain: false, timeout };
-    let mut link = match Link::open(portal, tls, options) {
+    let mut link = match open_link(portal, tls, timeout) {
         Ok(link) => link,
-        Err(error) => {
-            let found = error.chain().to_string();
-            let remedy = match portal.scheme() {
-                Scheme::Tls => "correct the certificates or keys of this client",
-                Scheme::Tcp | Scheme::Rdma => "allow this user to use io_uring and RDMA",
-            };
-            return Ok(Some(bad(6, Verdict::Fail, found, remedy)));
-        }
+        Err(failed) => return Ok(Some(failed)),
     };
     let target = Target { portal, tls, remote, timeout };
     if let Some(failed) = ping(&target, &mut link, findings)? {
@@ -138,6 +130,22 @@ fn try_walk(
     }
     findings.add(handshake(&target, &mut link)?)?;
     Ok(None)
+}
+
+/// Opens a provider for the connection. Returns the failed step otherwise.
+fn open_link(portal: &Portal, tls: &TlsSources, timeout: Duration) -> Result<Link, Step> {
+    // Tried alone first, because the error contains the remedy.
+    if let Err(error) = Ring::new(1) {
+        return Err(bad(6, Verdict::Fail, "cannot set up io_uring", error.to_string()));
+    }
+    let options = LinkOptions { crc: true, plain: false, timeout };
+    Link::open(portal, tls, options).map_err(|error| {
+        let remedy = match portal.scheme() {
+            Scheme::Tls => "correct the certificates or keys of this client",
+            Scheme::Tcp | Scheme::Rdma => "allow this user to use io_uring and RDMA",
+        };
+        bad(6, Verdict::Fail, error.chain().to_string(), remedy)
+    })
 }
 
 fn error_text(error: &dyn std::error::Error) -> String {

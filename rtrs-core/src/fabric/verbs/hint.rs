@@ -5,8 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use super::sys::memory_lock_limit;
 use crate::fabric::FabricError;
+use crate::rt::locked_memory_limit;
 
 /// Device file of the connection manager.
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
@@ -67,7 +67,7 @@ pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -
 
 /// Error: memory could not be registered.
 pub(super) fn registration(device: &str, bytes: usize, error: io::Error) -> FabricError {
-    registration_with(device, bytes, memory_lock_limit(), error)
+    registration_with(device, bytes, locked_memory_limit(), error)
 }
 
 fn registration_with(

@@ -596,11 +596,3 @@ impl Drop for Mw {
         }
     }
 }
-
-/// Returns RLIMIT_MEMLOCK in bytes; None if there is no limit.
-pub(crate) fn memory_lock_limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is written during the call.
-    let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
-}

@@ -20,7 +20,7 @@ mod queue;
 
 pub(super) use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdKey};
 pub(super) use cq::{CompChannel, Cq, Wc};
-pub(super) use device::{AsyncEvent, Context, Mr, Mw, Pd, memory_lock_limit};
+pub(super) use device::{AsyncEvent, Context, Mr, Mw, Pd};
 pub(super) use qp::{Ending, Qp};
 pub(super) use queue::Posted;
 #[cfg(test)]
