@@ -220,7 +220,8 @@ class Attached:
 
     def detach(self):
         ATTACHED.remove(self)
-        done = subprocess.run([self.argv[0], "detach", self.name, "--run-dir", self.run_dir],
+        done = subprocess.run([self.argv[0], "detach", self.name, "--force", "--run-dir",
+                               self.run_dir],
                               capture_output=True, text=True, timeout=START_MAX, check=False)
         if done.returncode != 0:
             self.kill()

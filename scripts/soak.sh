@@ -66,7 +66,7 @@ cargo build --release --locked
 dir=$(mktemp -d)
 server= fio=
 cleanup() {
-    "$bin/rtrs-client" --run-dir "$dir/run" detach soak >/dev/null 2>&1 || true
+    "$bin/rtrs-client" --run-dir "$dir/run" detach --force soak >/dev/null 2>&1 || true
     if [ -n "$fio" ]; then kill "$fio" 2>/dev/null || true; fi
     if [ -n "$server" ]; then kill "$server" 2>/dev/null || true; fi
     rm -rf "$dir"

@@ -18,6 +18,7 @@ use crate::config::BridgeConfig;
 use crate::conn::{Conn, TOKEN_SEND};
 use crate::group::{RECHECK, Seat};
 use crate::notices::{self, Notice};
+use crate::peer::Peer;
 use crate::requests::ConnId;
 use crate::shared::Shared;
 use crate::stats::BridgeStats;
@@ -165,6 +166,11 @@ impl Bridge {
     /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.conns.iter().flatten().count()
+    }
+
+    /// Clients that use the export: past the handshake, and not disconnected.
+    pub fn clients(&self) -> impl Iterator<Item = Peer> {
+        self.conns.iter().flatten().filter_map(Conn::client)
     }
 
     /// Number of requests in flight.

@@ -30,6 +30,7 @@ use crate::buffers::ReadMemory;
 use crate::group::{Due, ROUND_TIMEOUT};
 use crate::kernel::FIRST_BYTES;
 use crate::notices::{self, Notice};
+use crate::peer::Peer;
 use crate::proto::{Handshake, Rules, Terms, Validated, reply};
 use crate::requests::{ConnId, Late};
 use crate::shared::Shared;
@@ -220,6 +221,14 @@ impl Conn {
             && self.sending.is_none()
             && self.watching.is_none()
             && (self.broken || (self.greeting.is_empty() && self.replies.is_empty()))
+    }
+
+    /// Client that uses the export; None during the handshake, after a disconnect, and for the
+    /// kernel.
+    pub(crate) fn client(&self) -> Option<Peer> {
+        let is_over = self.kernel || self.broken || self.departed;
+        let is_serving = !matches!(self.phase, Phase::Handshake(_) | Phase::Ended);
+        (is_serving && !is_over).then(|| Peer::of(&self.fd))
     }
 
     /// Number of rows of this connection.

@@ -29,6 +29,7 @@ mod group;
 pub mod kernel;
 mod listener;
 mod notices;
+mod peer;
 mod proto;
 mod requests;
 mod send_buffer;
@@ -44,6 +45,7 @@ pub use dial::{DialError, ServerAddress, dial, flush};
 pub use export::export_info;
 pub use group::{Group, Seat};
 pub use listener::{Bound, Endpoint, Listener};
+pub use peer::Peer;
 pub use proto::{
     AfterRefusal, BadExport, ExportInfo, Exports, Handshake, Negotiated, Op, Outcome,
     ProtocolError, Refusal, Request, Rules, Terms, Validated, client, reply, wire,

@@ -6,8 +6,9 @@
 use std::os::fd::AsFd;
 
 use rtrs_core::log_limit::LogLimits;
-use rtrs_core::rt::peer_pid;
 use rtrs_core::time::Instant;
+
+use crate::peer::Peer;
 
 /// Kind of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +60,5 @@ impl Notices {
 
 /// Describes the other end of a client's socket for the log.
 pub(crate) fn peer(fd: &impl AsFd) -> String {
-    let address = socket2::SockRef::from(fd).peer_addr().ok();
-    match address.and_then(|address| address.as_socket()) {
-        Some(address) => address.to_string(),
-        None => match peer_pid(fd) {
-            // The other end is a TLS relay, whose own log line has the address.
-            Ok(pid) if pid == std::process::id() => "tls".into(),
-            Ok(pid) => format!("pid {pid}"),
-            Err(_) => "unknown".into(),
-        },
-    }
+    Peer::of(fd).to_string()
 }

@@ -35,6 +35,9 @@ pub(crate) enum Request {
     Detach {
         /// Time for requests in flight, in milliseconds.
         within_ms: u64,
+        /// Cut the connections of NBD clients, as commands without this field expect.
+        #[serde(default = "force_default")]
+        force: bool,
     },
     /// Attach another volume in the same session. Reply, once it is served: [`Attached`].
     VolumeAdd {
@@ -81,6 +84,10 @@ pub(crate) struct Leave {
     /// Close the path even if it is the last one.
     #[serde(default)]
     pub(crate) force: bool,
+}
+
+fn force_default() -> bool {
+    true
 }
 
 fn within_ms_default() -> u64 {

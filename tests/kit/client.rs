@@ -244,12 +244,13 @@ impl Client {
         status
     }
 
-    /// Detaches; checks for exit code 0 and that the background process ends soon after.
+    /// Detaches, also under connected NBD clients; checks for exit code 0 and that the background
+    /// process ends soon after.
     ///
     /// # Panics
     /// Panics when that fails.
     pub fn detach(&self) {
-        let _ = self.command(&["detach", &self.export]).ok();
+        let _ = self.command(&["detach", &self.export, "--force"]).ok();
         self.wait_gone(COMMAND_TIME_MAX);
     }
 

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Finished, Innocent, Proc, STOP_TIME_MAX, Server, bin, wait_for,
+    COMMAND_TIME_MAX, Client, Finished, Front, Innocent, Proc, RawNbd, STOP_TIME_MAX, Server, bin,
+    wait_for,
 };
 use serde_json::{Value, json};
 
@@ -108,8 +109,7 @@ fn a_file_can_be_applied_repeatedly() {
     assert_eq!(host.pids(), pids, "no new process");
 
     // Settings that can change online do so under load.
-    let innocent =
-        Innocent::start(&rtrs_tests::Front::Unix(host.client.run_dir().join("vol0.sock")), "vol0");
+    let innocent = Innocent::start(&Front::Unix(host.client.run_dir().join("vol0.sock")), "vol0");
     let online = "  policy: round-robin\n  no-path: queue\n";
     let file = [host.entry("vol0", &[1, 2], online), file[1].clone()];
     let told = host.with(&file, &["diff"]).code(1).json();
@@ -164,7 +164,14 @@ fn unlisted_volumes_stay_unless_pruned() {
         assert_eq!(of(&host.with(&both[..1], words).code(code), "action"), expected);
     }
     assert_eq!(host.pids().len(), 2, "nothing was done");
-    let pruned = host.with(&both[..1], &["apply", "--prune"]).ok();
+    // Nor is a volume detached that has an NBD client.
+    let vol1 = Front::Unix(host.client.run_dir().join("vol1.sock"));
+    let raw = RawNbd::go(&vol1, "vol1");
+    let refused = host.with(&both[..1], &["apply", "--prune"]).code(1);
+    let _ = refused.says("is served to NBD clients");
+    assert_eq!(host.pids().len(), 2, "the session continues");
+    let pruned = host.with(&both[..1], &["apply", "--prune", "--force"]).ok();
+    raw.expect_closed();
     assert_eq!(of(&pruned, "result")[1], ("vol1".to_owned(), "detached".into()));
     wait_for("its process to end", COMMAND_TIME_MAX, || (host.pids().len() == 1).then_some(()));
     let _ = host.with(&both[..1], &["diff", "--prune"]).ok();

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, consts,
-    free_port, requires, run, wait_for,
+    COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, bin,
+    consts, free_port, requires, run, wait_for,
 };
 use serde_json::Value;
 
@@ -69,13 +69,31 @@ fn names_may_follow_two_dashes() {
 }
 
 #[test]
+fn detach_refuses_while_an_nbd_client_is_connected() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    let name = std::fs::read_to_string("/proc/self/comm").expect("the name of this process");
+    let own = format!("{} (pid {})", name.trim_end(), std::process::id());
+    let refused = client.command(&["detach", "vol0"]).code(1);
+    let refused =
+        refused.says(&format!("\"vol0\" is served to NBD clients: {own}; end them first"));
+    assert!(refused.stderr.contains("use --force, which ends their connections"), "{refused:#?}");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0), "the connection lives");
+    let _ = client.command(&["detach", "vol0", "--force"]).ok();
+    raw.expect_closed();
+    client.wait_gone(COMMAND_TIME_MAX);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_detach_with_a_long_timeout_is_shortened_by_a_second_one() {
     let server = Server::builder().export("vol0=mem:16M,delay=5m").start();
     let client = Client::attach("vol0").path(server.portal()).start();
     let mut raw = RawNbd::go(client.front(), "vol0");
     let _ = raw.send_request(0, consts::CMD_READ, 0, 4096);
     std::thread::sleep(Duration::from_millis(200));
-    let patient = Proc::start(command(&client, &["detach", "vol0", "--within", "10m"]));
+    let patient = Proc::start(command(&client, &["detach", "vol0", "--force", "--within", "10m"]));
     std::thread::sleep(Duration::from_millis(500));
     let hurried = client.command(&["detach", "vol0", "--force", "--within", "0", "-o", "json"]);
     let hurried = hurried.code(1).says("1 IO request did not end in time and failed");

@@ -458,7 +458,7 @@ fn detach_without_a_path_is_bounded() {
     // This request waits for a path, and must not delay the detach beyond its limit.
     let _ = raw.send_request(0, consts::CMD_READ, 0, 512);
     let begin = Instant::now();
-    let detach = stand.client.command(&["detach", "vol0", "--within", "500ms"]);
+    let detach = stand.client.command(&["detach", "vol0", "--force", "--within", "500ms"]);
     let _ = detach.code(1).says("1 IO request did not end in time");
     assert!(begin.elapsed() < Duration::from_secs(5), "took {:?}", begin.elapsed());
     stand.client.wait_gone(STOP_TIME_MAX);

@@ -1,6 +1,7 @@
 //! `detach`.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rtrs_core::local::remove_left_behind;
@@ -15,6 +16,11 @@ use crate::control_protocol::{Detached, Request};
 use crate::daemon::device;
 use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind, system};
+
+/// Time in which a daemon notices that an NBD client has ended.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(1);
+/// Interval of the attempts in that time.
+const CLIENT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -36,10 +42,10 @@ pub struct DetachArgs {
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 
-    /// Detach even if the device is in use; unwritten data is lost
+    /// Detach even if the device or socket is in use; unwritten data is lost
     ///
-    /// Without this a device that is mounted, open or otherwise in use is not detached. The IO of
-    /// its users fails.
+    /// Without this a device that is mounted, open or otherwise in use is not detached, nor a
+    /// volume with connected NBD clients. The IO of its users fails.
     #[arg(long)]
     pub force: bool,
 }
@@ -55,7 +61,7 @@ pub(super) enum Ended {
 pub(super) fn run(args: &DetachArgs, global: &GlobalArgs) -> Result<(), Error> {
     let sessions = sessions(args, global)?;
     match &sessions[..] {
-        [session] if !args.all => {
+        [session] if args.names.len() == 1 => {
             let ended = end(session, args.within.millis(), args.force)?;
             warn(&ended, global.output);
             global.output.print(&ended.value(), |_| ended.text(&session.name))?;
@@ -92,14 +98,15 @@ fn sessions(args: &DetachArgs, global: &GlobalArgs) -> Result<Vec<Session>, Erro
 /// # Errors
 /// Returns the failures, one a line, after all sessions were tried.
 fn detach_each(sessions: &[Session], args: &DetachArgs, output: Output) -> Result<(), Error> {
-    let (mut rows, mut errors) = (Vec::new(), Vec::new());
+    let (mut rows, mut errors, mut printed) = (Vec::new(), Vec::new(), Ok(()));
     for session in sessions {
         let name = &session.name;
         let (mut row, failure) = match end(session, args.within.millis(), args.force) {
             Ok(ended) => {
                 warn(&ended, output);
-                if output == Output::Text {
-                    print_text(&ended.text(name))?;
+                // The other sessions are detached even if nothing can be printed.
+                if output == Output::Text && printed.is_ok() {
+                    printed = print_text(&ended.text(name));
                 }
                 (ended.value(), ended.verdict(name).err())
             }
@@ -112,8 +119,9 @@ fn detach_each(sessions: &[Session], args: &DetachArgs, output: Output) -> Resul
         errors.extend(failure);
     }
     if output == Output::Json {
-        output.print(&rows, |_| String::new())?;
+        printed = output.print(&rows, |_| String::new());
     }
+    errors.extend(printed.err().map(|error: Error| error.chain().to_string()));
     match errors.is_empty() {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::System, errors.join("\n"))),
@@ -140,7 +148,16 @@ pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ende
     {
         device::refuse_if_used(&session.name, Path::new(path))?;
     }
-    session.request(&Request::Detach { within_ms }).map(Ended::Detached)
+    // The daemon may not have noticed yet that a client has ended.
+    let deadline = Instant::now() + CLIENT_PATIENCE;
+    loop {
+        match session.request(&Request::Detach { within_ms, force }) {
+            Err(error) if error.kind() == ErrorKind::InUse && Instant::now() < deadline => {
+                std::thread::sleep(CLIENT_INTERVAL);
+            }
+            result => return result.map(Ended::Detached),
+        }
+    }
 }
 
 impl Ended {

@@ -78,13 +78,17 @@ impl Session {
     /// Sends a request to the session.
     pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
         let timeout = match what {
-            Request::Detach { within_ms } => Duration::from_millis(*within_ms) + DETACH_MORE,
+            Request::Detach { within_ms, .. } => Duration::from_millis(*within_ms) + DETACH_MORE,
             Request::VolumeAdd { .. } => ATTACH_TIMEOUT,
             _ => REPLY_TIMEOUT,
         };
         let (name, path) = (&self.name, self.control_socket());
         request(&path, what, timeout).map(|(reply, _)| reply).map_err(|error| match error {
             RequestError::NotRunning => self.not_attached(),
+            // A refused detach names the volume itself.
+            RequestError::Refused(why) if matches!(what, Request::Detach { .. }) => {
+                Error::new(ErrorKind::InUse, why)
+            }
             RequestError::Refused(why) => Error::new(ErrorKind::System, format!("{name}: {why}")),
             RequestError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Error::with_source(

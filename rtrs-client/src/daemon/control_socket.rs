@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
+use nbd_bridge::Peer;
 use rtrs_core::local::{ControlSocket, reply};
 use rtrs_core::settings::Portal;
 use rtrs_core::time::Duration;
@@ -25,6 +27,9 @@ use super::waiting::{Add, Detach};
 use crate::control_protocol::{Changed, Leave, Request, SettingValues};
 use crate::engine::{Change, Leaving, Reported};
 use crate::plan::path_name;
+
+/// Maximum number of clients that an error names.
+const CLIENTS_NAMED: usize = 8;
 
 /// Context of requests to a volume's socket: the volume and its session.
 pub(crate) struct Session {
@@ -63,8 +68,13 @@ impl Session {
                 let samples = metrics::samples(&self.identity, &names, &reports);
                 return reply(&stream, Ok(samples));
             }
-            // Accepted also during another detach: this one may allow less time.
-            Request::Detach { within_ms } => return self.detach(stream, *within_ms),
+            Request::Detach { within_ms, force } => {
+                let permitted = if *force { Ok(()) } else { self.refuse_if_served() };
+                return match permitted {
+                    Ok(()) => self.detach(stream, *within_ms),
+                    Err(why) => reply::<()>(&stream, Err(why)),
+                };
+            }
             Request::VolumeAdd { name, settings } => {
                 let (name, settings) = (name.clone(), settings.clone());
                 return self.pass_on(Wake::Add(Add { name, settings, stream }));
@@ -97,6 +107,23 @@ impl Session {
         Ok(Changed { changed: true })
     }
 
+    /// Refuses a detach that would cut the connections of NBD clients. During another detach all
+    /// are accepted: this one may allow less time.
+    fn refuse_if_served(&self) -> Result<(), String> {
+        let (name, clients) = (&self.identity.name, self.shards.clients(self.identity.index));
+        if self.identity.ending.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match clients {
+            Some(clients) if clients.is_empty() => Ok(()),
+            Some(clients) => Err(served_to(name, &clients)),
+            None => Err(format!(
+                "{name:?} may be served to NBD clients: a shard does not answer; try again, or \
+                 use --force, which ends their connections"
+            )),
+        }
+    }
+
     /// Passes the detach on; `status` still replies until the volume has ended.
     fn detach(&self, stream: UnixStream, within_ms: u64) {
         let (name, within) = (self.identity.name.clone(), Duration::from_millis(within_ms));
@@ -108,7 +135,9 @@ impl Session {
         if let Err(mpsc::SendError(wake)) = self.wakes.send(wake) {
             let ending = "the session is ending";
             match wake {
-                Wake::Detach(Detach { stream, .. }) => reply::<()>(&stream, Err(ending.into())),
+                Wake::Detach(Detach { name, stream, .. }) => {
+                    reply::<()>(&stream, Err(format!("{name}: {ending}")));
+                }
                 Wake::Add(add) => add.reply(Err(ending.into())),
                 _ => {}
             }
@@ -126,5 +155,37 @@ impl Session {
             .map_err(|e| e.chain().to_string())?;
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
         Ok(Change::Add { target, uuid })
+    }
+}
+
+/// Error for a volume whose NBD clients are connected.
+fn served_to(name: &str, clients: &[Peer]) -> String {
+    let mut users: Vec<String> = clients.iter().take(CLIENTS_NAMED).map(Peer::describe).collect();
+    if clients.len() > CLIENTS_NAMED {
+        users.push(format!("and {} more", clients.len() - CLIENTS_NAMED));
+    }
+    format!(
+        "{name:?} is served to NBD clients: {}; end them first, or use --force, which ends their \
+         connections",
+        users.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    #[test]
+    fn connected_clients_are_named() {
+        let client = |port: u16| Peer::Address(SocketAddr::from(([10, 0, 0, 7], port)));
+        let clients: Vec<Peer> = (1..=10).map(client).collect();
+        assert_eq!(
+            served_to("vol1", &clients[..2]),
+            "\"vol1\" is served to NBD clients: 10.0.0.7:1, 10.0.0.7:2; end them first, or use \
+             --force, which ends their connections"
+        );
+        assert!(served_to("vol1", &clients).contains("10.0.0.7:8, and 2 more; end them first"));
     }
 }

@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::BridgeStats;
+use nbd_bridge::{BridgeStats, Peer};
 use rtrs_core::fabric::{Fabric, FabricCounters};
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::rt::{
@@ -45,6 +45,8 @@ pub(crate) enum Message {
     RemoveFront(DeviceIndex),
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
+    /// Requests the clients of a device whose connections a detach would cut.
+    Clients(DeviceIndex, mpsc::Sender<Vec<Peer>>),
     /// Changes paths or policy; for shard 0.
     Change {
         change: Change,
@@ -211,6 +213,8 @@ impl ClientShard {
                     tracing::debug!("report dropped: its requester has stopped waiting");
                 }
             }
+            // The requester may have stopped waiting.
+            Message::Clients(device, reply) => drop(reply.send(self.fronts.clients(device))),
             Message::Change { change, reply } => self.change(now, change, &reply),
             Message::Provide { scheme, reply } => {
                 if reply.send(self.provide(scheme)).is_err() {

@@ -7,7 +7,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::{Instant, earliest};
 
-use nbd_bridge::{BridgeStats, BufferPools};
+use nbd_bridge::{BridgeStats, BufferPools, Peer};
 
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
@@ -207,6 +207,12 @@ impl Fronts {
     /// Counters for `stats`, by device.
     pub(crate) fn stats(&self) -> Vec<(DeviceIndex, BridgeStats)> {
         self.slots.iter().map(|slot| (slot.device, slot.front.stats())).collect()
+    }
+
+    /// Clients of a device whose connections a detach would cut.
+    pub(crate) fn clients(&self, device: DeviceIndex) -> Vec<Peer> {
+        let of_device = self.slots.iter().filter(|slot| slot.device == device);
+        of_device.flat_map(|slot| slot.front.clients()).collect()
     }
 }
 

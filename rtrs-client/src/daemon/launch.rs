@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
+use nbd_bridge::Peer;
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::rt::{Clock, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::settings::Scheme;
@@ -25,7 +26,7 @@ use crate::settings::SessionSettings;
 /// this limit is for a stuck shard, not for a busy machine: with four busy loops beside twelve
 /// attaches, one shard took more than five seconds.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for a shard's report.
+/// Time for a shard's report, and for other answers.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time for a shard's change.
@@ -49,22 +50,39 @@ impl ShardHandle {
     /// Returns the reports of all shards, in order, limited to the requested devices. A shard that
     /// does not answer is missing.
     pub(crate) fn reports(&self, reported: Reported) -> Vec<ClientShardReport> {
-        let mut reports = Vec::with_capacity(self.0.len());
-        let (reply, answers) = mpsc::channel();
+        let mut reports = self.ask(|reply| Message::Query(reported, reply));
+        reports.sort_by_key(|report: &ClientShardReport| report.engine.shard);
+        reports
+    }
+
+    /// Returns the clients of a device whose connections a detach would cut, each once; None if a
+    /// shard does not answer.
+    pub(crate) fn clients(&self, device: DeviceIndex) -> Option<Vec<Peer>> {
+        let all: Vec<Vec<Peer>> = self.ask(|reply| Message::Clients(device, reply));
+        let is_complete = all.len() == self.0.len();
+        let mut clients = all.concat();
+        clients.sort_unstable();
+        clients.dedup();
+        is_complete.then_some(clients)
+    }
+
+    /// Asks all shards, and returns the answers that arrive in time.
+    fn ask<T>(&self, question: impl Fn(mpsc::Sender<T>) -> Message) -> Vec<T> {
+        let mut answers = Vec::with_capacity(self.0.len());
+        let (reply, inbox) = mpsc::channel();
         for shard in &self.0 {
-            shard.send(Message::Query(reported, reply.clone()));
+            shard.send(question(reply.clone()));
         }
         drop(reply);
         let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
-        while reports.len() < self.0.len() {
+        while answers.len() < self.0.len() {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
-            match answers.recv_timeout(left) {
-                Ok(report) => reports.push(report),
+            match inbox.recv_timeout(left) {
+                Ok(answer) => answers.push(answer),
                 Err(_) => break,
             }
         }
-        reports.sort_by_key(|report: &ClientShardReport| report.engine.shard);
-        reports
+        answers
     }
 
     /// Changes paths or policy of the session.

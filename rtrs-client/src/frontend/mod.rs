@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, BufferPools, Group, Seat};
+use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, BufferPools, Group, Peer, Seat};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
@@ -58,6 +58,11 @@ pub(crate) trait FrontEnd {
     /// Counters for `stats`.
     fn stats(&self) -> BridgeStats {
         BridgeStats::default()
+    }
+
+    /// Clients whose connections a detach would cut.
+    fn clients(&self) -> Vec<Peer> {
+        Vec::new()
     }
 }
 

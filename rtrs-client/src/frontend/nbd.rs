@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Relays};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Peer, Relays};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -147,5 +147,9 @@ impl FrontEnd for Sockets {
 
     fn stats(&self) -> BridgeStats {
         self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
+    }
+
+    fn clients(&self) -> Vec<Peer> {
+        self.bridge.as_ref().map(|bridge| bridge.clients().collect()).unwrap_or_default()
     }
 }

@@ -19,6 +19,8 @@ use crate::volumes::difference::{Action, Task, Wanted};
 pub(super) struct Allowed {
     /// Detach sessions to attach them again.
     pub(super) reattach: bool,
+    /// Detach sessions even if they are in use.
+    pub(super) force: bool,
     /// Time for running IO of detached sessions, in milliseconds.
     pub(super) within_ms: u64,
     /// Time during which an attach is retried.
@@ -44,7 +46,7 @@ pub(super) fn act(
         (Action::NeedsReattach, Some(wanted)) if may.reattach => {
             // Finds problems that would keep the session from coming back.
             wanted.plan.session.check()?;
-            let ended = end(session, may.within_ms, false)?;
+            let ended = end(session, may.within_ms, may.force)?;
             // IO that was cut off is reported when the session is back.
             start(wanted, session, may.retry_for)?;
             ended.verdict(&session.name)?;
@@ -64,7 +66,7 @@ pub(super) fn act(
             {
                 return Err(dead());
             }
-            end(session, may.within_ms, false)?.verdict(&session.name)?;
+            end(session, may.within_ms, may.force)?.verdict(&session.name)?;
             Ok(Some("detached"))
         }
         (Action::Unclear, _) => {

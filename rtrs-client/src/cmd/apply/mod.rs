@@ -39,7 +39,8 @@ pub struct FileArgs {
 
     /// Also detach sessions that the file does not list
     ///
-    /// Only sessions of this run directory. A session whose device is in use is not detached.
+    /// Only sessions of this run directory. A session that is in use is not detached: its device is
+    /// mounted or open, or NBD clients are connected.
     #[arg(long)]
     pub prune: bool,
 }
@@ -67,10 +68,16 @@ pub struct ApplyArgs {
 
     /// Detach and attach sessions again whose settings cannot change while they run
     ///
-    /// This interrupts their IO and ends NBD connections. A session whose device is in use is not
-    /// detached. Without this they are reported and left as they are.
+    /// This interrupts their IO. A session that is in use is not detached: its device is mounted or
+    /// open, or NBD clients are connected. Without this they are reported and left as they are.
     #[arg(long)]
     pub reattach: bool,
+
+    /// With --reattach or --prune, detach sessions even if in use; unwritten data is lost
+    ///
+    /// As detach --force: the IO of their users fails, and NBD connections end.
+    #[arg(long)]
+    pub force: bool,
 
     /// Wait at most TIME (unit required, e.g. 5s) for running IO of what is detached [default: 5s]
     ///
@@ -156,7 +163,7 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     let _lock = Lock::take(&run_dir)?;
     let items = compare(&args.file, global)?;
     let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
-    let may = Allowed { reattach: args.reattach, within_ms, retry_for };
+    let may = Allowed { reattach: args.reattach, force: args.force, within_ms, retry_for };
     let results = at_once(&items, AT_ONCE, |item| {
         if item.error.is_some() {
             return (None, None);
