@@ -2,9 +2,9 @@
 //! measure of speed that other load on the machine does not change.
 //!
 //! A scene runs in a process of its own under callgrind, once with few requests and once with more;
-//! the difference is the cost of the requests. The baseline (`tests/golden/instructions.json`) holds
-//! one set of counts for each compiler, C library and kind of processor, since all of them change
-//! the counts.
+//! the difference is the cost of the requests. The baseline (`tests/golden/instructions.json`)
+//! holds one set of counts for each compiler, C library and kind of processor, since all of them
+//! change the counts.
 //!
 //! Exit codes: 0 all counts agree, 1 a count differs or a scene failed, 2 wrong usage, 3 this
 //! machine cannot be compared: valgrind is missing, or the baseline does not know this toolchain.
