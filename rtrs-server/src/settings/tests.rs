@@ -98,9 +98,9 @@ fn errors_name_the_line_and_a_remedy() {
 #[test]
 fn a_byte_order_mark_is_ignored() {
     let path = std::env::temp_dir().join(format!("rtrs-bom-server-{}.yaml", std::process::id()));
-    std::fs::write(&path, "\u{feff}crc: no\n").unwrap();
+    fs::write(&path, "\u{feff}crc: no\n").unwrap();
     let read = from_file(&path);
-    std::fs::remove_file(&path).unwrap();
+    fs::remove_file(&path).unwrap();
     assert_eq!(read.unwrap(), Settings::from_yaml("crc: off\n", "s").unwrap());
 }
 
