@@ -16,7 +16,7 @@ pub enum Peer {
     Address(SocketAddr),
     /// Relay in this process, for a client with TLS.
     TlsRelay,
-    /// Client that has disconnected.
+    /// Client that has disconnected, or a process that has no number here.
     Unknown,
 }
 
@@ -28,8 +28,9 @@ impl Peer {
             Some(address) => Self::Address(address),
             None => match peer_pid(fd) {
                 Ok(pid) if pid == std::process::id() => Self::TlsRelay,
+                // A TCP client that has disconnected, or a process outside of this PID namespace.
+                Ok(0) | Err(_) => Self::Unknown,
                 Ok(pid) => Self::Process(pid),
-                Err(_) => Self::Unknown,
             },
         }
     }
@@ -80,5 +81,8 @@ mod tests {
         let name = fs::read_to_string("/proc/self/comm").unwrap();
         assert_eq!(own, format!("{} (pid {})", name.trim_end(), std::process::id()));
         assert_eq!(Peer::Process(u32::MAX).describe(), format!("pid {}", u32::MAX));
+        // A TCP socket without a peer has neither an address nor a process.
+        let idle = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        assert_eq!(Peer::of(&idle.unwrap()), Peer::Unknown);
     }
 }

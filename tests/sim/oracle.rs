@@ -325,7 +325,7 @@ impl Oracle {
             let sector = &mut self.sectors[at];
             sector.open += u32::from(parked);
             (sector.stirred, sector.settled) = (now, None);
-            // It may happen once more, from now on; its earlier effect has been checked already.
+            // The write may happen again from now on. Its earlier effect has been checked already.
             for cluster in sector.clusters.iter_mut().filter(|cluster| cluster.id == id) {
                 (cluster.start, cluster.read_first, cluster.read_last) = (now, OPEN, 0);
             }

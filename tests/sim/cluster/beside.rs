@@ -7,11 +7,11 @@ use rtrs_client::DeviceIndex;
 use rtrs_client::engine::{ClientEngine, ClientMessage};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::sim_ip;
-use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::super::Failure;
-use super::super::host::{Inbox, session_config};
+use super::super::host::{Inbox, session_config, take_arrived};
 use super::super::port::{Port, SharedFaults};
 use super::Cluster;
 
@@ -31,17 +31,7 @@ impl IdleCore {
     /// Runs a turn as its driver would. Returns its messages, and whether anything happened.
     fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, ClientMessage)>, bool) {
         let Self { core, fabrics, inbox } = self;
-        let mut busy = false;
-        while let Some(message) = inbox.pop(now) {
-            busy = true;
-            core.handle_message(now, message, fabrics);
-        }
-        busy |= fabrics[0].poll(now);
-        while let Some(event) = fabrics[0].next_event() {
-            busy = true;
-            core.handle_event(now, ProviderIndex(0), event, fabrics);
-        }
-        busy |= core.poll(now, fabrics);
+        let mut busy = take_arrived(now, core, fabrics, inbox);
         busy |= core.pump(now, fabrics);
         fabrics[0].flush(now);
         let mut messages = Vec::new();

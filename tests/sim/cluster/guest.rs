@@ -17,13 +17,13 @@ use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::Fabric;
 use rtrs_core::fabric::sim::{World, sim_ip};
 use rtrs_core::identity::Identity;
-use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::AccessMode;
 
 use super::super::Failure;
-use super::super::host::{Inbox, Pace, path_target, session_config, volume};
+use super::super::host::{Inbox, Pace, path_target, session_config, take_arrived, volume};
 use super::super::log::Log;
 use super::super::options::{Guest as Kind, MS, Options, WorkOptions};
 use super::super::oracle::Oracle;
@@ -158,17 +158,7 @@ impl Guest {
     /// Runs a turn of the session's core. Returns whether anything happened.
     pub(super) fn turn(&mut self, now: Instant) -> Result<bool, Failure> {
         let Self { core, fabrics, inbox, .. } = self;
-        let mut busy = false;
-        while let Some(message) = inbox.pop(now) {
-            busy = true;
-            core.handle_message(now, message, fabrics);
-        }
-        busy |= fabrics[0].poll(now);
-        while let Some(event) = fabrics[0].next_event() {
-            busy = true;
-            core.handle_event(now, ProviderIndex(0), event, fabrics);
-        }
-        busy |= core.poll(now, fabrics);
+        let mut busy = take_arrived(now, core, fabrics, inbox);
         if let Some((work, oracle)) = &mut self.work {
             if !work.is_open()
                 && let Some(device) = core.device(DeviceIndex::FIRST)
