@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Checks that need no daemon: clippy with and without RDMA, documentation, the models of loom, the
-# fuzz targets. Called by scripts/test.sh, which runs it during the lab; prints a line
+# fuzz targets. scripts/test.sh --ci runs it beside the tests; prints a line
 # `lint: NAME passed|failed N s` for each check. Exit 0 if all passed.
-#
-#   scripts/lints.sh [--no-fuzz]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -11,7 +9,7 @@ failed=0
 gate() { # name command...
     local name=$1 start=$SECONDS word=passed
     shift
-    # During the lab, niced, on a busy machine, clippy has taken more than half an hour.
+    # Beside other work, niced, on a busy machine, clippy has taken more than half an hour.
     if ! timeout --kill-after=20 5400 "$@"; then
         failed=1 word=failed
     fi
@@ -36,5 +34,5 @@ loom() {
 export -f loom
 gate loom bash -c loom
 # The fuzz targets are only built; scripts/fuzz.sh runs them.
-[ "${1:-}" = --no-fuzz ] || gate fuzz cargo check -q --locked --manifest-path fuzz/Cargo.toml
+gate fuzz cargo check -q --locked --manifest-path fuzz/Cargo.toml
 exit $failed

@@ -1,32 +1,30 @@
 #!/usr/bin/env bash
 # The gates of the project: format, build, unit tests, system tests with real programs, seeds of the
-# simulator, lints (scripts/lints.sh: clippy, documentation, models of loom), and scenarios of the
-# lab in virtual machines. The lints run beside the lab by default, beside the tests with --ci and
-# --full, whose longer lab is sensitive to load. Prints the time of each stage and ends with one
-# line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks of the lab,
-# with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test failed,
-# 2 wrong usage.
+# simulator, and scenarios of the lab in virtual machines. Prints the time of each stage and ends
+# with one line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks of
+# the lab, with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test
+# failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick | --ci | --full]
 #
 # The default runs 1,000 seeds of the simulator and the most important mutants, and the group
 # `smoke` of the lab in one boot: a device, a kernel client, a kernel server, a link that goes down.
-# --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the build of the fuzz
-# targets, and an eighth of the other scenarios; the other seeds and the eighth change with each
-# commit. --full is like --ci with all scenarios. --quick runs the same tests on smaller images and
-# for shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
+# --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the lints (clippy,
+# documentation, models of loom, the build of the fuzz targets: scripts/lints.sh) beside the tests,
+# and an eighth of the other scenarios; the other seeds and the eighth change with each commit.
+# --full is like --ci with all scenarios. --quick runs the same tests on smaller images and for
+# shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # seeds and shares: how many runs of the simulator; block: first of 3,000 further seeds, none if
-# empty; lints: arguments of scripts/lints.sh; lints_beside: what the lints run beside: the lab,
-# whose guests they slow down, or the tests.
-quick=0 scenarios=smoke seeds=1000 block= shares=150 mutants=quick lints=--no-fuzz lints_beside=lab
+# empty; lints: whether scripts/lints.sh runs.
+quick=0 scenarios=smoke seeds=1000 block= shares=150 mutants=quick lints=0
 # Number of commits, or the day of the year (in decimal, for all its zeros).
 turn=$((10#$(git rev-list --count HEAD 2>/dev/null || date +%j)))
 long() {
     seeds=3000 block=$((3000 + turn % 9 * 3000))
-    shares=400 mutants=all lints= lints_beside=tests
+    shares=400 mutants=all lints=1
 }
 for arg in "$@"; do
     case $arg in
@@ -169,14 +167,14 @@ lab() {
 }
 
 # Adds up the results of scripts/lints.sh. A run without output counts as one failed check.
-count_lints() { # status [remark]
+count_lints() { # status
     local _ name word seconds log=$scratch/lints.log
     if [ "$1" -ne 0 ] && ! grep -q '^lint: .* failed ' "$log"; then
         failed=$((failed + 1))
         failures+=("lints: status $1")
     fi
     while read -r _ name word seconds _; do
-        times+=("$(printf '%-18s %5d s%s' "$name" "$seconds" "${2:-}")")
+        times+=("$(printf '%-18s %5d s beside the tests' "$name" "$seconds")")
         if [ "$word" = passed ]; then
             passed=$((passed + 1))
         else
@@ -186,24 +184,24 @@ count_lints() { # status [remark]
     done < <(grep '^lint: ' "$log")
 }
 
-# Starts the lints in the background, with the processor time that the tests or the lab leave: these
-# mostly wait. With autogroup, the kernel divides time among sessions first, so the niceness is set
-# there too.
+# Starts the lints in the background, with the processor time that the tests leave: these mostly
+# wait. With autogroup, the kernel divides time among sessions first, so the niceness is set there
+# too.
 lints_begin() {
     CARGO_TARGET_DIR=$target/lints setsid nice -n 19 bash -c \
-        "echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh $lints" \
+        "echo 19 2>/dev/null >/proc/self/autogroup; exec bash scripts/lints.sh" \
         >"$scratch/lints.log" 2>&1 &
     beside=$!
 }
 
 lints_end() {
-    local status remark=" beside the $lints_beside"
+    local status
     echo "== lints"
     wait "$beside"
     status=$?
     beside=
     cat "$scratch/lints.log"
-    count_lints $status "$remark"
+    count_lints $status
 }
 
 # Repeats the failures of each failed stage, because much may have been printed after them.
@@ -221,12 +219,28 @@ show_failures() {
     done
 }
 
+# Prints lines `SKIP NAME: REASON`; more than three of one reason become one line with their number.
+group_skips() {
+    awk '{
+        reason = substr($0, index($0, ": ") + 2)
+        if (!n[reason]++) order[++reasons] = reason
+        if (n[reason] <= 3) lines[reason, n[reason]] = $0
+    }
+    END {
+        for (i = 1; i <= reasons; i++) {
+            reason = order[i]
+            if (n[reason] > 3) print "SKIP " n[reason] " tests: " reason
+            else for (j = 1; j <= n[reason]; j++) print lines[reason, j]
+        }
+    }'
+}
+
 finish() {
     local count=0 stage
     # A test that lacks a tool is listed in this file; cargo counts it as passed.
     if [ -s "$scratch/skipped" ]; then
         echo "== skipped because something is missing"
-        sort -u "$scratch/skipped"
+        sort -u "$scratch/skipped" | group_skips
         count=$(sort -u "$scratch/skipped" | wc -l)
     fi
     passed=$((passed - count))
@@ -270,7 +284,7 @@ gate lab-verdict 60 bash scripts/lab-verdict-test.sh
 # All targets in one go, so that the daemons the system tests start and the test binaries come
 # from the same build (a plain `cargo build` would build the core again with other features).
 if gate build 1800 cargo build --workspace --all-targets --locked; then
-    [ $quick -eq 1 ] || [ $lints_beside = lab ] || lints_begin
+    [ $lints -eq 0 ] || lints_begin
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
     # These tests mostly wait for daemons and clocks.
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*' -- \
@@ -284,22 +298,13 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     gate sim-shares 1800 "$target/debug/rtrs-sim" --shares --seeds "0..$shares"
     gate sim-idle 1800 "$target/debug/rtrs-sim" --idle --seeds "0..$seeds"
     gate mutants 1800 "$target/debug/rtrs-sim" --quiet --mutants $mutants
-    if [ $quick -eq 0 ]; then
-        if [ $lints_beside = lab ]; then lints_begin; else lints_end; fi
-        lab
-        [ $lints_beside = tests ] || lints_end
-    fi
-elif [ $quick -eq 0 ]; then
-    lints_begin
-    lints_end
+    [ $lints -eq 0 ] || lints_end
+    [ $quick -eq 1 ] || lab
 fi
 if [ $quick -eq 1 ]; then
-    run_stage lints 2400 bash scripts/lints.sh $lints
-    status=$?
-    sleep 0.2
-    count_lints $status
     echo "== lab: left out by --quick; to run it: scripts/lab.sh setup && scripts/lab.sh run all"
 elif [ "$scenarios" != all ]; then
     notes+=("LAB: only the scenarios '$scenarios' ran; for all: scripts/test.sh --full")
 fi
+[ $lints -eq 1 ] || notes+=("LINTS: left out; to run them: scripts/lints.sh")
 finish
