@@ -28,7 +28,7 @@ mod stats;
 mod tls;
 mod volumes;
 
-pub use cmd::LowArgs;
+pub use cmd::{LowArgs, without_aliases};
 pub use engine::{
     Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
     Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, VOLUMES_MAX,

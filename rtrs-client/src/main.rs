@@ -3,9 +3,10 @@
 
 use std::process::ExitCode;
 
-use rtrs_client::LowArgs;
+use rtrs_client::{LowArgs, without_aliases};
 use rtrs_core::settings::run_program;
 
 fn main() -> ExitCode {
-    run_program(std::env::args_os().collect(), LowArgs::output, LowArgs::run)
+    let args = without_aliases(std::env::args_os().collect());
+    run_program(args, LowArgs::output, LowArgs::run)
 }

@@ -41,7 +41,9 @@ fn listen_ip() -> Result<IpAddr, String> {
     ports
         .find(|port| port.state == "active" && !port.addresses.is_empty())
         .map(|port| port.addresses[0])
-        .ok_or_else(|| "no RDMA device; to run them on one: scripts/lab.sh run verbs-conformance".to_owned())
+        .ok_or_else(|| {
+            "no RDMA device; to run them on one: scripts/lab.sh run verbs-conformance".to_owned()
+        })
 }
 
 /// The three shards of a harness.

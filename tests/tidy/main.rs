@@ -6,11 +6,13 @@
 //! projects' crates in `dependencies.rs`.
 #![forbid(unsafe_code)]
 
+mod conformance;
 mod dependencies;
 mod english;
 mod judge;
 mod links;
 mod modules;
+mod parts;
 mod words;
 
 use std::fmt::Write as _;

@@ -44,8 +44,6 @@ pub(super) fn manual() -> Manual {
                 command, with the same name; flags override the file, and a repeatable flag \
                 replaces its list. A missing key has its default, and an unknown one is an error \
                 with its line.\n\n\
-                Times need a unit, as in 30s, 500ms or 1m. Sizes take k, M, G or T; without one \
-                they are bytes.\n\n\
                 rds node --print-config prints a complete file.",
             keys: KeyGroup::by_section(describe::<Settings>()),
             example: NODE_YAML,

@@ -6,6 +6,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "flag help is plain text with brackets")]
 
+mod aliases;
 mod apply;
 mod at_once;
 mod attach;
@@ -24,6 +25,7 @@ mod open_device;
 mod path;
 mod ping;
 mod policy;
+mod reach;
 mod save;
 mod session;
 mod sessions;
@@ -39,6 +41,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use rtrs_core::settings::{DocumentsArgs, ErrorClass, Output, exit_codes};
 use rtrs_core::tls::KeyCommand;
 
+pub use self::aliases::without_aliases;
 use self::apply::{ApplyArgs, DiffArgs};
 use self::attach::AttachArgs;
 use self::bench::BenchArgs;
@@ -88,7 +91,7 @@ pub enum Command {
     /// key of the configuration file, with the same name. Flags override the file; a repeatable
     /// flag replaces the list of the file.
     Attach(Box<AttachArgs>),
-    /// Attach, change and detach sessions until they are what a file says
+    /// Make the sessions of this host match a file
     ///
     /// Attaches sessions that do not run, and changes settings and paths of those that do, without
     /// interrupting their IO. What cannot change while a session runs is reported, and done with
@@ -101,7 +104,7 @@ pub enum Command {
     /// Exits with 0 if nothing differs from the file, with 1 if something does, and with 2 after
     /// every error, as diff(1).
     Diff(DiffArgs),
-    /// Write the file of apply from the sessions that run
+    /// Write a file for apply from the running sessions
     ///
     /// Leaves defaults out. `save | apply -f -` changes nothing.
     Save(SaveArgs),
@@ -121,7 +124,7 @@ pub enum Command {
     ///
     /// NAME is the name of the export that was attached.
     Stats(NameArgs),
-    /// Show the rates of sessions and their paths, again and again
+    /// Show live rates of sessions and paths
     ///
     /// One line per session in the run directory, or per NAME, and below it one per path. On a
     /// terminal the view fills the screen, and h lists the keys. Elsewhere each interval is a few
@@ -132,7 +135,7 @@ pub enum Command {
     /// In the text format of Prometheus, as GET /metrics answers (attach --metrics). For the
     /// textfile collector of node_exporter, write it to a temporary file and rename that.
     Metrics(MetricsArgs),
-    /// Print the log of a session in the background
+    /// Print the log of a background session
     ///
     /// NAME is the name of the export that was attached. The log is kept when the session ends, and
     /// the next attach appends to it.
@@ -185,10 +188,10 @@ pub enum Command {
     /// From host name, route, device and port to a ping and the first message of a session, which
     /// is not opened. Exits with 1 if a step fails.
     Doctor(DoctorArgs),
-    /// Make and print the key with which this client proves who it is
+    /// Manage this client's key
     ///
-    /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. The server needs what `show`
-    /// prints, in its clients-file.
+    /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. Add the line that `show`
+    /// prints to the clients-file of the server.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Write manual pages and shell completions

@@ -47,10 +47,10 @@ pub fn run_program<A: Parser, K: ErrorClass>(
     run: impl FnOnce(&A) -> Result<(), CommandError<K>>,
 ) -> ExitCode {
     let name = A::command().get_name().to_owned();
-    let typed: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let is_json = wants_json(&args);
     let args = match A::try_parse_from(args) {
         Ok(args) => args,
-        Err(error) if error.use_stderr() && wants_json(typed.into_iter()) => {
+        Err(error) if error.use_stderr() && is_json => {
             let text = error.to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
             Output::Json.print_error(&name, text.trim_end(), ExitStatus::USAGE.code);
@@ -68,20 +68,13 @@ pub fn run_program<A: Parser, K: ErrorClass>(
     }
 }
 
-/// Returns true if arguments that cannot be parsed request JSON.
-fn wants_json(args: impl Iterator<Item = String>) -> bool {
-    let mut before = String::new();
-    for arg in args {
-        let value = match before.as_str() {
-            "-o" | "--output" => Some(arg.as_str()),
-            _ => arg.strip_prefix("--output=").or_else(|| arg.strip_prefix("-o")),
-        };
-        if value == Some("json") {
-            return true;
-        }
-        before = arg;
-    }
-    false
+/// Returns true if arguments that may not be valid request JSON.
+#[must_use]
+pub fn wants_json(args: &[OsString]) -> bool {
+    let is_flag = |arg: &OsString| arg == "-o" || arg == "--output";
+    let alone = ["-ojson", "--output=json"];
+    args.iter().any(|arg| alone.iter().any(|flag| arg == flag))
+        || args.windows(2).any(|pair| is_flag(&pair[0]) && pair[1] == "json")
 }
 
 impl Output {
@@ -141,6 +134,8 @@ fn cannot_print<K: ErrorClass>(error: io::Error) -> CommandError<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::{printable, wants_json};
 
     #[test]
@@ -164,7 +159,8 @@ mod tests {
             (&["json", "-o"], false),
             (&[], false),
         ] {
-            assert_eq!(wants_json(args.iter().map(ToString::to_string)), json, "{args:?}");
+            let typed: Vec<OsString> = args.iter().map(OsString::from).collect();
+            assert_eq!(wants_json(&typed), json, "{args:?}");
         }
     }
 }

@@ -80,8 +80,6 @@ pub(super) fn manual() -> Manual {
                     the server, with the same name; flags override the file, and a repeatable flag \
                     replaces its list. A missing key has its default, and an unknown one is an \
                     error with its line.\n\n\
-                    Times need a unit, as in 30s, 500ms or 1m. Sizes take k, M, G or T; without \
-                    one they are bytes.\n\n\
                     rtrs-server --print-config prints a complete file. Changed exports, access \
                     lists, certificates and keys apply after rtrs-server reload; the other keys \
                     after a restart.",

@@ -20,6 +20,7 @@ use super::{Findings, Step, Verdict};
 use crate::cmd::discover::listing::prove;
 use crate::cmd::link::{Link, LinkOptions, Watch};
 use crate::cmd::ping::Tally;
+use crate::cmd::reach::{self, Choice};
 use crate::daemon::config::random_uuid;
 use crate::error::{Error, system};
 use crate::tls::TlsSources;
@@ -41,7 +42,7 @@ const ROCE_HEADERS: u32 = 96;
 struct Target<'a> {
     portal: &'a Portal,
     tls: &'a TlsSources,
-    /// First address of the portal.
+    /// Address of the portal, the first that answers.
     remote: SocketAddr,
     /// Time limit for each step.
     timeout: Duration,
@@ -90,7 +91,9 @@ fn try_walk(
     };
     let listed: Vec<String> = remotes.iter().map(|a| a.ip().to_string()).collect();
     findings.add(ok(0, format!("{} is {}", portal.host(), listed.join(", "))))?;
-    let remote = remotes[0];
+    let choice = reach::choose(portal.scheme(), portal.source(), &remotes, timeout)
+        .expect("a resolved portal has an address");
+    let remote = choice.remote;
 
     let way = match look_for_way(portal, remote) {
         Ok(way) => way,
@@ -112,7 +115,7 @@ fn try_walk(
     findings.add(judge_mtu(portal.scheme(), &way))?;
 
     match portal.scheme() {
-        Scheme::Tcp | Scheme::Tls => match reach(portal, remote, timeout) {
+        Scheme::Tcp | Scheme::Tls => match judge_port(portal, &choice, timeout) {
             Ok(found) => findings.add(found)?,
             Err(failed) => return Ok(Some(failed)),
         },
@@ -277,17 +280,21 @@ fn judge_mtu(scheme: Scheme, way: &Route) -> Step {
 }
 
 /// Checks that the port accepts TCP connections.
-fn reach(portal: &Portal, remote: SocketAddr, timeout: Duration) -> Result<Step, Step> {
-    use socket2::{Domain, Protocol, Socket, Type};
-    let connect = || -> io::Result<()> {
-        let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))?;
-        if let Some(source) = portal.source() {
-            socket.bind(&SocketAddr::new(source, 0).into())?;
+fn judge_port(portal: &Portal, choice: &Choice, timeout: Duration) -> Result<Step, Step> {
+    let remote = choice.remote;
+    let skipped: Vec<String> = choice
+        .skipped
+        .iter()
+        .map(|(address, error)| format!("{}: {error}", address.ip()))
+        .collect();
+    match reach::connect(portal.source(), remote, timeout) {
+        Ok(()) if skipped.is_empty() => {
+            Ok(ok(5, format!("TCP port {} accepts connections", remote.port())))
         }
-        socket.connect_timeout(&remote.into(), timeout)
-    };
-    match connect() {
-        Ok(()) => Ok(ok(5, format!("TCP port {} accepts connections", remote.port()))),
+        Ok(()) => {
+            let (port, ip, failed) = (remote.port(), remote.ip(), skipped.join(", "));
+            Ok(ok(5, format!("TCP port {port} accepts connections at {ip}, not at {failed}")))
+        }
         Err(error) => {
             let remedy = match error.kind() {
                 io::ErrorKind::ConnectionRefused => format!(

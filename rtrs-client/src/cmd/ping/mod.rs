@@ -22,6 +22,7 @@ pub(super) use self::report::Tally;
 use self::plan::PingPlan;
 use super::global::GlobalArgs;
 use super::link::{Link, LinkOptions, Watch};
+use super::reach::{self, Choice};
 use super::text::progress;
 use crate::cmd::discover::listing::{AskError, prove};
 use crate::error::{Error, ErrorKind, system};
@@ -48,12 +49,14 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     let portal = &plan.portal;
     let failed = |e| Error::with_source(ErrorKind::Path, format!("cannot ping {portal}"), e);
     let found = portal.resolve().map_err(failed)?;
-    let wanted = |a: &&SocketAddr| plan.source.is_none_or(|s| s.is_ipv4() == a.is_ipv4());
-    let Some(remote) = found.iter().find(wanted).copied() else {
+    let wanted = |a: &SocketAddr| plan.source.is_none_or(|s| s.is_ipv4() == a.is_ipv4());
+    let found: Vec<SocketAddr> = found.into_iter().filter(wanted).collect();
+    let timeout = plan.args.timeout.get();
+    let Some(Choice { remote, .. }) = reach::choose(portal.scheme(), plan.source, &found, timeout)
+    else {
         let text = format!("{portal} has no address that the source address can reach");
         return Err(Error::new(ErrorKind::Path, text));
     };
-    let timeout = plan.args.timeout.get();
     let options = LinkOptions { crc: plan.args.crc.is_on(), plain: plan.args.rping, timeout };
     let mut link = Link::open(portal, &plan.args.tls, options)?;
     if !plan.args.rping {

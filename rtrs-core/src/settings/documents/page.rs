@@ -171,6 +171,7 @@ impl<'a> Pages<'a> {
         }
         roff.control("SH", ["DESCRIPTION"]);
         paragraphs(&mut roff, format.description);
+        paragraphs(&mut roff, UNITS);
         for group in &format.keys {
             roff.control("SH", [&*group.heading]);
             group.keys.iter().for_each(|one| add_key(&mut roff, one));
@@ -193,6 +194,10 @@ impl<'a> Pages<'a> {
         roff
     }
 }
+
+/// Paragraph of every page about a file.
+const UNITS: &str = "Times need a unit, as in 30s, 500ms or 1m. Sizes take k, M, G or T; without \
+    one they are bytes.";
 
 /// Returns the command of a command line, such as `export add`.
 fn command_of(line: &str, program: &Command) -> String {
@@ -307,6 +312,7 @@ fn flag(long: &str) -> Inline {
 fn value(one: &Described) -> String {
     match one.value {
         Yaml::Sequence(_) => format!("[{}, ...]", one.placeholder),
+        Yaml::Bool(_) => "true|false".to_owned(),
         _ => one.placeholder.to_owned(),
     }
 }

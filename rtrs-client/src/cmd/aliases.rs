@@ -1,0 +1,101 @@
+//! Commands by the names that other tools give them: `connect` and `disconnect` of nvme, `map` and
+//! `unmap` of rbd and rnbd, `show` and `stop`. They are not in the help; a tip names ours.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+
+use rtrs_core::settings::wants_json;
+
+/// Names of other tools, and our command with its flags.
+const ALIASES: &[(&str, &[&str])] = &[
+    ("connect", &["attach"]),
+    ("map", &["attach"]),
+    ("disconnect", &["detach"]),
+    ("unmap", &["detach"]),
+    ("stop", &["detach"]),
+    ("disconnect-all", &["detach", "--all"]),
+    ("unmap-all", &["detach", "--all"]),
+];
+
+/// Flags of all commands that take a value in the next argument.
+const WITH_VALUE: &[&str] = &["-o", "--output", "--run-dir"];
+
+/// Returns the place of the command among the arguments, of which the first is the program.
+fn command_at(args: &[OsString]) -> Option<usize> {
+    let mut at = 1;
+    loop {
+        let arg = args.get(at)?.to_str()?;
+        if !arg.starts_with('-') {
+            return Some(at);
+        }
+        at += 1 + usize::from(WITH_VALUE.contains(&arg));
+    }
+}
+
+/// Returns what an alias stands for; `show` is `list`, and `status` before a name.
+fn meaning(word: &str, next: Option<&OsString>) -> Option<&'static [&'static str]> {
+    if word == "show" {
+        let has_name = next.is_some_and(|next| !next.to_string_lossy().starts_with('-'));
+        return Some(if has_name { &["status"] } else { &["list"] });
+    }
+    ALIASES.iter().find(|(alias, _)| *alias == word).map(|(_, words)| *words)
+}
+
+/// Replaces an alias in the arguments of the program. Returns the alias and its meaning, if any.
+fn replace(args: &mut Vec<OsString>) -> Option<(String, String)> {
+    let at = command_at(args)?;
+    let word = args[at].to_str()?.to_owned();
+    let words = meaning(&word, args.get(at + 1))?;
+    args.splice(at..=at, words.iter().map(OsString::from));
+    Some((word, words.join(" ")))
+}
+
+/// Returns the arguments with our command in place of an alias, and prints a tip to stderr, unless
+/// the output is JSON.
+#[must_use]
+pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {
+    let replaced = replace(&mut args);
+    if let Some((alias, command)) = replaced.filter(|_| !wants_json(&args)) {
+        // A failure to print a tip changes nothing.
+        let _ = writeln!(std::io::stderr(), "rtrs-client: tip: {alias} is \"{command}\" here");
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cmd::LowArgs;
+
+    fn replaced(line: &str) -> String {
+        let mut args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        replace(&mut args);
+        args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn aliases_are_replaced() {
+        assert_eq!(replaced("rtrs-client connect vol0"), "rtrs-client attach vol0");
+        assert_eq!(replaced("c -o json stop vol0"), "c -o json detach vol0");
+        assert_eq!(replaced("c --run-dir map disconnect-all"), "c --run-dir map detach --all");
+        assert_eq!(replaced("c show"), "c list");
+        assert_eq!(replaced("c show -o json"), "c list -o json");
+        assert_eq!(replaced("c show vol0"), "c status vol0");
+        for unchanged in ["c", "c -o", "c attach connect", "c detach stop", "c --version"] {
+            assert_eq!(replaced(unchanged), unchanged);
+        }
+    }
+
+    #[test]
+    fn aliases_are_no_commands_and_mean_commands() {
+        let program = LowArgs::command();
+        let is_command = |name: &str| program.get_subcommands().any(|one| one.get_name() == name);
+        for (alias, words) in ALIASES {
+            assert!(!is_command(alias), "{alias} is a command");
+            assert!(is_command(words[0]), "{} is no command", words[0]);
+        }
+        assert!(!is_command("show"));
+    }
+}
