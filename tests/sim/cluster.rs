@@ -43,7 +43,7 @@ use super::{Failure, Plant};
 use beside::Beside;
 use operator::Exports;
 use second::Second;
-use servers::Strangers;
+use servers::OtherServers;
 
 /// Maximum number of rounds at one moment; beyond it the clock counts as standing still.
 const SPINS_MAX: u32 = 20_000;
@@ -63,7 +63,7 @@ pub(super) struct Cluster {
     life: u8,
     /// Server's cache epoch that the most recently killed client had saved.
     saved_epoch: Option<u64>,
-    strangers: Strangers,
+    other_servers: OtherServers,
     /// Number of paths added to running sessions.
     added: u8,
     /// Time at which the session is configured with all paths again.
@@ -197,7 +197,7 @@ impl Cluster {
             works: Vec::new(),
             life: 0,
             saved_epoch: None,
-            strangers: Strangers::new(options, plant),
+            other_servers: OtherServers::new(options, plant),
             added: 0,
             restore_at: None,
             retry_at: None,
@@ -225,7 +225,7 @@ impl Cluster {
             unseen: Vec::new(),
         };
         cluster.start_server();
-        let home = cluster.strangers.home();
+        let home = cluster.other_servers.home();
         cluster.guest = guest::Guest::new(&cluster.world, options, home, &rules, log);
         cluster.start_client(works);
         cluster
@@ -235,7 +235,7 @@ impl Cluster {
     fn start_client(&mut self, works: Vec<Workload>) {
         (self.life, self.has_opened, self.retry_at) = (self.life + 1, false, None);
         self.group = Group::new(works.len(), |_| ());
-        let identity = self.strangers.identity(self.life);
+        let identity = self.other_servers.identity(self.life);
         let mut config = session_config(&self.options, self.life, self.saved_epoch, identity);
         let takes_over = self.options.takeover.is_some();
         let second = self.second.as_mut().map(|second| second.begin_life(takes_over));
@@ -267,7 +267,7 @@ impl Cluster {
         self.saved_epoch = kept.or(self.saved_epoch);
         let kept =
             self.client.first().and_then(|home| home.core.pinned_identity(DeviceIndex::FIRST));
-        self.strangers.keep(kept);
+        self.other_servers.keep(kept);
         if let (Some(second), Some(home)) = (&mut self.second, self.client.first()) {
             second.client_gone(now, self.options.takeover.is_some(), &home.core);
         }
@@ -339,7 +339,7 @@ impl Cluster {
         self.exports.calm(self.now());
         self.kept.calm();
         self.calm_second();
-        self.no_more_strangers();
+        self.stop_other_servers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
         // Drop actions that remain when the load has ended early.
@@ -358,7 +358,7 @@ impl Cluster {
             }
             Act::StopServer { power } => {
                 self.stop_server(power);
-                self.strangers_in_its_place();
+                self.start_other_servers_in_its_place();
             }
             Act::AskServer { drain } => {
                 if let Some(host) = self.server.first_mut() {
@@ -407,7 +407,7 @@ impl Cluster {
             Act::Twin { path } => self.twin(path),
             Act::Resize { sectors } => self.resize(sectors),
             Act::Grow { times } => self.grow(now, times),
-            Act::Say(said) => self.say(said),
+            Act::ReportIds(ids) => self.report_ids(ids),
             Act::Reconnect { only, by } => self.reconnect(now, only, by)?,
             Act::RemoveExport => self.remove_export()?,
             Act::Second(act) => self.act_on_second(now, act),
@@ -420,7 +420,7 @@ impl Cluster {
         for host in &mut self.client {
             host.pace.due = true;
         }
-        for host in self.server.iter_mut().chain(self.strangers.hosts_mut()) {
+        for host in self.server.iter_mut().chain(self.other_servers.hosts_mut()) {
             host.pace.due = true;
         }
         if let Some(guest) = &mut self.guest {
@@ -525,7 +525,7 @@ impl Cluster {
         if let Some(second) = &self.second {
             second.set_now(now);
         }
-        let mut any = self.strangers.turn(now, self.options.think_max);
+        let mut any = self.other_servers.turn(now, self.options.think_max);
         for at in 0..self.client.len() {
             let pace = &mut self.client[at].pace;
             if pace.due && pace.free_at <= now {
@@ -570,9 +570,9 @@ impl Cluster {
         });
         let server = self.server.iter().map(|host| (&host.pace, host.deadline()));
         let guest = self.guest.iter().map(|guest| (&guest.pace, guest.deadline()));
-        let stranger = self.strangers.hosts().map(|host| (&host.pace, host.deadline()));
+        let other = self.other_servers.hosts().map(|host| (&host.pace, host.deadline()));
         let beside = self.beside.deadline().map(|at| at.max(now));
-        let hosts = client.chain(server).chain(guest).chain(stranger);
+        let hosts = client.chain(server).chain(guest).chain(other);
         hosts.fold(beside, |soonest, (pace, deadline)| {
             let own = if pace.due { Some(now) } else { deadline };
             earliest(soonest, own.map(|at| at.max(pace.free_at).max(now)))
@@ -586,7 +586,7 @@ impl Cluster {
             let deadline = earliest(host.deadline(), second);
             host.pace.due |= deadline.is_some_and(|at| at <= now);
         }
-        for host in self.server.iter_mut().chain(self.strangers.hosts_mut()) {
+        for host in self.server.iter_mut().chain(self.other_servers.hosts_mut()) {
             host.pace.due |= host.deadline().is_some_and(|at| at <= now);
         }
         if let Some(guest) = &mut self.guest {

@@ -12,7 +12,7 @@ use rtrs_core::fabric::sim::{Fault, LinkOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
 
-use super::options::{FaultMix, Ids, MS, Removal, Said, Truncation};
+use super::options::{FaultMix, Ids, MS, Removal, ReportedIds, Truncation};
 pub(super) use twins::twins;
 
 /// Time before a restart of the server at which other servers end, if they have to.
@@ -62,7 +62,7 @@ pub(super) enum Act {
     /// Resizes the device to a multiple of the size in use.
     Grow { times: u32 },
     /// Sets the identity that the server reports after its next start.
-    Say(Said),
+    ReportIds(ReportedIds),
     /// Removes the session's export by force, as the server's operator.
     RemoveExport,
     /// Acts on the session's second volume.
@@ -168,17 +168,22 @@ pub(super) fn remove(
 /// Draws restarts of the server with another identity, in order of time. If only a connected path
 /// distinguishes the session's server from others, the others end long before a restart: their
 /// messages must arrive while that path is still connected.
-pub(super) fn say(ids: Ids, from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
+pub(super) fn report_ids(
+    ids: Ids,
+    from: Instant,
+    time: Duration,
+    prng: &mut Prng,
+) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for third in 1..3 {
-        let (before, said) = (ids.home[third as usize - 1], ids.home[third as usize]);
+        let (before, reported) = (ids.home[third as usize - 1], ids.home[third as usize]);
         let at = from + time * third / 3 + prng.duration(Duration::ZERO..=time / 16);
         let away = prng.duration(Duration::from_micros(100)..=200 * MS);
-        if before != said {
-            plan.push((at, Act::Say(said)));
+        if before != reported {
+            plan.push((at, Act::ReportIds(reported)));
         }
         // Others may take its place once the session knows what its own server reports.
-        if before != said || (ids.is_beside() && ids.home[0] != said) {
+        if before != reported || (ids.is_beside() && ids.home[0] != reported) {
             let stop = at + SAID_AHEAD;
             plan.push((stop, Act::StopServer { power: false }));
             plan.push((stop + away, Act::StartServer));

@@ -45,7 +45,7 @@ fn settings(nbd: bool) -> Options {
     (disk.room, disk.block) = (64, 512);
     (options.faults, options.stall_max, options.takeover) = (FaultMix::NONE, None, None);
     (options.nbd, options.nbd_drops, options.operated) = (nbd, false, false);
-    (options.guest, options.kernel, options.strangers) = (None, None, false);
+    (options.guest, options.kernel, options.other_servers) = (None, None, false);
     (options.preflush, options.late_data, options.renamed, options.rival) = Default::default();
     let long = Duration::from_secs(30);
     let idle = IdleMax { client: long, server: long };

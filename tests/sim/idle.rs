@@ -53,7 +53,7 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     (options.io_timeout, options.slow_io) = (Duration::from_secs(5), SlowIo::Wait);
     (options.faults, options.stall_max) = (FaultMix::NONE, None);
     (options.pinned, options.operated, options.takeover) = (None, false, None);
-    (options.strangers, options.late_data, options.rival) = (false, false, false);
+    (options.other_servers, options.late_data, options.rival) = (false, false, false);
     (options.guest, options.kernel, options.nbd_drops) = (None, None, false);
     options.unmix();
     (options.extra, options.renamed) = (Extra::default(), prng.chance(Ratio::new(1, 2)));

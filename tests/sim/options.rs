@@ -16,7 +16,7 @@ use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
 
 pub(super) use extra::{Extra, IdleMax, Removal, Saves, Truncation};
-pub(super) use ids::{Ids, Said, Told, others};
+pub(super) use ids::{Evidence, Ids, ReportedIds, other_identities};
 pub(super) use losses::Losses;
 
 /// One millisecond.
@@ -89,7 +89,7 @@ pub struct Options {
     /// Other session that has the export open, and flushes.
     pub guest: Option<Guest>,
     /// Whether other servers sometimes answer at the server's addresses.
-    pub strangers: bool,
+    pub other_servers: bool,
     /// Whether durable writes ask for a flush before them, as other clients' may (PREFLUSH).
     pub preflush: bool,
     /// Whether the server writes the data of answered reads once more. The data must not reach the
@@ -367,7 +367,7 @@ impl Options {
             // Separate generator, as above.
             operated: Prng::new(seed ^ 0x6f70_6572_6174).chance(Ratio::new(1, 4)),
             guest: None,
-            strangers: false,
+            other_servers: false,
             preflush: false,
             late_data: false,
             renamed: false,
@@ -430,13 +430,13 @@ impl Options {
         } else if drawn.stall_max.is_none() && !drawn.nbd_drops {
             let own = &mut Prng::new(seed ^ STRANGERS);
             if own.chance(Ratio::new(1, 6)) {
-                drawn.hunt_strangers(own);
+                drawn.hunt_other_servers(own);
             }
         }
         let loses = drawn.disk.writeback.num > 0;
         let own = &mut Prng::new(seed ^ 0x6875_6e74_5f6d_7574);
         let free =
-            !looks && !drawn.operated && drawn.takeover.is_none() && !loses && !drawn.strangers;
+            !looks && !drawn.operated && drawn.takeover.is_none() && !loses && !drawn.other_servers;
         if free && !drawn.nbd_drops && own.chance(Ratio::new(1, 6)) {
             match own.below(4) {
                 0 => drawn.hunt_left_writes(own),
@@ -463,7 +463,7 @@ impl Options {
             drawn.hunt_rewrites(own);
         }
         let has = |weight: u32, own: &mut Prng| weight > 0 && half(own);
-        let late = drawn.invalidate_reads && !drawn.strangers;
+        let late = drawn.invalidate_reads && !drawn.other_servers;
         drawn.late_data |= late && has(drawn.faults.qp_error, own);
         let takes = drawn.disk.fua && drawn.disk.write_cache && !loses;
         drawn.preflush = takes && has(drawn.faults.power_cut, own);
@@ -534,8 +534,8 @@ impl Options {
     /// Makes it likely that a path meets another server: in place of the one that is down, or at an
     /// address that belonged to the session's server, while requests sent there are still
     /// executing.
-    fn hunt_strangers(&mut self, prng: &mut Prng) {
-        self.strangers = true;
+    fn hunt_other_servers(&mut self, prng: &mut Prng) {
+        self.other_servers = true;
         (self.heartbeat, self.load_time) = (50 * MS, self.load_time.max(2000 * MS));
         self.server_heartbeat = pick(prng, &[50, 200, 1000]) * MS;
         let faults = &mut self.faults;

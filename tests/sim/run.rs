@@ -8,7 +8,7 @@ use rtrs_core::time::{Duration, Instant};
 
 use super::cluster::Cluster;
 use super::faults::{
-    Act, grow, moves, operate, plan, reconnects, remove, say, second, truncate, twins,
+    Act, grow, moves, operate, plan, reconnects, remove, report_ids, second, truncate, twins,
 };
 use super::log::{Log, Sink};
 use super::options::{MS, Options};
@@ -184,15 +184,15 @@ fn drive(
     log: &Log,
     stats: &mut Stats,
 ) -> Result<(), Failure> {
-    let said = |cluster: &Cluster, what: &'static str| {
+    let log_phase = |cluster: &Cluster, what: &'static str| {
         log.event(cluster.now(), "phase", [0, 0], || what.to_owned());
     };
-    said(cluster, "attach");
+    log_phase(cluster, "attach");
     if !cluster.run_until(cluster.now() + ATTACH_MAX, Cluster::is_whole)? {
         return Err(not_live(cluster, "attaching did not end", ATTACH_MAX));
     }
 
-    said(cluster, "load");
+    log_phase(cluster, "load");
     let mut prng = Prng::new(options.seed ^ 0x6661_756c_7473);
     let (from, until) = (cluster.now(), cluster.now() + options.load_time);
     let links = cluster.links();
@@ -203,14 +203,14 @@ fn drive(
         acts.extend(operate(paths, from, until, &mut prng));
         acts.sort_by_key(|&(at, _)| at);
     }
-    if options.strangers {
+    if options.other_servers {
         let own = &mut Prng::new(options.seed ^ 0x6d6f_7665_735f);
         acts.extend(moves(options.paths, from, until, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if let Some(ids) = options.extra.ids {
         let own = &mut Prng::new(options.seed ^ 0x7361_795f_6964);
-        acts.extend(say(ids, from, options.load_time, own));
+        acts.extend(report_ids(ids, from, options.load_time, own));
         acts.sort_by_key(|&(at, _)| at);
     }
     if options.extra.resizes {
@@ -253,7 +253,7 @@ fn drive(
         options.is_quiet() && cluster.workloads().all(|work| work.is_idle())
     })?;
 
-    said(cluster, "faults stop");
+    log_phase(cluster, "faults stop");
     cluster.set_mode(Mode::Rest);
     cluster.calm();
     if plant == Plant::DeadLink {
@@ -266,14 +266,14 @@ fn drive(
     cluster.check_pinned()?;
     rest(cluster)?;
 
-    said(cluster, "read back");
+    log_phase(cluster, "read back");
     for core in 0..2 {
         cluster.read_back(core);
         wait_live(cluster, "reading everything back")?;
     }
 
     if options.faults.cuts_power() {
-        said(cluster, "last power cut");
+        log_phase(cluster, "last power cut");
         cluster.act(Act::StopServer { power: true })?;
         cluster.run_until(cluster.now() + 20 * MS, |_| false)?;
         cluster.act(Act::StartServer)?;
@@ -286,7 +286,7 @@ fn drive(
         }
     }
     if options.path_errors() {
-        said(cluster, "all is well");
+        log_phase(cluster, "all is well");
         cluster.run_until(cluster.now() + WELL, |_| false)?;
         wait_live(cluster, "when all is well")?;
         cluster.expect_no_errors();
@@ -302,7 +302,7 @@ fn drive(
         return Err(Failure::new("home", text));
     }
 
-    said(cluster, "detach");
+    log_phase(cluster, "detach");
     cluster.detach();
     if !cluster.run_until(cluster.now() + DETACH_MAX, Cluster::is_done)? {
         return Err(not_live(cluster, "detaching did not end", DETACH_MAX));

@@ -37,7 +37,7 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     (options.heartbeat, options.server_heartbeat) = (2000 * MS, 2000 * MS);
     (options.faults, options.stall_max) = (FaultMix::NONE, None);
     (options.pinned, options.operated, options.takeover) = (None, false, None);
-    (options.strangers, options.late_data, options.rival) = (false, false, false);
+    (options.other_servers, options.late_data, options.rival) = (false, false, false);
     options.unmix();
     // A user who stops in the middle of a payload asks for little.
     options.extra.losses.stalls = false;

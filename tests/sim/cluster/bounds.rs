@@ -118,7 +118,7 @@ impl Cluster {
         let pool = usize::from(queue_depth) * chunk_size as usize;
         let guest = usize::from(self.guest.is_some()) * (1 + DRAINING_MAX);
         // Another server on the same host may have as much.
-        let servers = if self.options.strangers || self.options.extra.twin { 2 } else { 1 };
+        let servers = if self.options.other_servers || self.options.extra.twin { 2 } else { 1 };
         // A client that lost power left a session behind, which lasts until its heartbeats are
         // missed. The client's new paths are set up and refused meanwhile.
         let sessions = if self.options.faults.client_restart > 0 { 2 } else { 1 };

@@ -24,7 +24,7 @@ use rtrs_server::{Export, ExportIndex, ExportTable, ServerEngine, ServerInstance
 use super::super::disk::Disk;
 use super::super::faults::Act;
 use super::super::host::{Inbox, PORT, Pace, ServerHost, server_ip, server_params};
-use super::super::options::{Ids, MS, Options, Said, Told, others};
+use super::super::options::{Evidence, Ids, MS, Options, ReportedIds, other_identities};
 use super::super::port::{Port, PortFaults, SharedFaults};
 use super::super::{Failure, Plant};
 use super::Cluster;
@@ -33,7 +33,7 @@ use super::second::Second;
 
 /// Other servers of a run.
 #[derive(Debug)]
-pub(super) struct Strangers {
+pub(super) struct OtherServers {
     /// Whether there are others, in runs that have them until the faults stop.
     on: bool,
     /// Identity that the session's own server reports; none in runs without others.
@@ -53,7 +53,7 @@ pub(super) struct Strangers {
     /// Identities that servers report, in runs in which not all report both ids.
     ids: Option<Ids>,
     /// Identity that the session's own server reports after its next start.
-    said: Said,
+    reported: ReportedIds,
     /// Identity of its server that the session knows.
     known: Identity,
     /// Whether others are held back until the session knows what its restarted server reports: the
@@ -61,13 +61,13 @@ pub(super) struct Strangers {
     learns: bool,
 }
 
-impl Strangers {
+impl OtherServers {
     pub(super) fn new(options: &Options, plant: Plant) -> Self {
-        let (home, ids) = (Said::All.identity(), options.extra.ids);
-        let said = ids.map_or(Said::All, |ids| ids.home[0]);
-        let named = options.strangers || options.extra.resizes || options.extra.twin;
+        let (home, ids) = (ReportedIds::All.identity(), options.extra.ids);
+        let reported = ids.map_or(ReportedIds::All, |ids| ids.home[0]);
+        let named = options.other_servers || options.extra.resizes || options.extra.twin;
         Self {
-            on: options.strangers,
+            on: options.other_servers,
             home: named.then_some(home),
             prng: Prng::new(options.seed ^ 0x7374_7261_6e67_6572),
             alike: plant == Plant::SameIdentity,
@@ -76,8 +76,8 @@ impl Strangers {
             twins: 0,
             kept: None,
             ids,
-            said,
-            known: said.identity(),
+            reported,
+            known: reported.identity(),
             learns: false,
         }
     }
@@ -125,8 +125,8 @@ impl Strangers {
     }
 
     /// Returns the identity that the session's own server reports after its next start.
-    fn says(&self) -> Identity {
-        self.home.map(|_| self.said.identity()).unwrap_or_default()
+    fn next_identity(&self) -> Identity {
+        self.home.map(|_| self.reported.identity()).unwrap_or_default()
     }
 
     /// Whether other servers may run now.
@@ -136,16 +136,19 @@ impl Strangers {
 
     /// Whether only the first path distinguishes the session's server from others; it has to stay.
     fn is_beside(&self) -> bool {
-        self.ids.is_some_and(|ids| ids.is_beside() && self.said == ids.home[0])
+        self.ids.is_some_and(|ids| ids.is_beside() && self.reported == ids.home[0])
     }
 
     /// Draws the identity of another server, in runs in which not all servers report both ids.
     fn draw_less(&mut self) -> Identity {
-        let by =
-            if self.is_beside() && self.prng.below(4) > 0 { Told::Beside } else { Told::Known };
-        let mut all = others(self.known, by);
+        let by = if self.is_beside() && self.prng.below(4) > 0 {
+            Evidence::Beside
+        } else {
+            Evidence::Known
+        };
+        let mut all = other_identities(self.known, by);
         if all.is_empty() {
-            all = others(self.known, Told::Beside);
+            all = other_identities(self.known, Evidence::Beside);
         }
         all[self.prng.index(all.len())]
     }
@@ -160,7 +163,7 @@ impl Cluster {
         let cuts = if self.plant == Plant::SameLife { 0 } else { self.disk.stats().cuts };
         self.servers_started += 1;
         let instance = ServerInstance { boot: 1 + cuts, process: self.servers_started };
-        let server_id = self.strangers.says().server;
+        let server_id = self.other_servers.next_identity().server;
         let params = SessionParams { server_id, ..server_params(&self.options, instance) };
         let second = self.second.as_ref().and_then(Second::export);
         let exports = self.exports.of(self.export(), second);
@@ -175,7 +178,7 @@ impl Cluster {
                 pace: Pace::new(),
             });
         }
-        for path in (0..self.options.paths).filter(|path| Some(*path) != self.strangers.path) {
+        for path in (0..self.options.paths).filter(|path| Some(*path) != self.other_servers.path) {
             listen(self.server[0].fabrics[0].as_mut(), path);
         }
     }
@@ -185,20 +188,20 @@ impl Cluster {
         let source = Arc::new(self.disk.exported());
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
         let mut export = Export::new("vol", source);
-        (export.id, export.epoch) = (self.strangers.says().export, epoch);
+        (export.id, export.epoch) = (self.other_servers.next_identity().export, epoch);
         export
     }
 
     /// Starts the server that is down; another server may have one of its addresses from now on.
     pub(super) fn start_again(&mut self) {
         self.learn();
-        self.end_strangers();
-        if self.options.paths > 1 && self.strangers.chance(1, 3) {
-            self.strangers.path = Some(self.strangers.prng.index(self.options.paths));
+        self.end_other_servers();
+        if self.options.paths > 1 && self.other_servers.chance(1, 3) {
+            self.other_servers.path = Some(self.other_servers.prng.index(self.options.paths));
         }
         self.start_server();
-        if let Some(path) = self.strangers.path {
-            self.start_stranger(path..path + 1);
+        if let Some(path) = self.other_servers.path {
+            self.start_other_server(path..path + 1);
         }
     }
 
@@ -207,7 +210,7 @@ impl Cluster {
         if power {
             self.world.crash(self.nodes[1]);
         }
-        self.end_strangers();
+        self.end_other_servers();
         for host in std::mem::take(&mut self.server) {
             // The block IO of a process ends before its connections do.
             drop(host.core);
@@ -291,49 +294,50 @@ impl Cluster {
     }
 
     /// Gives some or all addresses of the server that is down to another server, in some cases.
-    pub(super) fn strangers_in_its_place(&mut self) {
+    pub(super) fn start_other_servers_in_its_place(&mut self) {
         self.learn();
-        if self.strangers.chance(2, 3) {
+        if self.other_servers.chance(2, 3) {
             let all = 0..self.options.paths;
-            let one = self.strangers.prng.index(self.options.paths);
-            let some = if self.strangers.chance(1, 3) { one..one + 1 } else { all };
-            self.start_stranger(some);
+            let one = self.other_servers.prng.index(self.options.paths);
+            let some = if self.other_servers.chance(1, 3) { one..one + 1 } else { all };
+            self.start_other_server(some);
         }
     }
 
     /// Moves one address of the server to another server, keeping the server's connections to that
     /// address; or gives all addresses back.
     pub(super) fn move_address(&mut self, path: usize) {
-        if self.strangers.host.is_some() {
+        if self.other_servers.host.is_some() {
             return self.take_back();
         }
         self.learn();
         let path =
-            if self.strangers.is_beside() { 1 + path % (self.options.paths - 1) } else { path };
+            if self.other_servers.is_beside() { 1 + path % (self.options.paths - 1) } else { path };
         let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
-        let Some(host) = up.filter(|_| self.strangers.is_on()) else { return };
+        let Some(host) = up.filter(|_| self.other_servers.is_on()) else { return };
         host.fabrics[0].stop_listening();
         for own in (0..self.options.paths).filter(|own| *own != path) {
             listen(host.fabrics[0].as_mut(), own);
         }
-        self.strangers.path = Some(path);
-        self.start_stranger(path..path + 1);
+        self.other_servers.path = Some(path);
+        self.start_other_server(path..path + 1);
     }
 
     /// Sets the identity that the server reports after its next start.
-    pub(super) fn say(&mut self, said: Said) {
+    pub(super) fn report_ids(&mut self, reported: ReportedIds) {
         self.learn();
-        self.strangers.learns = self.strangers.is_beside();
-        self.strangers.said = said;
-        if self.strangers.learns {
+        self.other_servers.learns = self.other_servers.is_beside();
+        self.other_servers.reported = reported;
+        if self.other_servers.learns {
             self.take_back();
         }
     }
 
     /// Notes when the session knows the identity that its server reports.
     fn learn(&mut self) {
-        if self.strangers.learns && self.pinned() == Some(self.strangers.says()) {
-            (self.strangers.learns, self.strangers.known) = (false, self.strangers.says());
+        if self.other_servers.learns && self.pinned() == Some(self.other_servers.next_identity()) {
+            (self.other_servers.learns, self.other_servers.known) =
+                (false, self.other_servers.next_identity());
         }
     }
 
@@ -345,8 +349,8 @@ impl Cluster {
 
     /// Checks at the end that the session is pinned to the identity that its server reports.
     pub(in super::super) fn check_pinned(&self) -> Result<(), Failure> {
-        let (says, pinned) = (self.strangers.says(), self.pinned());
-        if self.strangers.home.is_none() || pinned.is_none_or(|pinned| pinned == says) {
+        let (says, pinned) = (self.other_servers.next_identity(), self.pinned());
+        if self.other_servers.home.is_none() || pinned.is_none_or(|pinned| pinned == says) {
             return Ok(());
         }
         let text = format!("the session is pinned to {pinned:?}, and its server is {says}");
@@ -356,7 +360,7 @@ impl Cluster {
     /// Checks that the first path stays up while only it distinguishes the server from others.
     /// Otherwise the session may legitimately switch to another, and the run proves nothing.
     pub(super) fn check_first_path(&self) -> Result<(), Failure> {
-        let stays = self.strangers.is_on() && self.strangers.is_beside() && self.is_loaded;
+        let stays = self.other_servers.is_on() && self.other_servers.is_beside() && self.is_loaded;
         if !stays || self.paths().first().is_some_and(|path| path.connected && path.reconnects == 0)
         {
             return Ok(());
@@ -365,14 +369,14 @@ impl Cluster {
     }
 
     /// Gives all addresses back to the server for the rest of the run.
-    pub(super) fn no_more_strangers(&mut self) {
-        self.strangers.on = false;
+    pub(super) fn stop_other_servers(&mut self) {
+        self.other_servers.on = false;
         self.take_back();
     }
 
     fn take_back(&mut self) {
-        let path = self.strangers.path;
-        self.end_strangers();
+        let path = self.other_servers.path;
+        self.end_other_servers();
         // A server that is stopping or down takes all addresses when it starts.
         let up = self.server.first_mut().filter(|host| !host.core.is_stopping());
         if let (Some(path), Some(host)) = (path, up) {
@@ -381,23 +385,23 @@ impl Cluster {
     }
 
     /// Ends the other server's process.
-    fn end_strangers(&mut self) {
-        self.strangers.path = None;
-        if let Some((host, _)) = self.strangers.host.take() {
+    fn end_other_servers(&mut self) {
+        self.other_servers.path = None;
+        if let Some((host, _)) = self.other_servers.host.take() {
             drop(host.core);
             drop(host.fabrics);
         }
     }
 
     /// Starts a server of one core with an empty disk on these paths' addresses.
-    fn start_stranger(&mut self, paths: Range<usize>) {
-        let strangers = &mut self.strangers;
-        let home = strangers.says();
+    fn start_other_server(&mut self, paths: Range<usize>) {
+        let others = &mut self.other_servers;
+        let home = others.next_identity();
         let other = (Some(ServerId::of_name("other")), Some(ExportId::of_name("other")));
-        let (server_id, id) = match strangers.prng.below(4) {
-            _ if strangers.alike => (home.server, home.export),
-            _ if strangers.ids.is_some() => {
-                let Identity { server, export } = strangers.draw_less();
+        let (server_id, id) = match others.prng.below(4) {
+            _ if others.alike => (home.server, home.export),
+            _ if others.ids.is_some() => {
+                let Identity { server, export } = others.draw_less();
                 (server, export)
             }
             0 => (home.server, other.1),
@@ -406,7 +410,7 @@ impl Cluster {
             _ => (None, None),
         };
         let Options { disk, work, .. } = &self.options;
-        let disk = Disk::new(*disk, work.sectors, false, Plant::None, strangers.prng.fork());
+        let disk = Disk::new(*disk, work.sectors, false, Plant::None, others.prng.fork());
         disk.set_now(self.world.now());
         let instance = ServerInstance { boot: 1, process: 1 << 32 };
         let params =
@@ -430,7 +434,7 @@ impl Cluster {
         disk: Disk,
         paths: Range<usize>,
     ) {
-        let faults = PortFaults::new(Plant::None, self.strangers.prng.fork());
+        let faults = PortFaults::new(Plant::None, self.other_servers.prng.fork());
         let core = Core::without_ring(CoreIndex(0));
         let mut host = ServerHost {
             core: ServerEngine::new(params, core, &ExportTable::new(vec![export])),
@@ -441,7 +445,7 @@ impl Cluster {
         for path in paths {
             listen(host.fabrics[0].as_mut(), path);
         }
-        self.strangers.host = Some((host, disk));
+        self.other_servers.host = Some((host, disk));
     }
 
     /// Starts a second process of the server, which has the same disk and this path's address; or
@@ -454,10 +458,10 @@ impl Cluster {
         for own in (0..self.options.paths).filter(|own| *own != path) {
             listen(host.fabrics[0].as_mut(), own);
         }
-        self.strangers.path = Some(path);
-        let Identity { server: server_id, export: id } = self.strangers.says();
-        self.strangers.twins += 1;
-        let instance = ServerInstance { boot: 1, process: (1 << 32) + self.strangers.twins };
+        self.other_servers.path = Some(path);
+        let Identity { server: server_id, export: id } = self.other_servers.next_identity();
+        self.other_servers.twins += 1;
+        let instance = ServerInstance { boot: 1, process: (1 << 32) + self.other_servers.twins };
         let params =
             SessionParams { server_id, cores: 1, ..server_params(&self.options, instance) };
         let source = Arc::new(self.disk.clone());

@@ -108,7 +108,7 @@ pub struct Saves {
 impl Options {
     /// Draws the additions.
     pub(super) fn draw_extra(&mut self) {
-        if self.strangers {
+        if self.other_servers {
             return self.draw_ids();
         }
         let seed = self.seed;
@@ -206,7 +206,7 @@ impl Options {
             || self.world.revoke_max.is_some()
             || work.sectors > 256
             || work.rewrites;
-        let beside = self.strangers || self.rival || self.guest.is_some() || self.nbd_drops;
+        let beside = self.other_servers || self.rival || self.guest.is_some() || self.nbd_drops;
         !hunted && !beside && self.stall_max.is_none() && self.kernel.is_none()
     }
 

@@ -13,7 +13,7 @@ const IDS: u64 = 0x7361_7973_5f69_647d;
 
 /// Identity that the session's server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ReportedIds {
     /// No ids, like a kernel server.
     Nothing,
     /// Its server id, and no export id.
@@ -24,7 +24,7 @@ pub enum Said {
     All,
 }
 
-impl Said {
+impl ReportedIds {
     /// Returns the reported ids.
     pub(in super::super) fn identity(self) -> Identity {
         let (server, export) = home();
@@ -50,7 +50,7 @@ fn weak(boot: u64, name: &str) -> Option<ExportId> {
 pub struct Ids {
     /// Identity of the session's server in each third of the time under load; the server is
     /// restarted where it changes.
-    pub home: [Said; 3],
+    pub home: [ReportedIds; 3],
 }
 
 impl Ids {
@@ -58,13 +58,13 @@ impl Ids {
     /// one: that server might be its own after an upgrade, or after another boot. Then another path
     /// to its own server has to be connected while others answer.
     pub(in super::super) fn is_beside(self) -> bool {
-        self.home[0] != Said::All
+        self.home[0] != ReportedIds::All
     }
 }
 
 /// Evidence by which a session recognizes that another server is not its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Told {
+pub(in super::super) enum Evidence {
     /// The identity that the session knows.
     Known,
     /// A connected path to its own server, which reported another identity.
@@ -73,21 +73,21 @@ pub(in super::super) enum Told {
 
 /// Returns how a session that knows `known` distinguishes a server that reports `other` from its
 /// own. None if it cannot.
-fn told(known: Identity, other: Identity) -> Option<Told> {
+fn evidence(known: Identity, other: Identity) -> Option<Evidence> {
     let server = known.server.is_some_and(|known| other.server != Some(known));
     let export = known.export.is_some_and(|known| {
         other.export.is_none_or(|other| known.compare(other) == Comparison::Different)
     });
     if server || export {
-        return Some(Told::Known);
+        return Some(Evidence::Known);
     }
-    (other != known).then_some(Told::Beside)
+    (other != known).then_some(Evidence::Beside)
 }
 
 /// Returns the identities of other servers that a session which knows `known` detects in this way.
 /// If both servers report nothing or the same, only the shape of the device could distinguish them,
 /// which is the same here, so such servers are not drawn.
-pub(in super::super) fn others(known: Identity, by: Told) -> Vec<Identity> {
+pub(in super::super) fn other_identities(known: Identity, by: Evidence) -> Vec<Identity> {
     let (server, export) = home();
     let servers = [None, server, Some(ServerId::of_name("other"))];
     let other = Some(ExportId::of_name("other"));
@@ -95,7 +95,7 @@ pub(in super::super) fn others(known: Identity, by: Told) -> Vec<Identity> {
     let all = servers
         .into_iter()
         .flat_map(|server| exports.into_iter().map(move |export| Identity { server, export }));
-    all.filter(|&other| told(known, other) == Some(by)).collect()
+    all.filter(|&other| evidence(known, other) == Some(by)).collect()
 }
 
 impl Options {
@@ -105,7 +105,7 @@ impl Options {
         if !half(own) {
             return;
         }
-        use Said::{All, Nothing, Server, Weak};
+        use ReportedIds::{All, Nothing, Server, Weak};
         let less = pick(own, &[Nothing, Server, Weak(1)]);
         let home = match own.below(8) {
             // Only the others report less.
@@ -149,20 +149,26 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use super::{Identity, Said, Told, others};
+    use super::{Evidence, Identity, ReportedIds, other_identities};
 
     /// Each kind of server can be distinguished from others, and no session has to distinguish
     /// servers that report the same.
     #[test]
     fn other_identities_are_distinguishable() {
-        for said in [Said::Nothing, Said::Server, Said::Weak(1), Said::All] {
-            let known = said.identity();
-            let counts = [Told::Known, Told::Beside].map(|by| others(known, by).len());
-            assert_eq!(counts[0] > 0, said != Said::Nothing, "{said:?}");
-            assert_eq!(counts[1] > 0, said != Said::All, "{said:?}");
-            assert_eq!(counts[0] + counts[1], 17, "{said:?}");
-            assert!(!others(known, Told::Known).contains(&known));
+        for reported in
+            [ReportedIds::Nothing, ReportedIds::Server, ReportedIds::Weak(1), ReportedIds::All]
+        {
+            let known = reported.identity();
+            let counts =
+                [Evidence::Known, Evidence::Beside].map(|by| other_identities(known, by).len());
+            assert_eq!(counts[0] > 0, reported != ReportedIds::Nothing, "{reported:?}");
+            assert_eq!(counts[1] > 0, reported != ReportedIds::All, "{reported:?}");
+            assert_eq!(counts[0] + counts[1], 17, "{reported:?}");
+            assert!(!other_identities(known, Evidence::Known).contains(&known));
         }
-        assert!(others(Said::All.identity(), Told::Known).contains(&Identity::default()));
+        assert!(
+            other_identities(ReportedIds::All.identity(), Evidence::Known)
+                .contains(&Identity::default())
+        );
     }
 }

@@ -33,7 +33,7 @@ impl Options {
     /// Draws additions to a run that is otherwise complete.
     pub(super) fn draw_additions(&mut self) {
         self.draw_extra();
-        if !self.strangers {
+        if !self.other_servers {
             self.draw_losses();
             self.draw_stalls();
             self.draw_sequences();
