@@ -8,6 +8,7 @@ use rtrs_core::tls::{PrivateKey, PublicKey, TlsClientConfig, TlsConfigError, Tls
 
 use crate::engine::Prover;
 use crate::error::{Error, ErrorKind, usage};
+use crate::settings::SessionSettings;
 
 /// Certificates or keys as configured, not read yet. Also the flags of commands without a
 /// configuration file.
@@ -42,6 +43,16 @@ pub struct TlsSources {
 }
 
 impl TlsSources {
+    /// Returns those of a session.
+    pub(crate) fn of(settings: &SessionSettings) -> Self {
+        Self {
+            dir: settings.tls_dir.clone(),
+            hostname: settings.tls_hostname.clone(),
+            key_file: settings.key_file.clone(),
+            server_key: settings.server_key.clone(),
+        }
+    }
+
     /// Rejects inconsistent settings, and a tls:// path without certificates or keys.
     pub(crate) fn check(&self, paths: &[Portal]) -> Result<(), Error> {
         let Self { dir, hostname, key_file, server_key } = self;

@@ -51,6 +51,36 @@ fn exports_are_listed_with_mode_use_and_identity() {
 }
 
 #[test]
+fn doctor_discover_and_ping_take_the_paths_of_a_session_or_a_file() {
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .listen("tcp://127.0.0.1:0")
+        .listen("tcp://127.0.0.2:0")
+        .start();
+    let portals = server.portals().to_vec();
+    let client = Client::attach("vol0").path(&portals[0]).path(&portals[1]).start();
+    let checked = client.command(&["doctor", "vol0", "-o", "json"]).ok().json();
+    let paths = checked["paths"].as_array().expect("a list of paths");
+    assert_eq!(paths.len(), 2, "{checked}");
+    assert!(paths.iter().all(|path| path["usable"] == true), "{checked}");
+    assert_eq!(paths[0]["path"], portals[0], "{checked}");
+    let listed = client.command(&["discover", "vol0", "-o", "json"]).ok().json();
+    assert_eq!(listed["servers"][1]["exports"][0]["name"], "vol0", "{listed}");
+    let _ = client.command(&["ping", "vol0", "-c1"]).ok().says("the first of 2 paths");
+    let _ = client.command(&["doctor", "vol1"]).code(1).says("is not attached");
+
+    let scratch = Scratch::new();
+    let file = scratch.text("vol0.yaml");
+    std::fs::write(&file, format!("path: ['{}']\n", portals[0])).expect("a file");
+    let checked = client.command(&["doctor", "--config", &file, "-o", "json"]).ok().json();
+    assert_eq!(checked["paths"].as_array().map(Vec::len), Some(1), "{checked}");
+    std::fs::write(&file, "shards: 1\n").expect("a file");
+    let _ = client.command(&["doctor", "--config", &file]).code(2).says("has no path");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_server_that_does_not_list_is_named_with_the_reason() {
     let server = Server::builder().export("vol0=mem:1M").start();
     let off = Server::builder().export("vol0=mem:1M").args(&["--discovery", "off"]).start();

@@ -17,6 +17,7 @@ mod doctor;
 mod global;
 mod link;
 mod link_target;
+mod links;
 mod list;
 mod logs;
 mod manual;
@@ -183,7 +184,7 @@ pub enum Command {
     /// the data of this end and writes it back, and this end compares it. Ends with a table. Exits
     /// with 1 if anything was lost.
     Ping(Box<PingArgs>),
-    /// Check a path step by step and say what to fix
+    /// Check paths step by step and say what to fix
     ///
     /// From host name, route, device and port to a ping and the first message of a session, which
     /// is not opened. Exits with 1 if a step fails.

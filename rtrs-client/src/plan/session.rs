@@ -133,13 +133,7 @@ impl SessionPlan {
 
     /// Certificates or keys for tls:// paths.
     pub(crate) fn tls_sources(&self) -> TlsSources {
-        let set = &self.settings;
-        TlsSources {
-            dir: set.tls_dir.clone(),
-            hostname: set.tls_hostname.clone(),
-            key_file: set.key_file.clone(),
-            server_key: set.server_key.clone(),
-        }
+        TlsSources::of(&self.settings)
     }
 
     fn shards_max(&self) -> u16 {

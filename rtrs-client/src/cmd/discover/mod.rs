@@ -17,7 +17,8 @@ use self::listing::Listing;
 use super::at_once::at_once;
 use super::global::GlobalArgs;
 use super::link::{Link, LinkOptions};
-use super::link_target::{LinkTarget, Timeout};
+use super::link_target::Timeout;
+use super::links::{LinkArg, LinkSource};
 use super::text::{or_dash, remark, size_text};
 use crate::error::{Error, ErrorKind};
 use crate::tls::TlsSources;
@@ -28,9 +29,11 @@ const AT_ONCE: usize = 8;
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
-    /// Servers, for example tcp://host:1234, tls://host or rdma://10.0.0.1@10.0.0.2
-    #[arg(value_name = "PATH", required = true)]
-    pub targets: Vec<LinkTarget>,
+    /// Servers, for example tcp://host:1234, tls://host or rdma://10.0.0.1@10.0.0.2, or sessions
+    ///
+    /// The name of an attached session means the servers of its paths.
+    #[arg(value_name = "PATH|NAME", required_unless_present = "config")]
+    pub targets: Vec<LinkArg>,
 
     /// Time limit for each server, 10ms to 10m [default: 5s]
     ///
@@ -44,9 +47,9 @@ pub struct DiscoverArgs {
     #[arg(long, value_name = "on|off", default_value = "on", hide_default_value = true)]
     pub crc: Switch,
 
-    /// Certificates or keys.
+    /// Configuration file, certificates or keys.
     #[command(flatten)]
-    pub tls: TlsSources,
+    pub from: LinkSource,
 }
 
 /// Output of the command.
@@ -77,12 +80,12 @@ struct Export {
 
 /// Lists the exports. The error is [`ErrorKind::Path`] when a server gave no list.
 pub(super) fn run(args: &DiscoverArgs, global: &GlobalArgs) -> Result<(), Error> {
-    args.targets.iter().try_for_each(|target| target.check(&args.tls))?;
-    let servers = at_once(&args.targets, AT_ONCE, |target| {
-        let path = target.portal.to_string();
+    let links = args.from.links(&args.targets, global)?;
+    let servers = at_once(&links, AT_ONCE, |link| {
+        let path = link.target.portal.to_string();
         let options =
             LinkOptions { crc: args.crc.is_on(), plain: false, timeout: args.timeout.get() };
-        match ask(&target.portal, &args.tls, options) {
+        match ask(&link.target.portal, &link.tls, options) {
             Ok(listing) => Server { path, exports: exports(&listing), error: None },
             Err(error) => Server { path, exports: Vec::new(), error: Some(error) },
         }

@@ -1,4 +1,4 @@
-//! `doctor`: checks a path step by step, from the host name to the first message of a session, and
+//! `doctor`: checks paths step by step, from the host name to the first message of a session, and
 //! suggests fixes. It opens nothing.
 //!
 //! `steps.rs` contains the steps, `route.rs` the kernel's routes.
@@ -7,19 +7,20 @@ mod route;
 mod steps;
 
 use clap::Args;
-use rtrs_core::settings::{Output, print_text};
+use rtrs_core::settings::{Output, Portal, print_text};
+use serde_json::{Value, json};
 
 use super::global::GlobalArgs;
-use super::link_target::{LinkTarget, Timeout};
+use super::link_target::Timeout;
+use super::links::{LinkArg, LinkSource};
 use crate::error::{Error, ErrorKind};
-use crate::tls::TlsSources;
 
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// The path to check, as in attach --path.
-    #[arg(value_name = "PATH")]
-    pub target: LinkTarget,
+    /// The path to check, as in attach --path, or an attached session with all its paths
+    #[arg(value_name = "PATH|NAME", required_unless_present = "config", conflicts_with = "config")]
+    pub target: Option<LinkArg>,
 
     /// Timeout of a step, 10ms to 10m [default: 5s]
     ///
@@ -27,9 +28,9 @@ pub struct DoctorArgs {
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 
-    /// Certificates or keys.
+    /// Configuration file, certificates or keys.
     #[command(flatten)]
-    pub tls: TlsSources,
+    pub from: LinkSource,
 }
 
 /// Result of a step.
@@ -98,30 +99,54 @@ impl Findings {
     }
 }
 
-/// Checks the path. The error is [`ErrorKind::Path`] when a step failed.
+/// Checks the paths. The error is [`ErrorKind::Path`] when a step failed.
 pub(super) fn run(args: &DoctorArgs, global: &GlobalArgs) -> Result<(), Error> {
-    args.target.check(&args.tls)?;
-    let portal = &args.target.portal;
-    let mut findings = Findings { steps: Vec::new(), output: global.output };
-    steps::walk(portal, &args.tls, args.timeout.get(), &mut findings)?;
-    let (warned, failed) = (findings.count(Verdict::Warn), findings.count(Verdict::Fail));
-    let summary = serde_json::json!({
-        "path": portal.to_string(),
-        "usable": failed == 0,
-        "warnings": warned,
-        "failures": failed,
-        "steps": findings.steps,
+    let links = args.from.links(&args.target, global)?;
+    let mut checked = Vec::new();
+    for link in &links {
+        if links.len() > 1 && global.output == Output::Text {
+            print_text(&format!("{}\n", link.target.portal))?;
+        }
+        let mut findings = Findings { steps: Vec::new(), output: global.output };
+        steps::walk(&link.target.portal, &link.tls, args.timeout.get(), &mut findings)?;
+        if global.output == Output::Text {
+            print_text(&verdict(&link.target.portal, &findings))?;
+        }
+        checked.push((&link.target.portal, findings));
+    }
+    if global.output == Output::Json {
+        let mut reports: Vec<Value> =
+            checked.iter().map(|(portal, findings)| report(portal, findings)).collect();
+        let is_one_path = matches!(args.target, Some(LinkArg::Path(_)));
+        let report = if is_one_path { reports.remove(0) } else { json!({ "paths": reports }) };
+        global.output.print(&report, |_| String::new())?;
+    }
+    let mut failed = checked.iter().filter_map(|(portal, findings)| {
+        let step = findings.steps.iter().find(|step| step.verdict == Verdict::Fail)?;
+        Some(format!("{portal}: {}: {}", step.step, step.found))
     });
-    global.output.print(&summary, |_| match (failed, warned) {
+    match failed.next() {
+        None => Ok(()),
+        Some(text) => Err(Error::new(ErrorKind::Path, text)),
+    }
+}
+
+/// Formats the last line about a path.
+fn verdict(portal: &Portal, findings: &Findings) -> String {
+    match (findings.count(Verdict::Fail), findings.count(Verdict::Warn)) {
         (0, 0) => format!("{portal} is OK\n"),
         (0, n) => format!("{portal} works; warnings: {n}\n"),
         (n, _) => format!("{portal} does not work; failed steps: {n}\n"),
-    })?;
-    match findings.steps.iter().find(|step| step.verdict == Verdict::Fail) {
-        None => Ok(()),
-        Some(step) => {
-            let text = format!("{portal}: {}: {}", step.step, step.found);
-            Err(Error::new(ErrorKind::Path, text))
-        }
     }
+}
+
+fn report(portal: &Portal, findings: &Findings) -> Value {
+    let failed = findings.count(Verdict::Fail);
+    json!({
+        "path": portal.to_string(),
+        "usable": failed == 0,
+        "warnings": findings.count(Verdict::Warn),
+        "failures": failed,
+        "steps": findings.steps,
+    })
 }

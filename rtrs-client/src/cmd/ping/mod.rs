@@ -45,7 +45,7 @@ fn describe_unproved(portal: &str, why: &AskError) -> String {
 /// Runs the pings. The error is [`ErrorKind::Path`] when the server cannot be reached and when
 /// anything was lost.
 pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
-    let plan = &PingPlan::new(args, global.output)?;
+    let plan = &PingPlan::new(args, global)?;
     let portal = &plan.portal;
     let failed = |e| Error::with_source(ErrorKind::Path, format!("cannot ping {portal}"), e);
     let found = portal.resolve().map_err(failed)?;
@@ -58,7 +58,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::Path, text));
     };
     let options = LinkOptions { crc: plan.args.crc.is_on(), plain: plan.args.rping, timeout };
-    let mut link = Link::open(portal, &plan.args.tls, options)?;
+    let mut link = Link::open(portal, &plan.tls, options)?;
     if !plan.args.rping {
         let proved = prove(&mut link, plan.source, remote, timeout);
         proved.map_err(|why| {

@@ -9,7 +9,10 @@ use rtrs_core::settings::{ByteSize, Int, Output, Portal, SECOND, Switch, Time};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{PingHello, PingMode, RPING_PORT, RPING_SIZE_MAX, RPING_SIZE_MIN};
 
-use crate::cmd::link_target::{LinkTarget, Timeout};
+use crate::cmd::global::GlobalArgs;
+use crate::cmd::link_target::Timeout;
+use crate::cmd::links::{Link, LinkArg, LinkSource};
+use crate::cmd::text::remark;
 use crate::error::{Error, usage};
 use crate::tls::TlsSources;
 
@@ -33,8 +36,10 @@ pub enum Mode {
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct PingArgs {
     /// The server, for example tls://host, rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2
-    #[arg(value_name = "PATH")]
-    pub target: LinkTarget,
+    ///
+    /// Or an attached session, whose first path is pinged.
+    #[arg(value_name = "PATH|NAME", required_unless_present = "config", conflicts_with = "config")]
+    pub target: Option<LinkArg>,
 
     /// Stop after N rounds or operations per queue pair; 0 continues until Ctrl-C
     ///
@@ -61,9 +66,9 @@ pub struct PingArgs {
     #[arg(short = 'W', long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub timeout: Timeout,
 
-    /// Certificates or keys.
+    /// Configuration file, certificates or keys.
     #[command(flatten)]
-    pub tls: TlsSources,
+    pub from: LinkSource,
 
     /// Local address to connect from
     ///
@@ -143,6 +148,8 @@ pub struct PingArgs {
 pub(in crate::cmd) struct PingPlan {
     /// Server, with rping's port in rping mode.
     pub portal: Portal,
+    /// Certificates or keys.
+    pub tls: TlsSources,
     /// Local address to connect from.
     pub source: Option<IpAddr>,
     /// Parameters, as sent to the server.
@@ -163,9 +170,14 @@ impl PingPlan {
         !self.args.quiet && (self.args.verbose || self.hello.mode == PingMode::PingPong)
     }
 
-    pub(in crate::cmd) fn new(args: &PingArgs, output: Output) -> Result<Self, Error> {
-        args.target.check(&args.tls)?;
-        let portal = args.target.portal.clone();
+    pub(in crate::cmd) fn new(args: &PingArgs, global: &GlobalArgs) -> Result<Self, Error> {
+        let mut links = args.from.links(&args.target, global)?;
+        let others = links.len() - 1;
+        let Link { target, tls } = links.swap_remove(0);
+        let portal = target.portal;
+        if others > 0 {
+            remark(format_args!("pinging {portal}, the first of {} paths", others + 1));
+        }
         let source = match (portal.source(), args.source) {
             (Some(written), Some(given)) if written != given => {
                 return Err(usage(format!("--source {given} contradicts {portal}; use only one")));
@@ -201,7 +213,7 @@ impl PingPlan {
             PingMode::ReadBandwidth | PingMode::WriteBandwidth => 2000,
         };
         let usual = Duration::from_secs(pong.into());
-        let rping_port = args.rping && args.target.default_port;
+        let rping_port = args.rping && target.default_port;
         Ok(Self {
             portal: if rping_port { portal.with_port(RPING_PORT) } else { portal },
             source,
@@ -215,8 +227,9 @@ impl PingPlan {
             },
             count: args.count.unwrap_or(count),
             interval: args.interval.map_or(usual, Time::get),
+            tls,
             args: args.clone(),
-            output,
+            output: global.output,
         })
     }
 

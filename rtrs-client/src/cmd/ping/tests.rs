@@ -10,7 +10,7 @@ use crate::path::refusal::Rejection;
 fn try_plan(args: &[&str]) -> Result<PingPlan, Error> {
     let args = LowArgs::parse_from([&["rtrs-client", "ping"], args].concat());
     let Command::Ping(ping) = &args.command else { panic!("{args:?}") };
-    PingPlan::new(ping, args.global.output)
+    PingPlan::new(ping, &args.global)
 }
 
 fn plan(args: &[&str]) -> PingPlan {
