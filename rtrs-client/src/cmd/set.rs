@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde_json::Value;
 
+use super::apply::running;
 use super::global::GlobalArgs;
 use super::session::Session;
 use crate::control_protocol::{Changed, Request, SettingValue, SettingValues};
@@ -49,6 +50,11 @@ pub(super) fn set(args: &SetArgs, global: &GlobalArgs) -> Result<(), Error> {
     let session = Session::find(&args.name, global)?;
     let values: SettingValues = session.request(&Request::Get)?;
     check_known(settings.keys(), &values)?;
+    // Values that no session of this kind takes are wrong usage. What the plan does not show, such
+    // as a session that is ending, is left to the session.
+    if let Ok(running) = running(&session.status()?, &session.run_dir, global) {
+        running.plan.changed(&settings)?;
+    }
     let _: Changed = session.request(&Request::Set { settings: settings.clone() })?;
     let mut values: SettingValues = session.request(&Request::Get)?;
     values.settings.retain(|setting| settings.contains_key(&setting.name));

@@ -353,11 +353,7 @@ impl FromStr for ExportSpec {
             Err(error) => return refuse(format!("is refused: {error}"), FORMS),
         };
         let mut spec = Self::new(name, target);
-        let options = options.iter().map(|option| match split_pair(option) {
-            Some((key, value)) => (plain(key), Some(plain(value))),
-            None => option_pair(&plain(option)),
-        });
-        let options = grouped(options);
+        let options = grouped(options.iter().map(|option| pair(option)));
         if let Some((key, _)) = options.iter().find(|(key, all)| all.len() > 1 && key != ACCESS) {
             return refuse(format!("sets {key:?} twice"), "set it once");
         }
@@ -368,11 +364,13 @@ impl FromStr for ExportSpec {
     }
 }
 
-/// Name and value of an option without an equals sign; `rw` is the opposite of `ro`.
-fn option_pair(option: &str) -> (String, Option<String>) {
-    match option {
-        "rw" => ("ro".to_owned(), Some("false".to_owned())),
-        _ => (option.to_owned(), None),
+/// Name and value of an option. Without an equals sign it has no value; `rw` is the opposite of
+/// `ro`.
+fn pair(option: &[Written]) -> (String, Option<String>) {
+    match split_pair(option) {
+        Some((key, value)) => (plain(key), Some(plain(value))),
+        None if plain(option) == "rw" => ("ro".to_owned(), Some("false".to_owned())),
+        None => (plain(option), None),
     }
 }
 
@@ -422,11 +420,9 @@ impl ExportSpec {
     /// [`ValueError`] for an unknown option, or an invalid value.
     pub fn with_options(&self, options: &[String]) -> Result<Self, ValueError> {
         let mut spec = self.clone();
-        let pairs = options.iter().map(|option| match option.split_once('=') {
-            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
-            None => option_pair(option),
-        });
-        for (key, values) in grouped(pairs) {
+        let fields: Result<Vec<_>, _> = options.iter().map(|text| split_fields(text)).collect();
+        let pairs: Vec<_> = fields?.iter().flatten().map(|field| pair(field)).collect();
+        for (key, values) in grouped(pairs.into_iter()) {
             if key == ACCESS && values == [Some(String::new())] {
                 spec.access.clear();
                 continue;

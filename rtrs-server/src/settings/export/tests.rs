@@ -84,6 +84,9 @@ fn access_may_be_repeated() {
     };
     assert_eq!(set(&["access=a:ro", "access=b:ro"]).unwrap().access.len(), 2);
     assert!(set(&["access="]).unwrap().access.is_empty());
+    let listed = set(&["access=a:ro,access=b:ro,rw", "id=a\\,b"]).unwrap();
+    assert_eq!((listed.access.len(), listed.ro), (2, false));
+    assert_eq!(listed.id.as_ref().map(Id::get), Some("a,b"));
     assert!(set(&["access=a"]).unwrap_err().to_string().contains("has a bad access"));
 }
 
