@@ -2,7 +2,7 @@
 //!
 //! Decoded messages are encoded and decoded again and must be unchanged; errors must have a text,
 //! and nothing may panic. Called only by the fuzzer (fuzz/targets/wire.rs) and the replay of its
-//! corpus under plain `cargo test` (rtrs-core/tests/corpus.rs).
+//! corpus under plain `cargo test` (rtrs-core/tests/suite/corpus.rs).
 
 use std::fmt::Debug;
 

@@ -29,7 +29,7 @@ impl Vectors {
     fn load() -> Self {
         let mut bytes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut current: Option<String> = None;
-        for line in include_str!("../../tests/golden/rtrs.hex").lines() {
+        for line in include_str!("../../../tests/golden/rtrs.hex").lines() {
             let line = line.split('#').next().unwrap_or_default().trim();
             if let Some(name) = line.strip_suffix(':') {
                 assert!(bytes.insert(name.to_owned(), vec![]).is_none(), "{name} twice");
