@@ -24,6 +24,7 @@ RTRS_DEPS=(
     nbdinfo:libnbd-bin
     nbd-server:nbd-server
     nbdkit:nbdkit
+    '/usr/share/perl/*/JSON/PP.pm:perl'
     pkg-config:pkg-config
     python3:python3
     qperf:qperf

@@ -8,7 +8,8 @@
 //! `faults.rs` faults under load · `identity.rs` other servers under one name · `instructions.rs`
 //! the cost of hot paths · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk
 //! memory · `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS · `network.rs` changes of
-//! cables and addresses · `privileges.rs` a server that switches to another user · `resize.rs`
+//! cables and addresses · `privileges.rs` a server that switches to another user · `proxmox.rs` the
+//! storage plugin of Proxmox VE · `resize.rs`
 //! exports that grow · `server_log.rs` the server's log · `service.rs` messages to the service
 //! manager · `signals.rs` effects of signals · `slow.rs` a disk that does not answer · `times.rs`
 //! network or disk · `tls.rs` tls:// with certificates and keys · `top.rs` the live view ·
@@ -37,6 +38,7 @@ mod nbd_tls;
 mod network;
 mod online;
 mod privileges;
+mod proxmox;
 mod resize;
 mod server_log;
 mod service;

@@ -37,7 +37,7 @@ impl FromStr for LinkArg {
     }
 }
 
-/// Where the paths stand, besides the command line.
+/// Source of paths besides the command line, and their certificates or keys.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct LinkSource {
     /// Take the paths and keys from this YAML file of attach
