@@ -251,7 +251,8 @@ impl Conn {
         }
         if let Phase::Payload { row, .. } = phase {
             let entry = shared.requests.row(row);
-            (entry.complete, entry.silent) = (true, true);
+            entry.progress.set_complete();
+            entry.reply.silence();
             shared.finish_if_done(row);
         }
     }
@@ -336,12 +337,12 @@ impl Conn {
                 entry.next_piece();
                 return shared.submit(row);
             }
-            entry.complete = true;
+            entry.progress.set_complete();
         }
         if entry.is_done() {
             self.free_row(row, shared);
         } else {
-            entry.late = Late::Told;
+            entry.reply.set_late(Late::Told);
         }
     }
 
@@ -432,14 +433,15 @@ impl Conn {
     fn end_flush(&mut self, row: u32, shared: &mut Shared) {
         let Some(losses) = &shared.losses else { return };
         let entry = shared.requests.row(row);
-        let count = entry.losses.unwrap_or_else(|| losses.count());
-        let (status, reported) = losses.judge(entry.status, entry.reported, count);
+        let count = entry.loss_marks.at_end().unwrap_or_else(|| losses.count());
+        let ended = entry.reply.status();
+        let (status, reported) = losses.judge(ended, entry.loss_marks.reported(), count);
         let before = if self.kernel { losses.common() } else { self.reported };
         if reported > before {
             self.backlog.report = Some(row);
         }
-        shared.stats.failed += u64::from(status != entry.status);
-        entry.status = status;
+        shared.stats.failed += u64::from(status != ended);
+        entry.reply.set_status(status);
         if self.kernel {
             losses.report_common(reported);
         } else {
@@ -449,9 +451,10 @@ impl Conn {
 
     /// Handles a row that has finished or was given up: queues its reply.
     pub(crate) fn on_finished(&mut self, row: u32, shared: &mut Shared) {
-        let late = shared.requests.row(row).late;
-        let gone = self.broken || shared.requests.row(row).silent || late == Late::Told;
-        if shared.requests.row(row).io == Some(IoOp::Flush) && !gone {
+        let entry = shared.requests.row(row);
+        let told = entry.reply.late() == Late::Told;
+        let gone = self.broken || entry.reply.is_silent() || told;
+        if entry.command.io() == Some(IoOp::Flush) && !gone {
             self.end_flush(row, shared);
         }
         if gone {

@@ -28,7 +28,7 @@ use crate::export::export_info;
 use crate::group::Seat;
 use crate::notices::{Notice, Notices};
 use crate::proto::{ExportInfo, Exports, Op};
-use crate::requests::{ConnId, Late, Requests, Row};
+use crate::requests::{ConnId, Late, Requests};
 use crate::stats::BridgeStats;
 
 /// State shared by all NBD connections of a shard.
@@ -202,12 +202,13 @@ impl Shared {
             return;
         }
         let entry = self.requests.row(row);
-        if entry.deferred {
+        if entry.overlaps.is_deferred() {
             // More of the payload has arrived.
             return;
         }
         // IO that took too long may have ended meanwhile; then the rest is submitted.
-        if entry.late == Late::Noted && entry.complete && entry.is_at_device() {
+        let noted = entry.reply.late() == Late::Noted;
+        if noted && entry.progress.is_complete() && entry.is_at_device() {
             return self.give_up(row);
         }
         if !self.queue(row) {
@@ -217,8 +218,7 @@ impl Shared {
 
     /// Submits the ready bytes of a row, behind rows that wait for room in the device queue.
     fn hand_over_in_order(&mut self, row: u32) {
-        let Row { handed, ready, .. } = self.requests.row(row);
-        if handed == ready {
+        if self.requests.row(row).progress.all_handed() {
             // A change within blocks may end before its turn in the backlog would come.
             return;
         }
@@ -231,13 +231,14 @@ impl Shared {
     /// true when the row is deferred.
     fn defer(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
-        let fresh = row.handed == 0 && !row.deferred;
-        if fresh && row.io != Some(IoOp::Flush) && self.seat.group.orphans.touch(row.bytes()) {
-            row.deferred = true;
+        let fresh = row.progress.handed() == 0 && !row.overlaps.is_deferred();
+        let is_flush = row.command.io() == Some(IoOp::Flush);
+        if fresh && !is_flush && self.seat.group.orphans.touch(row.bytes()) {
+            row.overlaps.defer();
             self.deferred.push(index);
             self.stats.deferred += 1;
         }
-        self.requests.row(index).deferred
+        self.requests.row(index).overlaps.is_deferred()
     }
 
     /// Whether requests wait for orphaned writes or for their turn.
@@ -247,9 +248,7 @@ impl Shared {
 
     /// Removes a row from those that wait for orphaned writes.
     fn undefer(&mut self, index: u32) {
-        let row = self.requests.row(index);
-        if std::mem::take(&mut row.deferred) {
-            row.deferred_since = None;
+        if self.requests.row(index).overlaps.undefer() {
             self.deferred.retain(|row| *row != index);
         }
     }
@@ -264,7 +263,7 @@ impl Shared {
                 at += 1;
                 continue;
             }
-            (row.deferred, row.deferred_since) = (false, None);
+            row.overlaps.undefer();
             self.deferred.remove(at);
             self.submit(index);
             any = true;
@@ -282,13 +281,11 @@ impl Shared {
             let next = turn.map_or_else(|| self.deferred.get(at), |at| self.turns.get(at));
             let Some(&index) = next else { return any };
             let row = self.requests.row(index);
-            let since = *row.deferred_since.get_or_insert(now);
+            let waited = row.overlaps.waited(now);
             // A payload that is still arriving needs its row.
-            let whole = row.complete || row.op == Op::Read;
-            if whole && now.since(since) >= bound {
-                if row.status.is_ok() {
-                    row.status = IoStatus::TimedOut;
-                }
+            let whole = row.progress.is_complete() || row.command.op() == Op::Read;
+            if whole && waited >= bound {
+                row.reply.note(IoStatus::TimedOut);
                 self.withdraw(index);
                 any = true;
             } else {
@@ -305,13 +302,12 @@ impl Shared {
         self.undefer(index);
         self.drop_turns(index);
         let row = self.requests.row(index);
-        (row.ready, row.late, row.complete) = (row.handed, Late::GivenUp, true);
-        if row.status.is_ok() {
-            row.status = IoStatus::TimedOut;
-        }
-        let bytes = row.may_change().filter(|_| !row.orphaned);
+        row.progress.cut_off();
+        row.reply.set_late(Late::GivenUp);
+        row.reply.note(IoStatus::TimedOut);
+        let bytes = row.may_change().filter(|_| !row.overlaps.is_orphaned());
         if let Some(bytes) = bytes.filter(|_| !rtrs_core::mutated!(SlowIoRangeDropped)) {
-            row.orphaned = true;
+            row.overlaps.set_orphaned();
             self.seat.group.orphans.enter((self.seat.shard, index), bytes);
         }
         self.end_running(index);
@@ -329,9 +325,10 @@ impl Shared {
             }
             let (index, _) = row_of(tag);
             let row = self.requests.row(index);
-            match (row.late, row.complete || row.op == Op::Read) {
+            let whole = row.progress.is_complete() || row.command.op() == Op::Read;
+            match (row.reply.late(), whole) {
                 (Late::No | Late::Noted, true) => self.give_up(index),
-                (Late::No, false) => row.late = Late::Noted,
+                (Late::No, false) => row.reply.set_late(Late::Noted),
                 _ => {}
             }
         }
@@ -345,15 +342,15 @@ impl Shared {
         let Seat { group, shard } = self.seat.clone();
         let mut count = 0;
         for index in self.requests.open_rows(conn) {
-            if self.requests.row(index).deferred {
+            if self.requests.row(index).overlaps.is_deferred() {
                 self.withdraw(index);
             }
             let row = self.requests.row(index);
             if row.is_done() {
                 continue;
             }
-            if let Some(bytes) = row.may_change().filter(|_| !row.orphaned) {
-                row.orphaned = true;
+            if let Some(bytes) = row.may_change().filter(|_| !row.overlaps.is_orphaned()) {
+                row.overlaps.set_orphaned();
                 count += 1;
                 group.orphans.enter((shard, index), bytes);
             }
@@ -380,7 +377,7 @@ impl Shared {
         }
         for &index in &rows {
             let row = self.requests.row(index);
-            let unbegun = row.queued || fragments::is_open(row);
+            let unbegun = row.overlaps.is_queued() || row.fragments.open() > 0;
             if unbegun || self.backlog.contains(&index) {
                 self.withdraw(index);
             }
@@ -394,11 +391,9 @@ impl Shared {
         self.undefer(index);
         self.drop_turns(index);
         let row = self.requests.row(index);
-        (row.ready, row.complete) = (row.handed, true);
-        row.deferred_since = None;
-        if row.status.is_ok() {
-            row.status = IoStatus::Aborted;
-        }
+        row.progress.cut_off();
+        row.overlaps.stop_waiting();
+        row.reply.note(IoStatus::Aborted);
         self.end_running(index);
         self.finish_if_done(index);
     }
@@ -406,13 +401,13 @@ impl Shared {
     /// Submits the ready bytes of a row. Returns false when the device queue is full.
     fn hand_over(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
-        let Some(op) = row.io else { return true };
+        let Some(op) = row.command.io() else { return true };
         let io_max = io_max(self.device.geometry(), op);
-        while row.handed < row.ready {
-            let left = row.ready - row.handed;
+        while !row.progress.all_handed() {
+            let left = row.progress.left();
             let (len, step, buf) = match op {
                 IoOp::Read | IoOp::Write => {
-                    let (at, from) = row.cursor;
+                    let (at, from) = row.progress.cursor();
                     let slice = &row.parts[at].slice;
                     let most = (io_max.min(left) as usize).min(slice.len() - from);
                     let len = u32::try_from(most).unwrap_or(left);
@@ -426,18 +421,16 @@ impl Shared {
                 }
                 IoOp::Extents => (left, left, row.parts[0].slice.slice(0, extents::LEN_MAX)),
             };
-            let offset = row.cut.whole.start + u64::from(row.handed);
-            let io = Io { tag: u64::from(index), op, flags: row.flags, offset, len, buf };
+            let offset = row.command.cut().whole.start + u64::from(row.progress.handed());
+            let flags = row.command.flags();
+            let io = Io { tag: u64::from(index), op, flags, offset, len, buf };
             if self.device.submit(io).is_err() {
                 return false;
             }
-            row.handed += step;
-            row.pending += 1;
+            row.progress.submitted(step);
             if matches!(op, IoOp::Read | IoOp::Write) {
-                row.cursor.1 += step as usize;
-                if row.cursor.1 == row.parts[row.cursor.0].slice.len() {
-                    row.cursor = (row.cursor.0 + 1, 0);
-                }
+                let part = row.parts[row.progress.cursor().0].slice.len();
+                row.progress.move_cursor(step, part);
             }
         }
         true
@@ -446,51 +439,30 @@ impl Shared {
     /// Reports the row to its connection if no work is outstanding.
     pub(crate) fn finish_if_done(&mut self, row: u32) {
         let entry = self.requests.row(row);
-        let early = rtrs_core::mutated!(NbdFirstPartAnswers) && entry.pending > 0;
-        if entry.is_between() && !entry.status.is_ok() {
-            entry.complete = true;
+        let early = rtrs_core::mutated!(NbdFirstPartAnswers) && entry.progress.pending() > 0;
+        if entry.is_between() && !entry.reply.status().is_ok() {
+            entry.progress.set_complete();
         }
         if early || entry.is_done() || entry.is_between() {
-            self.repeat_loss(row);
+            if let Some(losses) = &self.losses
+                && entry.must_repeat_loss(losses)
+            {
+                losses.add();
+            }
             // A change within blocks has had its turn. Anything left of the orphaned write that it
             // overlaps is elsewhere.
             self.undefer(row);
             self.leave_orphans(row);
             // A row whose error reply is being sent ends with that reply.
-            if self.requests.row(row).late != Late::GivenUp {
+            if self.requests.row(row).reply.late() != Late::GivenUp {
                 self.finished.push_back(row);
             }
         }
     }
 
-    /// Records the loss count after the first IO of a change has succeeded.
-    fn note_losses(&mut self, row: u32) {
-        let entry = self.requests.row(row);
-        if entry.changes() && !entry.is_done() && entry.losses.is_none() {
-            entry.losses = self.losses.as_ref().map(|losses| losses.shared());
-        }
-    }
-
-    /// Counts a loss again before a row is answered. A loss since the first of the row's IOs
-    /// completed may have taken the data of that IO and may have been reported already, so flushes
-    /// after the answer must report it again. Losses of single writes and these repetitions do not
-    /// count.
-    fn repeat_loss(&mut self, row: u32) {
-        let entry = self.requests.row(row);
-        if entry.io == Some(IoOp::Flush) {
-            return;
-        }
-        let before = entry.losses.take().filter(|_| entry.status.is_ok() && !entry.flags.fua);
-        if let (Some(before), Some(losses)) = (before, &self.losses)
-            && losses.shared() != before
-        {
-            losses.add();
-        }
-    }
-
     /// Removes a row from the orphaned writes.
     fn leave_orphans(&mut self, row: u32) {
-        if std::mem::take(&mut self.requests.row(row).orphaned) {
+        if self.requests.row(row).overlaps.take_orphaned() {
             let key = (self.seat.shard, row);
             self.seat.group.orphans.leave(|own| *own == key);
         }
@@ -504,14 +476,14 @@ impl Shared {
         }
         let entry = self.requests.row(row);
         while let Some(part) = entry.parts.pop() {
-            if entry.op == Op::Write {
+            if entry.command.op() == Op::Write {
                 self.buffers.release(part.buffer);
             } else {
                 self.buffers.release_read(part.buffer, memory);
             }
         }
-        if let Some(aside) = entry.aside.take() {
-            self.buffers.release_read(aside.buffer, memory);
+        if let Some(own) = entry.fragments.take_memory() {
+            self.buffers.release_read(own.buffer, memory);
         }
         self.requests.give(row);
         true
@@ -537,21 +509,21 @@ impl Shared {
                 continue;
             }
             let entry = self.requests.row(row);
-            entry.pending -= 1;
-            if entry.io == Some(IoOp::Flush) {
-                entry.losses = self.device.losses_at_end();
+            entry.progress.ended();
+            if entry.command.io() == Some(IoOp::Flush) {
+                entry.loss_marks.set_at_end(self.device.losses_at_end());
             } else if done.status.is_ok() {
-                self.note_losses(row);
+                entry.note_losses(self.losses.as_deref());
             }
-            let entry = self.requests.row(row);
-            if !done.status.is_ok() && entry.status.is_ok() && !rtrs_core::mutated!(NbdErrorDropped)
+            if !done.status.is_ok() && !rtrs_core::mutated!(NbdErrorDropped) {
+                entry.reply.note(done.status);
+            }
+            let through = entry.is_idle() && entry.progress.all_handed();
+            if entry.command.op() == Op::Write
+                && (through || rtrs_core::mutated!(NbdMemoryReusedEarly))
             {
-                entry.status = done.status;
-            }
-            let through = entry.is_idle() && entry.handed == entry.ready;
-            if entry.op == Op::Write && (through || rtrs_core::mutated!(NbdMemoryReusedEarly)) {
                 // The device has consumed the payload, so its buffers need not wait for the reply.
-                entry.cursor = (0, 0);
+                entry.progress.reset_cursor();
                 while let Some(part) = entry.parts.pop() {
                     self.buffers.release(part.buffer);
                 }
@@ -561,9 +533,9 @@ impl Shared {
         }
         any |= !self.turns.is_empty() && self.advance_turns();
         while let Some(&row) = self.backlog.front() {
-            let before = self.requests.row(row).handed;
+            let before = self.requests.row(row).progress.handed();
             let all = self.hand_over(row);
-            any |= self.requests.row(row).handed > before;
+            any |= self.requests.row(row).progress.handed() > before;
             if !all {
                 break;
             }

@@ -6,15 +6,13 @@
 
 use std::ops::Range;
 
-use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::extents;
 use rtrs_core::rt::Port;
 
 use super::{Conn, Phase};
 use crate::buffers::{BUFFER_LEN, PART_MAX, PIECE_MAX, Part};
-use crate::cut::Cut;
 use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
-use crate::requests::Late;
+use crate::requests::{Command, Late};
 use crate::shared::Shared;
 
 /// Minimum size of a large write, for which receives are limited to fit.
@@ -24,8 +22,6 @@ const LARGE: usize = 32 * 1024;
 const LARGE_MEMORY: u8 = 16;
 /// Alignment of the pieces of a long payload on the device.
 const PIECE_ALIGN: u64 = 4096;
-/// Maximum range of one extents request. The answer may cover less than the request.
-const STATUS_MAX: u32 = 1 << 31;
 /// Bytes of handshake replies that may be queued before further options are processed.
 const GREETING_MAX: usize = 64 * 1024;
 
@@ -113,8 +109,8 @@ impl Conn {
                 self.start += Request::LEN;
                 self.rows += 1;
                 let entry = shared.requests.row(row);
-                (entry.conn, entry.cookie) = (self.id, request.cookie);
-                entry.refusal = Some((refusal.error, refusal.reason));
+                (entry.conn, entry.command) = (self.id, Command::refused(request.cookie));
+                entry.reply.refuse(refusal.error, refusal.reason);
                 self.replies.push_back(row);
                 match refusal.after {
                     AfterRefusal::Continue => {}
@@ -128,33 +124,29 @@ impl Conn {
 
     /// Starts a valid request. Returns false when it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
-        let Validated { op, cookie, offset, len, one, .. } = request;
-        if op == Op::Disconnect {
+        if request.op == Op::Disconnect {
             self.in_order = true;
             self.depart(port, shared);
             return false;
         }
-        let len = if op == Op::BlockStatus { len.min(STATUS_MAX) } else { len };
-        let (io, flags) = device_operation(&request);
-        let cut = Cut::new(op, offset..offset + u64::from(len), self.min_block().into());
-        let fragments = cut.fragments();
+        let command = Command::new(&request, self.min_block());
+        let fragments = command.cut().fragments();
         let room = fragments == 0 || shared.has_room_for_fragments();
         let Some(row) = room.then(|| shared.take_row(self.rows)).flatten() else {
             self.phase = Phase::Starved(request);
             return false;
         };
-        let Some(piece) = self.take_memory(&request, row, &cut, shared) else {
+        let Some(piece) = self.take_memory(&command, row, shared) else {
             shared.requests.give(row);
             self.phase = Phase::Starved(request);
             return false;
         };
         self.rows += 1;
         let entry = shared.requests.row(row);
-        (entry.conn, entry.cookie, entry.op) = (self.id, cookie, op);
-        (entry.offset, entry.len, entry.io, entry.flags) = (offset, len, io, flags);
-        (entry.cut, entry.one) = (cut, one);
+        (entry.conn, entry.command) = (self.id, command);
         if fragments > 0 {
-            entry.aside = entry.parts.pop();
+            let memory = entry.parts.pop();
+            entry.fragments.set_memory(memory);
         }
         self.begin_row(row, piece, shared);
         true
@@ -162,16 +154,10 @@ impl Conn {
 
     /// Takes the memory of a read, of the extents or of the fragments. Returns the length of the
     /// pieces of a read; None when memory is short.
-    fn take_memory(
-        &mut self,
-        request: &Validated,
-        row: u32,
-        cut: &Cut,
-        shared: &mut Shared,
-    ) -> Option<u64> {
-        let (op, block, whole) = (request.op, cut.block, cut.whole.end - cut.whole.start);
+    fn take_memory(&mut self, command: &Command, row: u32, shared: &mut Shared) -> Option<u64> {
+        let (op, block, whole) = (command.op(), command.cut().block, command.whole_len());
         // After its first piece, a simple reply cannot report an error any more.
-        let may_split = self.structured() && !request.one_chunk;
+        let may_split = self.structured() && !command.one_chunk();
         let piece_of = |most: usize| {
             let pieces = whole.div_ceil(most as u64).max(1);
             whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole)
@@ -181,7 +167,7 @@ impl Conn {
             Op::Read => piece,
             // The extents as the device lists them, and as the client receives them.
             Op::BlockStatus => 2 * extents::LEN_MAX as u64,
-            _ => 2 * block * cut.fragments() as u64,
+            _ => 2 * block * command.cut().fragments() as u64,
         };
         let mut take = |shared: &mut Shared, bytes: u64| {
             let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -203,11 +189,11 @@ impl Conn {
     /// Submits a new row to the device, or finishes it when the device has nothing to do.
     fn begin_row(&mut self, row: u32, piece: u64, shared: &mut Shared) {
         let entry = shared.requests.row(row);
-        let (op, len) = (entry.op, entry.len);
-        let whole = entry.cut.whole.end - entry.cut.whole.start;
+        let (op, len) = (entry.command.op(), entry.command.len());
+        let whole = entry.command.whole_len();
         match op {
             Op::Write => {
-                entry.complete = false;
+                entry.progress.expect_payload();
                 self.phase = Phase::Payload { row, left: len };
             }
             Op::Cache => shared.finish_if_done(row),
@@ -215,14 +201,14 @@ impl Conn {
             // A trim without a whole block.
             Op::Trim if whole == 0 => shared.finish_if_done(row),
             Op::Read => {
-                entry.piece = u32::try_from(piece).unwrap_or(len);
-                entry.next_piece();
+                entry.begin_read(u32::try_from(piece).unwrap_or(len));
                 shared.submit(row);
             }
             _ => {
-                entry.ready = if op == Op::Flush { 1 } else { u32::try_from(whole).unwrap_or(len) };
+                let whole = u32::try_from(whole).unwrap_or(len);
+                entry.progress.set_ready(if op == Op::Flush { 1 } else { whole });
                 let reported = self.older().unwrap_or_else(|| self.reported(shared));
-                shared.requests.row(row).reported = reported;
+                shared.requests.row(row).loss_marks.set_reported(reported);
                 shared.submit(row);
                 zero_fragments(row, shared);
             }
@@ -257,7 +243,7 @@ impl Conn {
             return false;
         }
         let entry = shared.requests.row(row);
-        let to = entry.offset + u64::from(entry.len - left);
+        let to = entry.command.offset() + u64::from(entry.command.len() - left);
         let piece = Self::piece(self.start, left, to, self.min_block());
         if piece == 0 || self.fill - self.start < piece {
             return false;
@@ -270,25 +256,26 @@ impl Conn {
             let at = usize::try_from(first - from).unwrap_or(0);
             (start + at, len)
         };
-        let ((at, len), rest) = (part(&entry.cut.whole), entry.cut.rest.each_ref().map(part));
+        let cut = entry.command.cut();
+        let ((at, len), rest) = (part(&cut.whole), cut.rest.each_ref().map(part));
         self.start += piece;
         let left = left - u32::try_from(piece).unwrap_or(left);
         if len > 0 {
             shared.buffers.hold(buffer);
             entry.parts.push(Part { buffer, slice: shared.buffers.slice(buffer, at, len) });
-            entry.ready += u32::try_from(len).unwrap_or(0);
+            entry.progress.add_ready(u32::try_from(len).unwrap_or(0));
         }
         self.phase = if left == 0 {
-            entry.complete = true;
+            entry.progress.set_complete();
             Phase::Header
         } else {
             Phase::Payload { row, left }
         };
         shared.submit(row);
         for (which, (at, len)) in rest.into_iter().enumerate() {
-            if len > 0 && shared.requests.row(row).late != Late::GivenUp {
+            if len > 0 && shared.requests.row(row).reply.late() != Late::GivenUp {
                 let payload = shared.buffers.slice(buffer, at, len);
-                if let Some((_, bytes)) = shared.fragment_memory(row, which) {
+                if let Some((_, bytes)) = shared.requests.row(row).fragment_memory(which) {
                     bytes.copy_from(&payload);
                 }
                 shared.begin_fragment(row, which);
@@ -298,32 +285,11 @@ impl Conn {
     }
 }
 
-/// Returns the operation that a request needs of the device, if any, and its flags.
-fn device_operation(request: &Validated) -> (Option<IoOp>, IoFlags) {
-    let Validated { fua, no_hole, fast_only, .. } = *request;
-    match request.op {
-        Op::Read => (Some(IoOp::Read), IoFlags::default()),
-        Op::Write => {
-            let fua = fua && !rtrs_core::mutated!(NbdFuaDropped);
-            (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() })
-        }
-        Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
-        Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
-        Op::WriteZeroes => {
-            let flags = IoFlags { fua, no_unmap: no_hole, fast_only, ..IoFlags::default() };
-            (Some(IoOp::WriteZeroes), flags)
-        }
-        Op::BlockStatus => (Some(IoOp::Extents), IoFlags::default()),
-        // A cache request is a hint: there is no cache to fill.
-        Op::Cache | Op::Disconnect => (None, IoFlags::default()),
-    }
-}
-
 /// Begins the fragments of a request that zeroes parts of blocks.
 fn zero_fragments(row: u32, shared: &mut Shared) {
     for which in 0..2 {
-        if !shared.requests.row(row).cut.rest[which].is_empty() {
-            if let Some((_, bytes)) = shared.fragment_memory(row, which) {
+        if !shared.requests.row(row).command.cut().rest[which].is_empty() {
+            if let Some((_, bytes)) = shared.requests.row(row).fragment_memory(which) {
                 bytes.fill(0);
             }
             shared.begin_fragment(row, which);

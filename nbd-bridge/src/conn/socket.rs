@@ -11,7 +11,6 @@ use crate::buffers::BUFFER_LEN;
 use crate::proto::wire::NbdError;
 use crate::proto::{Op, Request, reply};
 use crate::shared::Shared;
-use crate::status::{nbd_error, reason};
 
 impl Conn {
     /// Handles received bytes, or the end of the stream.
@@ -109,7 +108,7 @@ impl Conn {
             Phase::Header => (Request::LEN, BUFFER_LEN),
             Phase::Payload { row, left } => {
                 let entry = shared.requests.row(row);
-                let to = entry.offset + u64::from(entry.len - left);
+                let to = entry.command.offset() + u64::from(entry.command.len() - left);
                 let block = self.min_block();
                 let here = Self::piece(self.start, left, to, block);
                 let need = if here == 0 { Self::piece(0, left, to, block) } else { here };
@@ -194,38 +193,39 @@ impl Conn {
             {
                 break;
             }
-            let mut error =
-                row.refusal.or_else(|| nbd_error(row.status).map(|e| (e, reason(row.status))));
+            let (op, cookie) = (row.command.op(), row.command.cookie());
+            let complete = row.progress.is_complete();
+            let mut error = row.reply.error();
             let mut statuses = None;
-            if row.op == Op::BlockStatus && error.is_none_or(|(e, _)| e == NbdError::NotSup) {
+            if op == Op::BlockStatus && error.is_none_or(|(e, _)| e == NbdError::NotSup) {
                 statuses = row.statuses();
                 let none = (NbdError::Io, "the device does not say what it holds");
                 error = statuses.is_none().then_some(none);
             }
             let head = match error {
-                Some((error, why)) => reply::failure(structured, row.cookie, error, why),
-                None if row.op == Op::Read => {
+                Some((error, why)) => reply::failure(structured, cookie, error, why),
+                None if op == Op::Read => {
                     let Range { start, end } = row.asked();
                     let len = u32::try_from(end - start).unwrap_or(0);
-                    reply::read_head(structured, row.cookie, start, len, row.complete)
+                    reply::read_head(structured, cookie, start, len, complete)
                 }
                 None => match &statuses {
-                    Some((_, count)) => reply::status_head(row.cookie, *count),
-                    None => reply::success(row.cookie),
+                    Some((_, count)) => reply::status_head(cookie, *count),
+                    None => reply::success(cookie),
                 },
             };
             // A simple reply has one head, before the data of its first piece.
-            if structured || row.base == 0 {
+            if structured || row.progress.current_piece().start == 0 {
                 self.stage(used, &head, vecs);
                 used += head.len();
             }
-            if error.is_none() && row.op == Op::Read {
+            if error.is_none() && op == Op::Read {
                 row.data(|slice| vecs.push(slice));
             }
             if let Some((list, _)) = statuses {
                 vecs.push(list);
             }
-            self.cut_short = (!structured && !row.complete).then_some(index);
+            self.cut_short = (!structured && !complete).then_some(index);
             if self.replies.front() == Some(&index) {
                 self.replies.pop_front();
             } else {
@@ -253,7 +253,7 @@ impl Conn {
     /// client.
     fn is_cut_short(&self, shared: &mut Shared) -> bool {
         let next = self.cut_short.and_then(|_| self.next_reply());
-        next.is_some_and(|row| !shared.requests.row(*row).status.is_ok())
+        next.is_some_and(|row| !shared.requests.row(*row).reply.status().is_ok())
     }
 
     /// Copies bytes into the staging memory at `at` and appends them to what is sent.

@@ -10,16 +10,12 @@
 //! it the new bytes at their position in the block. A fragment uses the flags, the first error and
 //! the reply of its row; the reply is sent when all IO of the row has ended.
 
-use std::ops::Range;
-
 use rtrs_core::block::{Io, IoFlags, IoOp, is_part_of_block};
-use rtrs_core::mem::MemSlice;
 use rtrs_core::ranges::{Key, Piece};
 use rtrs_core::status::IoStatus;
 
 use super::Shared;
-use crate::cut::Cut;
-use crate::requests::{Fragment, Row};
+use crate::requests::{Fragment, block_of};
 
 /// Maximum number of open fragments of a shard. Beyond it, requests with fragments wait.
 const FRAGMENTS_MAX: usize = 128;
@@ -37,43 +33,19 @@ impl Shared {
         Key { shard: self.seat.shard, row: row.into(), piece }
     }
 
-    /// Allocates the memory of a fragment: its block, and the new bytes.
-    pub(crate) fn fragment_memory(
-        &mut self,
-        index: u32,
-        which: usize,
-    ) -> Option<(MemSlice, MemSlice)> {
-        let row = self.requests.row(index);
-        let block = row.cut.block;
-        let bytes = &row.cut.rest[which];
-        #[allow(clippy::cast_possible_truncation, reason = "below the size of a block")]
-        let (from, len) = ((bytes.start % block) as usize, (bytes.end - bytes.start) as usize);
-        let before = row.cut.rest[..which].iter().filter(|bytes| !bytes.is_empty()).count();
-        let at = 2 * before * block as usize;
-        let part = |at, len| row.aside.as_ref().and_then(|aside| aside.slice.slice(at, len));
-        part(at, block as usize).zip(part(at + block as usize + from, len))
-    }
-
     /// Registers a fragment whose bytes are in its memory.
     pub(crate) fn begin_fragment(&mut self, index: u32, which: usize) {
         let key = self.key(index, Piece::Fragment(which));
-        let block = self.fragment_block(index, which);
         let row = self.requests.row(index);
-        row.fragments[which] = Fragment::Waiting;
-        row.pending += 1;
+        let block = block_of(row.command.cut(), which);
+        row.fragments.set(which, Fragment::Waiting);
+        row.progress.fragment_begun();
         self.fragments += 1;
         self.stats.fragments += 1;
         let group = &self.seat.group;
         group.ranges.enter(key, block, |shard| group.wake(shard));
         self.look();
         self.wait(index);
-    }
-
-    /// Returns the block that the fragment changes in part.
-    fn fragment_block(&mut self, index: u32, which: usize) -> Range<u64> {
-        let Cut { block, rest, .. } = &self.requests.row(index).cut;
-        let start = rest[which].start / block * block;
-        start..start + block
     }
 
     /// Registers IO in flight on this shard that overlaps fragments added since the last look.
@@ -83,8 +55,10 @@ impl Shared {
         let Some(round) = group.ranges.due(shard) else { return false };
         for (index, row) in self.requests.in_flight() {
             let key = Key { shard, row: index.into(), piece: Piece::Running };
-            let end = if row.queued { row.handed } else { row.ready };
-            row.awaited |= group.ranges.meets(key, &row.blocks(0, end));
+            let queued = row.overlaps.is_queued();
+            let end = if queued { row.progress.handed() } else { row.progress.ready() };
+            let meets = group.ranges.meets(key, &row.blocks(0, end));
+            row.overlaps.await_if(meets);
         }
         group.ranges.has_looked(shard, round, |shard| group.wake(shard));
         true
@@ -96,15 +70,16 @@ impl Shared {
         let key = self.key(index, Piece::Queued);
         let ranges = &self.seat.group.ranges;
         let row = self.requests.row(index);
-        let bytes = row.blocks(row.handed, row.ready);
-        if row.queued {
+        let bytes = row.blocks(row.progress.handed(), row.progress.ready());
+        if row.overlaps.is_queued() {
             ranges.extend(key, bytes.end);
             return true;
         }
-        if !row.changes() || ranges.is_empty() || bytes.is_empty() || !ranges.queue(key, bytes) {
+        let changes = row.command.changes();
+        if !changes || ranges.is_empty() || bytes.is_empty() || !ranges.queue(key, bytes) {
             return false;
         }
-        row.queued = true;
+        row.overlaps.queue();
         self.stats.deferred += 1;
         self.wait(index);
         true
@@ -124,10 +99,10 @@ impl Shared {
         while let Some(&index) = self.turns.get(at) {
             any |= self.advance(index);
             let row = self.requests.row(index);
-            if row.queued || row.fragments.iter().any(|fragment| fragment.waits()) {
+            if row.overlaps.is_queued() || row.fragments.any_waits() {
                 at += 1;
             } else {
-                row.deferred_since = None;
+                row.overlaps.stop_waiting();
                 self.turns.remove(at);
             }
         }
@@ -136,20 +111,19 @@ impl Shared {
 
     fn advance(&mut self, index: u32) -> bool {
         let mut any = false;
-        if self.requests.row(index).queued {
+        if self.requests.row(index).overlaps.is_queued() {
             let key = self.key(index, Piece::Queued);
             if self.seat.group.ranges.start(key) {
-                let row = self.requests.row(index);
-                (row.queued, row.awaited) = (false, true);
+                self.requests.row(index).overlaps.start_turn();
                 self.hand_over_in_order(index);
                 any = true;
             }
         }
         for which in 0..2 {
-            if self.requests.row(index).fragments[which] == Fragment::Waiting {
+            if self.requests.row(index).fragments.state(which) == Fragment::Waiting {
                 let key = self.key(index, Piece::Fragment(which));
                 if self.seat.group.ranges.start(key) {
-                    self.requests.row(index).fragments[which] = Fragment::ToRead;
+                    self.requests.row(index).fragments.set(which, Fragment::ToRead);
                 }
             }
             any |= self.submit_fragment(index, which);
@@ -161,12 +135,12 @@ impl Shared {
     fn submit_fragment(&mut self, index: u32, which: usize) -> bool {
         let row = self.requests.row(index);
         let geometry = self.device.geometry();
-        let (bytes, block) = (&row.cut.rest[which], u64::from(geometry.logical_block));
+        let (bytes, block) = (&row.command.cut().rest[which], u64::from(geometry.logical_block));
         let partial = geometry.partial_writes
-            && !row.whole_blocks
+            && !row.fragments.whole_blocks()
             && !rtrs_core::mutated!(PartialByClient)
             && is_part_of_block(bytes.start, bytes.end - bytes.start, block);
-        let (op, next) = match row.fragments[which] {
+        let (op, next) = match row.fragments.state(which) {
             Fragment::ToRead if partial => (IoOp::Write, Fragment::WritingPart),
             Fragment::ToRead => (IoOp::Read, Fragment::Reading),
             Fragment::ToWrite => (IoOp::Write, Fragment::Writing),
@@ -175,19 +149,19 @@ impl Shared {
         let partial = next == Fragment::WritingPart;
         if next == Fragment::Reading && self.shared_writes {
             // Another client may change the block between the read and the write.
-            self.note_status(index, IoStatus::Invalid);
+            row.reply.note(IoStatus::Invalid);
             self.end_fragment(index, which);
             self.finish_if_done(index);
             return true;
         }
-        let fua = op == IoOp::Write && row.flags.fua;
+        let fua = op == IoOp::Write && row.command.flags().fua;
         let bytes = match partial {
-            true => row.cut.rest[which].clone(),
-            false => self.fragment_block(index, which),
+            true => bytes.clone(),
+            false => block_of(row.command.cut(), which),
         };
-        let Some((block, part)) = self.fragment_memory(index, which) else {
+        let Some((block, part)) = row.fragment_memory(which) else {
             self.internal_error(index, "a part of a block without memory");
-            self.note_status(index, IoStatus::Io);
+            self.requests.row(index).reply.note(IoStatus::Io);
             self.end_fragment(index, which);
             self.finish_if_done(index);
             return true;
@@ -200,7 +174,7 @@ impl Shared {
         let io = Io { tag, op, flags, offset: bytes.start, len, buf };
         let taken = self.device.submit(io).is_ok();
         if taken {
-            self.requests.row(index).fragments[which] = next;
+            self.requests.row(index).fragments.set(which, next);
         }
         taken
     }
@@ -208,22 +182,23 @@ impl Shared {
     /// Handles the end of a fragment's IO.
     pub(super) fn on_fragment(&mut self, index: u32, which: usize, status: IoStatus) {
         let row = self.requests.row(index);
-        match row.fragments[which] {
+        let is_first = row.reply.status().is_ok();
+        match row.fragments.state(which) {
             Fragment::Reading if status.is_ok() => {
-                row.fragments[which] = Fragment::ToWrite;
-                if self.put_in(index, which) {
+                row.fragments.set(which, Fragment::ToWrite);
+                if row.merge_fragment(which) {
                     if !self.submit_fragment(index, which) {
                         self.wait(index);
                     }
                     return;
                 }
                 // Writing back the unmodified block must not count as success.
-                self.note_status(index, IoStatus::Io);
+                row.reply.note(IoStatus::Io);
             }
             // The server supported partial writes when this one was submitted, and has been
             // replaced since.
-            Fragment::WritingPart if status == IoStatus::Unsupported && row.status.is_ok() => {
-                (row.fragments[which], row.whole_blocks) = (Fragment::ToRead, true);
+            Fragment::WritingPart if is_first && status == IoStatus::Unsupported => {
+                row.fragments.retry_whole(which);
                 if !self.submit_fragment(index, which) {
                     self.wait(index);
                 }
@@ -231,39 +206,19 @@ impl Shared {
             }
             _ => {}
         }
-        self.note_status(index, status);
+        row.reply.note(status);
         self.end_fragment(index, which);
         if status.is_ok() {
-            self.note_losses(index);
+            self.requests.row(index).note_losses(self.losses.as_deref());
         }
         self.finish_if_done(index);
-    }
-
-    /// Records a status, if it is the first error of the row.
-    fn note_status(&mut self, index: u32, status: IoStatus) {
-        let row = self.requests.row(index);
-        if row.status.is_ok() {
-            row.status = status;
-        }
-    }
-
-    /// Merges the bytes of a fragment into its block. Returns false if they are outside.
-    fn put_in(&mut self, index: u32, which: usize) -> bool {
-        let Cut { block, rest, .. } = &self.requests.row(index).cut;
-        let from = rest[which].start % block;
-        let Some((block, bytes)) = self.fragment_memory(index, which) else { return false };
-        let place = usize::try_from(from).ok().and_then(|from| block.slice(from, bytes.len()));
-        if let Some(place) = &place {
-            place.copy_from(&bytes);
-        }
-        place.is_some()
     }
 
     fn end_fragment(&mut self, index: u32, which: usize) {
         let key = self.key(index, Piece::Fragment(which));
         let row = self.requests.row(index);
-        row.fragments[which] = Fragment::None;
-        row.pending -= 1;
+        row.fragments.set(which, Fragment::None);
+        row.progress.ended();
         self.fragments -= 1;
         self.end_turn(index, key.piece);
     }
@@ -277,12 +232,13 @@ impl Shared {
     /// Drops the parts of a row that have not begun.
     pub(super) fn drop_turns(&mut self, index: u32) {
         self.turns.retain(|row| *row != index);
-        if std::mem::take(&mut self.requests.row(index).queued) {
+        if self.requests.row(index).overlaps.take_queued() {
             self.end_turn(index, Piece::Queued);
         }
         for which in 0..2 {
-            match &mut self.requests.row(index).fragments[which] {
-                state @ Fragment::Reading => *state = Fragment::Dropped,
+            let fragments = &mut self.requests.row(index).fragments;
+            match fragments.state(which) {
+                Fragment::Reading => fragments.set(which, Fragment::Dropped),
                 state if state.waits() => self.end_fragment(index, which),
                 _ => {}
             }
@@ -293,14 +249,10 @@ impl Shared {
     /// Ends the wait of fragments for a row of which the device has no IO left.
     pub(super) fn end_running(&mut self, index: u32) {
         let row = self.requests.row(index);
-        if row.awaited && row.is_idle() && (row.handed == row.ready || row.queued) {
-            row.awaited = false;
+        let none_left = row.progress.all_handed() || row.overlaps.is_queued();
+        if row.overlaps.is_awaited() && row.is_idle() && none_left {
+            row.overlaps.end_awaited();
             self.end_turn(index, Piece::Running);
         }
     }
-}
-
-/// Whether a row has fragments that have not ended.
-pub(super) fn is_open(row: &Row) -> bool {
-    row.fragments.iter().any(|fragment| fragment.is_open())
 }

@@ -42,7 +42,7 @@ impl Shared {
     pub(super) fn is_at_device(&mut self, tag: u64, what: &'static str) -> bool {
         let (index, fragment) = row_of(tag);
         let has = self.requests.live(index).is_some_and(|row| match fragment {
-            Some(which) => row.fragments.get(which).is_some_and(|state| state.is_at_device()),
+            Some(which) => row.fragments.is_at_device(which),
             None => !row.is_idle(),
         });
         if !has {
@@ -55,11 +55,11 @@ impl Shared {
     /// has its IO.
     pub(super) fn leave_tables(&mut self, index: u32) -> bool {
         let row = self.requests.row(index);
-        if row.pending > 0 {
+        if row.progress.pending() > 0 {
             self.internal_error(index, "a row was freed in use");
             return false;
         }
-        if !row.is_listed() {
+        if !row.overlaps.is_listed() {
             return true;
         }
         self.internal_error(index, "a row was freed in a table");

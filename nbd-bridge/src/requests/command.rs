@@ -1,0 +1,124 @@
+//! Client's request as parsed, and the operation that it needs of the device.
+
+use rtrs_core::block::{IoFlags, IoOp};
+
+use crate::cut::Cut;
+use crate::proto::{Op, Validated};
+
+/// Maximum range of one extents request. The answer may cover less than the request.
+const STATUS_MAX: u32 = 1 << 31;
+
+/// A parsed request; does not change while the request is in flight.
+#[derive(Debug)]
+pub(crate) struct Command {
+    cookie: u64,
+    op: Op,
+    io: Option<IoOp>,
+    flags: IoFlags,
+    /// The client wants only the first extent (block status only).
+    first_extent_only: bool,
+    /// The read must be answered with one chunk.
+    one_chunk: bool,
+    offset: u64,
+    len: u32,
+    cut: Cut,
+}
+
+impl Command {
+    /// Creates the command of a valid request to an export with this minimum block size.
+    pub(crate) fn new(request: &Validated, min_block: u32) -> Self {
+        let Validated { op, cookie, offset, len, one, one_chunk, .. } = *request;
+        let len = if op == Op::BlockStatus { len.min(STATUS_MAX) } else { len };
+        let (io, flags) = device_operation(request);
+        let cut = Cut::new(op, offset..offset + u64::from(len), min_block.into());
+        Self { cookie, op, io, flags, first_extent_only: one, one_chunk, offset, len, cut }
+    }
+
+    /// Creates the command of a request that only gets an error reply.
+    pub(crate) const fn refused(cookie: u64) -> Self {
+        Self {
+            cookie,
+            op: Op::Flush,
+            io: None,
+            flags: IoFlags { fua: false, no_unmap: false, fast_only: false, partial: false },
+            first_extent_only: false,
+            one_chunk: false,
+            offset: 0,
+            len: 0,
+            cut: Cut::new(Op::Flush, 0..0, 1),
+        }
+    }
+
+    /// Client's handle, echoed in the reply.
+    pub(crate) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    pub(crate) fn op(&self) -> Op {
+        self.op
+    }
+
+    /// Operation for the device; None when the device is not involved.
+    pub(crate) fn io(&self) -> Option<IoOp> {
+        self.io
+    }
+
+    pub(crate) fn flags(&self) -> IoFlags {
+        self.flags
+    }
+
+    pub(crate) fn first_extent_only(&self) -> bool {
+        self.first_extent_only
+    }
+
+    /// Whether the read must be answered with one chunk.
+    pub(crate) fn one_chunk(&self) -> bool {
+        self.one_chunk
+    }
+
+    /// First requested byte.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Number of requested bytes.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Requested bytes in device blocks.
+    pub(crate) fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    /// Number of bytes in whole blocks.
+    pub(crate) fn whole_len(&self) -> u64 {
+        self.cut.whole.end - self.cut.whole.start
+    }
+
+    /// Whether the operation changes data.
+    pub(crate) fn changes(&self) -> bool {
+        self.io.is_some_and(IoOp::changes)
+    }
+}
+
+/// Returns the operation that a request needs of the device, if any, and its flags.
+fn device_operation(request: &Validated) -> (Option<IoOp>, IoFlags) {
+    let Validated { fua, no_hole, fast_only, .. } = *request;
+    match request.op {
+        Op::Read => (Some(IoOp::Read), IoFlags::default()),
+        Op::Write => {
+            let fua = fua && !rtrs_core::mutated!(NbdFuaDropped);
+            (Some(IoOp::Write), IoFlags { fua, ..IoFlags::default() })
+        }
+        Op::Flush => (Some(IoOp::Flush), IoFlags::default()),
+        Op::Trim => (Some(IoOp::Discard), IoFlags { fua, ..IoFlags::default() }),
+        Op::WriteZeroes => {
+            let flags = IoFlags { fua, no_unmap: no_hole, fast_only, ..IoFlags::default() };
+            (Some(IoOp::WriteZeroes), flags)
+        }
+        Op::BlockStatus => (Some(IoOp::Extents), IoFlags::default()),
+        // A cache request is a hint: there is no cache to fill.
+        Op::Cache | Op::Disconnect => (None, IoFlags::default()),
+    }
+}

@@ -1,0 +1,214 @@
+//! One NBD request in flight.
+
+use std::ops::Range;
+
+use rtrs_core::block::IoOp;
+use rtrs_core::extents::{self, Extent};
+use rtrs_core::losses::Losses;
+use rtrs_core::mem::MemSlice;
+use rtrs_core::status::IoStatus;
+
+use super::command::Command;
+use super::fragments::Fragments;
+use super::loss_marks::LossMarks;
+use super::overlaps::Overlaps;
+use super::progress::Progress;
+use super::reply_state::ReplyState;
+use crate::buffers::Part;
+use crate::proto::Op;
+use crate::proto::wire::base_allocation;
+
+/// Identifies a connection of a shard: a slot, and a generation that distinguishes successive users
+/// of the slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ConnId {
+    pub(crate) slot: usize,
+    pub(crate) generation: u64,
+}
+
+/// An NBD request in flight on one shard, from its header to the last byte of its reply.
+#[derive(Debug)]
+pub(crate) struct NbdRow {
+    pub(crate) conn: ConnId,
+    pub(crate) command: Command,
+    /// Whole blocks at the device.
+    pub(crate) progress: Progress,
+    /// Partial blocks at both ends.
+    pub(crate) fragments: Fragments,
+    pub(crate) overlaps: Overlaps,
+    pub(crate) reply: ReplyState,
+    pub(crate) loss_marks: LossMarks,
+    /// Data of a read, or payload of a write.
+    pub(crate) parts: Vec<Part>,
+    /// In use: set from `Requests::take` to `Requests::give`.
+    pub(super) live: bool,
+}
+
+impl NbdRow {
+    /// An unused row, whose list of parts has no capacity yet.
+    pub(super) const fn empty() -> Self {
+        Self {
+            conn: ConnId { slot: 0, generation: 0 },
+            command: Command::refused(0),
+            progress: Progress::none(),
+            fragments: Fragments::none(),
+            overlaps: Overlaps::none(),
+            reply: ReplyState::new(),
+            loss_marks: LossMarks::none(),
+            parts: Vec::new(),
+            live: false,
+        }
+    }
+
+    /// Whether no work is outstanding or still to come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.progress.is_done()
+    }
+
+    /// Whether the device has no IO for the whole blocks in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.progress.pending() as usize == self.fragments.open()
+    }
+
+    /// Whether the device has any IO of the request in flight.
+    pub(crate) fn is_at_device(&self) -> bool {
+        !self.is_idle() || self.fragments.any_at_device()
+    }
+
+    /// Returns the range that is read or changed, rounded to whole blocks.
+    pub(crate) fn bytes(&self) -> &Range<u64> {
+        &self.command.cut().span
+    }
+
+    /// Converts an offset range within the whole blocks into a range of the device.
+    pub(crate) fn blocks(&self, from: u32, to: u32) -> Range<u64> {
+        let start = self.command.cut().whole.start;
+        start + u64::from(from)..start + u64::from(to)
+    }
+
+    /// Returns the range that the device may still change for this request.
+    pub(crate) fn may_change(&self) -> Option<Range<u64>> {
+        let all = self.command.cut().fragments() > 0;
+        let bytes = || match all {
+            true => self.bytes().clone(),
+            false => self.blocks(0, self.progress.ready()),
+        };
+        self.command.changes().then(bytes)
+    }
+
+    /// Whether the device may change bytes for this request that overlapping changes must await.
+    pub(crate) fn is_changing(&self) -> bool {
+        let waits = self.overlaps.is_queued() || self.overlaps.is_deferred();
+        let unheld = !waits && self.progress.handed() < self.progress.ready();
+        self.live && self.command.changes() && (unheld || !self.is_idle())
+    }
+
+    /// Whether a piece of a long read is complete and must be sent before the next piece is read.
+    pub(crate) fn is_between(&self) -> bool {
+        self.command.op() == Op::Read && !self.progress.is_complete() && self.progress.is_drained()
+    }
+
+    /// Begins a read in pieces of at most `piece` bytes.
+    pub(crate) fn begin_read(&mut self, piece: u32) {
+        self.progress.begin_read(piece, self.whole_len());
+    }
+
+    /// Makes the next piece of a read ready, reusing the memory of the previous piece.
+    pub(crate) fn next_piece(&mut self) {
+        self.progress.next_piece(self.whole_len());
+    }
+
+    fn whole_len(&self) -> u32 {
+        u32::try_from(self.command.whole_len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the blocks of the current piece of a read.
+    fn piece(&self) -> Range<u64> {
+        let piece = self.progress.current_piece();
+        self.blocks(piece.start, piece.end)
+    }
+
+    /// Returns the requested part of the current piece of a read.
+    pub(crate) fn asked(&self) -> Range<u64> {
+        let (piece, offset) = (self.piece(), self.command.offset());
+        piece.start.max(offset)..piece.end.min(offset + u64::from(self.command.len()))
+    }
+
+    /// Passes the memory of [`Self::asked`] to `take`, slice by slice.
+    pub(crate) fn data(&self, mut take: impl FnMut(MemSlice)) {
+        let (asked, start) = (self.asked(), self.piece().start);
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (mut skip, mut left) = (bytes(asked.start - start), bytes(asked.end - asked.start));
+        for part in &self.parts {
+            let from = skip.min(part.slice.len());
+            let len = left.min(part.slice.len() - from);
+            (skip, left) = (skip - from, left - len);
+            if let Some(slice) = part.slice.slice(from, len).filter(|slice| !slice.is_empty()) {
+                take(slice);
+            }
+        }
+    }
+
+    /// Converts the extents listed by the device into NBD block status descriptors and returns them
+    /// with their number. Returns None if the device listed no extents.
+    pub(crate) fn statuses(&self) -> Option<(MemSlice, u32)> {
+        let memory = &self.parts.first()?.slice;
+        let list = memory.slice(0, extents::LEN_MAX)?;
+        let room = memory.slice(extents::LEN_MAX, extents::LEN_MAX)?;
+        let len = self.whole_len();
+        if self.reply.status() == IoStatus::Unsupported {
+            // The device supported this when the client connected.
+            extents::all_data(&list, len);
+        }
+        let command = &self.command;
+        // Bytes between the block boundary and the first requested byte.
+        let before = command.offset() - command.cut().whole.start;
+        let (mut skip, mut left) = (before, u64::from(command.len()));
+        let mut count = 0;
+        let good = extents::read(&list, len, |Extent { len, hole }| {
+            let cut = skip.min(len);
+            let len = (len - cut).min(left);
+            (skip, left) = (skip - cut, left - len);
+            if len == 0 {
+                return true;
+            }
+            let flags = if hole { base_allocation::HOLE | base_allocation::ZERO } else { 0 };
+            let entry = (len << 32 | u64::from(flags)).to_be_bytes();
+            room.copy_in(8 * count, &entry);
+            count += 1;
+            left > 0 && !command.first_extent_only()
+        });
+        let list = room.slice(0, 8 * count).filter(|_| good && count > 0)?;
+        Some((list, u32::try_from(count).ok()?))
+    }
+
+    /// Returns the memory of a fragment: its block, and the new bytes.
+    pub(crate) fn fragment_memory(&self, which: usize) -> Option<(MemSlice, MemSlice)> {
+        self.fragments.slices(self.command.cut(), which)
+    }
+
+    /// Merges the new bytes of a fragment into its block. Returns false if they are outside.
+    pub(crate) fn merge_fragment(&self, which: usize) -> bool {
+        self.fragments.merge(self.command.cut(), which)
+    }
+
+    /// Records the loss count after the first IO of a change has succeeded.
+    pub(crate) fn note_losses(&mut self, losses: Option<&Losses>) {
+        if self.command.changes() && !self.is_done() {
+            self.loss_marks.note_first(losses);
+        }
+    }
+
+    /// Whether the losses must be counted again before a change is answered. A loss since the first
+    /// of the row's IOs completed may have taken the data of that IO and may have been reported
+    /// already, so flushes after the answer must report it again. Losses of single writes and these
+    /// repetitions do not count.
+    pub(crate) fn must_repeat_loss(&mut self, losses: &Losses) -> bool {
+        if self.command.io() == Some(IoOp::Flush) {
+            return false;
+        }
+        let counts = self.reply.status().is_ok() && !self.command.flags().fua;
+        let before = self.loss_marks.take_first().filter(|_| counts);
+        before.is_some_and(|before| losses.shared() != before)
+    }
+}
