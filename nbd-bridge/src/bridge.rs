@@ -113,7 +113,7 @@ impl Bridge {
         if self.stopping || connections >= self.config.connections_max {
             if let Some(left_out) = self.shared.notices.admit(now, Notice::TooManyConnections) {
                 tracing::warn!(
-                    export = self.shared.name(),
+                    export = self.shared.terms.name(),
                     peer = notices::peer(&socket),
                     connections,
                     left_out,
@@ -135,7 +135,7 @@ impl Bridge {
             Err(error) => {
                 if let Some(left_out) = self.shared.notices.admit(now, Notice::NoSocket) {
                     tracing::warn!(
-                        export = self.shared.name(),
+                        export = self.shared.terms.name(),
                         peer = notices::peer(&fd),
                         left_out,
                         %error,
@@ -187,7 +187,7 @@ impl Bridge {
     pub fn turn(&mut self, now: Instant) -> bool {
         let Self { port, shared, conns, .. } = self;
         let mut any = shared.poll(now) | look(port, shared, conns);
-        any |= !shared.seat.group.ranges.is_empty() && shared.look();
+        any |= !shared.seat.group.ranges.is_empty() && shared.turns.look(&mut shared.requests);
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
         while let Some(done) = port.take() {
@@ -229,7 +229,7 @@ impl Bridge {
         if conns.iter().all(Option::is_none) {
             shared.seat.group.ranges.leave(shared.seat.shard);
         }
-        shared.log_suppressed(now);
+        shared.notices.log_suppressed(now, shared.terms.name());
         self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
         let squeezed = shared.buffers.was_squeezed();
         self.squeezed = squeezed.then(|| self.squeezed.unwrap_or(now));
@@ -243,7 +243,7 @@ impl Bridge {
     /// Returns the time at which `turn` must be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let conns = self.conns.iter().flatten();
-        let soonest = earliest(self.shared.device().deadline(), self.recheck);
+        let soonest = earliest(self.shared.queue.device().deadline(), self.recheck);
         let soonest = earliest(soonest, self.squeezed.map(|since| since + SQUEEZED_MAX));
         let soonest = earliest(soonest, self.shared.notices.deadline());
         conns.fold(soonest, |soonest, conn| earliest(soonest, conn.deadline()))
@@ -252,7 +252,7 @@ impl Bridge {
     /// Number of internal errors (states that only a bug can cause); for tests.
     #[doc(hidden)]
     pub fn internal_errors(&self) -> u64 {
-        self.shared.internal_errors()
+        self.shared.internal_errors.count()
     }
 
     /// Asserts that every row and every buffer is accounted for; for tests. Writes whose payload is
@@ -260,7 +260,7 @@ impl Bridge {
     #[doc(hidden)]
     pub fn check(&self) {
         let Shared { requests, buffers, .. } = &self.shared;
-        assert_eq!(self.shared.internal_errors(), 0, "internal errors, see the log");
+        assert_eq!(self.shared.internal_errors.count(), 0, "internal errors, see the log");
         let conns = || self.conns.iter().flatten();
         let rows: usize = conns().map(Conn::rows).sum();
         assert_eq!(rows, requests.busy(), "rows of connections against rows in use");
@@ -279,7 +279,7 @@ impl Bridge {
         assert!(receive + read <= held, "{receive} + {read} buffers counted, {held} are out");
         if requests.busy() == 0 {
             assert_eq!((receive + read, read), (held, 0), "buffers out without a request");
-            assert!(!self.shared.is_congested(), "a backlog without a request");
+            assert!(!self.shared.queue.is_congested(), "a backlog without a request");
         }
     }
 }
@@ -305,7 +305,7 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
 /// Closes the connections affected by internal errors. Returns true when there was one.
 fn close_failed(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let mut any = false;
-    while let Some(id) = shared.take_failed() {
+    while let Some(id) = shared.internal_errors.next_conn() {
         any = true;
         if let Some(conn) = conns.get_mut(id.slot).and_then(Option::as_mut)
             && conn.id == id

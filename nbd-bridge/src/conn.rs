@@ -245,7 +245,7 @@ impl Conn {
     /// payload did not arrive in full.
     pub(crate) fn end(&mut self, port: &Port, shared: &mut Shared) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended);
-        shared.stop_waiting(self.id.slot);
+        shared.first_reader.stop(self.id.slot);
         for id in [self.receiving, self.watching].into_iter().flatten() {
             port.cancel(id);
         }
@@ -500,7 +500,7 @@ impl Conn {
             return;
         };
         let Some(left_out) = shared.notices.admit(now, notice) else { return };
-        let (export, peer) = (shared.name(), notices::peer(&self.fd));
+        let (export, peer) = (shared.terms.name(), notices::peer(&self.fd));
         if notice == Notice::NoBuffers {
             tracing::warn!(
                 export,

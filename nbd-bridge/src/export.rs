@@ -2,7 +2,40 @@
 
 use rtrs_core::block::Geometry;
 
+use crate::config::BridgeConfig;
 use crate::proto::ExportInfo;
+
+/// Terms under which a bridge serves its device.
+#[derive(Debug)]
+pub(crate) struct ExportTerms {
+    name: String,
+    max_payload: u32,
+    shared_writes: bool,
+}
+
+impl ExportTerms {
+    pub(crate) fn new(name: &str, config: &BridgeConfig) -> Self {
+        let BridgeConfig { max_payload, shared_writes, .. } = *config;
+        Self { name: name.into(), max_payload, shared_writes }
+    }
+
+    /// Export name, as clients request it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether other hosts may write to the device.
+    pub(crate) fn shared_writes(&self) -> bool {
+        self.shared_writes
+    }
+
+    /// Returns the export of a device with this geometry.
+    pub(crate) fn export(&self, geometry: &Geometry) -> ExportInfo {
+        let (max_payload, export) = (self.max_payload, export_info(&self.name, geometry));
+        let shared_writes = self.shared_writes && !geometry.partial_writes;
+        ExportInfo { max_payload, shared_writes, ..export }
+    }
+}
 
 /// Returns the NBD view of a device. Every connection reaches the same device, whose flush covers
 /// all connections, so a client may use several at once (CAN_MULTI_CONN).

@@ -6,25 +6,34 @@
 //! are taken from clients. Rows that overlap an orphaned write are deferred until it has ended
 //! (`group`). A row that the device gives up is answered with an error at once; the device keeps
 //! the row and its memory until the IO ends, and a change counts as an orphaned write from then on.
-//! Changes of parts of blocks take turns with overlapping requests (`fragments`). Called by
-//! connections and by the shard's turn in `bridge`. After startup, memory is allocated only when a
-//! client disconnects or the device gives up IO.
+//! Changes of parts of blocks take turns with overlapping requests (`fragments`).
+//!
+//! This file passes rows from one part to the next: `orphaned_writes`, `turns` and `device_queue`
+//! each own the rows that wait there. Called by connections and by the shard's turn in `bridge`.
+//! After startup, memory is allocated only when a client disconnects or the device gives up IO.
 
+mod device_queue;
+mod first_reader;
 mod fragments;
 mod internal_error;
+mod orphaned_writes;
+mod turns;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
-use rtrs_core::extents;
+use rtrs_core::block::{BlockDevice, IoOp};
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
+use self::device_queue::DeviceQueue;
+use self::first_reader::FirstReader;
+use self::orphaned_writes::OrphanedWrites;
+use self::turns::{Turn, Turns};
 use crate::buffers::{Buffers, ReadMemory};
 use crate::config::BridgeConfig;
-use crate::export::export_info;
+use crate::export::ExportTerms;
 use crate::group::Seat;
 use crate::notices::{Notice, Notices};
 use crate::proto::{ExportInfo, Exports, Op};
@@ -34,38 +43,26 @@ use crate::stats::BridgeStats;
 /// State shared by all NBD connections of a shard.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Export name, as clients request it.
-    name: String,
-    max_payload: u32,
-    /// Other hosts may write to the device.
-    shared_writes: bool,
+    pub(crate) terms: ExportTerms,
     pub(crate) buffers: Buffers,
+    pub(crate) first_reader: FirstReader,
     pub(crate) requests: Requests,
     pub(crate) stats: BridgeStats,
     /// Rate limits of log lines that clients can cause.
     pub(crate) notices: Notices,
-    internal_errors: internal_error::InternalErrors,
+    pub(crate) internal_errors: internal_error::InternalErrors,
     /// Time of the current turn.
     now: Instant,
     /// Lost writes of the device; each connection reports them to its client.
     pub(crate) losses: Option<Arc<Losses>>,
-    device: Box<dyn BlockDevice>,
-    /// Rows waiting for room in the device queue, in order.
-    backlog: VecDeque<u32>,
-    /// Rows waiting for orphaned writes, in order.
-    deferred: Vec<u32>,
-    /// Rows with a part that waits for its turn, or for room in the device queue during its turn.
-    turns: Vec<u32>,
-    /// Number of open changes of parts of blocks.
-    fragments: usize,
+    pub(crate) queue: DeviceQueue,
+    orphaned_writes: OrphanedWrites,
+    pub(crate) turns: Turns,
     pub(crate) seat: Seat,
     /// Maximum time for which a row may be deferred.
     deferred_max: Option<Duration>,
     /// Rows whose last IO has ended, in the order in which they finished, for their connections.
     pub(crate) finished: VecDeque<u32>,
-    /// Slot of the connection whose read waits for memory; it takes precedence over larger reads of
-    /// others.
-    waiting: Option<usize>,
 }
 
 impl Shared {
@@ -78,67 +75,50 @@ impl Shared {
     ) -> Self {
         let rows = config.requests_max as usize;
         Self {
-            name: name.into(),
-            max_payload: config.max_payload,
-            shared_writes: config.shared_writes,
+            terms: ExportTerms::new(name, config),
             buffers,
+            first_reader: FirstReader::default(),
             requests: Requests::new(config.requests_max),
             stats: BridgeStats::default(),
             notices: Notices::default(),
             internal_errors: internal_error::InternalErrors::default(),
             now: Instant::ZERO,
             losses: device.take_losses(),
-            device,
-            backlog: VecDeque::with_capacity(rows),
-            deferred: Vec::with_capacity(rows),
-            turns: Vec::with_capacity(rows),
-            fragments: 0,
+            queue: DeviceQueue::new(device, rows),
+            orphaned_writes: OrphanedWrites::new(seat.clone(), rows),
+            turns: Turns::new(seat.clone(), rows),
             seat,
             deferred_max: config.deferred_max,
             finished: VecDeque::with_capacity(rows),
-            waiting: None,
         }
-    }
-
-    pub(crate) fn device(&self) -> &dyn BlockDevice {
-        self.device.as_ref()
-    }
-
-    /// Export name, as clients request it.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Returns the export as clients see it now.
     pub(crate) fn export(&self) -> ExportInfo {
-        let geometry = self.device.geometry();
-        let (max_payload, export) = (self.max_payload, export_info(&self.name, geometry));
-        let shared_writes = self.shared_writes && !geometry.partial_writes;
-        ExportInfo { max_payload, shared_writes, ..export }
-    }
-
-    /// Logs how many of the lines that clients can cause were suppressed.
-    pub(crate) fn log_suppressed(&mut self, now: Instant) {
-        self.notices.log_suppressed(now, &self.name);
+        self.terms.export(self.queue.geometry())
     }
 
     /// Switches to memory of another pool. Returns true when such memory is available.
     pub(crate) fn move_on(&mut self) -> bool {
         let share = self.buffers.another_share().and_then(|share| {
-            share.iter().try_for_each(|share| self.device.attach_region(share.region()))?;
+            let device = self.queue.device_mut();
+            share.iter().try_for_each(|share| device.attach_region(share.region()))?;
             Ok(share)
         });
         match share {
             Ok(Some(share)) => {
                 self.buffers.switch_to(share);
-                tracing::info!(export = self.name, "NBD buffers exhausted; using another pool");
+                tracing::info!(
+                    export = self.terms.name(),
+                    "NBD buffers exhausted; using another pool"
+                );
                 true
             }
             Ok(None) => false,
             Err(error) => {
                 if let Some(left_out) = self.notices.admit(self.now, Notice::PoolUnavailable) {
                     tracing::warn!(
-                        export = self.name,
+                        export = self.terms.name(),
                         left_out,
                         %error,
                         "cannot allocate further NBD buffers"
@@ -147,11 +127,6 @@ impl Shared {
                 false
             }
         }
-    }
-
-    /// Whether to take no more requests from clients for now.
-    pub(crate) fn is_congested(&self) -> bool {
-        !self.backlog.is_empty()
     }
 
     /// Takes a row for a connection that already has `rows`. A connection may hold at most as many
@@ -172,36 +147,29 @@ impl Shared {
         len: usize,
         memory: &mut ReadMemory,
     ) -> bool {
-        let others_first = self.waiting.is_some_and(|first| first != slot);
+        let others_first = self.first_reader.is_other(slot);
         let parts = &mut self.requests.row(row).parts;
         if self.buffers.take_read(len, others_first, memory, parts) {
-            self.stop_waiting(slot);
+            self.first_reader.stop(slot);
             return true;
         }
         // A connection that holds memory waits for its own client, which may never read; it gets no
         // precedence.
-        if self.waiting.is_none() && memory.is_empty() {
-            self.waiting = Some(slot);
+        if memory.is_empty() {
+            self.first_reader.wait(slot);
         }
         false
-    }
-
-    /// Cancels the connection's wait for memory.
-    pub(crate) fn stop_waiting(&mut self, slot: usize) {
-        if self.waiting == Some(slot) {
-            self.waiting = None;
-        }
     }
 
     /// Submits the ready bytes of a row to the device, behind rows that already wait. A row that
     /// overlaps an orphaned write is deferred, and a row that overlaps a change of part of a block
     /// waits for its turn.
     pub(crate) fn submit(&mut self, row: u32) {
-        let orphans = !self.seat.group.orphans.is_empty();
-        if orphans && !rtrs_core::mutated!(NbdOrphanForgotten) && self.defer(row) {
+        let entry = self.requests.row(row);
+        if self.orphaned_writes.defer(row, entry) {
+            self.stats.deferred += 1;
             return;
         }
-        let entry = self.requests.row(row);
         if entry.overlaps.is_deferred() {
             // More of the payload has arrived.
             return;
@@ -211,60 +179,23 @@ impl Shared {
         if noted && entry.progress.is_complete() && entry.is_at_device() {
             return self.give_up(row);
         }
-        if !self.queue(row) {
-            self.hand_over_in_order(row);
+        match self.turns.queue(row, entry) {
+            Turn::Now => self.queue.submit_in_order(row, entry),
+            Turn::Queued => self.stats.deferred += 1,
+            Turn::Joined => {}
         }
-    }
-
-    /// Submits the ready bytes of a row, behind rows that wait for room in the device queue.
-    fn hand_over_in_order(&mut self, row: u32) {
-        if self.requests.row(row).progress.all_handed() {
-            // A change within blocks may end before its turn in the backlog would come.
-            return;
-        }
-        if !self.backlog.is_empty() || !self.hand_over(row) {
-            self.backlog.push_back(row);
-        }
-    }
-
-    /// Defers a row of which nothing has been submitted, if it overlaps an orphaned write. Returns
-    /// true when the row is deferred.
-    fn defer(&mut self, index: u32) -> bool {
-        let row = self.requests.row(index);
-        let fresh = row.progress.handed() == 0 && !row.overlaps.is_deferred();
-        let is_flush = row.command.io() == Some(IoOp::Flush);
-        if fresh && !is_flush && self.seat.group.orphans.touch(row.bytes()) {
-            row.overlaps.defer();
-            self.deferred.push(index);
-            self.stats.deferred += 1;
-        }
-        self.requests.row(index).overlaps.is_deferred()
     }
 
     /// Whether requests wait for orphaned writes or for their turn.
     pub(crate) fn has_deferred(&self) -> bool {
-        !self.deferred.is_empty() || !self.turns.is_empty()
-    }
-
-    /// Removes a row from those that wait for orphaned writes.
-    fn undefer(&mut self, index: u32) {
-        if self.requests.row(index).overlaps.undefer() {
-            self.deferred.retain(|row| *row != index);
-        }
+        !self.orphaned_writes.deferred().is_empty() || !self.turns.waiting().is_empty()
     }
 
     /// Submits deferred rows whose bytes no orphaned write can change any more. Returns true when
     /// there was such a row.
     pub(crate) fn release_deferred(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
-        while let Some(&index) = self.deferred.get(at) {
-            let row = self.requests.row(index);
-            if self.seat.group.orphans.touch(row.bytes()) {
-                at += 1;
-                continue;
-            }
-            row.overlaps.undefer();
-            self.deferred.remove(at);
+        while let Some(index) = self.orphaned_writes.release(&mut at, &mut self.requests) {
             self.submit(index);
             any = true;
         }
@@ -277,9 +208,8 @@ impl Shared {
         let Some(bound) = self.deferred_max else { return false };
         let (mut at, mut any) = (0_usize, false);
         loop {
-            let turn = at.checked_sub(self.deferred.len());
-            let next = turn.map_or_else(|| self.deferred.get(at), |at| self.turns.get(at));
-            let Some(&index) = next else { return any };
+            let (deferred, turns) = (self.orphaned_writes.deferred(), self.turns.waiting());
+            let Some(&index) = deferred.iter().chain(turns).nth(at) else { return any };
             let row = self.requests.row(index);
             let waited = row.overlaps.waited(now);
             // A payload that is still arriving needs its row.
@@ -298,27 +228,30 @@ impl Shared {
     /// submitted may still take effect, so a change holds up overlapping requests until it ends, as
     /// an orphaned write does. The row and its memory stay until then.
     fn give_up(&mut self, index: u32) {
-        self.backlog.retain(|row| *row != index);
-        self.undefer(index);
-        self.drop_turns(index);
+        self.leave_queues(index);
         let row = self.requests.row(index);
         row.progress.cut_off();
         row.reply.set_late(Late::GivenUp);
         row.reply.note(IoStatus::TimedOut);
-        let bytes = row.may_change().filter(|_| !row.overlaps.is_orphaned());
-        if let Some(bytes) = bytes.filter(|_| !rtrs_core::mutated!(SlowIoRangeDropped)) {
-            row.overlaps.set_orphaned();
-            self.seat.group.orphans.enter((self.seat.shard, index), bytes);
+        if !rtrs_core::mutated!(SlowIoRangeDropped) {
+            self.orphaned_writes.add(index, row);
         }
-        self.end_running(index);
+        self.turns.end_running(index, row);
         self.stats.given_up += 1;
         self.finished.push_back(index);
+    }
+
+    /// Removes what has not been submitted of a row from all queues.
+    fn leave_queues(&mut self, index: u32) {
+        self.queue.remove(index);
+        self.orphaned_writes.undefer(index, self.requests.row(index));
+        self.drop_turns(index);
     }
 
     /// Collects the IOs that the device gives up. Returns true when there was one.
     fn take_given_up(&mut self) -> bool {
         let mut any = false;
-        while let Some(tag) = self.device.take_given_up() {
+        while let Some(tag) = self.queue.device_mut().take_given_up() {
             any = true;
             if !self.is_at_device(tag, "the device gave up an IO that it does not have") {
                 continue;
@@ -339,7 +272,6 @@ impl Shared {
     /// orphaned writes. Deferred requests fail: they have not begun, and they must not wait for
     /// orphaned writes while being orphaned writes themselves.
     pub(crate) fn orphan(&mut self, conn: ConnId) {
-        let Seat { group, shard } = self.seat.clone();
         let mut count = 0;
         for index in self.requests.open_rows(conn) {
             if self.requests.row(index).overlaps.is_deferred() {
@@ -349,11 +281,7 @@ impl Shared {
             if row.is_done() {
                 continue;
             }
-            if let Some(bytes) = row.may_change().filter(|_| !row.overlaps.is_orphaned()) {
-                row.overlaps.set_orphaned();
-                count += 1;
-                group.orphans.enter((shard, index), bytes);
-            }
+            count += u64::from(self.orphaned_writes.add(index, row));
         }
         if count == 0 {
             return;
@@ -361,7 +289,7 @@ impl Shared {
         self.stats.orphaned += count;
         if let Some(left_out) = self.notices.admit(self.now, Notice::UnansweredWrites) {
             tracing::info!(
-                export = self.name,
+                export = self.terms.name(),
                 writes = count,
                 left_out,
                 "NBD connection ended with unanswered writes: overlapping requests wait for them"
@@ -378,62 +306,22 @@ impl Shared {
         for &index in &rows {
             let row = self.requests.row(index);
             let unbegun = row.overlaps.is_queued() || row.fragments.open() > 0;
-            if unbegun || self.backlog.contains(&index) {
+            if unbegun || self.queue.holds(index) {
                 self.withdraw(index);
             }
         }
-        self.device.cancel(&|tag| rows.contains(&row_of(tag).0));
+        self.queue.device_mut().cancel(&|tag| rows.contains(&row_of(tag).0));
     }
 
     /// Withdraws what has not been submitted of a row.
     fn withdraw(&mut self, index: u32) {
-        self.backlog.retain(|row| *row != index);
-        self.undefer(index);
-        self.drop_turns(index);
+        self.leave_queues(index);
         let row = self.requests.row(index);
         row.progress.cut_off();
         row.overlaps.stop_waiting();
         row.reply.note(IoStatus::Aborted);
-        self.end_running(index);
+        self.turns.end_running(index, row);
         self.finish_if_done(index);
-    }
-
-    /// Submits the ready bytes of a row. Returns false when the device queue is full.
-    fn hand_over(&mut self, index: u32) -> bool {
-        let row = self.requests.row(index);
-        let Some(op) = row.command.io() else { return true };
-        let io_max = io_max(self.device.geometry(), op);
-        while !row.progress.all_handed() {
-            let left = row.progress.left();
-            let (len, step, buf) = match op {
-                IoOp::Read | IoOp::Write => {
-                    let (at, from) = row.progress.cursor();
-                    let slice = &row.parts[at].slice;
-                    let most = (io_max.min(left) as usize).min(slice.len() - from);
-                    let len = u32::try_from(most).unwrap_or(left);
-                    (len, len, slice.slice(from, most))
-                }
-                // A flush has no length; it counts as one byte.
-                IoOp::Flush => (0, 1, None),
-                IoOp::Discard | IoOp::WriteZeroes => {
-                    let len = left.min(io_max);
-                    (len, len, None)
-                }
-                IoOp::Extents => (left, left, row.parts[0].slice.slice(0, extents::LEN_MAX)),
-            };
-            let offset = row.command.cut().whole.start + u64::from(row.progress.handed());
-            let flags = row.command.flags();
-            let io = Io { tag: u64::from(index), op, flags, offset, len, buf };
-            if self.device.submit(io).is_err() {
-                return false;
-            }
-            row.progress.submitted(step);
-            if matches!(op, IoOp::Read | IoOp::Write) {
-                let part = row.parts[row.progress.cursor().0].slice.len();
-                row.progress.move_cursor(step, part);
-            }
-        }
-        true
     }
 
     /// Reports the row to its connection if no work is outstanding.
@@ -451,20 +339,12 @@ impl Shared {
             }
             // A change within blocks has had its turn. Anything left of the orphaned write that it
             // overlaps is elsewhere.
-            self.undefer(row);
-            self.leave_orphans(row);
+            self.orphaned_writes.undefer(row, entry);
+            self.orphaned_writes.remove(row, entry);
             // A row whose error reply is being sent ends with that reply.
-            if self.requests.row(row).reply.late() != Late::GivenUp {
+            if entry.reply.late() != Late::GivenUp {
                 self.finished.push_back(row);
             }
-        }
-    }
-
-    /// Removes a row from the orphaned writes.
-    fn leave_orphans(&mut self, row: u32) {
-        if self.requests.row(row).overlaps.take_orphaned() {
-            let key = (self.seat.shard, row);
-            self.seat.group.orphans.leave(|own| *own == key);
         }
     }
 
@@ -491,13 +371,13 @@ impl Shared {
 
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         self.now = now;
-        self.device.poll(now)
+        self.queue.device_mut().poll(now)
     }
 
     /// Collects the device's completions, and submits what it has room for now.
     pub(crate) fn reap(&mut self) -> bool {
         let mut any = self.take_given_up();
-        while let Some(done) = self.device.reap() {
+        while let Some(done) = self.queue.device_mut().reap() {
             any = true;
             if !self.is_at_device(done.tag, "the device completed an IO that it does not have") {
                 continue;
@@ -511,7 +391,7 @@ impl Shared {
             let entry = self.requests.row(row);
             entry.progress.ended();
             if entry.command.io() == Some(IoOp::Flush) {
-                entry.loss_marks.set_at_end(self.device.losses_at_end());
+                entry.loss_marks.set_at_end(self.queue.device_mut().losses_at_end());
             } else if done.status.is_ok() {
                 entry.note_losses(self.losses.as_deref());
             }
@@ -528,20 +408,11 @@ impl Shared {
                     self.buffers.release(part.buffer);
                 }
             }
-            self.end_running(row);
+            self.turns.end_running(row, entry);
             self.finish_if_done(row);
         }
-        any |= !self.turns.is_empty() && self.advance_turns();
-        while let Some(&row) = self.backlog.front() {
-            let before = self.requests.row(row).progress.handed();
-            let all = self.hand_over(row);
-            any |= self.requests.row(row).progress.handed() > before;
-            if !all {
-                break;
-            }
-            self.backlog.pop_front();
-        }
-        any
+        any |= !self.turns.waiting().is_empty() && self.advance_turns();
+        any | self.queue.submit_waiting(&mut self.requests)
     }
 }
 
@@ -553,24 +424,12 @@ fn row_of(tag: u64) -> (u32, Option<usize>) {
     (row, which.checked_sub(1))
 }
 
-/// Maximum number of bytes per IO, in whole blocks. A flush has no bytes.
-fn io_max(geometry: &Geometry, op: IoOp) -> u32 {
-    let bytes = match op {
-        IoOp::Read | IoOp::Write => geometry.io_max,
-        IoOp::Discard => geometry.discard_max,
-        IoOp::WriteZeroes => geometry.zeroes_max,
-        IoOp::Flush | IoOp::Extents => 0,
-    };
-    let block = geometry.logical_block.max(1);
-    (bytes / block * block).max(block)
-}
-
 impl Exports for Shared {
     fn list(&self, visit: &mut dyn FnMut(&ExportInfo)) {
         visit(&self.export());
     }
 
     fn lookup(&self, name: &str) -> Option<ExportInfo> {
-        (name.is_empty() || name == self.name).then(|| self.export())
+        (name.is_empty() || name == self.terms.name()).then(|| self.export())
     }
 }

@@ -32,7 +32,7 @@ impl Conn {
             Phase::Ended => false,
             Phase::Handshake(_) => self.step_handshake(port, shared),
             Phase::Starved(request) => {
-                if shared.is_congested() {
+                if shared.queue.is_congested() {
                     return false;
                 }
                 self.phase = Phase::Header;
@@ -83,7 +83,10 @@ impl Conn {
     }
 
     fn step_header(&mut self, port: &Port, shared: &mut Shared) -> bool {
-        if self.fill - self.start < Request::LEN || !self.passes(shared) || shared.is_congested() {
+        if self.fill - self.start < Request::LEN
+            || !self.passes(shared)
+            || shared.queue.is_congested()
+        {
             return false;
         }
         let (Some(buffer), Some(rules)) = (self.buffer, self.rules) else { return false };
@@ -94,7 +97,7 @@ impl Conn {
             self.abort(port, shared);
             return false;
         };
-        match rules.check(&request, shared.device().geometry().size) {
+        match rules.check(&request, shared.queue.geometry().size) {
             Ok(valid) => {
                 self.start += Request::LEN;
                 self.large = if valid.payload() as usize >= LARGE {
@@ -131,7 +134,7 @@ impl Conn {
         }
         let command = Command::new(&request, self.min_block());
         let fragments = command.cut().fragments();
-        let room = fragments == 0 || shared.has_room_for_fragments();
+        let room = fragments == 0 || shared.turns.has_room();
         let Some(row) = room.then(|| shared.take_row(self.rows)).flatten() else {
             self.phase = Phase::Starved(request);
             return false;
@@ -239,7 +242,7 @@ impl Conn {
     /// Submits received payload to the device. Returns false when more has to arrive.
     fn step_payload(&mut self, row: u32, left: u32, shared: &mut Shared) -> bool {
         let Some(buffer) = self.buffer else { return false };
-        if shared.is_congested() {
+        if shared.queue.is_congested() {
             return false;
         }
         let entry = shared.requests.row(row);

@@ -11,99 +11,41 @@
 //! the reply of its row; the reply is sent when all IO of the row has ended.
 
 use rtrs_core::block::{Io, IoFlags, IoOp, is_part_of_block};
-use rtrs_core::ranges::{Key, Piece};
+use rtrs_core::ranges::Piece;
 use rtrs_core::status::IoStatus;
 
 use super::Shared;
 use crate::requests::{Fragment, block_of};
 
-/// Maximum number of open fragments of a shard. Beyond it, requests with fragments wait.
-const FRAGMENTS_MAX: usize = 128;
 /// Bit position of the fragment's index (counted from 1) in the tag of an IO; the row number is
 /// below it.
 pub(super) const WHICH_SHIFT: u32 = 32;
 
 impl Shared {
-    /// Whether more fragments may begin.
-    pub(crate) fn has_room_for_fragments(&self) -> bool {
-        self.fragments < FRAGMENTS_MAX
-    }
-
-    fn key(&self, row: u32, piece: Piece) -> Key {
-        Key { shard: self.seat.shard, row: row.into(), piece }
-    }
-
     /// Registers a fragment whose bytes are in its memory.
     pub(crate) fn begin_fragment(&mut self, index: u32, which: usize) {
-        let key = self.key(index, Piece::Fragment(which));
         let row = self.requests.row(index);
         let block = block_of(row.command.cut(), which);
         row.fragments.set(which, Fragment::Waiting);
         row.progress.fragment_begun();
-        self.fragments += 1;
         self.stats.fragments += 1;
-        let group = &self.seat.group;
-        group.ranges.enter(key, block, |shard| group.wake(shard));
-        self.look();
-        self.wait(index);
-    }
-
-    /// Registers IO in flight on this shard that overlaps fragments added since the last look.
-    /// Returns true when there were such fragments.
-    pub(crate) fn look(&mut self) -> bool {
-        let (group, shard) = (&self.seat.group, self.seat.shard);
-        let Some(round) = group.ranges.due(shard) else { return false };
-        for (index, row) in self.requests.in_flight() {
-            let key = Key { shard, row: index.into(), piece: Piece::Running };
-            let queued = row.overlaps.is_queued();
-            let end = if queued { row.progress.handed() } else { row.progress.ready() };
-            let meets = group.ranges.meets(key, &row.blocks(0, end));
-            row.overlaps.await_if(meets);
-        }
-        group.ranges.has_looked(shard, round, |shard| group.wake(shard));
-        true
-    }
-
-    /// Queues the ready bytes of a row if they overlap ranges that must take turns. Returns true
-    /// when the row waits.
-    pub(super) fn queue(&mut self, index: u32) -> bool {
-        let key = self.key(index, Piece::Queued);
-        let ranges = &self.seat.group.ranges;
-        let row = self.requests.row(index);
-        let bytes = row.blocks(row.progress.handed(), row.progress.ready());
-        if row.overlaps.is_queued() {
-            ranges.extend(key, bytes.end);
-            return true;
-        }
-        let changes = row.command.changes();
-        if !changes || ranges.is_empty() || bytes.is_empty() || !ranges.queue(key, bytes) {
-            return false;
-        }
-        row.overlaps.queue();
-        self.stats.deferred += 1;
-        self.wait(index);
-        true
-    }
-
-    /// Adds a row to those with a waiting part.
-    fn wait(&mut self, index: u32) {
-        if !self.turns.contains(&index) {
-            self.turns.push(index);
-        }
+        self.turns.enter_fragment(index, which, block);
+        self.turns.look(&mut self.requests);
+        self.turns.wait(index);
     }
 
     /// Starts fragments and rows whose turn has come, and retries those that found the device queue
     /// full. Returns true when anything happened.
     pub(super) fn advance_turns(&mut self) -> bool {
         let (mut at, mut any) = (0, false);
-        while let Some(&index) = self.turns.get(at) {
+        while let Some(&index) = self.turns.waiting().get(at) {
             any |= self.advance(index);
             let row = self.requests.row(index);
             if row.overlaps.is_queued() || row.fragments.any_waits() {
                 at += 1;
             } else {
                 row.overlaps.stop_waiting();
-                self.turns.remove(at);
+                self.turns.remove_at(at);
             }
         }
         any
@@ -111,20 +53,17 @@ impl Shared {
 
     fn advance(&mut self, index: u32) -> bool {
         let mut any = false;
-        if self.requests.row(index).overlaps.is_queued() {
-            let key = self.key(index, Piece::Queued);
-            if self.seat.group.ranges.start(key) {
-                self.requests.row(index).overlaps.start_turn();
-                self.hand_over_in_order(index);
-                any = true;
-            }
+        let row = self.requests.row(index);
+        if row.overlaps.is_queued() && self.turns.start(index, Piece::Queued) {
+            row.overlaps.start_turn();
+            self.queue.submit_in_order(index, row);
+            any = true;
         }
         for which in 0..2 {
-            if self.requests.row(index).fragments.state(which) == Fragment::Waiting {
-                let key = self.key(index, Piece::Fragment(which));
-                if self.seat.group.ranges.start(key) {
-                    self.requests.row(index).fragments.set(which, Fragment::ToRead);
-                }
+            let fragments = &mut self.requests.row(index).fragments;
+            let waits = fragments.state(which) == Fragment::Waiting;
+            if waits && self.turns.start(index, Piece::Fragment(which)) {
+                fragments.set(which, Fragment::ToRead);
             }
             any |= self.submit_fragment(index, which);
         }
@@ -134,7 +73,7 @@ impl Shared {
     /// Submits the next IO of a fragment. Returns true when the device accepted it.
     fn submit_fragment(&mut self, index: u32, which: usize) -> bool {
         let row = self.requests.row(index);
-        let geometry = self.device.geometry();
+        let geometry = self.queue.geometry();
         let (bytes, block) = (&row.command.cut().rest[which], u64::from(geometry.logical_block));
         let partial = geometry.partial_writes
             && !row.fragments.whole_blocks()
@@ -147,7 +86,7 @@ impl Shared {
             _ => return false,
         };
         let partial = next == Fragment::WritingPart;
-        if next == Fragment::Reading && self.shared_writes {
+        if next == Fragment::Reading && self.terms.shared_writes() {
             // Another client may change the block between the read and the write.
             row.reply.note(IoStatus::Invalid);
             self.end_fragment(index, which);
@@ -172,7 +111,7 @@ impl Shared {
         let len = (bytes.end - bytes.start) as u32;
         let buf = Some(if partial { part } else { block });
         let io = Io { tag, op, flags, offset: bytes.start, len, buf };
-        let taken = self.device.submit(io).is_ok();
+        let taken = self.queue.device_mut().submit(io).is_ok();
         if taken {
             self.requests.row(index).fragments.set(which, next);
         }
@@ -182,13 +121,13 @@ impl Shared {
     /// Handles the end of a fragment's IO.
     pub(super) fn on_fragment(&mut self, index: u32, which: usize, status: IoStatus) {
         let row = self.requests.row(index);
-        let is_first = row.reply.status().is_ok();
+        let ok_so_far = row.reply.status().is_ok();
         match row.fragments.state(which) {
             Fragment::Reading if status.is_ok() => {
                 row.fragments.set(which, Fragment::ToWrite);
                 if row.merge_fragment(which) {
                     if !self.submit_fragment(index, which) {
-                        self.wait(index);
+                        self.turns.wait(index);
                     }
                     return;
                 }
@@ -197,10 +136,10 @@ impl Shared {
             }
             // The server supported partial writes when this one was submitted, and has been
             // replaced since.
-            Fragment::WritingPart if is_first && status == IoStatus::Unsupported => {
+            Fragment::WritingPart if ok_so_far && status == IoStatus::Unsupported => {
                 row.fragments.retry_whole(which);
                 if !self.submit_fragment(index, which) {
-                    self.wait(index);
+                    self.turns.wait(index);
                 }
                 return;
             }
@@ -215,26 +154,16 @@ impl Shared {
     }
 
     fn end_fragment(&mut self, index: u32, which: usize) {
-        let key = self.key(index, Piece::Fragment(which));
         let row = self.requests.row(index);
         row.fragments.set(which, Fragment::None);
         row.progress.ended();
-        self.fragments -= 1;
-        self.end_turn(index, key.piece);
-    }
-
-    fn end_turn(&self, row: u32, piece: Piece) {
-        let Self { seat, .. } = self;
-        let key = self.key(row, piece);
-        seat.group.ranges.end(key.shard, |own| *own == key, |shard| seat.group.wake(shard));
+        self.turns.end_fragment(index, which);
     }
 
     /// Drops the parts of a row that have not begun.
     pub(super) fn drop_turns(&mut self, index: u32) {
-        self.turns.retain(|row| *row != index);
-        if self.requests.row(index).overlaps.take_queued() {
-            self.end_turn(index, Piece::Queued);
-        }
+        self.turns.remove(index);
+        self.turns.end_queued(index, self.requests.row(index));
         for which in 0..2 {
             let fragments = &mut self.requests.row(index).fragments;
             match fragments.state(which) {
@@ -243,16 +172,6 @@ impl Shared {
                 _ => {}
             }
         }
-        self.end_running(index);
-    }
-
-    /// Ends the wait of fragments for a row of which the device has no IO left.
-    pub(super) fn end_running(&mut self, index: u32) {
-        let row = self.requests.row(index);
-        let none_left = row.progress.all_handed() || row.overlaps.is_queued();
-        if row.overlaps.is_awaited() && row.is_idle() && none_left {
-            row.overlaps.end_awaited();
-            self.end_turn(index, Piece::Running);
-        }
+        self.turns.end_running(index, self.requests.row(index));
     }
 }

@@ -17,24 +17,31 @@ pub(crate) struct InternalErrors {
     conns: Vec<ConnId>,
 }
 
-impl Shared {
-    /// Reports an impossible state, and closes the connection of the row.
-    pub(crate) fn internal_error(&mut self, row: u32, what: &'static str) {
-        tracing::error!(export = self.name, shard = self.seat.shard, row, what, "internal error");
-        self.internal_errors.count += 1;
-        if let Some(row) = self.requests.live(row) {
-            self.internal_errors.conns.push(row.conn);
-        }
+impl InternalErrors {
+    /// Counts an error, and notes the connection that it concerns.
+    fn add(&mut self, conn: Option<ConnId>) {
+        self.count += 1;
+        self.conns.extend(conn);
     }
 
-    /// Returns the next connection to close because of an internal error.
-    pub(crate) fn take_failed(&mut self) -> Option<ConnId> {
-        self.internal_errors.conns.pop()
+    /// Returns the next connection to close.
+    pub(crate) fn next_conn(&mut self) -> Option<ConnId> {
+        self.conns.pop()
     }
 
     /// Number of internal errors since startup.
-    pub(crate) fn internal_errors(&self) -> u64 {
-        self.internal_errors.count
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+impl Shared {
+    /// Reports an impossible state, and closes the connection of the row.
+    pub(crate) fn internal_error(&mut self, row: u32, what: &'static str) {
+        let (export, shard) = (self.terms.name(), self.seat.shard);
+        tracing::error!(export, shard, row, what, "internal error");
+        let conn = self.requests.live(row).map(|row| row.conn);
+        self.internal_errors.add(conn);
     }
 
     /// Checks that the IO with this tag is in flight at the device, so that the device may report
@@ -63,10 +70,8 @@ impl Shared {
             return true;
         }
         self.internal_error(index, "a row was freed in a table");
-        self.backlog.retain(|row| *row != index);
-        self.undefer(index);
-        self.drop_turns(index);
-        self.leave_orphans(index);
+        self.leave_queues(index);
+        self.orphaned_writes.remove(index, self.requests.row(index));
         true
     }
 }

@@ -1,0 +1,127 @@
+//! Device of a shard, and the rows that wait for room in its queue.
+
+use std::collections::VecDeque;
+
+use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
+use rtrs_core::extents;
+
+use crate::requests::{NbdRow, Requests};
+
+/// Device with the rows that wait for room in its queue.
+#[derive(Debug)]
+pub(crate) struct DeviceQueue {
+    device: Box<dyn BlockDevice>,
+    /// Waiting rows, in order.
+    backlog: VecDeque<u32>,
+}
+
+impl DeviceQueue {
+    /// Creates the queue of a shard with this number of rows.
+    pub(super) fn new(device: Box<dyn BlockDevice>, rows: usize) -> Self {
+        Self { device, backlog: VecDeque::with_capacity(rows) }
+    }
+
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        self.device.as_ref()
+    }
+
+    pub(super) fn device_mut(&mut self) -> &mut dyn BlockDevice {
+        self.device.as_mut()
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    /// Whether rows wait, so that no more requests are to be taken from clients.
+    pub(crate) fn is_congested(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Whether the row waits for room in the device queue.
+    pub(super) fn holds(&self, index: u32) -> bool {
+        self.backlog.contains(&index)
+    }
+
+    /// Removes a row from those that wait.
+    pub(super) fn remove(&mut self, index: u32) {
+        self.backlog.retain(|row| *row != index);
+    }
+
+    /// Submits the ready bytes of a row, behind rows that already wait.
+    pub(super) fn submit_in_order(&mut self, index: u32, row: &mut NbdRow) {
+        if row.progress.all_handed() {
+            // A change within blocks may end before its turn in the backlog would come.
+            return;
+        }
+        if !self.backlog.is_empty() || !self.submit(index, row) {
+            self.backlog.push_back(index);
+        }
+    }
+
+    /// Submits as much of the waiting rows as the device accepts now. Returns true when it accepted
+    /// anything.
+    pub(super) fn submit_waiting(&mut self, requests: &mut Requests) -> bool {
+        let mut any = false;
+        while let Some(&index) = self.backlog.front() {
+            let row = requests.row(index);
+            let before = row.progress.handed();
+            let all = self.submit(index, row);
+            any |= row.progress.handed() > before;
+            if !all {
+                break;
+            }
+            self.backlog.pop_front();
+        }
+        any
+    }
+
+    /// Submits the ready bytes of a row. Returns false when the device queue is full.
+    fn submit(&mut self, index: u32, row: &mut NbdRow) -> bool {
+        let Some(op) = row.command.io() else { return true };
+        let io_max = io_max(self.device.geometry(), op);
+        while !row.progress.all_handed() {
+            let left = row.progress.left();
+            let (len, step, buf) = match op {
+                IoOp::Read | IoOp::Write => {
+                    let (at, from) = row.progress.cursor();
+                    let slice = &row.parts[at].slice;
+                    let most = (io_max.min(left) as usize).min(slice.len() - from);
+                    let len = u32::try_from(most).unwrap_or(left);
+                    (len, len, slice.slice(from, most))
+                }
+                // A flush has no length; it counts as one byte.
+                IoOp::Flush => (0, 1, None),
+                IoOp::Discard | IoOp::WriteZeroes => {
+                    let len = left.min(io_max);
+                    (len, len, None)
+                }
+                IoOp::Extents => (left, left, row.parts[0].slice.slice(0, extents::LEN_MAX)),
+            };
+            let offset = row.command.cut().whole.start + u64::from(row.progress.handed());
+            let flags = row.command.flags();
+            let io = Io { tag: u64::from(index), op, flags, offset, len, buf };
+            if self.device.submit(io).is_err() {
+                return false;
+            }
+            row.progress.submitted(step);
+            if matches!(op, IoOp::Read | IoOp::Write) {
+                let part = row.parts[row.progress.cursor().0].slice.len();
+                row.progress.move_cursor(step, part);
+            }
+        }
+        true
+    }
+}
+
+/// Maximum number of bytes per IO, in whole blocks. A flush has no bytes.
+fn io_max(geometry: &Geometry, op: IoOp) -> u32 {
+    let bytes = match op {
+        IoOp::Read | IoOp::Write => geometry.io_max,
+        IoOp::Discard => geometry.discard_max,
+        IoOp::WriteZeroes => geometry.zeroes_max,
+        IoOp::Flush | IoOp::Extents => 0,
+    };
+    let block = geometry.logical_block.max(1);
+    (bytes / block * block).max(block)
+}

@@ -1,0 +1,27 @@
+//! Precedence of a connection that waits for memory of a read.
+
+/// Slot of the connection whose read waits for memory; it takes precedence over larger reads of
+/// others.
+#[derive(Debug, Default)]
+pub(crate) struct FirstReader {
+    slot: Option<usize>,
+}
+
+impl FirstReader {
+    /// Whether another connection takes precedence over this one.
+    pub(super) fn is_other(&self, slot: usize) -> bool {
+        self.slot.is_some_and(|first| first != slot)
+    }
+
+    /// Gives precedence to a connection, unless there is one that has it.
+    pub(super) fn wait(&mut self, slot: usize) {
+        self.slot.get_or_insert(slot);
+    }
+
+    /// Ends the wait of a connection.
+    pub(crate) fn stop(&mut self, slot: usize) {
+        if self.slot == Some(slot) {
+            self.slot = None;
+        }
+    }
+}
