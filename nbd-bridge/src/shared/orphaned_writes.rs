@@ -1,5 +1,4 @@
-//! Orphaned writes of a shard, and the rows that wait until overlapping orphaned writes of any shard
-//! have ended.
+//! Orphaned writes of a shard, and the rows that wait for orphaned writes of any shard.
 
 use rtrs_core::block::IoOp;
 

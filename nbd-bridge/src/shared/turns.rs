@@ -1,7 +1,7 @@
 //! Turns of a shard's fragments and of the changes that overlap fragments of any shard.
 //!
-//! All of them are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges); this part keeps
-//! the shard's own entries there.
+//! All of them are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges). This part
+//! keeps the shard's own entries there.
 
 use std::ops::Range;
 
