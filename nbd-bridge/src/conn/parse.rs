@@ -9,21 +9,12 @@ use std::ops::Range;
 use rtrs_core::extents;
 use rtrs_core::rt::Port;
 
+use super::input::PIECE_ALIGN;
 use super::{Conn, Phase};
-use crate::buffers::{BUFFER_LEN, PART_MAX, PIECE_MAX, Part};
+use crate::buffers::{PIECE_MAX, Part};
 use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
 use crate::requests::{Command, Late};
 use crate::shared::Shared;
-
-/// Minimum size of a large write, for which receives are limited to fit.
-const LARGE: usize = 32 * 1024;
-/// Number of requests after a large write for which receives stay limited: a client that mixes
-/// large writes with reads still sends large writes.
-const LARGE_MEMORY: u8 = 16;
-/// Alignment of the pieces of a long payload on the device.
-const PIECE_ALIGN: u64 = 4096;
-/// Bytes of handshake replies that may be queued before further options are processed.
-const GREETING_MAX: usize = 64 * 1024;
 
 impl Conn {
     /// Performs one parsing step. Returns false when more bytes, rows or memory are needed.
@@ -39,8 +30,8 @@ impl Conn {
                 self.start_request(request, port, shared)
             }
             Phase::Skip { left } => {
-                let count = (self.fill - self.start).min(left as usize);
-                self.start += count;
+                let count = self.input.available().min(left as usize);
+                self.input.consume(count);
                 let left = left - u32::try_from(count).unwrap_or(left);
                 self.phase = if left == 0 { Phase::Header } else { Phase::Skip { left } };
                 left == 0
@@ -51,16 +42,17 @@ impl Conn {
     }
 
     fn step_handshake(&mut self, port: &Port, shared: &mut Shared) -> bool {
-        let available = self.fill - self.start;
-        if available == 0 || self.greeting.len() > GREETING_MAX {
+        let available = self.input.available();
+        if available == 0 || self.output.is_greeting_full() {
             return false;
         }
-        let Some(buffer) = self.buffer else { return false };
         let mut bytes = vec![0; available];
-        shared.buffers.copy_out(buffer, self.start, &mut bytes);
+        if !self.input.peek(&mut bytes, &shared.buffers) {
+            return false;
+        }
         let Phase::Handshake(handshake) = &mut self.phase else { return false };
-        let (used, outcome) = handshake.feed(&bytes, shared, &mut self.greeting);
-        self.start += used;
+        let (used, outcome) = handshake.feed(&bytes, shared, self.output.greeting());
+        self.input.consume(used);
         match outcome {
             Outcome::NeedMore => false,
             Outcome::Reply => true,
@@ -83,15 +75,17 @@ impl Conn {
     }
 
     fn step_header(&mut self, port: &Port, shared: &mut Shared) -> bool {
-        if self.fill - self.start < Request::LEN
-            || !self.passes(shared)
+        if self.input.available() < Request::LEN
+            || !self.gate.passes(&shared.seat)
             || shared.queue.is_congested()
         {
             return false;
         }
-        let (Some(buffer), Some(rules)) = (self.buffer, self.rules) else { return false };
+        let Some(rules) = self.rules else { return false };
         let mut bytes = [0; Request::LEN];
-        shared.buffers.copy_out(buffer, self.start, &mut bytes);
+        if !self.input.peek(&mut bytes, &shared.buffers) {
+            return false;
+        }
         let Ok(request) = Request::decode(&bytes) else {
             tracing::debug!("closing the connection: NBD request with wrong magic");
             self.abort(port, shared);
@@ -99,22 +93,18 @@ impl Conn {
         };
         match rules.check(&request, shared.queue.geometry().size) {
             Ok(valid) => {
-                self.start += Request::LEN;
-                self.large = if valid.payload() as usize >= LARGE {
-                    LARGE_MEMORY
-                } else {
-                    self.large.saturating_sub(1)
-                };
+                self.input.consume(Request::LEN);
+                self.input.note_request(valid.payload());
                 self.start_request(valid, port, shared)
             }
             Err(refusal) => {
                 let Some(row) = shared.take_row(self.rows) else { return false };
-                self.start += Request::LEN;
+                self.input.consume(Request::LEN);
                 self.rows += 1;
                 let entry = shared.requests.row(row);
                 (entry.conn, entry.command) = (self.id, Command::refused(request.cookie));
                 entry.reply.refuse(refusal.error, refusal.reason);
-                self.replies.push_back(row);
+                self.output.push(row);
                 match refusal.after {
                     AfterRefusal::Continue => {}
                     AfterRefusal::Skip(left) => self.phase = Phase::Skip { left },
@@ -210,10 +200,11 @@ impl Conn {
             _ => {
                 let whole = u32::try_from(whole).unwrap_or(len);
                 entry.progress.set_ready(if op == Op::Flush { 1 } else { whole });
-                let reported = self.older().unwrap_or_else(|| self.reported(shared));
-                shared.requests.row(row).loss_marks.set_reported(reported);
+                let losses = shared.losses.as_deref();
+                let reported = self.reports.reported_before(self.input.parsed(), losses);
+                entry.loss_marks.set_reported(reported);
                 shared.submit(row);
-                zero_fragments(row, shared);
+                shared.zero_fragments(row);
             }
         }
     }
@@ -223,36 +214,20 @@ impl Conn {
         self.rules.map_or(1, |rules| rules.min_block())
     }
 
-    /// Returns the number of payload bytes that are submitted together when they begin at `start`
-    /// of a buffer; 0 when they belong in another buffer.
-    pub(super) fn piece(start: usize, left: u32, to: u64, min_block: u32) -> usize {
-        let (room, left) = (BUFFER_LEN - start, left as usize);
-        if left <= room {
-            return left;
-        }
-        if left <= PART_MAX {
-            return 0;
-        }
-        let most = room.min(PART_MAX) as u64;
-        let align = PIECE_ALIGN.max(u64::from(min_block));
-        let end = (to + most) / align * align;
-        usize::try_from(end.saturating_sub(to)).unwrap_or(0)
-    }
-
     /// Submits received payload to the device. Returns false when more has to arrive.
     fn step_payload(&mut self, row: u32, left: u32, shared: &mut Shared) -> bool {
-        let Some(buffer) = self.buffer else { return false };
+        let Some(buffer) = self.input.buffer() else { return false };
         if shared.queue.is_congested() {
             return false;
         }
         let entry = shared.requests.row(row);
         let to = entry.command.offset() + u64::from(entry.command.len() - left);
-        let piece = Self::piece(self.start, left, to, self.min_block());
-        if piece == 0 || self.fill - self.start < piece {
+        let piece = self.input.piece(left, to, self.min_block());
+        if piece == 0 || self.input.available() < piece {
             return false;
         }
         // Part of the payload in that range: its position in the buffer and its length.
-        let (from, start) = (to, self.start);
+        let (from, start) = (to, self.input.start());
         let part = |bytes: &Range<u64>| {
             let (first, end) = (bytes.start.max(from), bytes.end.min(from + piece as u64));
             let len = usize::try_from(end.saturating_sub(first)).unwrap_or(0);
@@ -261,7 +236,7 @@ impl Conn {
         };
         let cut = entry.command.cut();
         let ((at, len), rest) = (part(&cut.whole), cut.rest.each_ref().map(part));
-        self.start += piece;
+        self.input.consume(piece);
         let left = left - u32::try_from(piece).unwrap_or(left);
         if len > 0 {
             shared.buffers.hold(buffer);
@@ -287,20 +262,3 @@ impl Conn {
         true
     }
 }
-
-/// Begins the fragments of a request that zeroes parts of blocks.
-fn zero_fragments(row: u32, shared: &mut Shared) {
-    for which in 0..2 {
-        if !shared.requests.row(row).command.cut().rest[which].is_empty() {
-            if let Some((_, bytes)) = shared.requests.row(row).fragment_memory(which) {
-                bytes.fill(0);
-            }
-            shared.begin_fragment(row, which);
-        }
-    }
-}
-
-/// A header and a whole piece fit into one buffer, and the largest block fits twice into a piece,
-/// so that a piece at the start of a buffer is never 0.
-const _: () = assert!(PART_MAX + Request::LEN <= BUFFER_LEN && LARGE < PART_MAX);
-const _: () = assert!(2 * crate::proto::wire::MIN_BLOCK_MAX as usize <= PART_MAX);

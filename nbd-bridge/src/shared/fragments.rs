@@ -34,6 +34,19 @@ impl Shared {
         self.turns.wait(index);
     }
 
+    /// Begins the fragments of a request that zeroes parts of blocks.
+    pub(crate) fn zero_fragments(&mut self, index: u32) {
+        for which in 0..2 {
+            let row = self.requests.row(index);
+            if !row.command.cut().rest[which].is_empty() {
+                if let Some((_, bytes)) = row.fragment_memory(which) {
+                    bytes.fill(0);
+                }
+                self.begin_fragment(index, which);
+            }
+        }
+    }
+
     /// Starts fragments and rows whose turn has come, and retries those that found the device queue
     /// full. Returns true when anything happened.
     pub(super) fn advance_turns(&mut self) -> bool {

@@ -1,0 +1,119 @@
+//! Losses of acknowledged writes, as reported to the client of a connection.
+//!
+//! Requests may arrive before the client learns of a loss and be taken after it. A flush among them
+//! fails because of that loss too, since it may cover writes that were lost. See
+//! docs/explanation/fence.md.
+
+use rtrs_core::losses::Losses;
+
+use crate::requests::NbdRow;
+
+/// Losses reported to a client, and the reports as seen by requests that are still to be taken.
+#[derive(Debug)]
+pub(super) struct LossReports {
+    /// All connections of a kernel device are one client.
+    kernel: bool,
+    /// Losses of acknowledged writes that have been reported to the client.
+    reported: u64,
+    /// Requests wait for rows, memory or the device, and receiving has stopped.
+    stalled: bool,
+    /// Row whose reply reports a loss and waits to be sent.
+    report: Option<u32>,
+    /// Losses reported to the client at the last check.
+    seen: u64,
+    /// A loss count, and the stream offset up to which requests arrived when only that count had
+    /// been reported.
+    older: Option<(u64, u64)>,
+}
+
+impl LossReports {
+    /// Creates the reports of a client, which starts with the losses known at the device's last
+    /// successful flush.
+    pub(super) fn new(kernel: bool, losses: Option<&Losses>) -> Self {
+        let reported = losses.map_or(0, Losses::settled);
+        let mut reports =
+            Self { kernel, reported, stalled: false, report: None, seen: 0, older: None };
+        reports.seen = reports.reported(losses);
+        reports
+    }
+
+    /// Returns the losses reported to the client.
+    fn reported(&self, losses: Option<&Losses>) -> u64 {
+        match losses {
+            Some(losses) if self.kernel => losses.common(),
+            _ => self.reported,
+        }
+    }
+
+    /// Returns the losses that had been reported when the request at `offset` of the stream
+    /// arrived.
+    pub(super) fn reported_before(&self, offset: u64, losses: Option<&Losses>) -> u64 {
+        self.older(offset).unwrap_or_else(|| self.reported(losses))
+    }
+
+    /// Returns the losses that had been reported when the request at `offset` of the stream
+    /// arrived, if they were fewer than now.
+    fn older(&self, offset: u64) -> Option<u64> {
+        if rtrs_core::mutated!(NbdBacklogForgotten) {
+            return None;
+        }
+        self.older.filter(|(_, end)| offset <= *end).map(|(reported, _)| reported)
+    }
+
+    /// Records whether requests wait.
+    pub(super) fn set_stalled(&mut self, stalled: bool) {
+        self.stalled = stalled;
+    }
+
+    /// Checks whether a loss was reported while requests waited, or is about to be reported: what
+    /// the socket holds when that reply is sent was sent before it. Requests that a kernel device
+    /// sent on another connection count as sent after the report, unless that connection has
+    /// stalled. `parsed` is the stream offset of the next request, and `arrived` returns that of
+    /// the bytes that have arrived, received or not.
+    pub(super) fn note_reported(
+        &mut self,
+        losses: Option<&Losses>,
+        parsed: u64,
+        arrived: impl FnOnce() -> u64,
+    ) {
+        let reported = self.reported(losses);
+        let seen = std::mem::replace(&mut self.seen, reported);
+        let waits = self.report.is_some();
+        if reported == seen || !(self.stalled || waits) {
+            return;
+        }
+        let end = if waits { u64::MAX } else { arrived() };
+        let older = self.older(parsed).unwrap_or(seen);
+        self.older = Some((older, end));
+    }
+
+    /// Row whose reply reports a loss and waits to be sent.
+    pub(super) fn unsent(&self) -> Option<u32> {
+        self.report
+    }
+
+    /// Records that the reply that reports a loss is about to be sent, when bytes up to `arrived`
+    /// of the stream have arrived.
+    pub(super) fn note_sent(&mut self, arrived: u64) {
+        self.report = None;
+        self.older = self.older.map(|(reported, _)| (reported, arrived));
+    }
+
+    /// Ends a flush, which fails if a loss has not been reported to the client. Returns true when
+    /// its status changed.
+    pub(super) fn end_flush(&mut self, index: u32, row: &mut NbdRow, losses: &Losses) -> bool {
+        let count = row.loss_marks.at_end().unwrap_or_else(|| losses.count());
+        let ended = row.reply.status();
+        let (status, reported) = losses.judge(ended, row.loss_marks.reported(), count);
+        if reported > self.reported(Some(losses)) {
+            self.report = Some(index);
+        }
+        row.reply.set_status(status);
+        if self.kernel {
+            losses.report_common(reported);
+        } else {
+            self.reported = self.reported.max(reported);
+        }
+        status != ended
+    }
+}

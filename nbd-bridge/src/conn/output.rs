@@ -1,0 +1,213 @@
+//! Bytes for the client: handshake replies, and heads and data of replies to requests.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use rtrs_core::mem::{IoVecs, MemSlice, Region};
+
+use crate::proto::wire::NbdError;
+use crate::proto::{Op, reply};
+use crate::requests::{NbdRow, Requests};
+
+/// Maximum number of replies per system call.
+const REPLIES_MAX: usize = 64;
+/// Maximum number of slices per system call: a 32 MiB piece of a read in parts, or many small
+/// reads.
+const SLICES_MAX: usize = 320;
+/// Bytes of handshake replies that may be queued before further options are processed.
+const GREETING_MAX: usize = 64 * 1024;
+
+/// Replies that wait to be sent, and those of the send in progress.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// Slices of the next send; None while a send has them.
+    vecs: Option<Box<IoVecs>>,
+    /// Memory of handshake bytes and of heads of replies.
+    staging: MemSlice,
+    /// Handshake bytes to be sent.
+    greeting: Vec<u8>,
+    replies: VecDeque<u32>,
+    in_send: Vec<u32>,
+    /// Row of a simple reply that has been sent in part.
+    cut_short: Option<u32>,
+    /// Bytes of the next send that were already sent.
+    sent_before: usize,
+}
+
+impl Output {
+    /// Creates the output of a connection to a shard with this number of rows. The client already
+    /// has `sent_before` bytes of the first reply.
+    pub(super) fn new(greeting: Vec<u8>, rows: usize, sent_before: usize) -> std::io::Result<Self> {
+        Ok(Self {
+            vecs: Some(IoVecs::new(SLICES_MAX)),
+            staging: Region::new(REPLIES_MAX * reply::ROOM)?.whole(),
+            greeting,
+            replies: VecDeque::with_capacity(rows),
+            in_send: Vec::with_capacity(REPLIES_MAX),
+            cut_short: None,
+            sent_before,
+        })
+    }
+
+    /// Whether nothing waits to be sent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.greeting.is_empty() && self.replies.is_empty()
+    }
+
+    /// Number of replies that wait to be sent.
+    pub(super) fn waiting(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// Handshake bytes to be sent.
+    pub(super) fn greeting(&mut self) -> &mut Vec<u8> {
+        &mut self.greeting
+    }
+
+    /// Whether so many handshake bytes wait that no further options are to be processed.
+    pub(super) fn is_greeting_full(&self) -> bool {
+        self.greeting.len() > GREETING_MAX
+    }
+
+    /// Queues the reply of a row.
+    pub(super) fn push(&mut self, row: u32) {
+        self.replies.push_back(row);
+    }
+
+    /// Takes the next row whose reply waits to be sent, and drops the reply.
+    pub(super) fn drop_reply(&mut self) -> Option<u32> {
+        self.replies.pop_front()
+    }
+
+    /// Whether the reply of a row is in the send that was gathered last.
+    pub(super) fn sends(&self, row: u32) -> bool {
+        self.in_send.contains(&row)
+    }
+
+    /// Takes a row whose reply has been sent.
+    pub(super) fn take_sent(&mut self) -> Option<u32> {
+        self.in_send.pop()
+    }
+
+    /// Takes back the slices of a send that has ended.
+    pub(super) fn send_ended(&mut self, mut vecs: Box<IoVecs>) {
+        vecs.clear();
+        self.vecs = Some(vecs);
+    }
+
+    /// Whether the rest of a simple reply failed; the protocol has no way to report that to the
+    /// client.
+    pub(super) fn is_cut_short(&self, requests: &mut Requests) -> bool {
+        let next = self.cut_short.and_then(|_| next_reply(&self.replies, self.cut_short));
+        next.is_some_and(|row| !requests.row(row).reply.status().is_ok())
+    }
+
+    /// Gathers what can be sent now: handshake bytes, then heads and data of as many finished
+    /// requests as fit. Returns None when a send is in progress or nothing can be sent.
+    pub(super) fn gather(
+        &mut self,
+        structured: bool,
+        requests: &mut Requests,
+    ) -> Option<Box<IoVecs>> {
+        let vecs = self.vecs.take()?;
+        let mut batch = Batch { vecs, staging: &self.staging, used: 0, structured };
+        if !self.greeting.is_empty() {
+            let count = self.greeting.len().min(self.staging.len());
+            batch.stage(&self.greeting[..count]);
+            self.greeting.drain(..count);
+        }
+        while let Some(index) = next_reply(&self.replies, self.cut_short) {
+            let row = requests.row(index);
+            if self.in_send.len() == REPLIES_MAX || !batch.has_room(row) {
+                break;
+            }
+            batch.add_reply(row);
+            let complete = row.progress.is_complete();
+            self.cut_short = (!structured && !complete).then_some(index);
+            if self.replies.front() == Some(&index) {
+                self.replies.pop_front();
+            } else {
+                self.replies.retain(|reply| *reply != index);
+            }
+            self.in_send.push(index);
+        }
+        let mut vecs = batch.vecs;
+        if vecs.is_empty() {
+            self.vecs = Some(vecs);
+            return None;
+        }
+        vecs.advance(std::mem::take(&mut self.sent_before));
+        Some(vecs)
+    }
+}
+
+/// Returns the next reply to send. After a piece of a simple reply, only the next piece of that
+/// reply may follow.
+fn next_reply(replies: &VecDeque<u32>, cut_short: Option<u32>) -> Option<u32> {
+    match cut_short {
+        Some(row) => replies.contains(&row).then_some(row),
+        None => replies.front().copied(),
+    }
+}
+
+/// A send that is being gathered.
+struct Batch<'a> {
+    vecs: Box<IoVecs>,
+    staging: &'a MemSlice,
+    /// Bytes used of the staging memory.
+    used: usize,
+    /// Replies are structured.
+    structured: bool,
+}
+
+impl Batch<'_> {
+    /// Whether the reply of this row fits.
+    fn has_room(&self, row: &NbdRow) -> bool {
+        self.staging.len() - self.used >= reply::ROOM && self.vecs.room() > row.parts.len()
+    }
+
+    /// Appends head and data of a reply.
+    fn add_reply(&mut self, row: &NbdRow) {
+        let (op, cookie, structured) = (row.command.op(), row.command.cookie(), self.structured);
+        let mut error = row.reply.error();
+        let mut statuses = None;
+        if op == Op::BlockStatus && error.is_none_or(|(e, _)| e == NbdError::NotSup) {
+            statuses = row.statuses();
+            let none = (NbdError::Io, "the device does not say what it holds");
+            error = statuses.is_none().then_some(none);
+        }
+        let head = match error {
+            Some((error, why)) => reply::failure(structured, cookie, error, why),
+            None if op == Op::Read => {
+                let Range { start, end } = row.asked();
+                let len = u32::try_from(end - start).unwrap_or(0);
+                reply::read_head(structured, cookie, start, len, row.progress.is_complete())
+            }
+            None => match &statuses {
+                Some((_, count)) => reply::status_head(cookie, *count),
+                None => reply::success(cookie),
+            },
+        };
+        // A simple reply has one head, before the data of its first piece.
+        if structured || row.progress.current_piece().start == 0 {
+            self.stage(&head);
+        }
+        if error.is_none() && op == Op::Read {
+            row.data(|slice| self.vecs.push(slice));
+        }
+        if let Some((list, _)) = statuses {
+            self.vecs.push(list);
+        }
+    }
+
+    /// Copies bytes into the staging memory and appends them.
+    fn stage(&mut self, bytes: &[u8]) {
+        let (at, room) = (self.used, self.staging.len());
+        let Some(slice) = self.staging.slice(at, bytes.len()) else {
+            panic!("{at}+{} is outside the {room} bytes of staging", bytes.len());
+        };
+        slice.copy_in(0, bytes);
+        self.vecs.push(slice);
+        self.used += bytes.len();
+    }
+}
