@@ -362,8 +362,8 @@ impl Shared {
                 self.buffers.release_read(part.buffer, memory);
             }
         }
-        if let Some(own) = entry.fragments.take_memory() {
-            self.buffers.release_read(own.buffer, memory);
+        if let Some(part) = entry.fragments.take_memory() {
+            self.buffers.release_read(part.buffer, memory);
         }
         self.requests.give(row);
         true

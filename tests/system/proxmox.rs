@@ -1,5 +1,5 @@
-//! The storage plugin of Proxmox VE with a real server, in a Perl that has stand-ins for the modules
-//! of Proxmox VE.
+//! Storage plugin of Proxmox VE with a real server, in a Perl with stand-ins for the modules of
+//! Proxmox VE.
 
 use std::fs;
 

@@ -117,3 +117,52 @@ impl LossReports {
         status != ended
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::status::IoStatus;
+
+    use super::*;
+    use crate::requests::Requests;
+
+    #[test]
+    fn flushes_that_arrived_before_the_report_was_sent_report_the_loss_too() {
+        let losses = Losses::default();
+        let mut reports = LossReports::new(false, Some(&losses));
+        let mut requests = Requests::new(1);
+        let row = requests.take().unwrap();
+        losses.add();
+        assert!(reports.end_flush(row, requests.row(row), &losses));
+        assert_eq!(requests.row(row).reply.status(), IoStatus::Io);
+        assert_eq!(reports.unsent(), Some(row));
+        reports.note_reported(Some(&losses), 28, || panic!("the report has not been sent"));
+        assert_eq!(reports.reported_before(1 << 20, Some(&losses)), 0);
+        reports.note_sent(100);
+        assert_eq!(reports.unsent(), None);
+        assert_eq!(reports.reported_before(100, Some(&losses)), 0);
+        assert_eq!(reports.reported_before(101, Some(&losses)), 1);
+    }
+
+    #[test]
+    fn a_stalled_kernel_connection_remembers_the_loss_that_another_one_reported() {
+        let losses = Losses::default();
+        let [mut stalled, mut other] = [true, false].map(|is_stalled| {
+            let mut reports = LossReports::new(true, Some(&losses));
+            reports.set_stalled(is_stalled);
+            reports
+        });
+        losses.add();
+        losses.report_common(1);
+        stalled.note_reported(Some(&losses), 0, || 56);
+        other.note_reported(Some(&losses), 0, || 56);
+        assert_eq!(stalled.reported_before(56, Some(&losses)), 0);
+        assert_eq!(stalled.reported_before(57, Some(&losses)), 1);
+        assert_eq!(other.reported_before(0, Some(&losses)), 1);
+        // A further loss does not hide the first one from requests that arrived before both.
+        losses.add();
+        losses.report_common(2);
+        stalled.note_reported(Some(&losses), 28, || 84);
+        assert_eq!(stalled.reported_before(84, Some(&losses)), 0);
+        assert_eq!(stalled.reported_before(85, Some(&losses)), 2);
+    }
+}

@@ -25,7 +25,7 @@ impl LossMarks {
         self.reported = reported;
     }
 
-    /// Loss count at the end of a flush, if the device told it.
+    /// Loss count at the end of a flush, if the device reported it.
     pub(crate) fn at_end(&self) -> Option<u64> {
         self.count
     }
