@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
-    Access, AsyncRegistration, BindResult, CloseReason, ConnRequest, Fabric, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError,
-    Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
+    Access, AsyncRegistration, BindResult, Capabilities, CloseReason, ConnRequest, Fabric,
+    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain,
+    RegisterError, Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
@@ -228,14 +228,9 @@ impl Port {
 impl Fabric for Port {
     rtrs_core::forward_fabric!(inner);
 
-    fn pins_memory(&self) -> bool {
-        self.faults.borrow().pinned.is_some()
-    }
-    fn connection_bytes(&self) -> u64 {
-        self.inner.connection_bytes()
-    }
-    fn remote_invalidate(&self) -> bool {
-        self.inner.remote_invalidate()
+    fn capabilities(&self) -> Capabilities {
+        let pins_memory = self.faults.borrow().pinned.is_some();
+        Capabilities { pins_memory, ..self.inner.capabilities() }
     }
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let mut faults = self.faults.borrow_mut();

@@ -328,7 +328,11 @@ impl ClientShard {
     fn report(&self, now: Instant, reported: Reported) -> ClientShardReport {
         ClientShardReport {
             engine: self.engine.report(now, reported),
-            fabrics: self.fabrics.iter().map(|one| (one.scheme(), one.counters())).collect(),
+            fabrics: self
+                .fabrics
+                .iter()
+                .map(|one| (one.capabilities().scheme, one.counters()))
+                .collect(),
             bridges: self.fronts.stats(),
         }
     }

@@ -397,39 +397,46 @@ impl FabricEvent {
     }
 }
 
+/// Properties of a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
+    pub scheme: &'static str,
+    /// Registered memory is allocated by the system at once, as for devices that pin it, so that
+    /// large registrations are likely to be refused (RLIMIT_MEMLOCK).
+    pub pins_memory: bool,
+    /// Binds and revokes are work requests of the device ([`BindResult::Pending`]) that take time,
+    /// so that one is better than two.
+    pub binds_are_requests: bool,
+    /// A client may prove its identity with messages (CHALLENGE and AUTH). False if an attacker on
+    /// the network could take over a connection after the proof.
+    pub takes_proofs: bool,
+    /// Bytes of memory that a peer can make this end hold with each connection, in addition to
+    /// registered memory.
+    pub connection_bytes: u64,
+    /// A peer's send may invalidate the key of a local [`Window`].
+    pub remote_invalidate: bool,
+}
+
+impl Capabilities {
+    /// Returns the properties of a provider whose memory costs nothing and whose binds take effect
+    /// at once, with proofs and remote invalidation.
+    pub const fn of(scheme: &'static str) -> Self {
+        Self {
+            scheme,
+            pins_memory: false,
+            binds_are_requests: false,
+            takes_proofs: true,
+            connection_bytes: 0,
+            remote_invalidate: true,
+        }
+    }
+}
+
 /// One shard's view of a provider.
 pub trait Fabric: fmt::Debug {
-    /// Returns the scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
-    fn scheme(&self) -> &'static str;
-
-    /// Returns true if registered memory is allocated by the system at once, as for devices that
-    /// pin it, so that large registrations are likely to be refused (RLIMIT_MEMLOCK).
-    fn pins_memory(&self) -> bool {
-        false
-    }
-
-    /// Returns true if binds and revokes are work requests of the device ([`BindResult::Pending`])
-    /// that take time, so that one is better than two.
-    fn binds_are_requests(&self) -> bool {
-        false
-    }
-
-    /// Returns true if a client may prove its identity with messages (CHALLENGE and AUTH). False if
-    /// an attacker on the network could take over a connection after the proof.
-    fn takes_proofs(&self) -> bool {
-        true
-    }
-
-    /// Returns the bytes of memory that a peer can make this end hold with each connection, in
-    /// addition to registered memory.
-    fn connection_bytes(&self) -> u64 {
-        0
-    }
-
-    /// Returns true if a peer's send may invalidate the key of a local [`Window`].
-    fn remote_invalidate(&self) -> bool {
-        true
-    }
+    /// Returns the properties of the provider.
+    fn capabilities(&self) -> Capabilities;
 
     /// Creates a protection domain on the device that the connection uses.
     ///

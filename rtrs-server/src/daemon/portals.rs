@@ -204,7 +204,9 @@ impl Portals {
         let mut listening = Vec::with_capacity(self.wishes.len());
         for wish in &self.wishes {
             let scheme = wish.scheme.name();
-            let Some(fabric) = fabrics.iter_mut().find(|fabric| fabric.scheme() == scheme) else {
+            let Some(fabric) =
+                fabrics.iter_mut().find(|fabric| fabric.capabilities().scheme == scheme)
+            else {
                 continue;
             };
             let listened = as_wished(*wish, |address| listen_patiently(fabric.as_mut(), address));

@@ -270,7 +270,8 @@ impl ServerEngine {
             // Nothing to do: devices are polled in each turn.
             Message::Wake => {}
             Message::Report(reply) => {
-                let fabrics = ctx.fabrics.iter().map(|one| (one.scheme(), one.counters()));
+                let fabrics =
+                    ctx.fabrics.iter().map(|one| (one.capabilities().scheme, one.counters()));
                 let control = self.control.as_ref().map_or(0, Control::internal_errors);
                 let internal_errors = self.shard.internal_errors() + control;
                 reply.send(ShardReport { fabrics: fabrics.collect(), internal_errors });

@@ -1,19 +1,11 @@
 //! `forward_fabric!`: implements the methods that a wrapper around a fabric leaves unchanged.
 
 /// Generates the methods of `impl Fabric` that a wrapper forwards to the fabric in its field: the
-/// scheme, listening, connecting, accepting, graceful disconnect, the local address, and the
+/// listening, connecting, accepting, graceful disconnect, the local address, and the
 /// counters.
 #[macro_export]
 macro_rules! forward_fabric {
     ($inner:ident) => {
-        fn scheme(&self) -> &'static str {
-            self.$inner.scheme()
-        }
-
-        fn binds_are_requests(&self) -> bool {
-            self.$inner.binds_are_requests()
-        }
-
         fn listen(
             &mut self,
             address: std::net::SocketAddr,

@@ -65,9 +65,9 @@ use self::stream::Conn;
 use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
-    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProofError, ProtectionDomain, QpLimits,
-    Sge, Window, WorkRequest,
+    Access, BindResult, Capabilities, ConnRequest, ConnectParams, Fabric, FabricCounters,
+    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProofError, ProtectionDomain,
+    QpLimits, Sge, Window, WorkRequest,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
@@ -304,17 +304,13 @@ impl IwarpFabric {
 }
 
 impl Fabric for IwarpFabric {
-    fn scheme(&self) -> &'static str {
-        if self.tls.is_some() { "tls" } else { "tcp" }
-    }
-
-    // Over TLS the handshake proves the client's identity.
-    fn takes_proofs(&self) -> bool {
-        false
-    }
-
-    fn connection_bytes(&self) -> u64 {
-        if self.tls.is_some() { TLS_CONNECTION_BUFFERS } else { TCP_CONNECTION_BUFFERS }
+    fn capabilities(&self) -> Capabilities {
+        let (scheme, connection_bytes) = match self.tls {
+            Some(_) => ("tls", TLS_CONNECTION_BUFFERS),
+            None => ("tcp", TCP_CONNECTION_BUFFERS),
+        };
+        // Over TLS the handshake proves the client's identity.
+        Capabilities { takes_proofs: false, connection_bytes, ..Capabilities::of(scheme) }
     }
 
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {

@@ -30,9 +30,9 @@ pub use net::{BindMode, WorldOptions};
 pub use world::{NodeId, World};
 
 use super::{
-    Access, BindResult, ConnRequest, ConnectParams, Fabric, FabricCounters, FabricError,
-    FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData, ProtectionDomain, QpLimits, Sge, Window,
-    WorkRequest,
+    Access, BindResult, Capabilities, ConnRequest, ConnectParams, Fabric, FabricCounters,
+    FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData, ProtectionDomain, QpLimits,
+    Sge, Window, WorkRequest,
 };
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
@@ -114,12 +114,9 @@ fn ticket(request: ConnRequest) -> Option<u64> {
 }
 
 impl Fabric for SimFabric {
-    fn scheme(&self) -> &'static str {
-        "sim"
-    }
-
-    fn binds_are_requests(&self) -> bool {
-        self.world.borrow().net.options.bind == BindMode::Pending
+    fn capabilities(&self) -> Capabilities {
+        let binds_are_requests = self.world.borrow().net.options.bind == BindMode::Pending;
+        Capabilities { binds_are_requests, ..Capabilities::of("sim") }
     }
 
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {

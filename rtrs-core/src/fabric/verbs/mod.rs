@@ -54,10 +54,10 @@ use self::regions::RegionCache;
 use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
-    Access, AsyncRegistration, BindResult, CloseReason, ConnRequest, ConnectFailure, ConnectParams,
-    Fabric, FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData,
-    ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister, Window, WorkRequest,
-    WrOp,
+    Access, AsyncRegistration, BindResult, Capabilities, CloseReason, ConnRequest, ConnectFailure,
+    ConnectParams, Fabric, FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse,
+    PrivateData, ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister, Window,
+    WorkRequest, WrOp,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
@@ -351,21 +351,14 @@ impl VerbsFabric {
 }
 
 impl Fabric for VerbsFabric {
-    fn scheme(&self) -> &'static str {
-        "rdma"
-    }
-
-    fn pins_memory(&self) -> bool {
-        true
-    }
-
-    fn binds_are_requests(&self) -> bool {
-        true
-    }
-
-    // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
-    fn remote_invalidate(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            pins_memory: true,
+            binds_are_requests: true,
+            // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
+            remote_invalidate: false,
+            ..Capabilities::of("rdma")
+        }
     }
 
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {

@@ -213,11 +213,11 @@ impl PingClient {
 
     fn try_start(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let PingClientConfig { local, remote, hello, rping, timeout, .. } = self.config;
-        if hello.server_invalidate && !fabric.remote_invalidate() {
+        if hello.server_invalidate && !fabric.capabilities().remote_invalidate {
             return Err(PingFailure::Local(format!(
                 "{}:// has no keys that a peer may invalidate (its memory windows are of type 1); \
                  leave --server-invalidate out, or use tcp://",
-                fabric.scheme()
+                fabric.capabilities().scheme
             )));
         }
         let pd = fabric.alloc_pd(PdUse::Connect { local, remote })?;

@@ -154,7 +154,7 @@ impl Evicted {
 /// Portals that are not served because their device was removed.
 pub(super) fn lost_portals(ctx: &Ctx<'_>) -> Vec<String> {
     let lost = |fabric: &dyn Fabric| -> Vec<String> {
-        let scheme = fabric.scheme();
+        let scheme = fabric.capabilities().scheme;
         fabric.lost_listeners().into_iter().map(|at| format!("{scheme}://{at}")).collect()
     };
     ctx.fabrics.iter().flat_map(|fabric| lost(&**fabric)).collect()

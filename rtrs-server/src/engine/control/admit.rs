@@ -58,7 +58,8 @@ impl Control {
         // Checked first, so that a client without access learns nothing else.
         let can = self.authenticator.is_some() && request.identity.who == Who::Anonymous;
         let asks = ClientExtensions::decode(&conn.ext).authenticates;
-        let must_authenticate = can && asks && ctx.fabrics[provider.index()].takes_proofs();
+        let must_authenticate =
+            can && asks && ctx.fabrics[provider.index()].capabilities().takes_proofs;
         let attempt = Attempt { provider, request, conn: &conn, must_authenticate };
         let id = conn.session_id;
         check_connect(&self.exports, attempt, &self.registry).map_err(|refusal| match refusal {

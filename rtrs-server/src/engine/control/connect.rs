@@ -95,7 +95,7 @@ impl Connector {
         }
         Self::check_path(attempt, registry)?;
         // On other devices memory is committed when written.
-        let bytes = match ctx.fabrics[provider.index()].pins_memory() {
+        let bytes = match ctx.fabrics[provider.index()].capabilities().pins_memory {
             true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
             false => 0,
         };
@@ -225,7 +225,7 @@ impl Connector {
             Some(cached) => Some(cached.into_order(limits, &pd, fresh_keys)),
             // Registered early if it is likely to fail, so that the refusal can still reach the
             // peer.
-            None if fabric.pins_memory() => {
+            None if fabric.capabilities().pins_memory => {
                 let meter = self.memory.meter();
                 Some(ChunkPool::fresh(limits, &pd, fresh_keys, meter, Counting::Whole)?)
             }
@@ -250,7 +250,7 @@ impl Connector {
             Arc::new(SessionShared::new(id, limits, None, first))
         });
         registry.session_or(id, || Session::new(Arc::clone(&session), ctx.now));
-        let origin = origin_of(attempt, fabric.scheme());
+        let origin = origin_of(attempt, fabric.capabilities().scheme);
         let resources = PathResources { pd, fresh_keys, messages };
         let shared = PathShared::new(key, session, origin, resources, cores);
         early.into_iter().for_each(|pool| give_chunks(&shared, pool));
@@ -378,7 +378,7 @@ impl Connector {
 
 /// Checks that the buffers of a path's connections take a bounded amount of memory.
 fn check_buffers(fabric: &dyn Fabric, conn: &ConnReq) -> Result<(), Refusal> {
-    let bytes = fabric.connection_bytes() * u64::from(conn.cid_num);
+    let bytes = fabric.capabilities().connection_bytes * u64::from(conn.cid_num);
     if bytes > CONNECTION_BUFFERS_MAX {
         let (connections, max) = (conn.cid_num, CONNECTION_BUFFERS_MAX);
         return Err(Refusal::Connections { connections, bytes, max });

@@ -145,7 +145,7 @@ impl Step<'_> {
         let Some(window) = chunks.window(chunk) else { return self.parse(arrival, ctx) };
         let fabric = &mut ctx.fabrics[conn.provider.index()];
         let wr_id = WorkId::Revoke(self.at.permit).encode(arrival.conn);
-        let result = if fabric.binds_are_requests() {
+        let result = if fabric.capabilities().binds_are_requests {
             let slice = chunks.chunk(chunk);
             let bound = fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id);
             if let Ok(BindResult::Done(key) | BindResult::Pending(key)) = bound {

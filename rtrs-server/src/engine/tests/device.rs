@@ -11,9 +11,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
-    Access, AsyncRegistration, BindResult, ConnRequest, Fabric, FabricError, FabricEvent,
-    MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError, Registered, Sge,
-    ToRegister, Who, Window, WorkRequest, WrOp,
+    Access, AsyncRegistration, BindResult, Capabilities, ConnRequest, Fabric, FabricError,
+    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError,
+    Registered, Sge, ToRegister, Who, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::{MemSlice, Region};
@@ -130,14 +130,13 @@ impl Fabric for Tee {
         self.known.borrow_mut().push((peer, known));
     }
 
-    fn pins_memory(&self) -> bool {
-        self.device.pins_memory
-    }
-    fn takes_proofs(&self) -> bool {
-        !self.device.takes_no_proofs
-    }
-    fn connection_bytes(&self) -> u64 {
-        self.device.connection_bytes
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            pins_memory: self.device.pins_memory,
+            takes_proofs: !self.device.takes_no_proofs,
+            connection_bytes: self.device.connection_bytes,
+            ..self.inner.capabilities()
+        }
     }
     fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
         let inner = self.inner.alloc_pd(of)?;

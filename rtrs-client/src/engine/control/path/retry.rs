@@ -19,7 +19,7 @@ impl Path {
     }
 
     pub(in crate::engine::control) fn is_rdma(&self, ctx: &Ctx<'_>) -> bool {
-        ctx.fabrics[self.target.provider.index()].scheme() == "rdma"
+        ctx.fabrics[self.target.provider.index()].capabilities().scheme == "rdma"
     }
 
     /// Whether the path's configured source address is among these.
