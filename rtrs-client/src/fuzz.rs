@@ -23,7 +23,7 @@ use std::sync::Arc;
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::sim::{NodeId, SimFabric, World, WorldOptions, sim_ip};
 use rtrs_core::fabric::{
-    Access, ConnRequest, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
+    Access, ConnRequest, Fabric, FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData,
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion,
     WorkRequest, WrOp,
 };

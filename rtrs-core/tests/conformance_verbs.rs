@@ -17,8 +17,8 @@ use rtrs_core::fabric::verbs::{
     DeviceInfo, Transport, VerbsFabric, VerbsOptions, VerbsShared, devices,
 };
 use rtrs_core::fabric::{
-    Access, CloseReason, ConnRequest, ConnectParams, Fabric, FabricEvent, PdUse, PrivateData,
-    ProtectionDomain, QpLimits, Sge, SgeList, WcOp, WcStatus, WorkRequest, WrOp,
+    Access, CloseReason, ConnRequest, ConnectParams, Fabric, FabricEvent, Listener, PdUse,
+    PrivateData, ProtectionDomain, QpLimits, Sge, SgeList, WcOp, WcStatus, WorkRequest, WrOp,
 };
 use rtrs_core::ids::{QpNum, Rkey};
 use rtrs_core::mem::Region;

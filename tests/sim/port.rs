@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
     Access, AsyncRegistration, BindResult, Capabilities, CloseReason, ConnRequest, Fabric,
-    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain,
+    FabricError, FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData, ProtectionDomain,
     RegisterError, Registered, Sge, ToRegister, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
@@ -225,6 +225,14 @@ impl Port {
     }
 }
 
+impl Listener for Port {
+    rtrs_core::forward_listener!(inner);
+
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        self.inner.fits(pd, request)
+    }
+}
+
 impl Fabric for Port {
     rtrs_core::forward_fabric!(inner);
 
@@ -242,9 +250,6 @@ impl Fabric for Port {
             faults.leaked.push(pd.register(&region, Access::LOCAL)?);
         }
         Ok(pd)
-    }
-    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
-        self.inner.fits(pd, request)
     }
     fn register_async(
         &mut self,

@@ -1,9 +1,11 @@
 //! Provider traits and their contract.
 //!
 //! The fabric is modeled on verbs. A [`Fabric`] is one shard's view of a provider, with its queue
-//! pairs, completions and connection events; it is used only from that shard's thread. A
-//! [`ProtectionDomain`] is shared between shards: memory registered in it is reachable through
-//! every queue pair created in it, on any shard.
+//! pairs, completions and connection events; it is used only from that shard's thread. It is a
+//! [`Listener`] too, with the addresses it listens on and the requests that arrive there, and its
+//! [`Capabilities`] say what differs between providers. A [`ProtectionDomain`] is shared between
+//! shards: memory registered in it is reachable through every queue pair created in it, on any
+//! shard.
 //!
 //! Contract, the same for every provider and checked by `conformance.rs`:
 //! - **Order.** Work requests of one queue pair take effect at the peer in posting order. When a
@@ -433,37 +435,8 @@ impl Capabilities {
     }
 }
 
-/// One shard's view of a provider.
-pub trait Fabric: fmt::Debug {
-    /// Returns the properties of the provider.
-    fn capabilities(&self) -> Capabilities;
-
-    /// Creates a protection domain on the device that the connection uses.
-    ///
-    /// # Errors
-    /// `System` if the device refuses, or if no device of this provider has a route to the peer.
-    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
-
-    /// Returns true if a request may be accepted in a domain that was created for an earlier one:
-    /// both arrived over the same device.
-    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
-
-    /// Registers memory on another thread; `next_registration` later returns the result with this
-    /// ID. If registration does not block, it is done immediately and its result returned.
-    fn register_async(
-        &mut self,
-        _id: u64,
-        what: ToRegister,
-    ) -> Option<Result<Registered, RegisterError>> {
-        Some(what.register())
-    }
-
-    /// Returns the next completed asynchronous registration. `poll` returns true when there may be
-    /// one.
-    fn next_registration(&mut self) -> Option<AsyncRegistration> {
-        None
-    }
-
+/// Listening half of a shard's provider: its addresses, and the requests that arrive there.
+pub trait Listener: fmt::Debug {
     /// Starts to listen. Returns the address actually used (port 0 selects a free port).
     ///
     /// # Errors
@@ -496,16 +469,9 @@ pub trait Fabric: fmt::Debug {
     /// Stops listening; requests that were not reported yet are dropped.
     fn stop_listening(&mut self);
 
-    /// Starts to connect. The attempt ends with `Established` or `ConnectFailed`.
-    ///
-    /// # Errors
-    /// `System` if the attempt cannot be started.
-    fn connect(
-        &mut self,
-        now: Instant,
-        pd: &Arc<dyn ProtectionDomain>,
-        params: &ConnectParams,
-    ) -> Result<QpNum, FabricError>;
+    /// Returns true if a request may be accepted in a domain that was created for an earlier one:
+    /// both arrived over the same device.
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool;
 
     /// Accepts a peer's request on this shard. Receives may be posted at once, before `flush` sends
     /// the reply.
@@ -523,6 +489,45 @@ pub trait Fabric: fmt::Debug {
 
     /// Refuses a peer's request.
     fn reject(&mut self, now: Instant, request: ConnRequest, private_data: &PrivateData);
+}
+
+/// One shard's view of a provider: memory, connections, work requests and their completions.
+pub trait Fabric: Listener {
+    /// Returns the properties of the provider.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Creates a protection domain on the device that the connection uses.
+    ///
+    /// # Errors
+    /// `System` if the device refuses, or if no device of this provider has a route to the peer.
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError>;
+
+    /// Registers memory on another thread; `next_registration` later returns the result with this
+    /// ID. If registration does not block, it is done immediately and its result returned.
+    fn register_async(
+        &mut self,
+        _id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        Some(what.register())
+    }
+
+    /// Returns the next completed asynchronous registration. `poll` returns true when there may be
+    /// one.
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
+        None
+    }
+
+    /// Starts to connect. The attempt ends with `Established` or `ConnectFailed`.
+    ///
+    /// # Errors
+    /// `System` if the attempt cannot be started.
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError>;
 
     /// Adds a work request to the queue pair's batch.
     ///

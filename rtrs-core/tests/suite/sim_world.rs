@@ -8,9 +8,9 @@ use rtrs_core::fabric::sim::{
     FaultOptions, LinkOptions, NodeId, SimFabric, World, WorldOptions, sim_ip,
 };
 use rtrs_core::fabric::{
-    Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricEvent, MemoryRegistration,
-    PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcStatus, WorkRequest,
-    WrOp,
+    Access, CloseReason, ConnectFailure, ConnectParams, Fabric, FabricEvent, Listener,
+    MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList,
+    WcStatus, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
 use rtrs_core::mem::Region;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::{
-    Access, ConnectParams, Fabric, FabricEvent, MemoryRegistration, PdUse, PrivateData,
+    Access, ConnectParams, Fabric, FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData,
     ProtectionDomain, QpLimits, RemoteMem, Sge, SgeList, WcOp, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;

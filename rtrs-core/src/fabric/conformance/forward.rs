@@ -1,10 +1,10 @@
-//! `forward_fabric!`: implements the methods that a wrapper around a fabric leaves unchanged.
+//! `forward_fabric!` and `forward_listener!`: implement the methods that a wrapper around a fabric
+//! leaves unchanged.
 
-/// Generates the methods of `impl Fabric` that a wrapper forwards to the fabric in its field: the
-/// listening, connecting, accepting, graceful disconnect, the local address, and the
-/// counters.
+/// Generates the methods of `impl Listener` that a wrapper forwards to the fabric in its field:
+/// listening, accepting and rejecting.
 #[macro_export]
-macro_rules! forward_fabric {
+macro_rules! forward_listener {
     ($inner:ident) => {
         fn listen(
             &mut self,
@@ -15,15 +15,6 @@ macro_rules! forward_fabric {
 
         fn stop_listening(&mut self) {
             self.$inner.stop_listening();
-        }
-
-        fn connect(
-            &mut self,
-            now: $crate::time::Instant,
-            pd: &std::sync::Arc<dyn $crate::fabric::ProtectionDomain>,
-            params: &$crate::fabric::ConnectParams,
-        ) -> Result<$crate::ids::QpNum, $crate::fabric::FabricError> {
-            self.$inner.connect(now, pd, params)
         }
 
         fn accept(
@@ -44,6 +35,22 @@ macro_rules! forward_fabric {
             private_data: &$crate::fabric::PrivateData,
         ) {
             self.$inner.reject(now, request, private_data);
+        }
+    };
+}
+
+/// Generates the methods of `impl Fabric` that a wrapper forwards to the fabric in its field:
+/// connecting, graceful disconnect, the local address, and the counters.
+#[macro_export]
+macro_rules! forward_fabric {
+    ($inner:ident) => {
+        fn connect(
+            &mut self,
+            now: $crate::time::Instant,
+            pd: &std::sync::Arc<dyn $crate::fabric::ProtectionDomain>,
+            params: &$crate::fabric::ConnectParams,
+        ) -> Result<$crate::ids::QpNum, $crate::fabric::FabricError> {
+            self.$inner.connect(now, pd, params)
         }
 
         fn disconnect(&mut self, now: $crate::time::Instant, qp: $crate::ids::QpNum) {

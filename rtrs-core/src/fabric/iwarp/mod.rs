@@ -66,8 +66,8 @@ use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, BindResult, Capabilities, ConnRequest, ConnectParams, Fabric, FabricCounters,
-    FabricError, FabricEvent, MemoryRegistration, PdUse, PrivateData, ProofError, ProtectionDomain,
-    QpLimits, Sge, Window, WorkRequest,
+    FabricError, FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData, ProofError,
+    ProtectionDomain, QpLimits, Sge, Window, WorkRequest,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
@@ -303,21 +303,7 @@ impl IwarpFabric {
     }
 }
 
-impl Fabric for IwarpFabric {
-    fn capabilities(&self) -> Capabilities {
-        let (scheme, connection_bytes) = match self.tls {
-            Some(_) => ("tls", TLS_CONNECTION_BUFFERS),
-            None => ("tcp", TCP_CONNECTION_BUFFERS),
-        };
-        // Over TLS the handshake proves the client's identity.
-        Capabilities { takes_proofs: false, connection_bytes, ..Capabilities::of(scheme) }
-    }
-
-    fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        let id = self.shared.next_pd.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(IwarpPd { shared: Arc::clone(&self.shared), id }))
-    }
-
+impl Listener for IwarpFabric {
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, _request: &ConnRequest) -> bool {
         self.pd_id(pd).is_ok()
     }
@@ -341,34 +327,6 @@ impl Fabric for IwarpFabric {
 
     fn stop_listening(&mut self) {
         self.listeners.stop(&self.port);
-    }
-
-    fn connect(
-        &mut self,
-        now: Instant,
-        pd: &Arc<dyn ProtectionDomain>,
-        params: &ConnectParams,
-    ) -> Result<QpNum, FabricError> {
-        self.now = now;
-        let pd = self.pd_id(pd)?;
-        let remote = params.remote;
-        let failed = |e| FabricError::system(format!("cannot connect to {remote}"), e);
-        let domain = Domain::for_address(remote);
-        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
-        tune(&SockRef::from(&socket), &self.options).map_err(failed)?;
-        if let Some(local) = params.local {
-            let from = SocketAddr::new(local, 0);
-            socket.bind(&from.into()).map_err(|e| {
-                FabricError::system(format!("cannot use the source address {local}"), e)
-            })?;
-        }
-        let qp = self.conns.reserve()?;
-        let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
-        let mut env = env!(self, now);
-        let fd = Fd::new(socket);
-        let conn = Conn::connect(&mut env, machine, fd, params);
-        self.insert(qp, conn);
-        Ok(qp)
     }
 
     fn accept(
@@ -404,6 +362,50 @@ impl Fabric for IwarpFabric {
         if let Ok(inner) = request.inner.downcast::<IwarpRequest>() {
             inner.refuse(private_data);
         }
+    }
+}
+
+impl Fabric for IwarpFabric {
+    fn capabilities(&self) -> Capabilities {
+        let (scheme, connection_bytes) = match self.tls {
+            Some(_) => ("tls", TLS_CONNECTION_BUFFERS),
+            None => ("tcp", TCP_CONNECTION_BUFFERS),
+        };
+        // Over TLS the handshake proves the client's identity.
+        Capabilities { takes_proofs: false, connection_bytes, ..Capabilities::of(scheme) }
+    }
+
+    fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let id = self.shared.next_pd.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(IwarpPd { shared: Arc::clone(&self.shared), id }))
+    }
+
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        self.now = now;
+        let pd = self.pd_id(pd)?;
+        let remote = params.remote;
+        let failed = |e| FabricError::system(format!("cannot connect to {remote}"), e);
+        let domain = Domain::for_address(remote);
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
+        tune(&SockRef::from(&socket), &self.options).map_err(failed)?;
+        if let Some(local) = params.local {
+            let from = SocketAddr::new(local, 0);
+            socket.bind(&from.into()).map_err(|e| {
+                FabricError::system(format!("cannot use the source address {local}"), e)
+            })?;
+        }
+        let qp = self.conns.reserve()?;
+        let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
+        let mut env = env!(self, now);
+        let fd = Fd::new(socket);
+        let conn = Conn::connect(&mut env, machine, fd, params);
+        self.insert(qp, conn);
+        Ok(qp)
     }
 
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {

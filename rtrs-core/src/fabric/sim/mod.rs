@@ -31,8 +31,8 @@ pub use world::{NodeId, World};
 
 use super::{
     Access, BindResult, Capabilities, ConnRequest, ConnectParams, Fabric, FabricCounters,
-    FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse, PrivateData, ProtectionDomain, QpLimits,
-    Sge, Window, WorkRequest,
+    FabricError, FabricEvent, Listener, PRIVATE_DATA_MAX, PdUse, PrivateData, ProtectionDomain,
+    QpLimits, Sge, Window, WorkRequest,
 };
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
@@ -113,17 +113,7 @@ fn ticket(request: ConnRequest) -> Option<u64> {
     Some(ticket.conn)
 }
 
-impl Fabric for SimFabric {
-    fn capabilities(&self) -> Capabilities {
-        let binds_are_requests = self.world.borrow().net.options.bind == BindMode::Pending;
-        Capabilities { binds_are_requests, ..Capabilities::of("sim") }
-    }
-
-    fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        let keys = Arc::clone(self.world.borrow().net.keys(self.node));
-        Ok(Arc::new(SimPd::new(keys)))
-    }
-
+impl Listener for SimFabric {
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, _request: &ConnRequest) -> bool {
         self.domain(pd).is_ok()
     }
@@ -159,6 +149,55 @@ impl Fabric for SimFabric {
         let core = self.core;
         net.listeners.retain(|_, listener| *listener != core);
         net.cores[core].events.retain(|event| !matches!(event, FabricEvent::Request(_)));
+    }
+
+    fn accept(
+        &mut self,
+        _now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        request: ConnRequest,
+        limits: QpLimits,
+        private_data: &PrivateData,
+    ) -> Result<QpNum, FabricError> {
+        let pd = self.domain(pd)?;
+        let peer = request.peer;
+        let gone = || refused("accept from", peer, io::ErrorKind::ConnectionReset);
+        let id = ticket(request).ok_or_else(gone)?;
+        let mut inner = self.world.borrow_mut();
+        let Inner { net, conns, .. } = &mut *inner;
+        let conn = conns.get_mut(&id).ok_or_else(gone)?;
+        let end = &conn.ends[ACCEPTOR];
+        if end.state != State::Requested || end.node != self.node {
+            return Err(gone());
+        }
+        let qp = self.new_qp(net, id, ACCEPTOR);
+        let end = &mut conn.ends[ACCEPTOR];
+        (end.core, end.qp, end.pd, end.limits) = (self.core, qp, pd, limits);
+        (end.state, end.reply) = (State::Accepting, *private_data);
+        net.after(net.options.accept_bound, Event::Timer(id, ACCEPTOR, Timer::Accept));
+        Ok(qp)
+    }
+
+    fn reject(&mut self, _now: Instant, request: ConnRequest, private_data: &PrivateData) {
+        let Some(id) = ticket(request) else { return };
+        self.world.borrow_mut().with(id, |conn, net| {
+            if conn.ends[ACCEPTOR].state == State::Requested {
+                conn.transmit(net, ACCEPTOR, Message::Reject(*private_data));
+                conn.ends[ACCEPTOR].state = State::Gone;
+            }
+        });
+    }
+}
+
+impl Fabric for SimFabric {
+    fn capabilities(&self) -> Capabilities {
+        let binds_are_requests = self.world.borrow().net.options.bind == BindMode::Pending;
+        Capabilities { binds_are_requests, ..Capabilities::of("sim") }
+    }
+
+    fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let keys = Arc::clone(self.world.borrow().net.keys(self.node));
+        Ok(Arc::new(SimPd::new(keys)))
     }
 
     fn connect(
@@ -197,43 +236,6 @@ impl Fabric for SimFabric {
         net.after(params.timeout, Event::Timer(id, CONNECTOR, Timer::Connect));
         conns.insert(id, conn);
         Ok(qp)
-    }
-
-    fn accept(
-        &mut self,
-        _now: Instant,
-        pd: &Arc<dyn ProtectionDomain>,
-        request: ConnRequest,
-        limits: QpLimits,
-        private_data: &PrivateData,
-    ) -> Result<QpNum, FabricError> {
-        let pd = self.domain(pd)?;
-        let peer = request.peer;
-        let gone = || refused("accept from", peer, io::ErrorKind::ConnectionReset);
-        let id = ticket(request).ok_or_else(gone)?;
-        let mut inner = self.world.borrow_mut();
-        let Inner { net, conns, .. } = &mut *inner;
-        let conn = conns.get_mut(&id).ok_or_else(gone)?;
-        let end = &conn.ends[ACCEPTOR];
-        if end.state != State::Requested || end.node != self.node {
-            return Err(gone());
-        }
-        let qp = self.new_qp(net, id, ACCEPTOR);
-        let end = &mut conn.ends[ACCEPTOR];
-        (end.core, end.qp, end.pd, end.limits) = (self.core, qp, pd, limits);
-        (end.state, end.reply) = (State::Accepting, *private_data);
-        net.after(net.options.accept_bound, Event::Timer(id, ACCEPTOR, Timer::Accept));
-        Ok(qp)
-    }
-
-    fn reject(&mut self, _now: Instant, request: ConnRequest, private_data: &PrivateData) {
-        let Some(id) = ticket(request) else { return };
-        self.world.borrow_mut().with(id, |conn, net| {
-            if conn.ends[ACCEPTOR].state == State::Requested {
-                conn.transmit(net, ACCEPTOR, Message::Reject(*private_data));
-                conn.ends[ACCEPTOR].state = State::Gone;
-            }
-        });
     }
 
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {

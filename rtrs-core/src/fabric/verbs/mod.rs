@@ -55,9 +55,9 @@ use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, AsyncRegistration, BindResult, Capabilities, CloseReason, ConnRequest, ConnectFailure,
-    ConnectParams, Fabric, FabricCounters, FabricError, FabricEvent, PRIVATE_DATA_MAX, PdUse,
-    PrivateData, ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister, Window,
-    WorkRequest, WrOp,
+    ConnectParams, Fabric, FabricCounters, FabricError, FabricEvent, Listener, PRIVATE_DATA_MAX,
+    PdUse, PrivateData, ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister,
+    Window, WorkRequest, WrOp,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
@@ -350,51 +350,11 @@ impl VerbsFabric {
     }
 }
 
-impl Fabric for VerbsFabric {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            pins_memory: true,
-            binds_are_requests: true,
-            // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
-            remote_invalidate: false,
-            ..Capabilities::of("rdma")
-        }
-    }
-
-    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        let address = match of {
-            PdUse::Connect { local, remote } => {
-                let source = local.map_or_else(|| source_for(remote), Ok)?;
-                with_scope(source, remote)
-            }
-            PdUse::Accept(request) => request.local,
-        };
-        Ok(Arc::new(self.shared.domain(address, self.options.require_imm)?))
-    }
-
+impl Listener for VerbsFabric {
     fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
         let came_over = request.inner.downcast_ref::<VerbsRequest>();
         let came_over = came_over.and_then(|request| request.id.context_key());
         self.domain(pd).is_ok_and(|pd| came_over == Some(pd.context().key()))
-    }
-
-    fn register_async(
-        &mut self,
-        id: u64,
-        what: ToRegister,
-    ) -> Option<Result<Registered, RegisterError>> {
-        let sender = self.sender.clone();
-        self.shared.reaper.take(move || {
-            let start = std::time::Instant::now();
-            let (result, pd) = (what.register(), what.pd);
-            let made = AsyncRegistration { id, pd, result, took: start.elapsed() };
-            sender.send(Report::Made(Box::new(made)));
-        });
-        None
-    }
-
-    fn next_registration(&mut self) -> Option<AsyncRegistration> {
-        self.made.pop_front()
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
@@ -410,41 +370,6 @@ impl Fabric for VerbsFabric {
         self.events.retain(|event| {
             !matches!(event, Event::Rare(event) if matches!(**event, FabricEvent::Request(_)))
         });
-    }
-
-    fn connect(
-        &mut self,
-        now: Instant,
-        pd: &Arc<dyn ProtectionDomain>,
-        params: &ConnectParams,
-    ) -> Result<QpNum, FabricError> {
-        self.now = now;
-        let pd = self.domain(pd)?;
-        let remote = params.remote;
-        let failed = |e| FabricError::system(format!("cannot connect to {remote}"), e);
-        if params.private_data.as_bytes().len() > PRIVATE_DATA_MAX {
-            return Err(failed(io::ErrorKind::InvalidInput.into()));
-        }
-        let id = CmId::new(&self.channel).map_err(failed)?;
-        let name = self.conns.reserve()?;
-        let (qp, cq_entries) = self.make_qp(pd, name, params.limits)?;
-        let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
-        conn.reads = self.reads(pd);
-        conn.private_data = params.private_data;
-        conn.deadline = Some(now + params.timeout);
-        conn.route = Some((params.local.map(|ip| with_scope(ip, remote)), remote));
-        let started = conn.resolve();
-        self.insert(conn);
-        if let Err(e) = started {
-            self.discard(name);
-            return Err(match (e.raw_os_error(), params.local) {
-                (Some(libc::ENODEV | libc::EADDRNOTAVAIL), Some(local)) => {
-                    hint::no_device(local, &info::names(), e)
-                }
-                _ => failed(e),
-            });
-        }
-        Ok(name)
     }
 
     fn accept(
@@ -494,6 +419,83 @@ impl Fabric for VerbsFabric {
         {
             tracing::debug!(%error, "a request could not be rejected");
         }
+    }
+}
+
+impl Fabric for VerbsFabric {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            pins_memory: true,
+            binds_are_requests: true,
+            // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
+            remote_invalidate: false,
+            ..Capabilities::of("rdma")
+        }
+    }
+
+    fn alloc_pd(&mut self, of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        let address = match of {
+            PdUse::Connect { local, remote } => {
+                let source = local.map_or_else(|| source_for(remote), Ok)?;
+                with_scope(source, remote)
+            }
+            PdUse::Accept(request) => request.local,
+        };
+        Ok(Arc::new(self.shared.domain(address, self.options.require_imm)?))
+    }
+
+    fn register_async(
+        &mut self,
+        id: u64,
+        what: ToRegister,
+    ) -> Option<Result<Registered, RegisterError>> {
+        let sender = self.sender.clone();
+        self.shared.reaper.take(move || {
+            let start = std::time::Instant::now();
+            let (result, pd) = (what.register(), what.pd);
+            let made = AsyncRegistration { id, pd, result, took: start.elapsed() };
+            sender.send(Report::Made(Box::new(made)));
+        });
+        None
+    }
+
+    fn next_registration(&mut self) -> Option<AsyncRegistration> {
+        self.made.pop_front()
+    }
+
+    fn connect(
+        &mut self,
+        now: Instant,
+        pd: &Arc<dyn ProtectionDomain>,
+        params: &ConnectParams,
+    ) -> Result<QpNum, FabricError> {
+        self.now = now;
+        let pd = self.domain(pd)?;
+        let remote = params.remote;
+        let failed = |e| FabricError::system(format!("cannot connect to {remote}"), e);
+        if params.private_data.as_bytes().len() > PRIVATE_DATA_MAX {
+            return Err(failed(io::ErrorKind::InvalidInput.into()));
+        }
+        let id = CmId::new(&self.channel).map_err(failed)?;
+        let name = self.conns.reserve()?;
+        let (qp, cq_entries) = self.make_qp(pd, name, params.limits)?;
+        let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
+        conn.reads = self.reads(pd);
+        conn.private_data = params.private_data;
+        conn.deadline = Some(now + params.timeout);
+        conn.route = Some((params.local.map(|ip| with_scope(ip, remote)), remote));
+        let started = conn.resolve();
+        self.insert(conn);
+        if let Err(e) = started {
+            self.discard(name);
+            return Err(match (e.raw_os_error(), params.local) {
+                (Some(libc::ENODEV | libc::EADDRNOTAVAIL), Some(local)) => {
+                    hint::no_device(local, &info::names(), e)
+                }
+                _ => failed(e),
+            });
+        }
+        Ok(name)
     }
 
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError> {

@@ -7,8 +7,8 @@ use super::messages::{Buffer, Messages, RECVS, SEND, WR_DATA, WR_MESSAGE, limits
 use super::*;
 use crate::fabric::sim::{SimFabric, World, WorldOptions, sim_ip};
 use crate::fabric::{
-    Access, ConnRequest, ConnectParams, Fabric, FabricEvent, PdUse, PrivateData, ProtectionDomain,
-    SgeList, WcStatus, WorkRequest, WrOp,
+    Access, ConnRequest, ConnectParams, Fabric, FabricEvent, Listener, PdUse, PrivateData,
+    ProtectionDomain, SgeList, WcStatus, WorkRequest, WrOp,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::time::{Duration, Instant};

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rtrs_core::fabric::sim::SimFabric;
 use rtrs_core::fabric::{
     Access, AsyncRegistration, BindResult, Capabilities, ConnRequest, Fabric, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError,
+    FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, RegisterError,
     Registered, Sge, ToRegister, Who, Window, WorkRequest, WrOp,
 };
 use rtrs_core::ids::QpNum;
@@ -123,12 +123,19 @@ pub(super) struct Tee {
     pub(super) known: Known,
 }
 
-impl Fabric for Tee {
-    rtrs_core::forward_fabric!(inner);
+impl Listener for Tee {
+    rtrs_core::forward_listener!(inner);
 
     fn know_peer(&mut self, peer: IpAddr, known: bool) {
         self.known.borrow_mut().push((peer, known));
     }
+    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
+        self.inner.fits(pd, request) && !self.device.many
+    }
+}
+
+impl Fabric for Tee {
+    rtrs_core::forward_fabric!(inner);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
@@ -142,9 +149,6 @@ impl Fabric for Tee {
         let inner = self.inner.alloc_pd(of)?;
         let (device, registered) = (self.device, Arc::clone(&self.registered));
         Ok(Arc::new(PoorPd { inner, device, registered, kept: Mutex::default() }))
-    }
-    fn fits(&self, pd: &Arc<dyn ProtectionDomain>, request: &ConnRequest) -> bool {
-        self.inner.fits(pd, request) && !self.device.many
     }
     fn register_async(
         &mut self,

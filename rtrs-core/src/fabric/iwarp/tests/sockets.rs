@@ -16,8 +16,8 @@ use crate::fabric::iwarp::mpa::{Enhanced, StartFrame};
 use crate::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use crate::fabric::{
     Access, CloseReason, ConnRequest, ConnectFailure, ConnectParams, Fabric, FabricError,
-    FabricEvent, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits, RemoteMem,
-    Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
+    FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData, ProtectionDomain, QpLimits,
+    RemoteMem, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
 };
 use crate::ids::QpNum;
 use crate::mem::Region;

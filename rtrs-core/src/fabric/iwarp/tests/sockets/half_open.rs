@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{Node, request};
 use crate::fabric::iwarp::IwarpOptions;
 use crate::fabric::iwarp::mpa::StartFrame;
-use crate::fabric::{Fabric, PrivateData};
+use crate::fabric::{Fabric, Listener, PrivateData};
 use crate::time::Duration;
 
 #[test]

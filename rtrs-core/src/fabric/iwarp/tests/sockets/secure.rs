@@ -12,8 +12,8 @@ use crate::fabric::iwarp::mpa::StartFrame;
 use crate::fabric::iwarp::tls::KEY_RECORDS;
 use crate::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use crate::fabric::{
-    Access, CloseReason, ConnectFailure, Fabric, FabricEvent, PrivateData, SgeList, WcOp, WcStatus,
-    Who, WrOp,
+    Access, CloseReason, ConnectFailure, Fabric, FabricEvent, Listener, PrivateData, SgeList, WcOp,
+    WcStatus, Who, WrOp,
 };
 use crate::ids::QpNum;
 use crate::mem::Region;
