@@ -142,6 +142,48 @@ fn opener(
     Ok(suite.aead_alg.decrypter(key, iv))
 }
 
+/// Allowance of a peer for records that carry no data.
+struct Allowance {
+    /// Number of KeyUpdates that the peer may send at once.
+    updates: u32,
+    /// Records with data since the peer last got a KeyUpdate more.
+    records: u32,
+    /// Consecutive records without content.
+    empty: u32,
+}
+
+impl Allowance {
+    const fn new() -> Self {
+        Self { updates: UPDATES_MAX, records: 0, empty: 0 }
+    }
+
+    fn take_empty_record(&mut self) -> Result<(), TlsFault> {
+        self.empty += 1;
+        if self.empty > EMPTY_MAX {
+            let text = "too many records without content";
+            return Err(fault(AlertDescription::UnexpectedMessage, text));
+        }
+        Ok(())
+    }
+
+    fn take_data_record(&mut self) {
+        self.empty = 0;
+        self.records += 1;
+        if self.records >= UPDATE_EVERY {
+            self.records = 0;
+            self.updates = (self.updates + 1).min(UPDATES_MAX);
+        }
+    }
+
+    fn take_key_update(&mut self) -> Result<(), TlsFault> {
+        let Some(left) = self.updates.checked_sub(1) else {
+            return Err(fault(AlertDescription::UnexpectedMessage, "too many KeyUpdates"));
+        };
+        self.updates = left;
+        Ok(())
+    }
+}
+
 /// Record layer of one connection.
 pub(super) struct TlsStream {
     suite: &'static Tls13CipherSuite,
@@ -164,9 +206,7 @@ pub(super) struct TlsStream {
     alert_due: Option<AlertDescription>,
     /// An alert was sent, so nothing else may be sent.
     silent: bool,
-    updates: u32,
-    records: u32,
-    empty: u32,
+    allowance: Allowance,
 }
 
 impl TlsStream {
@@ -200,9 +240,7 @@ impl TlsStream {
             update_due: false,
             alert_due: None,
             silent: false,
-            updates: UPDATES_MAX,
-            records: 0,
-            empty: 0,
+            allowance: Allowance::new(),
         })
     }
 
@@ -273,29 +311,17 @@ impl TlsStream {
 
     fn data(&mut self, at: usize, len: usize) -> Result<Record, TlsFault> {
         if len == 0 {
-            self.empty += 1;
-            if self.empty > EMPTY_MAX {
-                let text = "too many records without content";
-                return Err(fault(AlertDescription::UnexpectedMessage, text));
-            }
+            self.allowance.take_empty_record()?;
             return Ok(Record::Other);
         }
-        self.empty = 0;
-        self.records += 1;
-        if self.records >= UPDATE_EVERY {
-            self.records = 0;
-            self.updates = (self.updates + 1).min(UPDATES_MAX);
-        }
+        self.allowance.take_data_record();
         Ok(Record::Data { at, len })
     }
 
     fn handshake(&mut self, content: &[u8]) -> Result<Record, TlsFault> {
         match *content {
             [KEY_UPDATE, 0, 0, 1, asked @ 0..=1] => {
-                let Some(left) = self.updates.checked_sub(1) else {
-                    return Err(fault(AlertDescription::UnexpectedMessage, "too many KeyUpdates"));
-                };
-                self.updates = left;
+                self.allowance.take_key_update()?;
                 let renewed = self.secrets.next_rx().ok().and_then(|(number, secrets)| {
                     Some((number, opener(self.suite, secrets).ok()?))
                 });
