@@ -93,6 +93,30 @@ pub(super) enum Step {
     Over(End),
 }
 
+/// Addresses of an outgoing connection, and the attempts to resolve the peer's.
+#[derive(Debug)]
+pub(super) struct Resolver {
+    local: Option<SocketAddr>,
+    remote: SocketAddr,
+    attempts: u32,
+}
+
+impl Resolver {
+    /// Creates the state before the first attempt; without `local`, the system chooses the source.
+    pub(super) fn new(local: Option<SocketAddr>, remote: SocketAddr) -> Self {
+        Self { local, remote, attempts: 0 }
+    }
+
+    /// Starts to resolve the peer's address. The kernel retries only when the neighbor table
+    /// changes or when the timeout expires, and misses a change that happens before it waits (on a
+    /// link that answers at once). So the first timeouts are short, and the call is repeated.
+    fn resolve(&mut self, id: &CmId) -> io::Result<()> {
+        let wait = RESOLVE_FIRST_MS << self.attempts.min(RESOLVE_DOUBLED_MAX);
+        self.attempts += 1;
+        id.resolve_addr(self.local, self.remote, wait)
+    }
+}
+
 /// Connection. The queue pair is the first field, so that it is dropped before its identifier.
 #[derive(Debug)]
 pub(super) struct Conn {
@@ -119,10 +143,8 @@ pub(super) struct Conn {
     pub(super) peer_knows: bool,
     /// Number of entries reserved in the completion queue.
     pub(super) cq_entries: u32,
-    /// Source and destination addresses of an outgoing connection.
-    pub(super) route: Option<(Option<SocketAddr>, SocketAddr)>,
-    /// Number of attempts to resolve the address.
-    resolve_attempts: u32,
+    /// Address of the peer of an outgoing connection.
+    pub(super) resolver: Option<Resolver>,
 }
 
 impl Conn {
@@ -144,19 +166,13 @@ impl Conn {
             end: None,
             peer_knows: false,
             cq_entries,
-            route: None,
-            resolve_attempts: 0,
+            resolver: None,
         }
     }
 
-    /// Starts to resolve the peer's address. The kernel retries only when the neighbor table
-    /// changes or when the timeout expires, and misses a change that happens before it waits (on a
-    /// link that answers at once). So the first timeouts are short, and the call is repeated.
+    /// Starts to resolve the peer's address.
     pub(super) fn resolve(&mut self) -> io::Result<()> {
-        let (local, remote) = self.route.ok_or(io::ErrorKind::InvalidInput)?;
-        let wait = RESOLVE_FIRST_MS << self.resolve_attempts.min(RESOLVE_DOUBLED_MAX);
-        self.resolve_attempts += 1;
-        self.id.resolve_addr(local, remote, wait)
+        self.resolver.as_mut().ok_or(io::ErrorKind::InvalidInput)?.resolve(&self.id)
     }
 
     /// Returns true if the peer could have seen, or can see, this connection as established.

@@ -46,7 +46,7 @@ pub use device::VerbsShared;
 pub use info::{DeviceInfo, Transport, devices};
 pub use options::VerbsOptions;
 
-use self::conn::{Conn, End, Reads, Stage, lost};
+use self::conn::{Conn, End, Reads, Resolver, Stage, lost};
 use self::device::{CoreDevice, Report, Watch, source_for};
 use self::domain::{VerbsPd, VerbsWindow};
 use self::listener::Listeners;
@@ -483,7 +483,7 @@ impl Fabric for VerbsFabric {
         conn.reads = self.reads(pd);
         conn.private_data = params.private_data;
         conn.deadline = Some(now + params.timeout);
-        conn.route = Some((params.local.map(|ip| with_scope(ip, remote)), remote));
+        conn.resolver = Some(Resolver::new(params.local.map(|ip| with_scope(ip, remote)), remote));
         let started = conn.resolve();
         self.insert(conn);
         if let Err(e) = started {
