@@ -18,6 +18,7 @@ use super::messages::{
     ALIVE_INTERVAL, Buffer, Messages, RECVS, SAYS_ALIVE, SAYS_DONE, SEND, WR_BIND, WR_DATA,
     WR_MESSAGE, limits, remote,
 };
+use super::tally::Tally;
 use crate::fabric::{
     Access, BindResult, ConnectFailure, ConnectParams, Fabric, FabricError, FabricEvent, PdUse,
     PrivateData, SgeList, WcOp, WcStatus, Window, WorkCompletion, WorkRequest, WrOp,
@@ -101,12 +102,8 @@ pub struct PingClient {
     /// Time at which the current step times out.
     late: Instant,
     alive: Instant,
-    /// Times of the first operation and the last completion, for the bandwidth.
-    flight: Option<(Instant, Instant)>,
-    sent: u64,
-    answered: u64,
+    tally: Tally,
     inflight: u16,
-    peer_done: u64,
     stopping: bool,
 }
 
@@ -134,11 +131,8 @@ impl PingClient {
             began: Instant::ZERO,
             late: Instant::ZERO,
             alive: Instant::ZERO,
-            flight: None,
-            sent: 0,
-            answered: 0,
+            tally: Tally::default(),
             inflight: 0,
-            peer_done: 0,
             stopping: false,
         }
     }
@@ -158,25 +152,25 @@ impl PingClient {
     /// Returns the number of rounds or operations begun.
     #[must_use]
     pub const fn sent(&self) -> u64 {
-        self.sent
+        self.tally.begun()
     }
 
     /// Returns the number of rounds or operations answered successfully.
     #[must_use]
     pub const fn answered(&self) -> u64 {
-        self.answered
+        self.tally.answered()
     }
 
     /// Returns the number of the server's own operations in duplex mode, as reported at the end.
     #[must_use]
     pub const fn peer_done(&self) -> u64 {
-        self.peer_done
+        self.tally.peer_done()
     }
 
     /// Returns the time from the first operation to the last known completion.
     #[must_use]
     pub fn flight_time(&self) -> Duration {
-        self.flight.map_or(Duration::ZERO, |(first, last)| last - first)
+        self.tally.flight_time()
     }
 
     /// Returns the next event.
@@ -395,7 +389,7 @@ impl PingClient {
 
     /// Returns true while rounds or operations are left to begin.
     fn has_more(&self) -> bool {
-        self.config.count == 0 || self.sent < self.config.count
+        self.config.count == 0 || self.tally.begun() < self.config.count
     }
 
     /// Begins the next round, or finishes if there is none.
@@ -422,8 +416,8 @@ impl PingClient {
     }
 
     fn begin_pong(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
-        self.fill(self.sent);
-        self.sent += 1;
+        self.fill(self.tally.begun());
+        self.tally.begin();
         self.state = State::ReadHalf { began: now };
         self.late = now + self.config.timeout;
         self.advertise(true, fabric)
@@ -511,13 +505,12 @@ impl PingClient {
                     return Err(PingFailure::Protocol(text));
                 }
                 self.theirs = *info;
-                self.flight = Some((now, now));
+                self.tally.start(now);
                 self.next_round(now, fabric);
                 Ok(())
             }
             State::Asking => {
-                self.peer_done = info.addr;
-                self.flight = self.flight.map(|(first, _)| (first, now));
+                self.tally.end(info.addr, now);
                 self.finish(now, fabric)
             }
             _ => Err(PingFailure::Protocol("a message out of turn".into())),
@@ -560,10 +553,9 @@ impl PingClient {
         write: Option<Duration>,
         fabric: &mut dyn Fabric,
     ) -> Result<(), PingFailure> {
-        let seq = self.sent - 1;
+        let seq = self.tally.begun() - 1;
         self.compare(seq)?;
-        self.answered += 1;
-        self.flight = Some((self.flight.map_or(began, |(first, _)| first), now));
+        self.tally.end_round(began, now);
         let text = self.parts.as_ref().map_or_else(Vec::new, |parts| {
             let mut text = parts.sink.buffer.all().to_vec();
             text.truncate(crate::wire::text_len(&text).saturating_sub(1));
@@ -583,14 +575,14 @@ impl PingClient {
     fn fly(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let (Some(qp), hello) = (self.qp, self.config.hello) else { return Ok(()) };
         if hello.mode == PingMode::WriteLatency {
-            self.fill(self.sent);
+            self.fill(self.tally.begun());
         }
         let Some(parts) = &self.parts else { return Ok(()) };
         if hello.mode == PingMode::ReadLatency && self.config.validate {
             parts.sink.buffer.all().fill(0xff);
         }
         #[allow(clippy::cast_possible_truncation, reason = "a number that wraps will do")]
-        let imm = (hello.mode == PingMode::WriteLatency).then_some(self.sent as u32);
+        let imm = (hello.mode == PingMode::WriteLatency).then_some(self.tally.begun() as u32);
         let remote = remote(&self.theirs);
         let (op, source) = match hello.mode.writes() {
             true => (WrOp::RdmaWrite { remote, imm }, &parts.start.buffer),
@@ -605,7 +597,7 @@ impl PingClient {
             let wr_id = if imm.is_some() { WR_MESSAGE } else { WR_DATA };
             fabric.post_send(qp, WorkRequest { wr_id, op, sges, signaled: true })?;
             self.inflight += 1;
-            self.sent += 1;
+            self.tally.begin();
         }
         Ok(())
     }
@@ -617,14 +609,13 @@ impl PingClient {
         if !self.config.hello.mode.is_bandwidth() {
             return self.round_done(now, began, Some(now - began), None, fabric);
         }
-        self.answered += 1;
-        self.flight = self.flight.map(|(first, _)| (first, now));
+        self.tally.answer(now);
         self.late = now + self.config.timeout;
         if self.has_more() && !self.stopping {
             self.fly(now, fabric)
         } else if self.inflight == 0 {
             if self.config.hello.mode == PingMode::ReadBandwidth {
-                self.compare(self.sent - 1)?;
+                self.compare(self.tally.begun() - 1)?;
             }
             self.ask(now, fabric)
         } else {
@@ -642,7 +633,7 @@ impl PingClient {
             return Err(PingFailure::Protocol("an immediate out of turn".into()));
         };
         #[allow(clippy::cast_possible_truncation, reason = "as it was sent")]
-        let wanted = (self.sent - 1) as u32;
+        let wanted = (self.tally.begun() - 1) as u32;
         if self.config.hello.mode != PingMode::WriteLatency || imm != Some(wanted) {
             let text = format!("immediate {imm:?}, and {wanted} was due");
             return Err(PingFailure::Protocol(text));
@@ -655,7 +646,7 @@ impl PingClient {
     fn ask(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         self.state = State::Asking;
         self.late = now + self.config.timeout;
-        let info = PingInfo { addr: self.answered, size: SAYS_DONE, ..PingInfo::GO_AHEAD };
+        let info = PingInfo { addr: self.tally.answered(), size: SAYS_DONE, ..PingInfo::GO_AHEAD };
         self.send(&info, fabric)
     }
 }

@@ -12,6 +12,7 @@ mod conn;
 mod event;
 mod messages;
 mod server;
+mod tally;
 #[cfg(test)]
 mod tests;
 
