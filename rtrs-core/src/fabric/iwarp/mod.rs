@@ -14,6 +14,7 @@
 //! 1.3 (handshakes in `secure.rs`, records in `tls.rs`). Each payload is then copied once into the
 //! record, at the sender, and once out of the record, at the receiver.
 
+mod batch;
 mod ddp;
 mod env;
 #[cfg(any(test, feature = "test-util"))]
@@ -31,6 +32,7 @@ mod rdmap;
 mod recv_queue;
 mod rx;
 mod secure;
+mod sender;
 mod stag;
 mod state;
 mod stream;

@@ -1,4 +1,4 @@
-//! Progress of receiving and of sending in the stream machine.
+//! Progress of receiving in the stream machine.
 
 use super::mpa::Features;
 use super::stag::Placing;
@@ -54,44 +54,5 @@ impl Rx {
     /// Releases the memory to which a partially received frame points.
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
-    }
-}
-
-/// Message that is partially encoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    SendQueue,
-    Response,
-}
-
-/// State of sending.
-#[derive(Debug)]
-pub(super) struct Tx {
-    /// Number of fully encoded send queue entries, from the front.
-    pub(super) encoded: usize,
-    /// Number of those that were handed to TCP.
-    pub(super) handed: usize,
-    /// Whether this end may send; a responder must first receive a frame.
-    pub(super) may_send: bool,
-    /// The promised ready-to-receive frame has not been sent.
-    pub(super) rtr_due: bool,
-    pub(super) responses_encoded: usize,
-    pub(super) half: Option<Source>,
-    pub(super) after_response: bool,
-    pub(super) msn: [u32; 3],
-}
-
-impl Default for Tx {
-    fn default() -> Self {
-        Self {
-            encoded: 0,
-            handed: 0,
-            may_send: false,
-            rtr_due: false,
-            responses_encoded: 0,
-            half: None,
-            after_response: false,
-            msn: [1; 3],
-        }
     }
 }

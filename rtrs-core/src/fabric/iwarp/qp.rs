@@ -3,21 +3,21 @@
 //! Bytes come in through `rx_prepare` (destination) and `rx_done` (number received); bytes go out
 //! through `tx_prepare` (data to send) and `tx_done` (data was accepted). The machine owns the
 //! staging memory and all posted work, validates every frame of the peer, and never touches a
-//! socket or a clock. Sending is in `tx.rs`, receiving in `rx.rs`, and the state of both in
-//! `progress.rs`; this file contains the queues, posting, and the end of the stream.
+//! socket or a clock. Sending is in `tx.rs` and `sender.rs`, receiving in `rx.rs`, with its state in
+//! `progress.rs`; this file contains posting and the end of the stream.
 //!
 //! Nothing a peer sends makes it panic: a fault ends the stream with a Terminate.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use super::batch::TX_STAGE;
 use super::mpa::{FPDU_MAX, Features, Terms};
-use super::progress::{Rx, Tx};
+use super::progress::Rx;
 use super::rdmap::{TermCode, Terminate};
 use super::recv_queue::{PostedRecv, RecvQueue};
-use super::stag::Placing;
+use super::sender::Sender;
 use super::state::CoreState;
 use crate::fabric::{
     CloseReason, FabricError, QpLimits, Sge, WcOp, WcStatus, WorkCompletion, WorkRequest, WrOp,
@@ -28,55 +28,9 @@ use crate::mem::{MemSlice, Region};
 
 /// Size of receive staging in bytes: one whole frame of the largest size and part of the next.
 pub(super) const RX_STAGE: usize = 80 << 10;
-/// Size of send staging in bytes: headers, small payloads and checksums of one batch.
-pub(super) const TX_STAGE: usize = 48 << 10;
 
 const _: () = assert!(RX_STAGE >= FPDU_MAX + 4096);
 const _: () = assert!((RX_STAGE + TX_STAGE) as u64 == TCP_CONNECTION_BUFFERS);
-
-/// Progress of a send queue entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ItemState {
-    /// Payload remains to be encoded.
-    Payload,
-    /// Only the immediate remains.
-    Immediate,
-    /// Fully encoded; a read waits for its response.
-    Encoded,
-    /// Finished; will be reported in order.
-    Done,
-}
-
-/// Entry of the send queue.
-#[derive(Debug)]
-pub(super) struct SendItem {
-    pub(super) wr: WorkRequest,
-    /// Payload bytes on the wire, including the prefix.
-    pub(super) len: usize,
-    pub(super) sent: usize,
-    pub(super) state: ItemState,
-    /// Sink address of a read.
-    pub(super) sink: u64,
-}
-
-/// Read that waits for the peer's response.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReadWait {
-    /// Sequence number of its send queue entry.
-    pub(super) sequence: u64,
-    pub(super) received: usize,
-}
-
-/// Response to a peer's read.
-#[derive(Debug)]
-pub(super) struct Response {
-    pub(super) slice: Option<MemSlice>,
-    pub(super) _placing: Option<Placing>,
-    pub(super) stag: u32,
-    pub(super) addr: u64,
-    pub(super) len: usize,
-    pub(super) sent: usize,
-}
 
 /// Protocol violation by the peer.
 #[derive(Debug)]
@@ -103,17 +57,10 @@ pub(super) struct QpMachine {
     pub(super) stage: Arc<Region>,
     /// Send staging.
     pub(super) send_stage: Arc<Region>,
-    pub(super) send_queue: VecDeque<SendItem>,
-    /// Sequence number of the first entry of `send_queue`.
-    pub(super) send_base: u64,
+    pub(super) sender: Sender,
     pub(super) recv_queue: RecvQueue,
-    pub(super) reads: VecDeque<ReadWait>,
-    pub(super) responses: VecDeque<Response>,
     pub(super) rx: Rx,
-    pub(super) tx: Tx,
     pub(super) failure: Option<Failure>,
-    /// The peer refused the oldest pending read.
-    pub(super) read_refused: bool,
 }
 
 impl QpMachine {
@@ -130,24 +77,16 @@ impl QpMachine {
             terms: None,
             stage: Region::new(stage)?,
             send_stage: Region::new(TX_STAGE)?,
-            send_queue: VecDeque::with_capacity(limits.send_max as usize),
-            send_base: 0,
+            sender: Sender::new(limits.send_max as usize),
             recv_queue: RecvQueue::default(),
-            reads: VecDeque::new(),
-            responses: VecDeque::new(),
             rx: Rx::default(),
-            tx: Tx::default(),
             failure: None,
-            read_refused: false,
         })
     }
 
     /// Begins full operation under these terms.
     pub(super) fn open(&mut self, terms: Terms) {
-        self.reads.reserve_exact(usize::from(terms.ord));
-        self.responses.reserve_exact(2 * usize::from(terms.ird));
-        self.tx.may_send = terms.initiator;
-        self.tx.rtr_due = terms.rtr_write;
+        self.sender.open(terms);
         self.rx.swallow_send = terms.rtr_is_send;
         self.terms = Some(terms);
     }
@@ -180,7 +119,7 @@ impl QpMachine {
         if self.failure.is_some() {
             return Err(FabricError::QpState);
         }
-        if self.send_queue.len() >= self.limits.send_max as usize {
+        if self.sender.len() >= self.limits.send_max as usize {
             return Err(FabricError::QueueFull);
         }
         let features = terms.features;
@@ -217,11 +156,7 @@ impl QpMachine {
                 }
             }
         }
-        let state = match wr.op {
-            WrOp::RdmaWrite { imm: Some(_), .. } if len == 0 => ItemState::Immediate,
-            _ => ItemState::Payload,
-        };
-        self.send_queue.push_back(SendItem { wr, len, sent: 0, state, sink });
+        self.sender.push(wr, len, sink);
         Ok(())
     }
 
@@ -269,28 +204,23 @@ impl QpMachine {
 
     /// Ends the stream after a Terminate from the peer.
     pub(super) fn peer_terminated(&mut self, payload: &[u8]) {
-        self.read_refused =
-            matches!(Terminate::decode(payload), Some((TermCode { layer: 0, etype: 1, .. }, _)))
-                && !self.reads.is_empty();
+        if let Some((TermCode { layer: 0, etype: 1, .. }, _)) = Terminate::decode(payload) {
+            self.sender.refuse_read();
+        }
         self.end(CloseReason::PeerTerminated(Terminate::describe(payload)), None);
     }
 
     /// Flushes all posted work. Called once, when no operation of this queue pair is running any
     /// more.
     pub(super) fn flush_all(&mut self, core: &mut CoreState) {
-        let first_read = self.reads.front().map(|wait| wait.sequence);
-        let mut sequence = self.send_base;
-        while let Some(item) = self.send_queue.pop_front() {
-            let refused = self.read_refused && Some(sequence) == first_read;
-            let status = if refused { WcStatus::RemoteAccess } else { WcStatus::Flushed };
-            core.complete(self.completion(item.wr.wr_id, item.wr.op.completes_as(), status));
-            sequence += 1;
-        }
+        let qp = self.qp;
+        self.sender.flush(|item, status| {
+            let op = item.wr.op.completes_as();
+            core.complete(WorkCompletion::new(qp, item.wr.wr_id, op, status));
+        });
         while let Some(recv) = self.recv_queue.pop() {
             core.complete(self.completion(recv.wr_id, WcOp::Recv, WcStatus::Flushed));
         }
-        self.reads.clear();
-        self.responses.clear();
         self.rx.drop_direct();
     }
 
@@ -300,13 +230,7 @@ impl QpMachine {
 
     /// Reports finished entries at the head of the send queue, in posting order.
     pub(super) fn retire(&mut self, core: &mut CoreState) {
-        while self.tx.handed > 0
-            && self.send_queue.front().is_some_and(|item| item.state == ItemState::Done)
-        {
-            let Some(item) = self.send_queue.pop_front() else { break };
-            self.send_base += 1;
-            self.tx.handed -= 1;
-            self.tx.encoded -= 1;
+        while let Some(item) = self.sender.pop_done() {
             if item.wr.signaled {
                 let op = item.wr.op.completes_as();
                 let mut done = self.completion(item.wr.wr_id, op, WcStatus::Success);
@@ -316,16 +240,6 @@ impl QpMachine {
                 core.complete(done);
             }
         }
-        if self.send_queue.is_empty() {
-            // Restart at the beginning of the buffer, so that light work touches little memory.
-            self.send_queue.clear();
-        }
-    }
-
-    /// Returns the send queue entry with this sequence number.
-    pub(super) fn item(&mut self, sequence: u64) -> Option<&mut SendItem> {
-        let index = sequence.checked_sub(self.send_base)?;
-        self.send_queue.get_mut(usize::try_from(index).ok()?)
     }
 }
 
@@ -333,7 +247,7 @@ impl fmt::Debug for QpMachine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QpMachine")
             .field("qp", &self.qp)
-            .field("send_queue", &self.send_queue.len())
+            .field("send_queue", &self.sender.len())
             .field("recv_queue", &self.recv_queue.len())
             .field("failure", &self.failure)
             .finish_non_exhaustive()

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use super::ddp::{self, Place, Segment, TaggedTarget, queue};
 use super::mpa::{self, Features};
 use super::progress::{Direct, Tagged};
-use super::qp::{Fault, ItemState, QpMachine, RX_STAGE, Response};
+use super::qp::{Fault, QpMachine, RX_STAGE};
 use super::rdmap::{Blame, ReadRequest, TermCode, Terminate, opcode};
+use super::sender::Response;
 use super::stag::{REMOTE_READ, REMOTE_WRITE, StagFault};
 use super::state::CoreState;
 use crate::fabric::{CloseReason, WcOp, WcStatus};
@@ -203,7 +204,7 @@ impl QpMachine {
 
     fn note_size(&mut self, payload_len: usize) {
         self.rx.heard = true;
-        self.tx.may_send = true;
+        self.sender.permit();
         if payload_len >= LARGE {
             self.rx.bulk = BULK_FRAMES;
         } else {
@@ -377,22 +378,19 @@ impl QpMachine {
 
     /// Validates a response to the oldest pending read. Returns None without payload.
     fn response_target(
-        &mut self,
+        &self,
         head: &Head,
         segment: &Segment,
         len: usize,
     ) -> Result<Option<MemSlice>, Fault> {
         let Place::Tagged { stag, addr } = segment.place else { return Ok(None) };
-        let Some(wait) = self.reads.front().copied() else {
+        let Some((item, received)) = self.sender.oldest_read() else {
             return Err(fault(TermCode::OPCODE, Blame::NONE, "a response to no read"));
         };
         let blame = head.blame(segment);
-        let Some(item) = self.item(wait.sequence) else {
-            return Err(fault(TermCode::OPCODE, Blame::NONE, "a response to no read"));
-        };
         let bad = |code| Err(fault(code, blame, "a response that does not match its read"));
-        let complete = wait.received + len == item.len;
-        if wait.received + len > item.len || segment.last != complete {
+        let complete = received + len == item.len;
+        if received + len > item.len || segment.last != complete {
             return bad(TermCode::TAGGED_BOUNDS);
         }
         let Some(sge) = &item.wr.sges.first else { return Ok(None) };
@@ -402,21 +400,14 @@ impl QpMachine {
         if stag != sge.lkey {
             return bad(TermCode::TAGGED_STAG);
         }
-        if addr != item.sink.wrapping_add(wait.received as u64) {
+        if addr != item.sink.wrapping_add(received as u64) {
             return bad(TermCode::TAGGED_BOUNDS);
         }
-        Ok(sge.slice.slice(wait.received, len))
+        Ok(sge.slice.slice(received, len))
     }
 
     fn response_placed(&mut self, core: &mut CoreState, len: usize, last: bool) {
-        let Some(wait) = self.reads.front_mut() else { return };
-        wait.received += len;
-        let sequence = wait.sequence;
-        if last {
-            self.reads.pop_front();
-            if let Some(item) = self.item(sequence) {
-                item.state = ItemState::Done;
-            }
+        if self.sender.response_placed(len, last) {
             self.retire(core);
         }
     }
@@ -474,7 +465,7 @@ impl QpMachine {
             return Err(fault(TermCode::OTHER, Blame::NONE, "a read request of wrong length"));
         }
         let ird = self.terms.map_or(0, |terms| usize::from(terms.ird));
-        if self.responses_held() >= ird {
+        if self.sender.responses_held() >= ird {
             return Err(fault(TermCode::NO_BUFFER, blame, "more reads than agreed"));
         }
         let mut bytes = [0; ReadRequest::LEN];
@@ -510,7 +501,7 @@ impl QpMachine {
             }
         }
         self.rx.received[queue::READ_REQUEST as usize] = message.msn;
-        self.responses.push_back(response);
+        self.sender.respond(response);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr};
 
 use socket2::SockRef;
 
+use super::batch::BATCH_SLICES;
 use super::env::{Env, token};
 use super::listener::IwarpRequest;
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
@@ -21,7 +22,6 @@ use super::qp::QpMachine;
 use super::rx::RX_SLICES;
 use super::secure::Securing;
 use super::tls::TlsStream;
-use super::tx::BATCH_SLICES;
 use crate::fabric::{CloseReason, ConnectFailure, ConnectParams, FabricEvent, PrivateData};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, MemSlice};

@@ -20,7 +20,8 @@ use rustls::Tls13CipherSuite;
 use rustls::crypto::cipher::{InboundOpaqueMessage, Iv, MessageDecrypter, Nonce, make_tls13_aad};
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, ProtocolVersion};
 
-use super::qp::{QpMachine, TX_STAGE};
+use super::batch::TX_STAGE;
+use super::qp::QpMachine;
 use crate::limits::TLS_CONNECTION_BUFFERS;
 use crate::mem::{IoVecs, MemSlice, Region};
 use crate::tls::{Credentials, Secrets, Session, alert_text};

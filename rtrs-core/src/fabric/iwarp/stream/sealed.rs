@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use socket2::SockRef;
 
+use super::super::batch::BATCH_SLICES;
 use super::super::env::{Env, token};
 use super::super::mpa::{START_LEN, StartHeader};
 use super::super::tls::{Record, TlsFault, TlsStream};
-use super::super::tx::BATCH_SLICES;
 use super::{Conn, Phase, lost};
 use crate::fabric::CloseReason;
 use crate::rt::Op;

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::batch::BATCH_SLICES;
 use super::ddp::{self, Untagged};
 use super::mpa::{self, Features, Terms};
 use super::qp::{QpMachine, RX_STAGE};
@@ -15,7 +16,6 @@ use super::rdmap::ReadRequest;
 use super::rx::RX_SLICES;
 use super::stag::StagTable;
 use super::state::{CoreState, Event};
-use super::tx::BATCH_SLICES;
 use crate::fabric::{Access, QpLimits, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use crate::ids::{QpNum, Rkey};
 use crate::mem::{IoVecs, Region, crc32c_append};

@@ -8,13 +8,13 @@
 
 use rustls::ContentType;
 
+use super::batch::BATCH_SLICES;
 use super::fuzz::{Input, step};
 use super::mpa::{Features, Terms};
 use super::qp::QpMachine;
 use super::stag::StagTable;
 use super::state::CoreState;
 use super::tls::{Record, Sealer, TLS_STAGE, TlsStream};
-use super::tx::BATCH_SLICES;
 use crate::fabric::{Access, QpLimits};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, Region};

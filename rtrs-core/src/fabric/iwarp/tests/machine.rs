@@ -91,7 +91,7 @@ fn reads_beyond_the_agreed_limit_wait_and_complete_in_order() {
 #[test]
 fn a_responder_is_silent_until_the_first_frame() {
     let mut pair = Pair::new();
-    pair.right.machine.tx.may_send = false;
+    pair.right = End::new(terms(false), Access::REMOTE_WRITE);
     let request = wr(1, WrOp::Send { imm: None, invalidate: None }, SgeList::EMPTY);
     pair.right.machine.post_send(&pair.right.core, request).unwrap();
     assert!(pair.right.output().is_empty());

@@ -64,7 +64,7 @@ impl End {
             region,
             stag,
             base,
-            tx: IoVecs::new(super::tx::BATCH_SLICES),
+            tx: IoVecs::new(super::batch::BATCH_SLICES),
             rx: IoVecs::new(super::rx::RX_SLICES),
         }
     }
@@ -124,7 +124,7 @@ impl Pair {
         let all = Access { local_write: true, remote_write: true, remote_read: true };
         let mut pair =
             Self { left: End::new(terms(true), all), right: End::new(terms(false), all) };
-        pair.right.machine.tx.may_send = true;
+        pair.right.machine.sender.permit();
         pair
     }
 

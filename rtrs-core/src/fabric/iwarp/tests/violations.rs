@@ -12,7 +12,7 @@ use crate::mem::{Counting, MemoryMeter, Region};
 
 fn end() -> End {
     let mut end = End::new(terms(false), Access::REMOTE_WRITE);
-    end.machine.tx.may_send = true;
+    end.machine.sender.permit();
     end
 }
 
@@ -222,7 +222,7 @@ fn reads_are_validated() {
     };
     let readable = || {
         let mut e = End::new(terms(false), Access::REMOTE_READ);
-        e.machine.tx.may_send = true;
+        e.machine.sender.permit();
         e
     };
     let mut e = readable();
