@@ -7,25 +7,23 @@
 //! the memory.
 
 mod sealed;
+mod socket;
 
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
-use socket2::SockRef;
-
+use self::socket::StreamSocket;
 use super::batch::BATCH_SLICES;
 use super::env::{Env, token};
 use super::listener::IwarpRequest;
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
 use super::options::IwarpOptions;
 use super::qp::QpMachine;
-use super::rx::RX_SLICES;
 use super::secure::Securing;
 use super::tls::TlsStream;
 use crate::fabric::{CloseReason, ConnectFailure, ConnectParams, FabricEvent, PrivateData};
-use crate::ids::QpNum;
 use crate::mem::{IoVecs, MemSlice};
-use crate::rt::{Completed, Fd, Op, OpId, unacknowledged};
+use crate::rt::{Completed, Fd, Op};
 use crate::time::{Duration, Instant};
 
 /// Time that canceled operations may take before the socket is shut down.
@@ -64,15 +62,9 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) machine: QpMachine,
-    qp: QpNum,
-    fd: Fd,
+    socket: StreamSocket,
     phase: Phase,
     remote: SocketAddr,
-    connect: Option<OpId>,
-    send: Option<OpId>,
-    recv: Option<OpId>,
-    send_iov: Option<Box<IoVecs>>,
-    recv_iov: Option<Box<IoVecs>>,
     /// Remainder of a start-up frame to send or receive.
     start: Option<MemSlice>,
     request: Option<StartFrame>,
@@ -80,11 +72,6 @@ pub(super) struct Conn {
     attempting: bool,
     rejected: Option<PrivateData>,
     reason: Option<CloseReason>,
-    /// The peer's FIN was received, and the local FIN was sent.
-    peer_done: bool,
-    fin_sent: bool,
-    /// Sending failed; data that can still be received shows why.
-    send_broken: bool,
     await_first: bool,
     /// TLS records, from the end of the handshake on; None over plain TCP.
     tls: Option<Box<TlsStream>>,
@@ -97,24 +84,15 @@ pub(super) struct Conn {
 impl Conn {
     fn new(machine: QpMachine, fd: Fd, remote: SocketAddr, phase: Phase) -> Self {
         Self {
-            qp: machine.qp,
+            socket: StreamSocket::new(fd, machine.qp),
             machine,
-            fd,
             phase,
             remote,
-            connect: None,
-            send: None,
-            recv: None,
-            send_iov: Some(IoVecs::new(BATCH_SLICES)),
-            recv_iov: Some(IoVecs::new(RX_SLICES)),
             start: None,
             request: None,
             attempting: phase == Phase::Connecting,
             rejected: None,
             reason: None,
-            peer_done: false,
-            fin_sent: false,
-            send_broken: false,
             await_first: false,
             tls: None,
             securing: None,
@@ -140,8 +118,7 @@ impl Conn {
             let handshake = tls.endpoint.connect(remote.ip(), name, request.encode());
             conn.securing = Some(Box::new(Securing::new(handshake)));
         }
-        let op = Op::Connect { fd: conn.fd.clone(), address: remote };
-        conn.connect = Some(env.port.submit(op, conn.token(token::CONNECT)));
+        conn.socket.connect(env.port, remote);
         conn
     }
 
@@ -170,10 +147,6 @@ impl Conn {
         Ok(conn)
     }
 
-    fn token(&self, kind: u64) -> u64 {
-        token::of(u64::from(self.qp.0), kind)
-    }
-
     /// Returns true if the connection may be dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.phase == Phase::Gone
@@ -181,12 +154,11 @@ impl Conn {
 
     /// Returns the local address.
     pub(super) fn local_ip(&self) -> Option<IpAddr> {
-        let address = SockRef::from(&self.fd).local_addr().ok()?.as_socket()?;
-        Some(address.ip().to_canonical())
+        self.socket.local_ip()
     }
 
     pub(super) fn peer_has_all(&self) -> Option<bool> {
-        unacknowledged(&self.fd).ok().map(|segments| segments == 0)
+        self.socket.peer_has_all()
     }
 
     /// Returns true if work may be posted.
@@ -205,8 +177,7 @@ impl Conn {
 
     fn send_start(&mut self, env: &Env<'_>) {
         if let Some(buf) = self.start.clone() {
-            let op = Op::Send { fd: self.fd.clone(), buf };
-            self.send = Some(env.port.submit(op, self.token(token::SEND)));
+            self.socket.send(env.port, buf);
         }
     }
 
@@ -218,8 +189,7 @@ impl Conn {
 
     fn recv_start_rest(&mut self, env: &Env<'_>) {
         if let Some(buf) = self.start.clone() {
-            let op = Op::Recv { fd: self.fd.clone(), buf };
-            self.recv = Some(env.port.submit(op, self.token(token::RECV)));
+            self.socket.recv(env.port, buf);
         }
     }
 
@@ -249,12 +219,8 @@ impl Conn {
 
     /// Aborts the connection; the peer sees a reset.
     pub(super) fn abort(&mut self, env: &mut Env<'_>) {
-        self.reset_on_close();
+        self.socket.reset_on_close();
         self.stop(env, CloseReason::Local);
-    }
-
-    fn reset_on_close(&self) {
-        let _ = SockRef::from(&self.fd).set_linger(Some(Duration::ZERO));
     }
 
     /// Cancels running operations; the end is reported when they have completed.
@@ -265,22 +231,20 @@ impl Conn {
         self.reason.get_or_insert(reason);
         self.phase = Phase::Stopping;
         self.deadline = Some(env.now + CANCEL_BOUND);
-        for id in [self.connect, self.send, self.recv].into_iter().flatten() {
-            env.port.cancel(id);
-        }
+        self.socket.cancel(env.port);
         self.finish(env);
     }
 
     /// Reports the end once no operation is running any more.
     fn finish(&mut self, env: &mut Env<'_>) {
-        if self.connect.is_some() || self.send.is_some() || self.recv.is_some() {
+        if !self.socket.is_idle() {
             return;
         }
         self.phase = Phase::Gone;
         self.deadline = None;
         self.machine.flush_all(env.core);
         let reason = self.reason.take().unwrap_or(CloseReason::Local);
-        let qp = self.qp;
+        let qp = self.machine.qp;
         let failure = match self.rejected.take() {
             Some(data) => ConnectFailure::Rejected(data),
             None => ConnectFailure::Failed(reason),
@@ -292,20 +256,19 @@ impl Conn {
     pub(super) fn on_deadline(&mut self, env: &mut Env<'_>) {
         match self.phase {
             Phase::Stopping => {
-                // Canceling had no effect; a socket that is shut down ends any operation on it.
-                let _ = SockRef::from(&self.fd).shutdown(Shutdown::Both);
+                self.socket.shut_down();
                 self.deadline = Some(env.now + CANCEL_BOUND);
             }
             Phase::Draining | Phase::Terminating => {
-                self.reset_on_close();
+                self.socket.reset_on_close();
                 self.stop(env, CloseReason::TimedOut);
             }
-            Phase::Open if self.send_broken => {
+            Phase::Open if self.socket.is_send_broken() => {
                 self.stop(env, CloseReason::Lost("sending failed".into()));
             }
             Phase::Gone => {}
             _ => {
-                self.reset_on_close();
+                self.socket.reset_on_close();
                 self.stop(env, CloseReason::TimedOut);
             }
         }
@@ -314,33 +277,27 @@ impl Conn {
     /// Handles the completion of an operation.
     pub(super) fn completed(&mut self, env: &mut Env<'_>, kind: u64, done: Completed) {
         let result = done.count();
+        self.socket.completed(kind);
         match kind {
             token::CONNECT => {
-                self.connect = None;
                 drop(done);
                 self.connected(env, result);
             }
-            token::SEND => {
-                self.send = None;
-                match done.op {
-                    Op::SendMsg { iov, .. } => self.sent(env, iov, result),
-                    // The memory of the operation is needed next.
-                    other => {
-                        drop(other);
-                        self.start_sent(env, result);
-                    }
+            token::SEND => match done.op {
+                Op::SendMsg { iov, .. } => self.sent(env, iov, result),
+                // The memory of the operation is needed next.
+                other => {
+                    drop(other);
+                    self.start_sent(env, result);
                 }
-            }
-            _ => {
-                self.recv = None;
-                match done.op {
-                    Op::RecvMsg { iov, .. } => self.received(env, iov, result),
-                    other => {
-                        drop(other);
-                        self.start_received(env, result);
-                    }
+            },
+            _ => match done.op {
+                Op::RecvMsg { iov, .. } => self.received(env, iov, result),
+                other => {
+                    drop(other);
+                    self.start_received(env, result);
                 }
-            }
+            },
         }
         self.advance(env);
     }
@@ -399,7 +356,7 @@ impl Conn {
             let bound = env.now + env.options.startup_timeout;
             self.deadline = self.await_first.then_some(bound);
             let private_data = PrivateData::EMPTY;
-            env.core.report(FabricEvent::Established { qp: self.qp, private_data });
+            env.core.report(FabricEvent::Established { qp: self.machine.qp, private_data });
         }
     }
 
@@ -489,7 +446,7 @@ impl Conn {
                 self.attempting = false;
                 self.deadline = None;
                 let private_data = reply.private_data;
-                env.core.report(FabricEvent::Established { qp: self.qp, private_data });
+                env.core.report(FabricEvent::Established { qp: self.machine.qp, private_data });
             }
             Err(what) => self.stop(env, CloseReason::Protocol(what.into())),
         }
@@ -503,21 +460,21 @@ impl Conn {
                 iov.advance(count);
                 if iov.is_empty() {
                     iov.clear();
-                    self.send_iov = Some(iov);
+                    self.socket.keep_send_list(iov);
                     self.batch_sent(env);
                 } else if self.phase == Phase::Stopping {
-                    self.send_iov = Some(iov);
+                    self.socket.keep_send_list(iov);
                 } else {
-                    self.submit_send(env, iov);
+                    self.socket.send_list(env.port, iov);
                 }
             }
             Err(e) => {
-                self.send_iov = Some(iov);
+                self.socket.keep_send_list(iov);
                 if !matches!(self.phase, Phase::Stopping | Phase::Gone) {
                     // The peer may have sent a Terminate before it closed: keep reading for a
                     // moment.
-                    tracing::debug!(qp = self.qp.0, error = %e, "send failed");
-                    self.send_broken = true;
+                    tracing::debug!(qp = self.machine.qp.0, error = %e, "send failed");
+                    self.socket.break_sending();
                     self.deadline = Some(env.now + CANCEL_BOUND);
                 }
             }
@@ -529,12 +486,14 @@ impl Conn {
             // Records that are opened in place must have no other holder.
             iov.clear();
         }
-        self.recv_iov = Some(iov);
+        self.socket.keep_recv_list(iov);
         match result {
             Ok(count) => {
                 env.core.counters.receives += 1;
                 env.core.counters.bytes_received += count as u64;
-                self.peer_done |= count == 0;
+                if count == 0 {
+                    self.socket.end_receiving();
+                }
                 if self.phase != Phase::Stopping || count > 0 {
                     match self.tls.is_some() {
                         true => self.open_records(env, count),
@@ -543,7 +502,7 @@ impl Conn {
                 }
                 if self.await_first && self.machine.has_heard() {
                     self.await_first = false;
-                    if self.phase == Phase::Open && !self.send_broken {
+                    if self.phase == Phase::Open && !self.socket.is_send_broken() {
                         self.deadline = None;
                     }
                 }
@@ -556,13 +515,8 @@ impl Conn {
         }
     }
 
-    fn submit_send(&mut self, env: &Env<'_>, iov: Box<IoVecs>) {
-        let op = Op::SendMsg { fd: self.fd.clone(), iov };
-        self.send = Some(env.port.submit(op, self.token(token::SEND)));
-    }
-
     fn kick_send(&mut self, env: &mut Env<'_>) {
-        if self.send.is_some() || self.send_broken {
+        if self.socket.is_sending() || self.socket.is_send_broken() {
             return;
         }
         if self.tls.is_some() {
@@ -572,33 +526,32 @@ impl Conn {
         if !self.machine.has_output() {
             return;
         }
-        let Some(mut iov) = self.send_iov.take() else { return };
+        let Some(mut iov) = self.socket.take_send_list() else { return };
         if self.machine.tx_prepare(&mut iov) > 0 {
-            self.submit_send(env, iov);
+            self.socket.send_list(env.port, iov);
         } else {
-            self.send_iov = Some(iov);
+            self.socket.keep_send_list(iov);
         }
     }
 
     fn kick_recv(&mut self, env: &Env<'_>) {
-        if self.recv.is_some() || self.peer_done {
+        if self.socket.is_receiving() || self.socket.has_peer_ended() {
             return;
         }
-        let Some(mut iov) = self.recv_iov.take() else { return };
+        let Some(mut iov) = self.socket.take_recv_list() else { return };
         match &mut self.tls {
             Some(tls) => tls.rx_prepare(&mut self.machine, &mut iov),
             None => self.machine.rx_prepare(&mut iov),
         }
-        let op = Op::RecvMsg { fd: self.fd.clone(), iov };
-        self.recv = Some(env.port.submit(op, self.token(token::RECV)));
+        self.socket.recv_list(env.port, iov);
     }
 
     fn send_fin(&mut self, env: &mut Env<'_>) {
-        if !self.send_broken && self.tls.as_mut().is_some_and(|tls| tls.close()) {
+        let sends = !self.socket.is_send_broken();
+        if sends && self.tls.as_mut().is_some_and(|tls| tls.close()) {
             self.kick_send(env);
-        } else if !self.fin_sent {
-            self.fin_sent = true;
-            let _ = SockRef::from(&self.fd).shutdown(Shutdown::Write);
+        } else {
+            self.socket.send_fin();
         }
     }
 
@@ -609,10 +562,8 @@ impl Conn {
                 if let Some(failure) = &self.machine.failure {
                     let reason = failure.reason.clone();
                     if failure.terminate.is_some() || self.has_alert() {
-                        let peer = SockRef::from(&self.fd).peer_addr().ok();
-                        let peer = peer.and_then(|peer| peer.as_socket());
-                        let peer = peer.map(tracing::field::display);
-                        tracing::warn!(peer, qp = self.qp.0, %reason, "terminating");
+                        let peer = self.socket.peer().map(tracing::field::display);
+                        tracing::warn!(peer, qp = self.machine.qp.0, %reason, "terminating");
                         self.reason.get_or_insert(reason);
                         self.phase = Phase::Terminating;
                         self.deadline = Some(env.now + env.options.close_timeout);
@@ -625,18 +576,19 @@ impl Conn {
                 self.kick_send(env);
                 self.kick_recv(env);
                 if self.phase == Phase::Draining
-                    && self.send.is_none()
-                    && (self.machine.is_drained() || self.send_broken)
+                    && !self.socket.is_sending()
+                    && (self.machine.is_drained() || self.socket.is_send_broken())
                 {
                     self.send_fin(env);
                 }
             }
             Phase::Terminating => {
                 self.kick_send(env);
-                if self.send.is_none() {
+                if !self.socket.is_sending() {
                     self.send_fin(env);
                 }
-                if self.fin_sent && (self.peer_done || self.send_broken) {
+                let ended = self.socket.has_peer_ended() || self.socket.is_send_broken();
+                if self.socket.is_fin_sent() && ended {
                     self.stop(env, CloseReason::Local);
                 } else {
                     self.kick_recv(env);

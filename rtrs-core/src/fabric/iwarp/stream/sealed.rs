@@ -3,15 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use socket2::SockRef;
-
 use super::super::batch::BATCH_SLICES;
 use super::super::env::{Env, token};
 use super::super::mpa::{START_LEN, StartHeader};
 use super::super::tls::{Record, TlsFault, TlsStream};
 use super::{Conn, Phase, lost};
 use crate::fabric::CloseReason;
-use crate::rt::Op;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
 /// Maximum bytes of a handshake received at once.
@@ -20,7 +17,7 @@ const RECEIVE: usize = 16 << 10;
 impl Conn {
     /// Submits the next handshake step to a thread.
     pub(super) fn compute(&mut self, env: &mut Env<'_>, received: Vec<u8>) {
-        let token = self.token(token::SECURE);
+        let token = self.socket.token(token::SECURE);
         let securing = self.securing.as_mut();
         let wanted = securing.and_then(|securing| {
             let handshake = securing.handshake.take()?;
@@ -48,9 +45,8 @@ impl Conn {
             Step::More => securing.handshake = Some(handshake),
             Step::Done(ended) => securing.ended = Some(ended),
             Step::Failed(why) => {
-                // The alert fits in the empty send buffer, so the call does not wait.
-                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-                let _ = SockRef::from(&self.fd).send_with_flags(&securing.output, flags);
+                // The alert fits in the empty send buffer.
+                self.socket.send_now(&securing.output);
                 self.stop(env, CloseReason::Tls(why.to_string()));
                 return;
             }
@@ -67,8 +63,7 @@ impl Conn {
             let len = rest.len().min(RECEIVE);
             if let Some(buf) = self.machine.start_buffer(true, len) {
                 buf.copy_in(0, &rest[..len]);
-                let op = Op::Send { fd: self.fd.clone(), buf };
-                self.send = Some(env.port.submit(op, self.token(token::SEND)));
+                self.socket.send(env.port, buf);
             }
             return;
         }
@@ -77,8 +72,7 @@ impl Conn {
             self.begin_records(env, *ended);
         } else if let Some(buf) = self.machine.start_buffer(false, RECEIVE) {
             self.start = Some(buf.clone());
-            let op = Op::Recv { fd: self.fd.clone(), buf };
-            self.recv = Some(env.port.submit(op, self.token(token::RECV)));
+            self.socket.recv(env.port, buf);
         }
     }
 
@@ -142,7 +136,7 @@ impl Conn {
                 Ok(Some(Record::Data { at, len })) => self.machine.rx_plain(env.core, at, len),
                 Ok(Some(Record::Other)) => {}
                 Ok(Some(Record::Closed)) => {
-                    self.peer_done = true;
+                    self.socket.end_receiving();
                     self.machine.rx_done(env.core, 0);
                 }
                 Ok(None) => break,
@@ -155,7 +149,7 @@ impl Conn {
                 }
             }
         }
-        if self.peer_done && self.machine.failure.is_none() {
+        if self.socket.has_peer_ended() && self.machine.failure.is_none() {
             // Anyone between the ends can cause this, so it is not attributed to the peer.
             let what = "the connection ended without the peer's close_notify";
             self.machine.end(CloseReason::Lost(what.into()), None);
@@ -184,15 +178,15 @@ impl Conn {
         if tls.takes_batch() && self.machine.has_output() {
             tls.in_batch = self.machine.tx_prepare(&mut tls.plain) > 0;
         }
-        let Some(mut iov) = self.send_iov.take() else { return };
+        let Some(mut iov) = self.socket.take_send_list() else { return };
         match tls.seal() {
             Ok(Some(records)) => {
                 iov.push(records);
-                self.submit_send(env, iov);
+                self.socket.send_list(env.port, iov);
             }
-            Ok(None) => self.send_iov = Some(iov),
+            Ok(None) => self.socket.keep_send_list(iov),
             Err(e) => {
-                self.send_iov = Some(iov);
+                self.socket.keep_send_list(iov);
                 self.stop(env, lost("TLS", &e));
             }
         }
