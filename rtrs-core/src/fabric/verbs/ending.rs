@@ -20,7 +20,7 @@ use crate::ids::QpNum;
 impl VerbsFabric {
     /// Dispatches completions to their connections.
     pub(super) fn dispatch(&mut self) {
-        let mut completions = std::mem::take(&mut self.completions);
+        let mut completions = self.devices.take_completions();
         for wc in completions.drain(..) {
             // Skip completions of queue pairs that no longer exist.
             let Some(conn) = self.conns.get_mut(wc.tag.qp) else { continue };
@@ -38,16 +38,12 @@ impl VerbsFabric {
                 self.dying.push((wc.tag.qp, end));
             }
         }
-        self.completions = completions;
+        self.devices.reuse_list(completions);
     }
 
     /// Takes and dispatches all available completions.
     pub(super) fn drain(&mut self) {
-        for device in self.devices.iter_mut().flatten() {
-            if let Err(error) = device.take_all(&mut self.completions) {
-                tracing::error!(%error, device = device.context().name(), "cannot drain");
-            }
-        }
+        self.devices.drain();
         self.dispatch();
     }
 
@@ -64,7 +60,7 @@ impl VerbsFabric {
         let progress = Progress { up: conn.was_up(), peer_connected: conn.peer_connected() };
         let (id, port) = (Arc::clone(&conn.id), conn.id.port_number());
         if let Some(ending) = conn.qp.detach() {
-            let sender = self.sender.clone();
+            let sender = self.reports.sender();
             let (calls, reaper) = (&self.shared.calls, &self.shared.reaper);
             teardown::start(calls, reaper, Link { ending, id, port }, progress, move |torn| {
                 sender.send(Report::Destroyed(Destroyed { name, torn }));
@@ -118,7 +114,7 @@ impl VerbsFabric {
     fn release(&mut self, conn: &Conn) {
         self.by_id.remove(&conn.id.key());
         let context = conn.qp.pd().context().key();
-        if let Some(device) = self.device_of(context) {
+        if let Some(device) = self.devices.of(context) {
             device.release(conn.qp.cq(), conn.cq_entries);
         }
     }

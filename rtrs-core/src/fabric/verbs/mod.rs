@@ -12,7 +12,8 @@
 //! until a device has them.
 //!
 //! `options.rs` options · `info.rs` devices of the host · `hint.rs` errors with hints · `device.rs`
-//! shared state, a shard's queues · `listener.rs` listening addresses · `domain.rs` `regions.rs`
+//! shared state, a shard's queues · `devices.rs` a shard's devices · `sources.rs` other sources of
+//! events · `listener.rs` listening addresses · `domain.rs` `regions.rs`
 //! memory · `conn.rs` one connection · `turn.rs` inputs of a turn · `ending.rs` ends and
 //! completions · `teardown.rs` blocking calls of an end · `dreq.rs` unconfirmed disconnects ·
 //! `reaper.rs` threads for blocking calls · `windows.rs` tests of memory windows · `sys/` library
@@ -20,6 +21,7 @@
 
 mod conn;
 mod device;
+mod devices;
 mod domain;
 mod dreq;
 mod ending;
@@ -29,6 +31,7 @@ mod listener;
 mod options;
 mod reaper;
 mod regions;
+mod sources;
 #[allow(unsafe_code)]
 mod sys;
 mod teardown;
@@ -47,11 +50,13 @@ pub use info::{DeviceInfo, Transport, devices};
 pub use options::VerbsOptions;
 
 use self::conn::{Conn, End, Reads, Resolver, Stage, lost};
-use self::device::{CoreDevice, Report, Watch, source_for};
+use self::device::{Report, source_for};
+use self::devices::{Devices, token};
 use self::domain::{VerbsPd, VerbsWindow};
 use self::listener::Listeners;
 use self::regions::RegionCache;
-use self::sys::{CmId, EventChannel, IdKey, Qp, Wc};
+use self::sources::{CmChannel, Reports};
+use self::sys::{CmId, IdKey, Qp};
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, AsyncRegistration, BindResult, Capabilities, CloseReason, ConnRequest, ConnectFailure,
@@ -61,17 +66,8 @@ use crate::fabric::{
 };
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
-use crate::rt::{Fd, Inbox, Port, Ring, Sender, mailbox};
+use crate::rt::{Port, Ring};
 use crate::time::{Instant, earliest};
-
-/// Ring tokens: which descriptor became readable.
-mod token {
-    pub(super) const CM: u64 = 0;
-    /// Completion channel of the device with the index in the low half.
-    pub(super) const COMPLETIONS: u64 = 1 << 32;
-    /// Asynchronous events of that device.
-    pub(super) const REPORTS: u64 = 2 << 32;
-}
 
 /// Maximum number of connection manager events taken in one turn.
 const CM_EVENTS_MAX: usize = 256;
@@ -128,25 +124,17 @@ pub struct VerbsFabric {
     /// Connections by their identifier, to look up events.
     by_id: HashMap<IdKey, QpNum>,
     listeners: Listeners,
-    /// Devices by their index in tokens; a removed device leaves its place empty.
-    devices: Vec<Option<CoreDevice>>,
-    channel: Arc<EventChannel>,
-    cm: Watch,
-    inbox: Inbox<Report>,
-    /// Channel through which the reaper reports to this shard.
-    sender: Sender<Report>,
-    core: u64,
+    devices: Devices,
+    cm: CmChannel,
+    reports: Reports,
     shared: Arc<VerbsShared>,
     options: VerbsOptions,
     port: Port,
     regions: RegionCache,
     events: VecDeque<Event>,
-    /// Memory that the reaper has registered.
-    made: VecDeque<AsyncRegistration>,
     dirty: Vec<QpNum>,
     /// Connections to take down, with the reasons.
     dying: Vec<(QpNum, End)>,
-    completions: Vec<Wc>,
     counters: FabricCounters,
     now: Instant,
 }
@@ -162,31 +150,24 @@ impl VerbsFabric {
         options: VerbsOptions,
     ) -> Result<Self, FabricError> {
         let failed = |e| FabricError::system("cannot use the RDMA connection manager", e);
-        let channel = EventChannel::new(&shared.reaper).map_err(failed)?;
-        let cm = Watch::new(Fd::new(channel.pollable().map_err(failed)?), token::CM);
-        let (sender, mailbox) = mailbox().map_err(failed)?;
-        let inbox = mailbox.arm(ring).map_err(failed)?;
-        let core = shared.join(sender.clone());
+        let cm = CmChannel::open(&shared.reaper, token::CM).map_err(failed)?;
+        let reports = Reports::new(ring).map_err(failed)?;
+        let core = shared.join(reports.sender());
         let port = ring.port();
         let mut fabric = Self {
             conns: QpTable::new(),
             by_id: HashMap::new(),
             listeners: Listeners::default(),
-            devices: Vec::new(),
-            channel,
+            devices: Devices::new(core),
             cm,
-            inbox,
-            sender,
-            core,
+            reports,
             shared,
             options,
             port,
             regions: RegionCache::default(),
             events: VecDeque::with_capacity(256),
-            made: VecDeque::new(),
             dirty: Vec::with_capacity(64),
             dying: Vec::new(),
-            completions: Vec::with_capacity(256),
             counters: FabricCounters::default(),
             now: Instant::ZERO,
         };
@@ -203,42 +184,12 @@ impl VerbsFabric {
         pd.as_any().downcast_ref::<VerbsPd>().ok_or(FabricError::LocalMemory)
     }
 
-    /// Returns this shard's state for the device with that key.
-    fn device_of(&mut self, context: usize) -> Option<&mut CoreDevice> {
-        self.devices.iter_mut().flatten().find(|device| device.context().key() == context)
-    }
-
-    /// Returns this shard's state for a device, which is created if needed.
-    fn device(&mut self, pd: &VerbsPd) -> Result<&mut CoreDevice, FabricError> {
-        let context = pd.context();
-        if context.is_removed() {
-            return Err(hint::removed(context.name()));
-        }
-        let is_it = |device: &CoreDevice| device.context().key() == context.key();
-        if let Some(at) = self.devices.iter().position(|d| d.as_ref().is_some_and(is_it)) {
-            return self.devices[at].as_mut().ok_or(FabricError::QpState);
-        }
-        let at = self.devices.len();
-        let tokens = (token::COMPLETIONS | at as u64, token::REPORTS | at as u64);
-        let mut device = CoreDevice::new(context, tokens, self.core)?;
-        device.completions.arm(&self.port);
-        device.reports.arm(&self.port);
-        self.devices.push(None);
-        Ok(self.devices[at].insert(device))
-    }
-
     /// Releases this shard's state for removed devices, once no connection uses it.
     fn retire_removed(&mut self) {
-        for place in &mut self.devices {
-            let Some(device) = place.as_ref().filter(|d| d.context().is_removed()) else {
-                continue;
-            };
-            let context = device.context().key();
-            if !self.conns.iter_mut().any(|conn| conn.qp.pd().context().key() == context) {
-                device.stop(&self.port);
-                *place = None;
-            }
-        }
+        let conns = &mut self.conns;
+        self.devices.retire_removed(&self.port, |context| {
+            conns.iter_mut().any(|conn| conn.qp.pd().context().key() == context)
+        });
     }
 
     /// Creates a queue pair for a reserved name, which is released on failure.
@@ -267,7 +218,7 @@ impl VerbsFabric {
             return Err(hint::queue_too_long(pd.context().name(), what, wanted, device.qp_wr_max));
         }
         let cq_entries = Qp::cq_entries(&pd.pd, limits);
-        let device = self.device(pd)?;
+        let device = self.devices.open(pd, &self.port)?;
         let cq = device.reserve(cq_entries)?;
         let qp = Qp::new(&pd.pd, &cq, name, limits).map_err(|e| {
             device.release(&cq, cq_entries);
@@ -358,7 +309,7 @@ impl Listener for VerbsFabric {
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<SocketAddr, FabricError> {
-        self.listeners.add(&self.channel, &self.shared, address, self.options.backlog)
+        self.listeners.add(self.cm.channel(), &self.shared, address, self.options.backlog)
     }
 
     fn lost_listeners(&self) -> Vec<SocketAddr> {
@@ -394,7 +345,7 @@ impl Listener for VerbsFabric {
                 io::ErrorKind::InvalidInput.into(),
             ));
         }
-        id.migrate(&self.channel).map_err(failed)?;
+        id.migrate(self.cm.channel()).map_err(failed)?;
         let name = self.conns.reserve()?;
         let (qp, cq_entries) = self.make_qp(pd, name, limits)?;
         let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
@@ -449,7 +400,7 @@ impl Fabric for VerbsFabric {
         id: u64,
         what: ToRegister,
     ) -> Option<Result<Registered, RegisterError>> {
-        let sender = self.sender.clone();
+        let sender = self.reports.sender();
         self.shared.reaper.take(move || {
             let start = std::time::Instant::now();
             let (result, pd) = (what.register(), what.pd);
@@ -460,7 +411,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn next_registration(&mut self) -> Option<AsyncRegistration> {
-        self.made.pop_front()
+        self.reports.next_made()
     }
 
     fn connect(
@@ -476,7 +427,7 @@ impl Fabric for VerbsFabric {
         if params.private_data.as_bytes().len() > PRIVATE_DATA_MAX {
             return Err(failed(io::ErrorKind::InvalidInput.into()));
         }
-        let id = CmId::new(&self.channel).map_err(failed)?;
+        let id = CmId::new(self.cm.channel()).map_err(failed)?;
         let name = self.conns.reserve()?;
         let (qp, cq_entries) = self.make_qp(pd, name, params.limits)?;
         let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
@@ -625,7 +576,7 @@ impl Fabric for VerbsFabric {
         any |= self.poll_timers();
         self.take_down();
         self.retire_removed();
-        any | !self.events.is_empty() | !self.made.is_empty()
+        any | !self.events.is_empty() | self.reports.has_made()
     }
 
     fn next_event(&mut self) -> Option<FabricEvent> {
@@ -649,7 +600,7 @@ impl Fabric for VerbsFabric {
 
 impl Drop for VerbsFabric {
     fn drop(&mut self) {
-        self.shared.leave(self.core);
+        self.shared.leave(self.devices.core());
     }
 }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::conn::{Conn, Reads, Stage, Step};
 use super::device::{DeviceReport, Report};
+use super::devices::token;
 use super::info::port_is_down;
 use super::listener::try_again;
 use super::sys::{AsyncEvent, CmEvent, CmEventKind, CmId};
-use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest, token};
+use super::{CM_EVENTS_MAX, HalfOpen, VerbsFabric, VerbsRequest};
 use crate::fabric::{CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity};
 use crate::ids::QpNum;
 
@@ -54,7 +55,7 @@ impl VerbsFabric {
     fn look_at_port(&mut self, qp: QpNum) {
         let Some(conn) = self.conns.get(qp) else { return };
         let (device, port) = (conn.qp.pd().context().name().to_owned(), conn.id.port_number());
-        let sender = self.sender.clone();
+        let sender = self.reports.sender();
         self.shared.calls.take(move || {
             sender.send(Report::Port { qp, down: port_is_down(&device, port) });
         });
@@ -89,7 +90,7 @@ impl VerbsFabric {
         }
         // This is the first request over this device, whose windows are tested now, on another
         // thread.
-        let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
+        let (shared, sender) = (Arc::clone(&self.shared), self.reports.sender());
         self.shared.calls.take(move || match shared.keep(&id, local) {
             Ok(()) => sender.send(Report::Request(Box::new(request(id)))),
             Err(error) => {
@@ -103,7 +104,7 @@ impl VerbsFabric {
         if report.what == AsyncEvent::DeviceRemoved {
             self.listeners.lost(self.now, |id| id.context_key() == Some(report.context));
         }
-        let Some(device) = self.device_of(report.context) else { return };
+        let Some(device) = self.devices.of(report.context) else { return };
         if report.what == AsyncEvent::CqFailed {
             device.queues_failed();
         }
@@ -147,7 +148,7 @@ impl VerbsFabric {
                     self.cm.arm(&self.port);
                 }
                 token::COMPLETIONS => {
-                    let Some(device) = self.devices[at].as_mut() else { continue };
+                    let Some(device) = self.devices.at(at) else { continue };
                     device.completions.fired();
                     if let Err(error) = device.on_readable() {
                         let (context, what) = (device.context().key(), AsyncEvent::DeviceFailed);
@@ -158,7 +159,7 @@ impl VerbsFabric {
                     }
                 }
                 _ => {
-                    let Some(device) = self.devices[at].as_mut() else { continue };
+                    let Some(device) = self.devices.at(at) else { continue };
                     device.reports.fired();
                     if self.shared.broadcast_events(device.context()) {
                         device.reports.arm(&self.port);
@@ -171,7 +172,7 @@ impl VerbsFabric {
 
     fn poll_cm(&mut self) {
         for _ in 0..CM_EVENTS_MAX {
-            match self.channel.next() {
+            match self.cm.next() {
                 Ok(Some(event)) => self.on_cm_event(event),
                 Ok(None) => break,
                 Err(error) => {
@@ -183,22 +184,10 @@ impl VerbsFabric {
     }
 
     pub(super) fn poll_completions(&mut self) -> bool {
-        let mut any = false;
-        let mut failed = None;
-        for device in self.devices.iter_mut().flatten() {
-            match device.take(&mut self.completions) {
-                Ok(false) => {}
-                Ok(true) => {
-                    any = true;
-                    self.counters.receives += 1;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "a completion queue failed");
-                    failed = Some(device.context().key());
-                }
-            }
-        }
-        if let Some(context) = failed {
+        let polled = self.devices.poll();
+        let any = polled.busy > 0;
+        self.counters.receives += polled.busy;
+        if let Some(context) = polled.failed {
             self.on_report(DeviceReport { context, what: AsyncEvent::CqFailed });
         }
         if any {
@@ -219,8 +208,8 @@ impl VerbsFabric {
             self.begin_end(name, ConnectFailure::Failed(reason));
         }
         for address in self.listeners.poll(self.now) {
-            let (channel, shared) = (Arc::clone(&self.channel), Arc::clone(&self.shared));
-            let (sender, backlog) = (self.sender.clone(), self.options.backlog);
+            let (channel, shared) = (Arc::clone(self.cm.channel()), Arc::clone(&self.shared));
+            let (sender, backlog) = (self.reports.sender(), self.options.backlog);
             self.shared.calls.take(move || {
                 let tried = try_again(&channel, &shared, address, backlog);
                 sender.send(Report::Listener(Box::new(tried)));
@@ -231,12 +220,12 @@ impl VerbsFabric {
 
     pub(super) fn poll_inbox(&mut self) -> bool {
         let mut any = false;
-        while let Some(report) = self.inbox.take_or_watch() {
+        while let Some(report) = self.reports.next() {
             any = true;
             match report {
                 Report::Device(report) => self.on_report(report),
                 Report::Destroyed(gone) => self.complete_end(gone),
-                Report::Made(made) => self.made.push_back(*made),
+                Report::Made(made) => self.reports.keep_made(*made),
                 Report::Port { qp, down } => self.on_port(qp, down),
                 Report::Listener(tried) => self.listeners.tried(self.now, *tried),
                 // Dropped, because listening was stopped meanwhile.
