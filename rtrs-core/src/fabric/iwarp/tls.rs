@@ -147,7 +147,7 @@ fn opener(
 struct Allowance {
     /// Number of KeyUpdates that the peer may send at once.
     updates: u32,
-    /// Records with data since the peer last got a KeyUpdate more.
+    /// Records with data since `updates` last grew.
     records: u32,
     /// Consecutive records without content.
     empty: u32,

@@ -117,13 +117,12 @@ impl Devices {
         }
     }
 
-    /// Returns the completions taken so far. The empty list is to be given back with
-    /// `reuse_list`.
+    /// Removes and returns the completions taken so far; `reuse_list` expects the emptied list.
     pub(super) fn take_completions(&mut self) -> Vec<Wc> {
         std::mem::take(&mut self.completions)
     }
 
-    /// Takes back the list from `take_completions`, emptied, for its memory.
+    /// Accepts the emptied list of `take_completions`, so that its memory is used again.
     pub(super) fn reuse_list(&mut self, completions: Vec<Wc>) {
         self.completions = completions;
     }
