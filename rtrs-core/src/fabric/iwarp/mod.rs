@@ -63,7 +63,7 @@ use self::qp::{QpMachine, RX_STAGE};
 use self::secure::Tls;
 use self::stag::StagTable;
 use self::state::{CoreState, Event};
-use self::stream::Conn;
+use self::stream::IwarpConn;
 use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
@@ -201,7 +201,7 @@ pub struct IwarpFabric {
     options: IwarpOptions,
     port: Port,
     core: CoreState,
-    conns: QpTable<Conn>,
+    conns: QpTable<IwarpConn>,
     listeners: Listeners,
     dirty: Vec<QpNum>,
     tls: Option<Tls>,
@@ -275,13 +275,13 @@ impl IwarpFabric {
         QpMachine::new(qp, pd, limits, stage).inspect_err(|_| drop(self.conns.remove(qp)))
     }
 
-    fn insert(&mut self, qp: QpNum, conn: Conn) {
+    fn insert(&mut self, qp: QpNum, conn: IwarpConn) {
         self.conns.insert(qp, conn);
         self.settle(qp);
     }
 
     /// Runs a step of a connection, then updates its timer and its slot.
-    fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut Conn, &mut Env<'_>)) {
+    fn step(&mut self, qp: QpNum, run: impl FnOnce(&mut IwarpConn, &mut Env<'_>)) {
         let Some(conn) = self.conns.get_mut(qp) else { return };
         let mut env = env!(self, self.now);
         run(conn, &mut env);
@@ -351,7 +351,7 @@ impl Listener for IwarpFabric {
             .machine(qp, pd, limits)
             .map_err(|e| FabricError::system(format!("cannot accept {peer}"), e))?;
         let mut env = env!(self, now);
-        let conn = Conn::accept(&mut env, machine, *inner, peer, *private_data);
+        let conn = IwarpConn::accept(&mut env, machine, *inner, peer, *private_data);
         let failed = |e| FabricError::system(format!("cannot accept {peer}"), e);
         let conn = conn.map_err(failed).inspect_err(|_| drop(self.conns.remove(qp)))?;
         self.insert(qp, conn);
@@ -405,7 +405,7 @@ impl Fabric for IwarpFabric {
         let machine = self.machine(qp, pd, params.limits).map_err(failed)?;
         let mut env = env!(self, now);
         let fd = Fd::new(socket);
-        let conn = Conn::connect(&mut env, machine, fd, params);
+        let conn = IwarpConn::connect(&mut env, machine, fd, params);
         self.insert(qp, conn);
         Ok(qp)
     }
@@ -448,7 +448,7 @@ impl Fabric for IwarpFabric {
         self.now = now;
         let mut dirty = std::mem::take(&mut self.dirty);
         for qp in dirty.drain(..) {
-            self.step(qp, Conn::flush);
+            self.step(qp, IwarpConn::flush);
         }
         self.dirty = dirty;
     }
@@ -463,12 +463,12 @@ impl Fabric for IwarpFabric {
 
     fn disconnect(&mut self, now: Instant, qp: QpNum) {
         self.now = now;
-        self.step(qp, Conn::disconnect);
+        self.step(qp, IwarpConn::disconnect);
     }
 
     fn abort(&mut self, now: Instant, qp: QpNum) {
         self.now = now;
-        self.step(qp, Conn::abort);
+        self.step(qp, IwarpConn::abort);
     }
 
     fn poll(&mut self, now: Instant) -> bool {
@@ -502,7 +502,7 @@ impl Fabric for IwarpFabric {
         }
         while let Some(qp) = self.conns.take_expired(now) {
             any = true;
-            self.step(qp, Conn::on_deadline);
+            self.step(qp, IwarpConn::on_deadline);
         }
         if self.listeners.deadline().is_some_and(|at| at <= now) {
             let env = env!(self, now);

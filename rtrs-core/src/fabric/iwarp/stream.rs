@@ -60,7 +60,7 @@ enum Phase {
 
 /// Connection of the provider `tcp` or `tls`.
 #[derive(Debug)]
-pub(super) struct Conn {
+pub(super) struct IwarpConn {
     pub(super) machine: QpMachine,
     socket: StreamSocket,
     phase: Phase,
@@ -81,7 +81,7 @@ pub(super) struct Conn {
     pub(super) deadline: Option<Instant>,
 }
 
-impl Conn {
+impl IwarpConn {
     fn new(machine: QpMachine, fd: Fd, remote: SocketAddr, phase: Phase) -> Self {
         Self {
             socket: StreamSocket::new(fd, machine.qp),

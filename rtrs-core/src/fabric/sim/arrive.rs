@@ -5,7 +5,7 @@
 //! rights for this access. A violation ends the connection: the peer gets a NAK, and both ends
 //! flush.
 
-use super::conn::{ACCEPTOR, CONNECTOR, Conn, Job, Message, State};
+use super::conn::{ACCEPTOR, CONNECTOR, Job, Message, SimConn, State};
 use super::net::{Event, Net, Timer};
 use crate::fabric::{
     CloseReason, ConnRequest, ConnectFailure, FabricEvent, PeerIdentity, PrivateData, RemoteMem,
@@ -14,7 +14,7 @@ use crate::fabric::{
 use crate::ids::Rkey;
 use crate::time::Duration;
 
-impl Conn {
+impl SimConn {
     /// Delivers the first message that `from` sent, if the link permits.
     pub(super) fn deliver(&mut self, net: &mut Net, from: usize) {
         if self.broken {

@@ -4,7 +4,7 @@
 //! that departed and waits for its answer, and the posted receives. Local memory is read when a
 //! message departs and written when one arrives, in virtual time, so a write of an end that closed
 //! long ago can still land at a peer that has not noticed yet. Every end closes through
-//! [`Conn::end`]: all posted work completes once, followed by one last event.
+//! [`SimConn::end`]: all posted work completes once, followed by one last event.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -171,7 +171,7 @@ pub(super) struct Wire {
 
 /// Simulated connection.
 #[derive(Debug)]
-pub(super) struct Conn {
+pub(super) struct SimConn {
     pub(super) id: u64,
     pub(super) ends: [End; 2],
     pub(super) wires: [Wire; 2],
@@ -179,7 +179,7 @@ pub(super) struct Conn {
     pub(super) broken: bool,
 }
 
-impl Conn {
+impl SimConn {
     pub(super) fn new(id: u64, ends: [End; 2]) -> Self {
         Self { id, ends, wires: [Wire::default(), Wire::default()], broken: false }
     }

@@ -37,7 +37,7 @@ use super::{
 use crate::ids::QpNum;
 use crate::mem::MemSlice;
 use crate::time::Instant;
-use conn::{ACCEPTOR, CONNECTOR, Conn, End, Job, Message, State};
+use conn::{ACCEPTOR, CONNECTOR, End, Job, Message, SimConn, State};
 use memory::{SimPd, SimWindow};
 use net::{CoreState, Event, Net, Ticket, Timer};
 use world::Inner;
@@ -65,7 +65,7 @@ impl SimFabric {
     fn with<T>(
         &self,
         qp: QpNum,
-        f: impl FnOnce(&mut Conn, &mut Net, usize) -> T,
+        f: impl FnOnce(&mut SimConn, &mut Net, usize) -> T,
     ) -> Result<T, FabricError> {
         let mut inner = self.world.borrow_mut();
         let &(id, side) = inner.net.cores[self.core].qps.get(&qp).ok_or(FabricError::QpState)?;
@@ -230,7 +230,7 @@ impl Fabric for SimFabric {
             Some(peer) => (net.links.is_down(local, remote.ip()), peer),
             None => (true, self.node),
         };
-        let mut conn = Conn::new(id, [end, End::new(peer, remote)]);
+        let mut conn = SimConn::new(id, [end, End::new(peer, remote)]);
         conn.broken = lost;
         conn.transmit(net, CONNECTOR, Message::Request(params.private_data));
         net.after(params.timeout, Event::Timer(id, CONNECTOR, Timer::Connect));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::conn::{ACCEPTOR, CONNECTOR, Conn, State};
+use super::conn::{ACCEPTOR, CONNECTOR, SimConn, State};
 use super::faults::Fault;
 use super::link::LinkOptions;
 use super::memory::Keys;
@@ -28,7 +28,7 @@ pub struct NodeId(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) net: Net,
-    pub(super) conns: BTreeMap<u64, Conn>,
+    pub(super) conns: BTreeMap<u64, SimConn>,
     pub(super) next_conn: u64,
     pub(super) next_port: u16,
 }
@@ -38,7 +38,7 @@ impl Inner {
     pub(super) fn with<T>(
         &mut self,
         id: u64,
-        f: impl FnOnce(&mut Conn, &mut Net) -> T,
+        f: impl FnOnce(&mut SimConn, &mut Net) -> T,
     ) -> Option<T> {
         let conn = self.conns.get_mut(&id)?;
         let result = f(conn, &mut self.net);
@@ -60,7 +60,7 @@ impl Inner {
         }
     }
 
-    fn ids(&self, chosen: impl Fn(&Conn) -> bool) -> Vec<u64> {
+    fn ids(&self, chosen: impl Fn(&SimConn) -> bool) -> Vec<u64> {
         self.conns.values().filter(|c| chosen(c)).map(|c| c.id).collect()
     }
 
@@ -69,7 +69,7 @@ impl Inner {
             Fault::LinkDown(a, b) => {
                 self.net.links.set_down(a, b, true);
                 for id in self.ids(|conn| conn.runs_between(a, b)) {
-                    self.with(id, Conn::break_link);
+                    self.with(id, SimConn::break_link);
                 }
             }
             Fault::LinkUp(a, b) => self.net.links.set_down(a, b, false),

@@ -119,7 +119,7 @@ impl Resolver {
 
 /// Connection. The queue pair is the first field, so that it is dropped before its identifier.
 #[derive(Debug)]
-pub(super) struct Conn {
+pub(super) struct VerbsConn {
     pub(super) qp: Qp,
     pub(super) id: Arc<CmId>,
     pub(super) name: QpNum,
@@ -143,11 +143,11 @@ pub(super) struct Conn {
     pub(super) peer_knows: bool,
     /// Number of entries reserved in the completion queue.
     pub(super) cq_entries: u32,
-    /// Address of the peer of an outgoing connection.
+    /// Resolution of the peer's address; None for an accepted connection.
     pub(super) resolver: Option<Resolver>,
 }
 
-impl Conn {
+impl VerbsConn {
     /// Creates a connection with the identifier `id`; `pd` is the domain's number, `cq_entries` the
     /// number of entries reserved for its queue pair.
     pub(super) fn new(qp: Qp, id: CmId, name: QpNum, pd: u64, cq_entries: u32) -> Self {

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::VerbsFabric;
-use super::conn::{Conn, End, Last, completion};
+use super::conn::{End, Last, VerbsConn, completion};
 use super::device::{Destroyed, Report};
 use super::dreq::PortName;
 use super::teardown::{self, Link, Progress};
@@ -87,7 +87,7 @@ impl VerbsFabric {
         self.push(event);
         let connected = conn.peer_connected();
         let repeat_for = self.options.close_timeout;
-        let Conn { qp, id, peer_knows, .. } = *conn;
+        let VerbsConn { qp, id, peer_knows, .. } = *conn;
         if torn.port_down {
             let device = qp.pd().context().name().to_owned();
             let port = PortName { device, number: id.port_number() };
@@ -111,7 +111,7 @@ impl VerbsFabric {
     }
 
     /// Releases everything that a connection holds besides its queue pair.
-    fn release(&mut self, conn: &Conn) {
+    fn release(&mut self, conn: &VerbsConn) {
         self.by_id.remove(&conn.id.key());
         let context = conn.qp.pd().context().key();
         if let Some(device) = self.devices.of(context) {

@@ -49,7 +49,7 @@ pub use device::VerbsShared;
 pub use info::{DeviceInfo, Transport, devices};
 pub use options::VerbsOptions;
 
-use self::conn::{Conn, End, Reads, Resolver, Stage, lost};
+use self::conn::{End, Reads, Resolver, Stage, VerbsConn, lost};
 use self::device::{Report, source_for};
 use self::devices::{Devices, token};
 use self::domain::{VerbsPd, VerbsWindow};
@@ -120,7 +120,7 @@ impl From<FabricEvent> for Event {
 /// Endpoint of one shard.
 #[derive(Debug)]
 pub struct VerbsFabric {
-    conns: QpTable<Conn>,
+    conns: QpTable<VerbsConn>,
     /// Connections by their identifier, to look up events.
     by_id: HashMap<IdKey, QpNum>,
     listeners: Listeners,
@@ -244,7 +244,7 @@ impl VerbsFabric {
         }
     }
 
-    fn insert(&mut self, conn: Conn) {
+    fn insert(&mut self, conn: VerbsConn) {
         let name = conn.name;
         self.by_id.insert(conn.id.key(), name);
         self.conns.insert(name, conn);
@@ -264,7 +264,7 @@ impl VerbsFabric {
         &mut self,
         qp: QpNum,
         window: &'w Arc<dyn Window>,
-    ) -> Result<(&mut Conn, &'w VerbsWindow), FabricError> {
+    ) -> Result<(&mut VerbsConn, &'w VerbsWindow), FabricError> {
         let conn = self.conns.get_mut(qp).filter(|conn| conn.takes_requests());
         let window = window.as_any().downcast_ref().ok_or(FabricError::LocalMemory)?;
         Ok((conn.ok_or(FabricError::QpState)?, window))
@@ -348,7 +348,7 @@ impl Listener for VerbsFabric {
         id.migrate(self.cm.channel()).map_err(failed)?;
         let name = self.conns.reserve()?;
         let (qp, cq_entries) = self.make_qp(pd, name, limits)?;
-        let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
+        let mut conn = VerbsConn::new(qp, id, name, pd.id, cq_entries);
         conn.stage = Stage::Accepting;
         conn.reads = reads.min(self.reads(pd));
         conn.private_data = *private_data;
@@ -430,7 +430,7 @@ impl Fabric for VerbsFabric {
         let id = CmId::new(self.cm.channel()).map_err(failed)?;
         let name = self.conns.reserve()?;
         let (qp, cq_entries) = self.make_qp(pd, name, params.limits)?;
-        let mut conn = Conn::new(qp, id, name, pd.id, cq_entries);
+        let mut conn = VerbsConn::new(qp, id, name, pd.id, cq_entries);
         conn.reads = self.reads(pd);
         conn.private_data = params.private_data;
         conn.deadline = Some(now + params.timeout);

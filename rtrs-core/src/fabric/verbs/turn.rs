@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::conn::{Conn, Reads, Stage, Step};
+use super::conn::{Reads, Stage, Step, VerbsConn};
 use super::device::{DeviceReport, Report};
 use super::devices::token;
 use super::info::port_is_down;
@@ -62,7 +62,7 @@ impl VerbsFabric {
     }
 
     fn on_port(&mut self, name: QpNum, down: bool) {
-        let looking = |conn: &&mut Conn| conn.end.is_none() && conn.stage == Stage::Looking;
+        let looking = |conn: &&mut VerbsConn| conn.end.is_none() && conn.stage == Stage::Looking;
         let Some(conn) = self.conns.get_mut(name).filter(looking) else { return };
         let step = conn.on_port(self.now, down, &self.options);
         self.take_step(name, step);

@@ -7,14 +7,14 @@ use super::super::batch::BATCH_SLICES;
 use super::super::env::{Env, token};
 use super::super::mpa::{START_LEN, StartHeader};
 use super::super::tls::{Record, TlsFault, TlsStream};
-use super::{Conn, Phase, lost};
+use super::{IwarpConn, Phase, lost};
 use crate::fabric::CloseReason;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
 /// Maximum bytes of a handshake received at once.
 const RECEIVE: usize = 16 << 10;
 
-impl Conn {
+impl IwarpConn {
     /// Submits the next handshake step to a thread.
     pub(super) fn compute(&mut self, env: &mut Env<'_>, received: Vec<u8>) {
         let token = self.socket.token(token::SECURE);
