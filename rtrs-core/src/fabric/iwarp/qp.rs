@@ -3,7 +3,7 @@
 //! Bytes come in through `rx_prepare` (destination) and `rx_done` (number received); bytes go out
 //! through `tx_prepare` (data to send) and `tx_done` (data was accepted). The machine owns the
 //! staging memory and all posted work, validates every frame of the peer, and never touches a
-//! socket or a clock. Sending is in `tx.rs` and `sender.rs`, receiving in `rx.rs`, with its state in
+//! socket or a clock. Sending is in `tx.rs` and `sender.rs`, receiving in `rx.rs` and its state in
 //! `progress.rs`; this file contains posting and the end of the stream.
 //!
 //! Nothing a peer sends makes it panic: a fault ends the stream with a Terminate.
