@@ -50,10 +50,10 @@ impl Target {
         }
         let (received, sent) = self.node.memory();
         assert!(received <= MEMORY && sent == 0, "{received} bytes received, {sent} sent");
-        for info in self.node.connections() {
+        for info in self.node.peers().connections() {
             assert!(info.held <= PEER_MEMORY, "{info:?}");
         }
-        for info in self.node.sockets() {
+        for info in self.node.ports().sockets() {
             assert!(info.waiting <= PORT_MEMORY, "{info:?}");
         }
         if let Some(order) = self.node.take_order() {

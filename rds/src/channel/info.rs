@@ -119,7 +119,7 @@ pub(crate) fn encode(
             }
         }
         InfoOption::Connections { v6 } if fits(v6) => {
-            for info in node.connections() {
+            for info in node.peers().connections() {
                 out.extend(info.next_tx.to_ne_bytes());
                 out.extend(info.next_rx.to_ne_bytes());
                 put(&mut out, own, v6);
@@ -142,7 +142,7 @@ pub(crate) fn encode(
             }
         }
         InfoOption::Sockets { v6 } if fits(v6) => {
-            for info in node.sockets() {
+            for info in node.ports().sockets() {
                 out.extend(word(info.sndbuf));
                 put(&mut out, own, v6);
                 put(&mut out, Ipv6Addr::UNSPECIFIED.into(), v6);

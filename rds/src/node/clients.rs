@@ -211,7 +211,7 @@ impl Clients {
 
     /// Publishes whether messages to new peers may be refused.
     pub(super) fn show(&mut self, node: &Node) {
-        self.board.set_crowded(node.is_crowded());
+        self.board.set_crowded(node.peers().is_crowded());
     }
 
     /// Returns the time at which to call `turn` even if nothing happens.
@@ -320,7 +320,7 @@ impl Clients {
             let Some(client) = self.clients.get_mut(&id) else { break };
             if let Some(bound) = &mut client.bound {
                 // A full socket is reported as writable later.
-                bound.is_full = !node.has_room(bound.id);
+                bound.is_full = !node.ports_mut().has_room(bound.id);
                 let exceeds = all && node.memory().1 < EXCESS * node.config().memory;
                 if bound.is_full && !exceeds {
                     break;
@@ -535,7 +535,7 @@ impl Clients {
                     0 => node.set_buffers(bound.id, size, None),
                     _ => node.set_buffers(bound.id, None, size),
                 }
-                let info = node.sockets().find(|info| info.port == bound.id.port);
+                let info = node.ports().sockets().find(|info| info.port == bound.id.port);
                 if let Some(info) = info {
                     (bound.view.sndbuf, bound.view.rcvbuf) = (info.sndbuf, info.rcvbuf);
                 }
@@ -574,14 +574,14 @@ impl Clients {
         let socket = bound.id;
         let mut left = PACKETS_MAX;
         let blocked = loop {
-            let updates = node.updates(socket);
-            let sent = match (updates, node.peek(socket)) {
+            let updates = node.ports().updates(socket);
+            let sent = match (updates, node.ports_mut().peek(socket)) {
                 (0, None) => break false,
                 (0, Some(received)) => client.deliver(received),
                 (groups, _) => client.write(&Packet::update(groups), None),
             };
             match sent {
-                Ok(()) if updates != 0 => drop(node.take_updates(socket)),
+                Ok(()) if updates != 0 => drop(node.ports_mut().take_updates(socket)),
                 Ok(()) => drop(node.receive(socket)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
                 Err(error) => {

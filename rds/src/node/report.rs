@@ -59,7 +59,7 @@ impl NodeReport {
     /// Creates the report of a node with these users.
     pub(super) fn new(node: &Node, sockets: Vec<ClientReport>) -> Self {
         let (unread_bytes, unacked_bytes) = node.memory();
-        let peers = node.connections().map(|info| PeerReport {
+        let peers = node.peers().connections().map(|info| PeerReport {
             address: info.peer,
             state: match (info.is_up, info.is_connecting) {
                 (true, _) => "up",

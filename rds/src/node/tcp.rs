@@ -158,7 +158,7 @@ impl Tcp {
         }
         self.obey(now, node);
         // A user that has begun to wait has not touched a connection.
-        let was_awaited = std::mem::replace(&mut self.is_awaited, node.has_refused());
+        let was_awaited = std::mem::replace(&mut self.is_awaited, node.ports().has_refused());
         if self.is_awaited && !was_awaited {
             self.touched.extend(self.conns.keys());
         }
@@ -181,7 +181,7 @@ impl Tcp {
 
     /// Resets the connection to a peer, if one is up, as a fault would. It is reestablished.
     pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> bool {
-        let Some(link) = node.connection(peer) else { return false };
+        let Some(link) = node.peers().connection(peer) else { return false };
         if let Some(conn) = self.conns.get(&link) {
             // From here on the system acknowledges nothing more; bytes that it has acknowledged are
             // read, up to the end. The peer does not resend them.
@@ -214,7 +214,7 @@ impl Tcp {
                 if tune(&socket, self.dead_after).is_err() {
                     return;
                 }
-                if let Some(former) = node.candidate(peer) {
+                if let Some(former) = node.peers().candidate(peer) {
                     self.read(now, node, former, READS_ALL);
                 }
                 if let Some(link) = node.accepted(now, peer) {
@@ -302,7 +302,7 @@ impl Tcp {
     /// Reads what has arrived, `times` times at most.
     fn read(&mut self, now: Instant, node: &mut Node, link: LinkId, times: usize) {
         let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
-        if let Some(former) = node.predecessor(link).filter(|_| is_fresh) {
+        if let Some(former) = node.peers().predecessor(link).filter(|_| is_fresh) {
             // Drain the predecessor completely: its data must be read before that of its successor.
             self.read(now, node, former, READS_ALL);
         }

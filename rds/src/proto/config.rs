@@ -4,6 +4,9 @@ use std::net::IpAddr;
 
 use rtrs_core::time::Duration;
 
+use super::event::SendError;
+use crate::wire::PAYLOAD_MAX;
+
 /// Cost of a message in addition to its payload, in every memory limit. Without it, empty messages
 /// would be free.
 pub const MESSAGE_COST: usize = 128;
@@ -78,6 +81,22 @@ impl Config {
     /// Returns the number by which peers recognize this run of the node.
     pub(super) fn sent_generation(&self) -> Option<u32> {
         Some(self.generation).filter(|number| *number != 0)
+    }
+
+    /// Checks whether a message of this length may be sent to a node.
+    pub(super) fn check(&self, sndbuf: usize, to: IpAddr, len: usize) -> Result<(), SendError> {
+        let is_broadcast = matches!(to, IpAddr::V4(v4) if v4.is_broadcast());
+        if to.is_unspecified() || to.is_multicast() || is_broadcast {
+            return Err(SendError::Address(to));
+        }
+        if to.is_ipv4() != self.address.is_ipv4() {
+            return Err(SendError::Family(to));
+        }
+        let max = PAYLOAD_MAX.min(sndbuf);
+        if len > max {
+            return Err(SendError::TooLong { len, max });
+        }
+        Ok(())
     }
 
     /// Limits a requested buffer size to the allowed range.

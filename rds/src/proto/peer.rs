@@ -1,135 +1,116 @@
 //! State kept about another node across connections.
 
+mod connection;
+mod inbound;
+mod outbound;
+
 use std::net::IpAddr;
 
 use rtrs_core::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::event::LinkId;
-use super::outbox::{Outbox, Owner};
-use crate::wire::CongestionMap;
+use super::info::ConnectionInfo;
+use super::link::Link;
+use super::outbox::Message;
+pub(super) use connection::{Connection, Lost, Phase};
+pub(super) use inbound::Inbound;
+pub(super) use outbound::{Greeting, Outbound};
 
 /// Time of absence after which a peer may be forgotten if others need its slot.
 const AWAY: Duration = Duration::from_secs(600);
 /// Time of absence after which peers are forgotten if they have never sent a message to a user.
-pub(super) const STALE: Duration = Duration::from_secs(300);
-
-/// State of the connection to a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// No connection is needed.
-    Idle,
-    /// The next attempt starts at this time.
-    Waiting(Instant),
-    /// An attempt is in progress, until this time.
-    Connecting(LinkId, Instant),
-    /// The connection is up.
-    Up(LinkId),
-}
+const STALE: Duration = Duration::from_secs(300);
 
 /// Another node.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Our address is the smaller one, so we connect.
-    pub(super) connects: bool,
-    pub(super) phase: Phase,
-    /// An accepted connection that may replace the current one.
-    pub(super) candidate: Option<LinkId>,
-    pub(super) backoff: Backoff,
-    pub(super) last_attempt: Option<Instant>,
-    /// A connection has been up before.
-    pub(super) was_up: bool,
-    /// Time when the peer first became known, or when the last established connection was lost.
-    pub(super) since: Instant,
+    pub(super) connection: Connection,
+    pub(super) inbound: Inbound,
+    pub(super) outbound: Outbound,
     /// Time at which a timer checks whether the peer is stale.
-    pub(super) check_at: Option<Instant>,
-    /// The peer has sent valid data.
-    pub(super) is_proven: bool,
-    /// The peer has sent a message to a user. If it were forgotten, a repeated message would look
-    /// new.
-    pub(super) has_sent: bool,
-    pub(super) outbox: Outbox,
-    /// The peer has acknowledged a message of ours, and so interprets our sequence numbers
-    /// correctly.
-    pub(super) is_synced: bool,
-    /// Sequence number expected next from the peer.
-    pub(super) next_rx: u64,
-    /// Congested ports of the peer; none before its first map.
-    pub(super) map: Option<CongestionMap>,
-    /// Generation of the peer, which distinguishes its runs, if the peer ever announced one.
-    pub(super) generation: Option<u32>,
-    /// The peer announces its generation in maps, and so before anything else on a connection.
-    pub(super) generation_in_map: bool,
-    /// Only maps and probes are sent until the peer's map has arrived, or until this time.
-    pub(super) hold_until: Option<Instant>,
-    /// Cost of messages that the peer has sent and users have not read.
-    pub(super) held: usize,
-    /// Number of unacknowledged answers to the peer's pings.
-    pub(super) pongs: usize,
+    check_at: Option<Instant>,
 }
 
 impl Peer {
     pub(super) fn new(connects: bool, backoff: Backoff, now: Instant) -> Self {
         Self {
-            connects,
-            phase: Phase::Idle,
-            candidate: None,
-            backoff,
-            last_attempt: None,
-            was_up: false,
-            since: now,
+            connection: Connection::new(connects, backoff, now),
+            inbound: Inbound::default(),
+            outbound: Outbound::default(),
             check_at: None,
-            is_proven: false,
-            has_sent: false,
-            outbox: Outbox::default(),
-            is_synced: false,
-            next_rx: 0,
-            map: None,
-            generation: None,
-            generation_in_map: false,
-            hold_until: None,
-            held: 0,
-            pongs: 0,
         }
-    }
-
-    /// Returns the connection that is up.
-    pub(super) fn up(&self) -> Option<LinkId> {
-        match self.phase {
-            Phase::Up(link) => Some(link),
-            _ => None,
-        }
-    }
-
-    /// Whether a port of the peer accepts no more messages now.
-    pub(super) fn is_congested(&self, port: u16) -> bool {
-        self.map.as_ref().is_some_and(|map| map.get(port))
     }
 
     /// Whether a connection is to be established when none is up.
     pub(super) fn wants_connection(&self) -> bool {
         // Only another map can report that its ports are no longer congested.
-        let is_congested = self.map.as_ref().is_some_and(|map| map.ports().next().is_some());
-        self.is_sent_to() || (self.connects && self.was_up) || is_congested
-    }
-
-    /// Whether messages of users wait to be sent to the peer.
-    fn is_sent_to(&self) -> bool {
-        self.outbox.iter().any(|message| message.owner != Owner::Pong)
+        let is_congested = self.inbound.has_congestion();
+        self.outbound.has_messages() || self.connection.is_restored() || is_congested
     }
 
     /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or
     /// it is absent, for long enough if it has sent messages to users.
     pub(super) fn may_be_forgotten(&self, now: Instant) -> bool {
-        let is_idle = !self.is_sent_to() && self.held == 0;
-        let is_away = self.up().is_none() && (!self.has_sent || now.since(self.since) >= AWAY);
-        is_idle && (!self.is_proven || is_away)
+        let Self { connection, inbound, outbound, .. } = self;
+        let is_idle = !outbound.has_messages() && inbound.held() == 0;
+        let is_away = connection.up().is_none()
+            && (!inbound.has_sent() || now.since(connection.since()) >= AWAY);
+        is_idle && (!inbound.is_proven() || is_away)
+    }
+
+    /// Returns the order in which peers are forgotten: those without valid data first, and the
+    /// oldest of these.
+    pub(super) fn eviction_rank(&self) -> (bool, Instant) {
+        (self.inbound.is_proven(), self.connection.since())
+    }
+
+    /// Whether the peer has sent valid data.
+    pub(super) fn is_proven(&self) -> bool {
+        self.inbound.is_proven()
     }
 
     /// Whether the peer was absent long enough to be forgotten even if its slot is not needed.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
-        let is_away = self.up().is_none() && now.since(self.since) >= STALE;
-        is_away && !self.has_sent && self.may_be_forgotten(now)
+        let connection = &self.connection;
+        let is_away = connection.up().is_none() && now.since(connection.since()) >= STALE;
+        is_away && !self.inbound.has_sent() && self.may_be_forgotten(now)
+    }
+
+    /// Records that the peer needs no connection. Returns the time at which to check whether it is
+    /// stale, unless a timer is set already.
+    pub(super) fn rest(&mut self, now: Instant) -> Option<Instant> {
+        self.connection.rest();
+        if self.inbound.has_sent() || self.check_at.is_some() {
+            return None;
+        }
+        self.check_at = Some(now + STALE);
+        self.check_at
+    }
+
+    /// Records that a timer has run.
+    pub(super) fn timer_ran(&mut self, now: Instant) {
+        self.check_at = self.check_at.filter(|at| *at > now);
+    }
+
+    /// Queues the answer to a ping or probe. Returns false if too many wait, or if the port is
+    /// congested.
+    pub(super) fn answer(&mut self, dport: u16, generation: Option<u32>, pongs_max: usize) -> bool {
+        !self.inbound.is_congested(dport) && self.outbound.push_pong(dport, generation, pongs_max)
+    }
+
+    /// Returns the state of the peer, whose connection is `link` if one is up.
+    pub(super) fn info(&self, peer: IpAddr, link: Option<&Link>) -> ConnectionInfo {
+        let handed = link.into_iter().flat_map(Link::messages);
+        ConnectionInfo {
+            peer,
+            next_tx: self.outbound.next_tx(),
+            next_rx: self.inbound.next_rx(),
+            is_connecting: matches!(self.connection.phase(), Phase::Connecting(..)),
+            is_up: link.is_some(),
+            is_sending: link.is_some_and(Link::has_output),
+            queued: self.outbound.messages().chain(handed).map(Message::cost).sum(),
+            held: self.inbound.held(),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use rtrs_core::prng::Prng;
 
 use super::config::MESSAGE_COST;
 use super::event::{BindError, Event, SocketId};
+use super::info::SocketInfo;
 use super::outbox::{Message, Owner};
 use crate::wire::{CongestionMap, PROBE_PORT};
 
@@ -93,33 +94,40 @@ pub(super) struct Memory {
     pub(super) sent: usize,
 }
 
-/// All sockets, by port.
+/// Limits of all sockets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PortLimits {
+    pub(super) sockets: usize,
+    /// Bytes that wait for one socket.
+    pub(super) port_memory: usize,
+    /// Each of the two values of [`Memory`]; the sent message that exceeds it is still accepted.
+    pub(super) memory: usize,
+}
+
+/// All sockets of a node, by port.
 #[derive(Debug)]
-pub(super) struct Ports {
+pub struct Ports {
     sockets: BTreeMap<u16, Socket>,
     congested: CongestionMap,
     pub(super) memory: Memory,
-    /// Limit of [`Memory::sent`]; the message that exceeds it is still accepted.
-    sent_max: usize,
+    limits: PortLimits,
     /// Ports of sockets whose user was refused because the send buffer was full.
     refused: BTreeSet<u16>,
     events: VecDeque<Event>,
     next_serial: u64,
-    sockets_max: usize,
     prng: Prng,
 }
 
 impl Ports {
-    pub(super) fn new(sockets_max: usize, sent_max: usize, prng: Prng) -> Self {
+    pub(super) fn new(limits: PortLimits, prng: Prng) -> Self {
         Self {
             sockets: BTreeMap::new(),
             congested: CongestionMap::default(),
             memory: Memory::default(),
-            sent_max,
+            limits,
             refused: BTreeSet::new(),
             events: VecDeque::new(),
             next_serial: 0,
-            sockets_max,
             prng,
         }
     }
@@ -129,8 +137,8 @@ impl Ports {
         if port == PROBE_PORT {
             return Err(BindError::Reserved);
         }
-        if self.sockets.len() >= self.sockets_max {
-            return Err(BindError::TooMany(self.sockets_max));
+        if self.sockets.len() >= self.limits.sockets {
+            return Err(BindError::TooMany(self.limits.sockets));
         }
         let port = if port == 0 { self.ephemeral()? } else { port };
         if self.sockets.contains_key(&port) {
@@ -173,9 +181,35 @@ impl Ports {
         self.sockets.get_mut(&id.port).filter(|socket| socket.serial == id.serial)
     }
 
-    /// Returns the socket bound to a port.
-    pub(super) fn at(&self, port: u16) -> Option<&Socket> {
-        self.sockets.get(&port)
+    /// Whether a port is bound.
+    pub(super) fn is_bound(&self, port: u16) -> bool {
+        self.sockets.contains_key(&port)
+    }
+
+    /// Whether a port is bound, and there is memory for a message of this length to wait for its
+    /// reader.
+    pub(super) fn fits(&self, port: u16, len: usize) -> bool {
+        let cost = len + MESSAGE_COST;
+        self.sockets.get(&port).is_some_and(|socket| {
+            socket.waiting + cost <= self.limits.port_memory
+                && self.memory.received + cost <= self.limits.memory
+        })
+    }
+
+    /// Returns the state of all sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = SocketInfo> {
+        self.sockets.iter().map(|(port, socket)| SocketInfo {
+            port: *port,
+            sndbuf: socket.sndbuf,
+            rcvbuf: socket.rcvbuf,
+            in_flight: socket.in_flight,
+            waiting: socket.waiting,
+        })
+    }
+
+    /// Returns the groups that [`take_updates`](Self::take_updates) would return.
+    pub fn updates(&self, id: SocketId) -> u64 {
+        self.get(id).map_or(0, |socket| socket.updates)
     }
 
     /// Returns all sockets.
@@ -223,8 +257,9 @@ impl Ports {
         }
     }
 
-    /// Returns the groups that were reported since the last call.
-    pub(super) fn take_updates(&mut self, id: SocketId) -> u64 {
+    /// Returns the watched groups that have a port that is no longer congested: bit N covers ports
+    /// with remainder N when divided by 64.
+    pub fn take_updates(&mut self, id: SocketId) -> u64 {
         let Some(socket) = self.get_mut(id) else { return 0 };
         let updates = std::mem::take(&mut socket.updates);
         socket.is_reported = socket.has_input();
@@ -255,7 +290,7 @@ impl Ports {
     }
 
     /// Returns the oldest message for a reader without removing it.
-    pub(super) fn peek(&mut self, id: SocketId) -> Option<&Received> {
+    pub fn peek(&mut self, id: SocketId) -> Option<&Received> {
         let socket = self.get_mut(id)?;
         socket.is_reported = socket.has_input();
         socket.inbox.front()
@@ -290,8 +325,8 @@ impl Ports {
         self.relieve(id)
     }
 
-    /// Whether a socket may send now; if not, its user is notified when it may.
-    pub(super) fn admits(&mut self, id: SocketId) -> bool {
+    /// Whether a socket may send more; if not, [`Event::Writable`] follows when it may.
+    pub fn has_room(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get(id) else { return false };
         let has_room = !self.is_full() && !socket.is_full();
         if !has_room {
@@ -339,11 +374,11 @@ impl Ports {
 
     /// Whether the node accepts no more messages.
     fn is_full(&self) -> bool {
-        self.memory.sent >= self.sent_max
+        self.memory.sent >= self.limits.memory
     }
 
-    /// Whether a user waits for room.
-    pub(super) fn has_refused(&self) -> bool {
+    /// Whether a socket was refused and waits for room.
+    pub fn has_refused(&self) -> bool {
         !self.refused.is_empty()
     }
 
@@ -372,7 +407,8 @@ mod tests {
     const BUFFERS: Buffers = Buffers { sndbuf: 1000, rcvbuf: 1000 };
 
     fn ports(max: usize) -> Ports {
-        Ports::new(max, 10_000, Prng::new(1))
+        let limits = PortLimits { sockets: max, port_memory: 10_000, memory: 10_000 };
+        Ports::new(limits, Prng::new(1))
     }
 
     fn message(len: usize) -> Received {
@@ -420,14 +456,14 @@ mod tests {
         let mut ports = ports(4);
         let id = ports.bind(4000, BUFFERS).unwrap();
         let other = ports.bind(4001, Buffers { sndbuf: 20_000, ..BUFFERS }).unwrap();
-        assert!(ports.admits(id));
+        assert!(ports.has_room(id));
         ports.charge(id, 1000);
-        assert!(!ports.admits(id) && ports.admits(other));
+        assert!(!ports.has_room(id) && ports.has_room(other));
         ports.discharge(id, 1);
         assert_eq!(ports.take_event(), Some(Event::Writable(id)));
         // The node as a whole is full.
         ports.charge(other, 9_000);
-        assert!(!ports.admits(id) && !ports.admits(other) && ports.has_refused());
+        assert!(!ports.has_room(id) && !ports.has_room(other) && ports.has_refused());
         let payload = vec![0; 10];
         let message = Message {
             owner: Owner::Socket(other),
@@ -441,6 +477,6 @@ mod tests {
         ports.release(&message);
         assert_eq!(ports.take_event(), Some(Event::Writable(id)));
         assert_eq!(ports.take_event(), Some(Event::Writable(other)));
-        assert!(ports.admits(id) && !ports.has_refused());
+        assert!(ports.has_room(id) && !ports.has_refused());
     }
 }

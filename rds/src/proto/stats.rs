@@ -13,6 +13,11 @@ macro_rules! counters {
             pub fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)+]
             }
+
+            /// Adds the counters of another part of the node.
+            pub(super) fn plus(self, other: Self) -> Self {
+                Self { $($name: self.$name + other.$name,)+ }
+            }
         }
     };
 }

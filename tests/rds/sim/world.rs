@@ -397,7 +397,8 @@ impl World {
                 continue;
             }
             let from = address(from);
-            let former = host.node.candidate(from).and_then(|it| self.net.find(host.index, it));
+            let former =
+                host.node.peers().candidate(from).and_then(|it| self.net.find(host.index, it));
             if let Some(former) = former
                 && !mutated!(RdsCandidateUnread)
             {
@@ -429,7 +430,7 @@ impl World {
                 return;
             }
             let is_first = !std::mem::replace(&mut end.was_read, true);
-            let former = host.node.predecessor(link).filter(|_| is_first);
+            let former = host.node.peers().predecessor(link).filter(|_| is_first);
             if let Some(former) = former.and_then(|former| self.net.find(host.index, former))
                 && !mutated!(RdsPredecessorSkipped)
             {
@@ -551,7 +552,7 @@ impl World {
             .iter()
             .flatten()
             .map(|host| {
-                let connections: Vec<_> = host.node.connections().collect();
+                let connections: Vec<_> = host.node.peers().connections().collect();
                 format!("{} {:?} {connections:?}", host.index, host.node.memory())
             })
             .collect();
@@ -563,11 +564,11 @@ impl World {
 fn check(host: &Host) -> Result<(), String> {
     let config = host.node.config();
     let (received, sent) = host.node.memory();
-    let held: usize = host.node.connections().map(|info| info.held).sum();
+    let held: usize = host.node.peers().connections().map(|info| info.held).sum();
     if received > config.memory || held != received {
         return Err(format!("memory: {received} received, {held} of peers"));
     }
-    let in_flight: usize = host.node.sockets().map(|info| info.in_flight).sum();
+    let in_flight: usize = host.node.ports().sockets().map(|info| info.in_flight).sum();
     if in_flight != sent {
         return Err(format!("memory: {sent} sent, {in_flight} of sockets"));
     }
@@ -576,7 +577,7 @@ fn check(host: &Host) -> Result<(), String> {
         return Err(format!("dropped: {stats:?}"));
     }
     let own = host.node.congestion(config.address).ok_or("no map")?;
-    for info in host.node.sockets() {
+    for info in host.node.ports().sockets() {
         let bit = own.get(info.port);
         let is_right = match info.waiting {
             waiting if waiting > info.rcvbuf => bit,

@@ -89,16 +89,16 @@ fn a_new_connection_replaces_an_intact_one() {
     net.at(1).lost(now, old[0].link);
     net.pass(Duration::from_millis(1));
     let [near, far] = net.pipes[0].clone();
-    assert_eq!(net.at(5).predecessor(far.link), Some(old[1].link));
+    assert_eq!(net.at(5).peers().predecessor(far.link), Some(old[1].link));
     net.at(5).received(now, old[1].link, &old[0].out);
     // Nothing is sent on it before it has delivered valid data.
     assert!(near.out.len() > MAP_LEN && far.out.is_empty());
     net.at(5).received(now, far.link, &near.out[..47]);
-    assert!(net.at(5).predecessor(far.link).is_some());
+    assert!(net.at(5).peers().predecessor(far.link).is_some());
     net.pipes[0][0].out.drain(..47);
     net.delivers = true;
     net.settle();
-    assert_eq!(net.at(5).predecessor(far.link), None);
+    assert_eq!(net.at(5).peers().predecessor(far.link), None);
     assert_eq!(net.read(5, reader), [(3000, b"one".to_vec()), (3000, b"two".to_vec())]);
     assert_eq!(net.at(5).stats().recv_drop_old_seq, 1, "it was repeated");
 }
@@ -118,7 +118,7 @@ fn a_silent_candidate_is_closed() {
     assert!(net.at(5).tick(later));
     assert_eq!(net.at(5).take_order(), Some(Order::Close(newer)));
     assert_eq!(net.pipes.len(), 1);
-    assert_eq!(net.at(5).connections().next().map(|info| info.is_up), Some(true));
+    assert_eq!(net.at(5).peers().connections().next().map(|info| info.is_up), Some(true));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_malformed_candidate_is_harmless() {
     net.at(5).received(now, candidate, &[0xff; HEADER_LEN]);
     assert_eq!(net.at(5).take_order(), Some(Order::Close(candidate)));
     assert_eq!(net.at(5).stats().recv_bad_stream, 1);
-    assert_eq!(net.at(5).connections().next().map(|info| info.is_up), Some(true));
+    assert_eq!(net.at(5).peers().connections().next().map(|info| info.is_up), Some(true));
 }
 
 #[test]
@@ -162,9 +162,9 @@ fn silent_connections_only_evict_each_other() {
         assert!(node.accepted(now, address(last)).is_some());
     }
     let orders = std::iter::from_fn(|| node.take_order()).count();
-    assert_eq!((orders, node.connections().count()), (191, 8));
+    assert_eq!((orders, node.peers().connections().count()), (191, 8));
     assert_eq!(node.stats().tcp_crowded_out, 191);
-    assert!(node.connections().any(|info| info.peer == address(1) && info.is_up));
+    assert!(node.peers().connections().any(|info| info.peer == address(1) && info.is_up));
 }
 
 #[test]
@@ -207,12 +207,12 @@ fn peers_that_only_pinged_are_forgotten() {
     for (own, from) in [(1, 9), (9, 1)] {
         let mut net = Net::new(&[own]);
         pinged_once(&mut net, own, from);
-        let left: Vec<usize> = net.at(own).connections().map(|info| info.queued).collect();
+        let left: Vec<usize> = net.at(own).peers().connections().map(|info| info.queued).collect();
         assert_eq!(left, [0], "the answer is dropped");
         net.pass(Duration::from_secs(290));
-        assert_eq!(net.at(own).connections().count(), 1);
+        assert_eq!(net.at(own).peers().connections().count(), 1);
         net.pass(Duration::from_secs(20));
-        assert_eq!(net.at(own).connections().count(), 0);
+        assert_eq!(net.at(own).peers().connections().count(), 0);
         let attempts = net.at(own).stats().tcp_connect_attempts;
         net.pass(Duration::from_secs(60));
         assert_eq!(net.at(own).stats().tcp_connect_attempts, attempts);
@@ -228,7 +228,7 @@ fn peers_that_only_pinged_are_evicted_for_others() {
     pinged_once(&mut net, 1, 5);
     pinged_once(&mut net, 1, 6);
     let (now, socket) = (net.now, net.at(1).bind(3000).unwrap());
-    assert!(net.at(1).is_crowded());
+    assert!(net.at(1).peers().is_crowded());
     for last in [7, 8] {
         net.at(1).reach(now, address(last)).unwrap();
         net.at(1).send(now, socket, address(last), 9, Vec::new()).unwrap();
@@ -249,5 +249,5 @@ fn peers_that_sent_messages_are_kept() {
     net.nodes.remove(&5);
     net.cut_at(1);
     net.pass(Duration::from_secs(1000));
-    assert_eq!(net.at(1).connections().count(), 1);
+    assert_eq!(net.at(1).peers().connections().count(), 1);
 }

@@ -15,7 +15,7 @@ fn connected() -> (Net, SocketId, SocketId) {
 }
 
 fn in_flight(net: &mut Net, node: u8) -> usize {
-    net.at(node).sockets().map(|info| info.in_flight).sum()
+    net.at(node).ports().sockets().map(|info| info.in_flight).sum()
 }
 
 #[test]
@@ -144,13 +144,13 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     // At once for a port that is not congested.
     net.at(1).watch(sender, address(5), 4001);
     assert_eq!(net.at(1).take_event(), Some(Event::Readable(sender)));
-    assert_eq!(net.at(1).take_updates(sender), 1 << (4001 % 64));
+    assert_eq!(net.at(1).ports_mut().take_updates(sender), 1 << (4001 % 64));
     assert_eq!(net.read(5, reader).len(), sent);
     net.settle();
     let events: Vec<Event> = std::iter::from_fn(|| net.at(1).take_event()).collect();
     assert_eq!(events, [Event::Congestion(address(5)), Event::Readable(sender)]);
-    assert_eq!(net.at(1).take_updates(sender), 1 << (4000 % 64));
-    assert_eq!(net.at(1).take_updates(sender), 0);
+    assert_eq!(net.at(1).ports_mut().take_updates(sender), 1 << (4000 % 64));
+    assert_eq!(net.at(1).ports_mut().take_updates(sender), 0);
     assert_eq!(net.at(1).may_send(sender, to, 4000, 500), Ok(()));
     assert_eq!(net.at(1).congestion(address(5)), Some(&CongestionMap::default()));
 }
@@ -266,7 +266,7 @@ fn memory_is_bounded_for_messages_to_the_own_node() {
         for _ in 0..20 {
             node.send(Instant::ZERO, id, address(1), id.port, vec![7; 1000]).unwrap();
         }
-        assert!(node.sockets().all(|info| info.waiting <= 10_000));
+        assert!(node.ports().sockets().all(|info| info.waiting <= 10_000));
     }
     let (received, sent) = node.memory();
     assert!(received <= 15_000 && received > 13_000 && sent == 0, "{received} {sent}");
@@ -312,10 +312,10 @@ fn memory_is_bounded_for_messages_from_peers() {
         for (sequence, port) in (1..).zip([4000, 4001, 4002].repeat(12)) {
             node.received(now, link, &message(sequence, port));
         }
-        let held: usize = node.connections().map(|info| info.held).sum();
+        let held: usize = node.peers().connections().map(|info| info.held).sum();
         assert_eq!(held, node.memory().0);
-        assert!(node.connections().all(|info| info.held <= 15_000));
-        assert!(node.sockets().all(|info| info.waiting <= 10_000));
+        assert!(node.peers().connections().all(|info| info.held <= 15_000));
+        assert!(node.ports().sockets().all(|info| info.waiting <= 10_000));
         assert!(held <= 25_000);
         dropped = node.stats().recv_drop_no_memory;
     }
@@ -324,7 +324,7 @@ fn memory_is_bounded_for_messages_from_peers() {
         sockets.iter().map(|id| std::iter::from_fn(|| node.receive(*id)).count()).sum();
     assert_eq!(read as u64 + dropped, 3 * 36);
     assert_eq!(node.memory(), (0, 0));
-    assert!(node.connections().all(|info| info.held == 0));
+    assert!(node.peers().connections().all(|info| info.held == 0));
 }
 
 #[test]

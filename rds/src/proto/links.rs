@@ -1,0 +1,91 @@
+//! TCP connections of a node, and the orders for the code that owns their sockets.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+
+use super::event::{LinkId, Order};
+use super::link::{Link, Role};
+
+/// All connections by number.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    links: BTreeMap<LinkId, Link>,
+    /// Links with data to write.
+    ready: BTreeSet<LinkId>,
+    orders: VecDeque<Order>,
+    last: u64,
+}
+
+impl Links {
+    /// Adds a connection that a peer has opened.
+    pub(super) fn add(&mut self, peer: IpAddr, role: Role) -> LinkId {
+        self.last += 1;
+        let id = LinkId(self.last);
+        self.links.insert(id, Link::new(peer, role));
+        id
+    }
+
+    /// Adds a connection to a peer and orders it.
+    pub(super) fn connect(&mut self, peer: IpAddr, role: Role) -> LinkId {
+        let link = self.add(peer, role);
+        self.orders.push_back(Order::Connect { link, to: peer });
+        link
+    }
+
+    /// Orders the end of a connection, which [`remove`](Self::remove) may have removed.
+    pub(super) fn order_close(&mut self, id: LinkId) {
+        self.orders.push_back(Order::Close(id));
+    }
+
+    /// Removes a connection.
+    pub(super) fn remove(&mut self, id: LinkId) -> Option<Link> {
+        self.ready.remove(&id);
+        self.links.remove(&id)
+    }
+
+    pub(super) fn get(&self, id: LinkId) -> Option<&Link> {
+        self.links.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.links.get_mut(&id)
+    }
+
+    /// Returns all connections in the order of their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
+        self.links.values()
+    }
+
+    /// Returns the next order.
+    pub(super) fn take_order(&mut self) -> Option<Order> {
+        self.orders.pop_front()
+    }
+
+    /// Marks a connection as having data to write.
+    pub(super) fn wake(&mut self, id: LinkId) {
+        self.ready.insert(id);
+    }
+
+    /// Returns the next connection with data to write.
+    pub(super) fn next_ready(&mut self) -> Option<LinkId> {
+        self.ready.pop_first()
+    }
+
+    /// Has our map sent on a connection.
+    pub(super) fn send_map(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            link.map_is_due = true;
+        }
+        self.ready.insert(id);
+    }
+
+    /// Has our map sent on all connections that carry messages.
+    pub(super) fn send_map_to_all(&mut self) {
+        for (id, link) in &mut self.links {
+            if link.role == Role::Up {
+                link.map_is_due = true;
+                self.ready.insert(*id);
+            }
+        }
+    }
+}

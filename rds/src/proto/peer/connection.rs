@@ -1,0 +1,160 @@
+//! Phase of the connection to a peer, and the time of the next attempt.
+
+use rtrs_core::time::{Duration, Instant};
+
+use crate::proto::backoff::Backoff;
+use crate::proto::event::LinkId;
+
+/// Minimum interval between two attempts requested by a larger peer.
+const KICK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// State of the connection to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::proto) enum Phase {
+    /// No connection is needed.
+    Idle,
+    /// The next attempt starts at this time.
+    Waiting(Instant),
+    /// An attempt is in progress, until this time.
+    Connecting(LinkId, Instant),
+    /// The connection is up.
+    Up(LinkId),
+}
+
+/// Part that a lost link had in the connection to its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::proto) enum Lost {
+    /// An accepted connection that was to replace the current one.
+    Candidate,
+    /// The current connection, or an attempt to establish it.
+    Current {
+        was_up: bool,
+        /// The accepted connection that takes over.
+        successor: Option<LinkId>,
+    },
+}
+
+/// Connection to a peer, across attempts.
+#[derive(Debug)]
+pub(in crate::proto) struct Connection {
+    connects: bool,
+    phase: Phase,
+    candidate: Option<LinkId>,
+    backoff: Backoff,
+    last_attempt: Option<Instant>,
+    /// A connection has been up before, or the peer has requested one.
+    was_up: bool,
+    /// Time when the peer first became known, or when the last established connection was lost.
+    since: Instant,
+}
+
+impl Connection {
+    pub(super) fn new(connects: bool, backoff: Backoff, now: Instant) -> Self {
+        Self {
+            connects,
+            phase: Phase::Idle,
+            candidate: None,
+            backoff,
+            last_attempt: None,
+            was_up: false,
+            since: now,
+        }
+    }
+
+    /// Whether our address is the smaller one, so that we connect.
+    pub(in crate::proto) fn connects(&self) -> bool {
+        self.connects
+    }
+
+    pub(in crate::proto) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Returns the connection that is up.
+    pub(in crate::proto) fn up(&self) -> Option<LinkId> {
+        match self.phase {
+            Phase::Up(link) => Some(link),
+            _ => None,
+        }
+    }
+
+    /// Returns an accepted connection that may replace the current one.
+    pub(in crate::proto) fn candidate(&self) -> Option<LinkId> {
+        self.candidate
+    }
+
+    pub(in crate::proto) fn set_candidate(&mut self, link: LinkId) {
+        self.candidate = Some(link);
+    }
+
+    /// Whether the connection is to be restored when it is lost.
+    pub(super) fn is_restored(&self) -> bool {
+        self.connects && self.was_up
+    }
+
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Records an attempt to connect, which ends at `until`.
+    pub(in crate::proto) fn attempted(&mut self, now: Instant, link: LinkId, until: Instant) {
+        self.phase = Phase::Connecting(link, until);
+        self.last_attempt = Some(now);
+    }
+
+    pub(in crate::proto) fn wait_until(&mut self, at: Instant) {
+        self.phase = Phase::Waiting(at);
+    }
+
+    pub(in crate::proto) fn rest(&mut self) {
+        self.phase = Phase::Idle;
+    }
+
+    /// Returns the delay of an attempt for a new message.
+    pub(in crate::proto) fn delay(&mut self) -> Duration {
+        self.backoff.wait()
+    }
+
+    /// Returns the delay of an attempt after a failure or loss. A smaller peer reconnects by
+    /// itself, if it can.
+    pub(in crate::proto) fn delay_after_loss(&mut self) -> Duration {
+        if self.connects { self.backoff.wait() } else { self.backoff.wait_later() }
+    }
+
+    /// Returns the delay of an attempt that a larger peer has requested.
+    pub(in crate::proto) fn delay_after_kick(&mut self, now: Instant) -> Duration {
+        let earliest = self.last_attempt.map_or(now, |last| last + KICK_INTERVAL);
+        self.was_up = true;
+        earliest.since(now)
+    }
+
+    /// Records an established connection. Returns whether there was one before.
+    pub(in crate::proto) fn established(&mut self, link: LinkId) -> bool {
+        self.phase = Phase::Up(link);
+        self.candidate = self.candidate.filter(|candidate| *candidate != link);
+        self.backoff.reset();
+        std::mem::replace(&mut self.was_up, true)
+    }
+
+    /// Records that a link is lost.
+    pub(in crate::proto) fn lost(&mut self, now: Instant, link: LinkId) -> Lost {
+        if self.candidate == Some(link) {
+            self.candidate = None;
+            return Lost::Candidate;
+        }
+        let was_up = self.phase == Phase::Up(link);
+        if was_up {
+            self.since = now;
+        }
+        Lost::Current { was_up, successor: self.candidate.take() }
+    }
+
+    /// Returns the links of the connection: the current one, and the candidate.
+    pub(in crate::proto) fn links(&self) -> impl Iterator<Item = LinkId> {
+        let current = match self.phase {
+            Phase::Up(link) | Phase::Connecting(link, _) => Some(link),
+            Phase::Idle | Phase::Waiting(_) => None,
+        };
+        current.into_iter().chain(self.candidate)
+    }
+}

@@ -1,0 +1,146 @@
+//! State of the data from a peer: its sequence numbers, generation and congestion map.
+
+use rtrs_core::mutated;
+
+use crate::proto::config::MESSAGE_COST;
+use crate::wire::{CongestionMap, Extensions, Header, PING_PORT};
+
+/// Changes that a map of a peer has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::proto) struct MapChange {
+    /// Groups of ports that may have been cleared.
+    pub(in crate::proto) cleared: u64,
+    /// The map differs from the former one.
+    pub(in crate::proto) is_new: bool,
+}
+
+/// Data from a peer, across connections.
+#[derive(Debug, Default)]
+pub(in crate::proto) struct Inbound {
+    is_proven: bool,
+    /// The peer has sent a message to a user. If it were forgotten, a repeated message would look
+    /// new.
+    has_sent: bool,
+    /// Sequence number expected next from the peer.
+    next_rx: u64,
+    /// Congested ports of the peer; none before its first map.
+    map: Option<CongestionMap>,
+    /// Generation of the peer, which distinguishes its runs, if the peer ever announced one.
+    generation: Option<u32>,
+    /// The peer announces its generation in maps, and so before anything else on a connection.
+    generation_in_map: bool,
+    /// Cost of messages that the peer has sent and users have not read.
+    held: usize,
+}
+
+impl Inbound {
+    /// Whether the peer has sent valid data.
+    pub(super) fn is_proven(&self) -> bool {
+        self.is_proven
+    }
+
+    pub(in crate::proto) fn prove(&mut self) {
+        self.is_proven = true;
+    }
+
+    pub(super) fn has_sent(&self) -> bool {
+        self.has_sent
+    }
+
+    /// Records a message to a user.
+    pub(in crate::proto) fn note_sent(&mut self) {
+        self.has_sent = true;
+    }
+
+    pub(super) fn next_rx(&self) -> u64 {
+        self.next_rx
+    }
+
+    pub(in crate::proto) fn map(&self) -> Option<&CongestionMap> {
+        self.map.as_ref()
+    }
+
+    pub(in crate::proto) fn held(&self) -> usize {
+        self.held
+    }
+
+    pub(in crate::proto) fn charge(&mut self, cost: usize) {
+        self.held += cost;
+    }
+
+    pub(in crate::proto) fn discharge(&mut self, cost: usize) {
+        self.held -= cost;
+    }
+
+    /// Whether a port of the peer accepts no more messages now.
+    pub(super) fn is_congested(&self, port: u16) -> bool {
+        self.map.as_ref().is_some_and(|map| map.get(port))
+    }
+
+    /// Whether any port of the peer is congested.
+    pub(super) fn has_congestion(&self) -> bool {
+        self.map.as_ref().is_some_and(|map| map.ports().next().is_some())
+    }
+
+    /// Whether messages on a new connection wait for a map.
+    pub(in crate::proto) fn awaits_map(&self) -> bool {
+        self.map.is_none() || self.generation_in_map
+    }
+
+    /// Whether the payload of a message is wanted, given the memory limit of a peer.
+    pub(in crate::proto) fn wants(&self, header: &Header, memory: usize) -> bool {
+        let is_data = header.dport != PING_PORT;
+        is_data && !self.is_old(header) && self.held + header.len as usize + MESSAGE_COST <= memory
+    }
+
+    fn is_old(&self, header: &Header) -> bool {
+        let is_old = header.is_retransmitted() && header.sequence < self.next_rx;
+        is_old && !mutated!(RdsDuplicateAccepted)
+    }
+
+    /// Checks a message's sequence number. Returns false if the message has arrived before.
+    pub(in crate::proto) fn accept(&mut self, header: &Header) -> bool {
+        let is_new = !self.is_old(header);
+        if is_new {
+            self.next_rx = header.sequence.wrapping_add(1);
+        }
+        is_new
+    }
+
+    /// Records the generation in a probe or in the answer to one. Returns true if the peer has
+    /// restarted. The probe's sequence number already belongs to the new run, and so does the one
+    /// expected before it.
+    pub(in crate::proto) fn probed(&mut self, header: &Header) -> bool {
+        let generation = Extensions::decode(&header.extensions).generation;
+        generation.is_some_and(|generation| self.run(generation))
+    }
+
+    /// Records the generation in the header of a map. Returns true if the peer has restarted.
+    pub(in crate::proto) fn map_begun(&mut self, header: &Header) -> bool {
+        let Some(generation) = Extensions::decode(&header.extensions).generation else {
+            return false;
+        };
+        self.generation_in_map = true;
+        let restarted = self.run(generation);
+        if restarted {
+            // Sequence numbers restart. The first probe of a run restarts them too: it is never a
+            // repeat, and precedes everything else.
+            self.next_rx = 0;
+        }
+        restarted
+    }
+
+    /// Records the peer's generation. Returns true if it differs from the known one.
+    fn run(&mut self, generation: u32) -> bool {
+        let known = self.generation.replace(generation);
+        known.is_some_and(|known| known != generation)
+    }
+
+    /// Replaces the peer's map.
+    pub(in crate::proto) fn replace_map(&mut self, map: CongestionMap) -> MapChange {
+        let cleared = self.map.as_ref().map_or(0, |old| old.cleared(&map));
+        let is_new = self.map.as_ref() != Some(&map);
+        self.map = Some(map);
+        MapChange { cleared, is_new }
+    }
+}
