@@ -200,11 +200,13 @@ impl Node {
     }
 
     /// Returns the progress of a connection with unacknowledged bytes: bytes written in total,
-    /// bytes acknowledged, and whether a user waits for more.
+    /// bytes acknowledged, and whether a user, or a peer that pings, waits for more.
     pub fn awaits_ack(&self, id: LinkId) -> Option<(u64, u64, bool)> {
         let link = self.peers.links().get(id).filter(|link| link.is_unacked())?;
-        let is_synced = self.peers.get(link.peer).is_some_and(|peer| peer.outbound.is_synced());
+        let is_awaited = self.peers.get(link.peer).is_none_or(|peer| {
+            !peer.outbound.is_synced() || peer.outbound.has_many_pongs(self.config.pongs_max)
+        });
         let (written, acked) = link.progress();
-        Some((written, acked, !is_synced || self.ports.has_refused()))
+        Some((written, acked, is_awaited || self.ports.has_refused()))
     }
 }

@@ -95,6 +95,20 @@ fn nonblocking_calls_return_would_block() {
     assert!(b.try_recv_from(&mut buffer).is_err());
 }
 
+/// Each answer stays in a count until it is acknowledged; the count is limited.
+#[test]
+fn single_pings_are_all_answered() {
+    let [near, far] = nodes([1, 2]);
+    let a = bind(&near, 0);
+    let ping = SocketAddr::new(address(2), 0);
+    let mut buffer = [0; 10];
+    for number in 0..500 {
+        a.send_to(b"", ping).unwrap();
+        assert_eq!(a.recv_from(&mut buffer).unwrap(), (0, ping), "ping {number}");
+    }
+    assert_eq!(counter(&far, "send_pong_dropped"), 0);
+}
+
 fn wait_readable(socket: &RdsSocket) {
     let limit = Timespec::try_from(LIMIT).unwrap();
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];

@@ -63,6 +63,11 @@ impl Outbound {
         self.outbox.iter().any(|message| message.owner != Owner::Pong)
     }
 
+    /// Whether so many answers to pings are unacknowledged that further pings may soon get none.
+    pub(in crate::proto) fn has_many_pongs(&self, pongs_max: usize) -> bool {
+        self.pongs * 2 >= pongs_max
+    }
+
     pub(in crate::proto) fn push(&mut self, message: Message) {
         self.outbox.push(message);
     }

@@ -144,6 +144,24 @@ fn ping_floods_are_answered_at_a_limited_rate() {
     assert_eq!(played.output(true), []);
 }
 
+/// The driver checks acknowledged bytes of an idle connection only now and then.
+#[test]
+fn any_number_of_single_pings_is_answered() {
+    let mut played = Played::greeted();
+    let mut checks = 0;
+    for sequence in 1..=500 {
+        played.input(Header { dport: PING_PORT, ..data(sequence, 0) }, b"");
+        assert_eq!(played.output(false).len(), 1, "ping {sequence}");
+        let (_, _, is_urgent) = played.node.awaits_ack(played.link).unwrap();
+        if is_urgent {
+            played.node.acked(played.link, played.written);
+            checks += 1;
+        }
+    }
+    assert!((7..=20).contains(&checks), "{checks}");
+    assert_eq!(played.node.stats().send_pong_dropped, 0);
+}
+
 /// The kernel's rule: only a message marked as a repeat is old.
 #[test]
 fn messages_are_accepted_by_the_kernels_rule() {
