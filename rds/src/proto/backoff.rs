@@ -39,7 +39,12 @@ impl Backoff {
         self.wait()
     }
 
-    /// Resets the delays after a connection has been established.
+    /// Returns the maximum delay.
+    pub(super) fn longest(&self) -> Duration {
+        self.max
+    }
+
+    /// Resets the delays after a connection has been of use.
     pub(super) fn reset(&mut self) {
         self.next = None;
     }

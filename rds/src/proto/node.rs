@@ -14,6 +14,7 @@ use rtrs_core::time::Instant;
 use super::config::Config;
 use super::event::{Event, LinkId, Order};
 use super::link::Role;
+use super::outbox::Owner;
 use super::peer::Greeting;
 use super::peers::{Effect, Peers};
 use super::ports::{PortLimits, Ports};
@@ -192,6 +193,9 @@ impl Node {
         while let Some(message) = link.pop_acked(acked) {
             self.stats.send_drop_acked += 1;
             has_synced |= peer.outbound.acked(&message);
+            if matches!(message.owner, Owner::Socket(_) | Owner::Nobody) {
+                peer.connection.carried();
+            }
             self.ports.release(&message);
         }
         if has_synced {

@@ -20,6 +20,7 @@ use super::link::{Link, Role};
 use super::links::Links;
 use super::outbox::{Message, Owner};
 use super::peer::{Lost, Peer, Phase, connects};
+use super::peer_log::PeerLog;
 use super::stats::Stats;
 use super::timers::{Timer, Timers};
 use crate::wire::{CongestionMap, Header};
@@ -63,6 +64,7 @@ pub struct Peers {
     /// Rate limits of log lines that peers can cause.
     restarts: LogLimit,
     refusals: LogLimit,
+    troubles: PeerLog,
 }
 
 impl Peers {
@@ -79,6 +81,7 @@ impl Peers {
             prng,
             restarts: LogLimit::default(),
             refusals: LogLimit::default(),
+            troubles: PeerLog::default(),
         }
     }
 
@@ -304,8 +307,9 @@ impl Peers {
             Phase::Up(link) => self.links.send_map(link),
             Phase::Connecting(..) => {}
             Phase::Idle | Phase::Waiting(_) => {
-                let wait = peer.connection.delay_after_kick(now);
-                self.attempt_after(now, address, wait);
+                if let Some(wait) = peer.connection.delay_after_kick(now) {
+                    self.attempt_after(now, address, wait);
+                }
             }
         }
     }
@@ -318,7 +322,7 @@ impl Peers {
         else {
             return;
         };
-        let was_up = peer.connection.established(id);
+        let was_up = peer.connection.established(now, id);
         link.role = Role::Up;
         link.map_is_due = !(was_up && mutated!(RdsMapForgotten));
         let waits = peer.inbound.awaits_map() && !mutated!(RdsMapNotAwaited);
@@ -353,7 +357,8 @@ impl Peers {
             peer.inbound.discharge(link.held);
             self.effects.push(Effect::InputDiscarded(link.held));
         }
-        let Lost::Current { was_up, successor } = peer.connection.lost(now, id) else { return };
+        let lost = peer.connection.lost(now, id);
+        let Lost::Current { was_up, successor, trouble } = lost else { return };
         let dropped = peer.outbound.take_back(link.into_unacked());
         self.stats.conn_reset += u64::from(was_up);
         self.drop_messages(dropped);
@@ -362,6 +367,11 @@ impl Peers {
             return;
         }
         let Some(peer) = self.peers.get_mut(&address) else { return };
+        if let Some(trouble) = trouble.filter(|_| peer.outbound.has_messages())
+            && let Some(left_out) = self.troubles.admit(now, address)
+        {
+            tracing::warn!(peer = %address, left_out, "cannot reach the peer: {trouble}");
+        }
         if !peer.wants_connection() {
             self.rest(now, address);
             return;

@@ -115,6 +115,7 @@ impl Node {
                     return;
                 };
                 peer.inbound.note_sent();
+                peer.connection.carried();
                 self.deliver(dport, Received { from, port, payload });
             }
         }

@@ -8,6 +8,10 @@ use crate::proto::event::LinkId;
 /// Minimum interval between two attempts requested by a larger peer.
 const KICK_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Number of connections in a row, each established and lost soon without a message, after which the
+/// peer is considered unable to communicate.
+const FRUITLESS_MAX: u32 = 8;
+
 /// State of the connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Phase {
@@ -31,7 +35,29 @@ pub(in crate::proto) enum Lost {
         was_up: bool,
         /// The accepted connection that takes over.
         successor: Option<LinkId>,
+        /// Many connections in a row were lost without a message.
+        trouble: Option<Trouble>,
     },
+}
+
+/// Likely reason why each connection is lost without a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::proto) enum Trouble {
+    #[error(
+        "the peer ends each connection before it sends a message; check that an RDS node listens \
+         there, not a proxy or another service"
+    )]
+    Refused,
+    #[error(
+        "the peer ends each connection and opens its own, as if it had the smaller address; if NAT \
+         is in between, it must keep the order of the two addresses"
+    )]
+    BothSmaller,
+    #[error(
+        "the peer only asks for connections, as if it had the larger address; if NAT is in \
+         between, it must keep the order of the two addresses"
+    )]
+    BothLarger,
 }
 
 /// Connection to a peer, across attempts.
@@ -46,6 +72,14 @@ pub(in crate::proto) struct Connection {
     was_up: bool,
     /// Time when the peer first became known, or when the last established connection was lost.
     since: Instant,
+    /// Time when the last connection was established.
+    up_since: Instant,
+    /// The last established connection has carried a message.
+    has_carried: bool,
+    /// Number of established connections in a row that were lost soon without a message.
+    fruitless: u32,
+    /// The peer has requested a connection since the last message.
+    was_kicked: bool,
 }
 
 impl Connection {
@@ -58,6 +92,10 @@ impl Connection {
             last_attempt: None,
             was_up: false,
             since: now,
+            up_since: now,
+            has_carried: false,
+            fruitless: 0,
+            was_kicked: false,
         }
     }
 
@@ -89,7 +127,19 @@ impl Connection {
 
     /// Whether the connection is to be restored when it is lost.
     pub(super) fn is_restored(&self) -> bool {
-        self.connects && self.was_up
+        self.connects && self.was_up && !self.is_in_vain()
+    }
+
+    fn is_in_vain(&self) -> bool {
+        self.fruitless >= FRUITLESS_MAX
+    }
+
+    /// Records that a message has passed in either direction.
+    pub(in crate::proto) fn carried(&mut self) {
+        self.has_carried = true;
+        self.was_kicked = false;
+        self.fruitless = 0;
+        self.backoff.reset();
     }
 
     pub(super) fn since(&self) -> Instant {
@@ -121,18 +171,23 @@ impl Connection {
         if self.connects { self.backoff.wait() } else { self.backoff.wait_later() }
     }
 
-    /// Returns the delay of an attempt that a larger peer has requested.
-    pub(in crate::proto) fn delay_after_kick(&mut self, now: Instant) -> Duration {
+    /// Returns the delay of an attempt that a larger peer has requested, or `None` to keep the time
+    /// of the next one: requests of a peer that cannot communicate must not undo the backoff.
+    pub(in crate::proto) fn delay_after_kick(&mut self, now: Instant) -> Option<Duration> {
         let earliest = self.last_attempt.map_or(now, |last| last + KICK_INTERVAL);
-        self.was_up = true;
-        earliest.since(now)
+        (self.was_up, self.was_kicked) = (true, true);
+        match self.phase {
+            _ if !self.is_in_vain() => Some(earliest.since(now)),
+            Phase::Waiting(_) => None,
+            _ => Some(self.backoff.wait().max(earliest.since(now))),
+        }
     }
 
     /// Records an established connection. Returns whether there was one before.
-    pub(in crate::proto) fn established(&mut self, link: LinkId) -> bool {
+    pub(in crate::proto) fn established(&mut self, now: Instant, link: LinkId) -> bool {
         self.phase = Phase::Up(link);
         self.candidate = self.candidate.filter(|candidate| *candidate != link);
-        self.backoff.reset();
+        (self.up_since, self.has_carried) = (now, false);
         std::mem::replace(&mut self.was_up, true)
     }
 
@@ -145,8 +200,19 @@ impl Connection {
         let was_up = self.phase == Phase::Up(link);
         if was_up {
             self.since = now;
+            if now.since(self.up_since) >= self.backoff.longest() {
+                self.fruitless = 0;
+                self.backoff.reset();
+            } else if !self.has_carried {
+                self.fruitless = self.fruitless.saturating_add(1);
+            }
         }
-        Lost::Current { was_up, successor: self.candidate.take() }
+        let trouble = (was_up && self.is_in_vain()).then_some(match self.connects {
+            true if self.was_kicked => Trouble::BothSmaller,
+            true => Trouble::Refused,
+            false => Trouble::BothLarger,
+        });
+        Lost::Current { was_up, successor: self.candidate.take(), trouble }
     }
 
     /// Returns the links of the connection: the current one, and the candidate.

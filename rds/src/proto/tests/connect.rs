@@ -251,3 +251,91 @@ fn peers_that_sent_messages_are_kept() {
     net.pass(Duration::from_secs(1000));
     assert_eq!(net.at(1).peers().connections().count(), 1);
 }
+
+/// Lets a peer accept each connection, send `greeting` and close the connection, until `end`.
+/// Returns the number of attempts to connect.
+fn attempts_at_a_closing_peer(node: &mut Node, greeting: &[u8], end: Instant) -> u64 {
+    let begin = node.stats().tcp_connect_attempts;
+    let mut now = Instant::ZERO;
+    loop {
+        while let Some(order) = node.take_order() {
+            if let Order::Connect { link, .. } = order {
+                node.connected(now, link);
+                node.received(now, link, greeting);
+                node.lost(now, link);
+            }
+        }
+        let attempts = node.stats().tcp_connect_attempts - begin;
+        match node.deadline().filter(|at| *at <= end && attempts < 10_000) {
+            Some(at) => now = now.max(at),
+            None => return attempts,
+        }
+        node.tick(now);
+    }
+}
+
+#[test]
+fn connections_that_carry_nothing_back_off() {
+    let map = Header { len: MAP_LEN as u32, flags: 1, ..Header::default() };
+    let map = [map.encode().to_vec(), vec![0; MAP_LEN]].concat();
+    for greeting in [&[][..], &map] {
+        let mut node = Net::node(1, 1);
+        let socket = node.bind(3000).unwrap();
+        node.send(Instant::ZERO, socket, address(5), 9, b"x".to_vec()).unwrap();
+        let minute = Instant::ZERO + Duration::from_secs(60);
+        let attempts = attempts_at_a_closing_peer(&mut node, greeting, minute);
+        assert!((80..=180).contains(&attempts), "{attempts}");
+        // Without messages there is no reason to continue.
+        node.close_socket(socket);
+        attempts_at_a_closing_peer(&mut node, greeting, minute + Duration::from_secs(5));
+        let hour = minute + Duration::from_secs(3600);
+        assert_eq!(attempts_at_a_closing_peer(&mut node, greeting, hour), 0);
+    }
+}
+
+/// NAT may change the order of addresses: both nodes have the smaller one, or both the larger.
+#[test]
+fn nodes_that_disagree_about_their_order_back_off() {
+    // The own addresses, and the address of the first node as the second one sees it.
+    for [first, second, translated] in [[1, 5, 9], [9, 5, 1]] {
+        let mut nodes = [Net::node(first, 1), Net::node(second, 1)];
+        let sees = [second, translated];
+        let mut now = Instant::ZERO;
+        for at in [0, 1] {
+            let socket = nodes[at].bind(3000).unwrap();
+            nodes[at].send(now, socket, address(sees[at]), 9, b"x".to_vec()).unwrap();
+        }
+        let count = |nodes: &[Node; 2]| -> u64 {
+            let of = |node: &Node| node.stats().tcp_connect_attempts + node.stats().tcp_kicks_sent;
+            nodes.iter().map(of).sum()
+        };
+        loop {
+            let mut is_busy = true;
+            while std::mem::take(&mut is_busy) {
+                for at in [0, 1] {
+                    while let Some(order) = nodes[at].take_order() {
+                        let Order::Connect { link, .. } = order else { continue };
+                        is_busy = true;
+                        let accepted = nodes[1 - at].accepted(now, address(sees[1 - at]));
+                        nodes[at].connected(now, link);
+                        match accepted {
+                            Some(accepted) => nodes[1 - at].lost(now, accepted),
+                            None => nodes[at].lost(now, link),
+                        }
+                    }
+                }
+            }
+            let deadline = nodes.iter().filter_map(Node::deadline).min();
+            let ends_at = Instant::ZERO + Duration::from_secs(60);
+            let Some(next) = deadline.filter(|at| *at <= ends_at && count(&nodes) < 10_000) else {
+                break;
+            };
+            now = now.max(next);
+            for node in &mut nodes {
+                node.tick(now);
+            }
+        }
+        let attempts = count(&nodes);
+        assert!((100..=600).contains(&attempts), "{attempts}");
+    }
+}
