@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::rc::Rc;
 
-use rtrs_core::log_limit::{LogLimit, LogLimits};
+use rtrs_core::log_limit::LogLimit;
 use rtrs_core::rt::{Completed, Fd, Op, Port, Ring, unacknowledged_bytes};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use socket2::SockRef;
 
 use super::conn::{Conn, outgoing, tune};
-use crate::proto::{LinkId, Node, Order};
+use crate::proto::{LinkId, Node, Order, PeerLog};
 
 /// Length of the buffer for reads.
 const BUFFER_LEN: usize = 256 << 10;
@@ -78,7 +78,7 @@ pub(super) struct Tcp {
     buffer: Vec<u8>,
     peer_port: u16,
     dead_after: Duration,
-    refused: LogLimits<IpAddr>,
+    refused: PeerLog,
     accepts: LogLimit,
 }
 
@@ -101,7 +101,7 @@ impl Tcp {
             buffer: vec![0; BUFFER_LEN],
             peer_port,
             dead_after,
-            refused: LogLimits::default(),
+            refused: PeerLog::default(),
             accepts: LogLimit::default(),
         };
         tcp.accept();
