@@ -137,6 +137,38 @@ assert v.recv(10) == b"plain"
 }
 
 #[test]
+fn options_for_control_messages_cost_no_data() {
+    python(
+        r#"
+a, b = sock(A), sock(B, 4000)
+TIMESTAMP, TIMESTAMP_NEW, PASSCRED, PASSSEC = 29, 63, 16, 34
+for option in (TIMESTAMP, PASSCRED, PASSSEC):
+    assert b.getsockopt(socket.SOL_SOCKET, option) == 0
+    b.setsockopt(socket.SOL_SOCKET, option, 1)
+    assert b.getsockopt(socket.SOL_SOCKET, option) == 1
+for size in (0, 100, 65536, 65537, 100000):
+    data, before = os.urandom(size), time.time()
+    a.sendto(data, (B, 4000))
+    got, control, flags, source = b.recvmsg(200000, 200)
+    assert got == data and flags & socket.MSG_CTRUNC == 0, (size, flags)
+    assert [c[:2] for c in control] == [(socket.SOL_SOCKET, TIMESTAMP)], control
+    seconds, micros = struct.unpack("qq", control[0][2])
+    assert before - 1 <= seconds + micros / 1e6 <= time.time() + 1
+# Without room for the control message, only that is lost.
+a.sendto(bytes(100000), (B, 4000))
+got, control, flags, source = b.recvmsg(200000)
+assert len(got) == 100000 and control == [] and flags & socket.MSG_CTRUNC
+b.setsockopt(SOL_RDS, TIMESTAMP_NEW, 1)
+a.sendto(b"new", (B, 4000))
+assert b.recvmsg(10, 200)[1][0][:2] == (socket.SOL_SOCKET, TIMESTAMP_NEW)
+b.setsockopt(socket.SOL_SOCKET, TIMESTAMP, 0)
+a.sendto(b"off", (B, 4000))
+assert b.recvmsg(10, 200)[1] == []
+"#,
+    );
+}
+
+#[test]
 fn a_congested_port_refuses_and_notifies() {
     python(
         r#"

@@ -3,11 +3,13 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use libc::c_int;
 use rds::socket::{Access, AtPath, How, Incoming, node_dir, node_path, receive, send};
 
 use crate::memory::{Address, borrow, errno};
+use crate::options::timestamp_kind;
 use crate::table::{Bound, Entry, add, node_paths, share};
 
 /// Address family of RDS sockets.
@@ -149,6 +151,25 @@ pub(crate) struct Got {
     pub(crate) from: Option<SocketAddr>,
     /// Congestion update without a message.
     pub(crate) update: Option<u64>,
+    /// Timestamp of a message, if the program wants them.
+    pub(crate) timestamp: Option<Timestamp>,
+}
+
+/// Control message with the time at which a message was delivered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timestamp {
+    pub(crate) kind: c_int,
+    time: Duration,
+}
+
+impl Timestamp {
+    /// Returns the contents: a `struct timeval` with 64-bit members.
+    pub(crate) fn bytes(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.time.as_secs().to_ne_bytes());
+        bytes[8..].copy_from_slice(&u64::from(self.time.subsec_micros()).to_ne_bytes());
+        bytes
+    }
 }
 
 pub(crate) fn receive_message(
@@ -162,15 +183,22 @@ pub(crate) fn receive_message(
         return Err(errno(libc::ENOTCONN));
     }
     let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
-    Ok(match receive(borrow(fd), to, how)? {
+    let arrival = receive(borrow(fd), to, how)?;
+    let kind = entry.wishes().timestamps.and_then(timestamp_kind);
+    Ok(match arrival.incoming {
         Incoming::Message { len, total, from } => Got {
             result: if flags & libc::MSG_TRUNC != 0 { total } else { len },
             is_truncated: len < total,
             from: Some(from),
             update: None,
+            timestamp: kind.map(|kind| Timestamp { kind, time: arrival.time }),
         },
-        Incoming::Cleared(groups) => {
-            Got { result: 0, is_truncated: false, from: None, update: Some(groups) }
-        }
+        Incoming::Cleared(groups) => Got {
+            result: 0,
+            is_truncated: false,
+            from: None,
+            update: Some(groups),
+            timestamp: None,
+        },
     })
 }

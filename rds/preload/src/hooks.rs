@@ -415,12 +415,16 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     if got.from.is_none() {
         message.msg_namelen = 0;
     }
-    match got.update {
+    match (got.update, got.timestamp) {
         // SAFETY: guaranteed by the program.
-        Some(groups) => unsafe {
+        (Some(groups), _) => unsafe {
             put_control(message, SOL_RDS, CMSG_CONG_UPDATE, &groups.to_ne_bytes());
         },
-        None => message.msg_controllen = 0,
+        // SAFETY: guaranteed by the program.
+        (None, Some(stamp)) => unsafe {
+            put_control(message, libc::SOL_SOCKET, stamp.kind, &stamp.bytes());
+        },
+        (None, None) => message.msg_controllen = 0,
     }
     length(named.map(|()| got.result))
 }

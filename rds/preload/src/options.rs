@@ -23,6 +23,11 @@ const LATENCY: c_int = 10;
 /// TCP as the transport.
 const TRANSPORT_TCP: c_int = 2;
 
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+const SO_PASSPIDFD: c_int = 76;
+const SO_PASSRIGHTS: c_int = 83;
+
 /// SIOCPROTOPRIVATE and the next number: the type of service. TCP supports only one.
 const SET_TOS: u64 = 0x89e0;
 const GET_TOS: u64 = 0x89e1;
@@ -41,6 +46,26 @@ pub(crate) enum Answer {
 fn int(value: &[u8]) -> io::Result<c_int> {
     let bytes = value.first_chunk().ok_or_else(|| errno(libc::EINVAL))?;
     Ok(c_int::from_ne_bytes(*bytes))
+}
+
+/// Returns the type of the control message that an option for timestamps requests. As in the kernel,
+/// all of them get microseconds.
+pub(crate) fn timestamp_kind(option: c_int) -> Option<c_int> {
+    match option {
+        libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS => Some(libc::SO_TIMESTAMP),
+        SO_TIMESTAMP_NEW | SO_TIMESTAMPNS_NEW => Some(SO_TIMESTAMP_NEW),
+        _ => None,
+    }
+}
+
+/// Returns the bit of an option by which a unix socket would deliver control messages; 0 for others.
+fn pass_bit(option: c_int) -> u8 {
+    match option {
+        libc::SO_PASSCRED => 1,
+        libc::SO_PASSSEC => 2,
+        SO_PASSPIDFD => 4,
+        _ => 0,
+    }
 }
 
 fn answer(value: c_int) -> Answer {
@@ -69,6 +94,18 @@ pub(crate) fn set(
                 Some(Bound { access, slot }) => access.set_rcvbuf(slot, bytes)?,
                 None => entry.wish(|wishes| wishes.rcvbuf = Some(bytes)),
             }
+        }
+        // Not for the unix socket: its control messages are not those of RDS.
+        (libc::SOL_SOCKET | SOL_RDS, option) if timestamp_kind(option).is_some() => {
+            let on = int(value)? != 0;
+            entry.wish(|wishes| wishes.timestamps = on.then_some(option));
+        }
+        (libc::SOL_SOCKET, SO_PASSRIGHTS) => return Err(errno(libc::ENOPROTOOPT)),
+        (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
+            let (on, bit) = (int(value)? != 0, pass_bit(option));
+            entry.wish(|wishes| {
+                wishes.passes = if on { wishes.passes | bit } else { wishes.passes & !bit };
+            });
         }
         (SOL_RDS, CONG_MONITOR) => {
             let on = int(value)? != 0;
@@ -119,6 +156,12 @@ pub(crate) fn get(entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer
             (None, None) => Answer::System,
         },
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
+        (libc::SOL_SOCKET, option) if timestamp_kind(option).is_some() => {
+            answer((entry.wishes().timestamps == Some(option)).into())
+        }
+        (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
+            answer((entry.wishes().passes & pass_bit(option) != 0).into())
+        }
         (SOL_RDS, CONG_MONITOR) => {
             answer(view.map_or_else(|| entry.wishes().monitors, |view| view.monitors).into())
         }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
+use libc::c_int;
 use rds::socket::{Access, AtPath, Slot, node_dir};
 use rustix::fs::fstat;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
@@ -33,6 +34,10 @@ pub(crate) struct Wishes {
     /// Requests a transport other than TCP, which does not exist.
     pub(crate) other_transport: bool,
     pub(crate) recverr: bool,
+    /// Option by which the program requested timestamps.
+    pub(crate) timestamps: Option<c_int>,
+    /// Options for control messages of unix sockets, one bit each; RDS delivers none.
+    pub(crate) passes: u8,
 }
 
 /// A socket of a node.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 32;
 /// Changes whenever the format of packets or of the board changes.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
@@ -34,7 +34,8 @@ kinds! {
     Send = 3,
     /// User: notify when `port` of `address` is no longer congested.
     Watch = 4,
-    /// Node: `len` bytes from `port` of `address`.
+    /// Node: `len` bytes from `port` of `address`. `value` and `extra` are the two halves of the time
+    /// in nanoseconds since 1970.
     Data = 5,
     /// Node: groups of ports are no longer congested; `value` and `extra` are the two halves of a
     /// 64-bit mask.
@@ -101,16 +102,22 @@ impl Packet {
         Some(Self { kind, port, len: word(4), address, value: word(24), extra: word(28) })
     }
 
-    /// Returns the groups of ports of a [`PacketKind::Update`].
-    pub(crate) fn groups(&self) -> u64 {
+    /// Returns the number whose halves are `value` and `extra`: the groups of ports of a
+    /// [`PacketKind::Update`], the time of a [`PacketKind::Data`].
+    pub(crate) fn wide(&self) -> u64 {
         u64::from(self.extra) << 32 | u64::from(self.value)
     }
 
-    /// Creates a [`PacketKind::Update`] for these groups of ports.
+    /// Creates a packet with a number in `value` and `extra`.
     #[allow(clippy::cast_possible_truncation, reason = "two halves")]
+    pub(crate) fn with_wide(kind: PacketKind, number: u64) -> Self {
+        let (value, extra) = (number as u32, (number >> 32) as u32);
+        Self { value, extra, ..Self::new(kind) }
+    }
+
+    /// Creates a [`PacketKind::Update`] for these groups of ports.
     pub(crate) fn update(groups: u64) -> Self {
-        let (value, extra) = (groups as u32, (groups >> 32) as u32);
-        Self { value, extra, ..Self::new(PacketKind::Update) }
+        Self::with_wide(PacketKind::Update, groups)
     }
 }
 
@@ -141,10 +148,7 @@ mod tests {
             assert_eq!(Packet::decode(&packet.encode()), Some(packet));
         }
         let update = Packet::update(1 << 63 | 5);
-        assert_eq!(
-            Packet::decode(&update.encode()).map(|update| update.groups()),
-            Some(1 << 63 | 5)
-        );
+        assert_eq!(Packet::decode(&update.encode()).map(|update| update.wide()), Some(1 << 63 | 5));
         let mut bytes = update.encode();
         bytes[1] += 1;
         assert_eq!(Packet::decode(&bytes), None, "another version");

@@ -135,15 +135,15 @@ impl Client {
         self.send(packet, &[], fd)
     }
 
-    /// Sends a message to the user, if there is room now.
+    /// Sends a message to the user, if there is room now. `time` is in nanoseconds since 1970.
     ///
     /// # Errors
     /// See [`Client::write`].
-    pub(super) fn deliver(&self, received: &Received) -> io::Result<()> {
+    pub(super) fn deliver(&self, received: &Received, time: u64) -> io::Result<()> {
         let payload = &received.payload;
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let (port, address) = (received.port, received.from);
-        let packet = Packet { port, len, address, ..Packet::new(PacketKind::Data) };
+        let packet = Packet { port, len, address, ..Packet::with_wide(PacketKind::Data, time) };
         if payload.len() <= INLINE_MAX {
             return self.send(&packet, payload, None);
         }

@@ -6,6 +6,7 @@ use std::io;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use rtrs_core::log_limit::LogLimit;
 use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
@@ -572,12 +573,13 @@ impl Clients {
             return;
         }
         let socket = bound.id;
+        let time = wall_clock();
         let mut left = PACKETS_MAX;
         let blocked = loop {
             let updates = node.ports().updates(socket);
             let sent = match (updates, node.ports_mut().peek(socket)) {
                 (0, None) => break false,
-                (0, Some(received)) => client.deliver(received),
+                (0, Some(received)) => client.deliver(received, time),
                 (groups, _) => client.write(&Packet::update(groups), None),
             };
             match sent {
@@ -617,6 +619,12 @@ impl Clients {
 /// Opens a descriptor to hold in reserve. Returns `None` if there are no more.
 fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+/// Returns the time in nanoseconds since 1970.
+fn wall_clock() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Whether a user may change a socket: its own ones, or any as root.

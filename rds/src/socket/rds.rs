@@ -244,7 +244,9 @@ impl RdsSocket {
     pub fn receive(&self, buffer: &mut [u8], how: How) -> Result<Incoming, Error> {
         let mut parts = [IoSliceMut::new(buffer)];
         let received = match &self.node.0.kind {
-            Kind::User(..) => receive(self.fd.as_fd(), &mut parts, how),
+            Kind::User(..) => {
+                receive(self.fd.as_fd(), &mut parts, how).map(|arrival| arrival.incoming)
+            }
             Kind::Kernel => kernel::receive(self.fd.as_fd(), &mut parts, how),
         };
         received.map_err(|error| Error::new(Action::Receive, error))

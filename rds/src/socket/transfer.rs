@@ -28,6 +28,10 @@ const PARTS_MAX: usize = 64;
 /// Maximum number of parts that the system accepts in a call (UIO_MAXIOV).
 const SYSTEM_PARTS: usize = 1024;
 
+/// Room for control messages of a receive: the descriptor of a long message, and whatever options of
+/// the socket add to it. A message whose descriptor does not fit is lost.
+const CONTROL_LEN: usize = 512;
+
 /// Interval of the checks that the node still runs while its users wait for it.
 const ALIVE_LOOK: Duration = Duration::from_millis(200);
 
@@ -55,6 +59,15 @@ pub enum Incoming {
     /// Groups with a port that is no longer congested: bit N covers ports with remainder N when
     /// divided by 64.
     Cleared(u64),
+}
+
+/// Result of a receive, and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Message or congestion update.
+    pub incoming: Incoming,
+    /// Time since 1970 at which the node delivered the message; zero for an update.
+    pub time: Duration,
 }
 
 /// Sends a message, to the default destination if `to` is `None`.
@@ -191,23 +204,19 @@ fn send_packet(
 /// # Errors
 /// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
 /// a message above 64 KiB is lost because this process has no descriptors left.
-pub fn receive(
-    socket: BorrowedFd<'_>,
-    to: &mut [IoSliceMut<'_>],
-    how: How,
-) -> io::Result<Incoming> {
+pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::Result<Arrival> {
     let space: usize = to.iter().map(|part| part.len()).sum();
     if to.len() >= SYSTEM_PARTS {
         // The head needs one as well.
         let mut whole = vec![0; space.min(PAYLOAD_MAX)];
         let got = receive(socket, &mut [IoSliceMut::new(&mut whole)], how)?;
-        if let Incoming::Message { len, .. } = got {
+        if let Incoming::Message { len, .. } = got.incoming {
             scatter(&whole[..len], to);
         }
         return Ok(got);
     }
     let mut head = [0; PACKET_LEN];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut room = [MaybeUninit::uninit(); CONTROL_LEN];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     flags.set(RecvFlags::DONTWAIT, how.dontwait);
@@ -241,7 +250,9 @@ pub fn receive(
     let unclear = || io::Error::from(Errno::PROTO);
     let packet = packet.ok_or_else(unclear)?;
     match packet.kind {
-        PacketKind::Update => Ok(Incoming::Cleared(packet.groups())),
+        PacketKind::Update => {
+            Ok(Arrival { incoming: Incoming::Cleared(packet.wide()), time: Duration::ZERO })
+        }
         PacketKind::Data => {
             let total = packet.len as usize;
             let len = total.min(space);
@@ -253,7 +264,8 @@ pub fn receive(
                 None => return Err(unclear()),
             }
             let from = SocketAddr::new(packet.address, packet.port);
-            Ok(Incoming::Message { len, total, from })
+            let time = Duration::from_nanos(packet.wide());
+            Ok(Arrival { incoming: Incoming::Message { len, total, from }, time })
         }
         _ => Err(unclear()),
     }
@@ -306,7 +318,27 @@ mod tests {
         send();
         let room = &mut buffer[..INLINE_FIRST];
         let got = receive(ours.as_fd(), &mut [IoSliceMut::new(room)], How::default()).unwrap();
-        assert!(matches!(got, Incoming::Message { len: INLINE_FIRST, total: 100_000, .. }));
+        let expected =
+            |got| matches!(got, Incoming::Message { len: INLINE_FIRST, total: 100_000, .. });
+        assert!(expected(got.incoming));
+    }
+
+    /// The descriptor of the rest shares its room with other control messages.
+    #[test]
+    fn control_messages_of_the_socket_cost_no_data() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::sockopt::set_socket_passcred(&ours, true).unwrap();
+        let payload: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+        let packet = Packet::with_wide(PacketKind::Data, 1_700_000_000_123_456_789);
+        let packet = Packet { len: 100_000, ..packet };
+        send_packet(theirs.as_fd(), &packet, &[IoSlice::new(&payload)], true).unwrap();
+        let mut buffer = vec![0; 100_000];
+        let to = &mut [IoSliceMut::new(&mut buffer)];
+        let got = receive(ours.as_fd(), to, How::default()).unwrap();
+        assert!(matches!(got.incoming, Incoming::Message { len: 100_000, .. }));
+        assert_eq!(got.time, Duration::from_nanos(1_700_000_000_123_456_789));
+        assert!(buffer == payload);
     }
 
     #[test]
@@ -321,7 +353,9 @@ mod tests {
         let mut bytes = vec![0; SYSTEM_PARTS];
         let mut room: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
         let got = receive(ours.as_fd(), &mut room, How::default()).unwrap();
-        assert!(matches!(got, Incoming::Message { len: SYSTEM_PARTS, total: 1500, .. }));
+        let expected =
+            |got| matches!(got, Incoming::Message { len: SYSTEM_PARTS, total: 1500, .. });
+        assert!(expected(got.incoming));
         assert!(bytes == payload[..SYSTEM_PARTS]);
     }
 }
