@@ -16,6 +16,8 @@ use rustix::net::{
 
 use crate::channel::{Board, Connect, PACKET_LEN, Packet, PacketKind, SocketView, first_fd};
 
+use super::refusals::{Counts, Refusal, Refusals};
+
 /// Time for a node to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -58,6 +60,7 @@ pub fn new_socket() -> io::Result<OwnedFd> {
 pub struct Access {
     way: Box<dyn Connect>,
     board: Board,
+    refusals: Refusals,
 }
 
 /// A socket's slot on the board.
@@ -85,7 +88,7 @@ impl Access {
     /// # Errors
     /// `InvalidData` for a board of another version.
     pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
-        Ok(Self { way, board: Board::open(board)? })
+        Ok(Self { way, board: Board::open(board)?, refusals: Refusals::default() })
     }
 
     /// Connects to a node, and finds the slot of the socket with this name.
@@ -179,6 +182,31 @@ impl Access {
     pub fn cancel(&self, slot: Slot, to: (IpAddr, u16)) -> io::Result<()> {
         let (address, port) = to;
         self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
+    }
+
+    /// Counts a refused send.
+    pub(super) fn count(&self, refusal: Refusal) {
+        self.refusals.add(refusal);
+        self.report_refusals();
+    }
+
+    /// Reports refused sends to the node, if there are any and the last report is long enough ago.
+    pub(super) fn report_refusals(&self) {
+        if self.refusals.is_empty() {
+            return;
+        }
+        let Some(counts) = self.refusals.take_due(std::time::Instant::now()) else { return };
+        let Counts { congested, waits, full } = counts;
+        let packet = Packet {
+            value: congested,
+            extra: full,
+            len: waits,
+            ..Packet::new(PacketKind::Refused)
+        };
+        // Without the node, or without a right to use it any more, the refusals are not counted.
+        let Ok(socket) = self.way.connect() else { return };
+        let (head, flags) = (packet.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        let _ = rustix::net::send(&socket, &head, flags);
     }
 
     fn ask_of(&self, slot: Slot, packet: Packet) -> io::Result<()> {

@@ -4,6 +4,7 @@ mod access;
 mod error;
 mod kernel;
 mod rds;
+mod refusals;
 mod transfer;
 
 pub use access::{Access, AtPath, Slot, new_socket};
