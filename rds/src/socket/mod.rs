@@ -5,6 +5,7 @@ mod error;
 mod kernel;
 mod rds;
 mod refusals;
+mod request;
 mod transfer;
 
 pub use access::{Access, AtPath, Slot, new_socket};
