@@ -145,6 +145,10 @@ pub(crate) extern "C" fn fork_ends() {
 pub(crate) extern "C" fn fork_ends_in_child() {
     hold(None);
     own();
+    // The connections of the parent are not for the child, which may soon lose its rights.
+    if let Ok(nodes) = NODES.try_lock() {
+        nodes.values().for_each(|node| node.keep_connection());
+    }
 }
 
 fn hold(locks: Option<Locks>) {
@@ -234,7 +238,9 @@ fn adopt(fd: i32) -> Option<()> {
     if let Some(peer) = unix(rustix::net::getpeername(borrow(fd)).ok().flatten()) {
         let path = Path::new(std::str::from_utf8(peer.path_bytes()?).ok()?).to_owned();
         if let Ok((access, slot)) = Access::find(Box::new(AtPath(path.clone())), &name) {
-            entry.set_bound(Bound { access: share(access).ok()?, slot });
+            let access = share(access).ok()?;
+            access.keep_connection();
+            entry.set_bound(Bound { access, slot });
         }
         *entry.path.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
     }

@@ -29,6 +29,8 @@ const PACKETS_ALL: usize = 4096;
 /// Maximum number of connections without a bound socket, including requests. Beyond it, the oldest
 /// is closed.
 const UNBOUND_MAX: usize = 256;
+/// Maximum number of connections that users keep for requests. Beyond it, the oldest is closed.
+const KEPT_MAX: usize = 512;
 /// Time for which messages that a user sent before it disconnected may wait for room.
 const LINGER: Duration = Duration::from_secs(5);
 /// Multiple of a node's memory limit that may be used when everything sent so far must be read.
@@ -79,6 +81,8 @@ pub(super) struct Clients {
     by_socket: BTreeMap<SocketId, ClientId>,
     /// Connections without a socket, oldest first.
     unbound: BTreeSet<ClientId>,
+    /// Connections that users keep for requests, oldest first.
+    kept: BTreeSet<ClientId>,
     /// Users that have disconnected and whose messages wait.
     lingering: BTreeSet<(Instant, ClientId)>,
     /// Users whose messages could not be passed on, with the time of the next attempt.
@@ -109,6 +113,7 @@ impl Clients {
             clients: BTreeMap::new(),
             by_socket: BTreeMap::new(),
             unbound: BTreeSet::new(),
+            kept: BTreeSet::new(),
             lingering: BTreeSet::new(),
             starved: BTreeSet::new(),
             deliver_at: None,
@@ -148,6 +153,17 @@ impl Clients {
             self.remove(oldest);
         }
         self.poll_read(self.next);
+    }
+
+    /// Keeps a connection for requests.
+    fn keep(&mut self, id: ClientId) {
+        self.unbound.remove(&id);
+        self.kept.insert(id);
+        if self.kept.len() > KEPT_MAX
+            && let Some(oldest) = self.kept.pop_first()
+        {
+            self.remove(oldest);
+        }
     }
 
     /// Handles the users' requests. Returns true when anything was done.
@@ -351,6 +367,7 @@ impl Clients {
 
     fn remove(&mut self, id: ClientId) -> Option<Bound> {
         self.unbound.remove(&id);
+        self.kept.remove(&id);
         self.starved.remove(&id);
         if self.refused == Some(id) {
             self.refused = None;
@@ -392,6 +409,7 @@ impl Clients {
                 let refused = node.reach(now, packet.address).is_err();
                 self.answer(id, refused.then_some(Errno::NOMEM));
             }
+            (PacketKind::Keep, None) => self.keep(id),
             (PacketKind::Refused, None) => node.sends_refused(Refused {
                 congested: packet.value.into(),
                 full: packet.extra.into(),
@@ -443,6 +461,7 @@ impl Clients {
         let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
         self.board.set_socket(slot, &view);
         self.unbound.remove(&id);
+        self.kept.remove(&id);
         self.by_socket.insert(socket, id);
         if let Some(client) = self.clients.get_mut(&id) {
             let (is_full, ends_at) = (false, None);
