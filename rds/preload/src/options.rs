@@ -48,8 +48,8 @@ fn int(value: &[u8]) -> io::Result<c_int> {
     Ok(c_int::from_ne_bytes(*bytes))
 }
 
-/// Returns the type of the control message that an option for timestamps requests. As in the kernel,
-/// all of them get microseconds.
+/// Returns the type of the control message that an option for timestamps requests. As in the
+/// kernel, all of them get microseconds.
 pub(crate) fn timestamp_kind(option: c_int) -> Option<c_int> {
     match option {
         libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS => Some(libc::SO_TIMESTAMP),
@@ -58,7 +58,8 @@ pub(crate) fn timestamp_kind(option: c_int) -> Option<c_int> {
     }
 }
 
-/// Returns the bit of an option by which a unix socket would deliver control messages; 0 for others.
+/// Returns the bit of an option by which a unix socket would deliver control messages; 0 for
+/// others.
 fn pass_bit(option: c_int) -> u8 {
     match option {
         libc::SO_PASSCRED => 1,

@@ -34,8 +34,8 @@ kinds! {
     Send = 3,
     /// User: notify when `port` of `address` is no longer congested.
     Watch = 4,
-    /// Node: `len` bytes from `port` of `address`. `value` and `extra` are the two halves of the time
-    /// in nanoseconds since 1970.
+    /// Node: `len` bytes from `port` of `address`. `value` and `extra` are the two halves of the
+    /// time in nanoseconds since 1970.
     Data = 5,
     /// Node: groups of ports are no longer congested; `value` and `extra` are the two halves of a
     /// 64-bit mask.

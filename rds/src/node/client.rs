@@ -20,6 +20,9 @@ use crate::channel::{
 use crate::proto::{Received, SocketId};
 use crate::wire::PAYLOAD_MAX;
 
+/// Number of a user's connection.
+pub(super) type ClientId = u64;
+
 /// Process that created a connection (SO_PEERCRED).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Credentials {

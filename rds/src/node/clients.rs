@@ -14,8 +14,10 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 
-use super::client::{Bound, Client, Input};
+use super::client::{Bound, Client, ClientId, Input};
+use super::idle::IdleClients;
 use super::report::ClientReport;
+use super::shortage::{Reserve, Starved};
 use crate::channel::{
     BoardWriter, INLINE_MAX, InfoOption, Packet, PacketKind, SocketView, encode_info,
 };
@@ -26,20 +28,12 @@ const PACKETS_MAX: usize = 128;
 /// Maximum number of packets when everything sent so far must be read: more than a unix socket
 /// holds, so that a user that keeps sending cannot hold up the node.
 const PACKETS_ALL: usize = 4096;
-/// Maximum number of connections without a bound socket, including requests. Beyond it, the oldest
-/// is closed.
-const UNBOUND_MAX: usize = 256;
-/// Maximum number of connections that users keep for requests. Beyond it, the oldest is closed.
-const KEPT_MAX: usize = 512;
 /// Time for which messages that a user sent before it disconnected may wait for room.
 const LINGER: Duration = Duration::from_secs(5);
 /// Multiple of a node's memory limit that may be used when everything sent so far must be read.
 const EXCESS: usize = 2;
 /// Pause after an accept, or a message to a user, that failed for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Number of a user's connection.
-type ClientId = u64;
 
 /// Purpose of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -79,21 +73,13 @@ pub(super) struct Clients {
     accept_at: Option<Instant>,
     clients: BTreeMap<ClientId, Client>,
     by_socket: BTreeMap<SocketId, ClientId>,
-    /// Connections without a socket, oldest first.
-    unbound: BTreeSet<ClientId>,
-    /// Connections that users keep for requests, oldest first.
-    kept: BTreeSet<ClientId>,
+    idle: IdleClients,
     /// Users that have disconnected and whose messages wait.
     lingering: BTreeSet<(Instant, ClientId)>,
-    /// Users whose messages could not be passed on, with the time of the next attempt.
-    starved: BTreeSet<ClientId>,
-    deliver_at: Option<Instant>,
+    starved: Starved,
     failures: LogLimit,
     accepts: LogLimit,
-    /// A descriptor reserved for telling a user that no more are available.
-    spare: Option<OwnedFd>,
-    /// The user that currently has the reserved descriptor.
-    refused: Option<ClientId>,
+    reserve: Reserve,
     board: BoardWriter,
     buffer: Vec<u8>,
     next: ClientId,
@@ -112,15 +98,12 @@ impl Clients {
             accept_at: None,
             clients: BTreeMap::new(),
             by_socket: BTreeMap::new(),
-            unbound: BTreeSet::new(),
-            kept: BTreeSet::new(),
+            idle: IdleClients::default(),
             lingering: BTreeSet::new(),
-            starved: BTreeSet::new(),
-            deliver_at: None,
+            starved: Starved::default(),
             failures: LogLimit::default(),
             accepts: LogLimit::default(),
-            spare: spare(),
-            refused: None,
+            reserve: Reserve::new(),
             board: BoardWriter::create(config.address, config.sockets_max, config.peers_max + 1)?,
             buffer: vec![0; INLINE_MAX],
             next: 0,
@@ -146,10 +129,7 @@ impl Clients {
         };
         self.next += 1;
         self.clients.insert(self.next, client);
-        self.unbound.insert(self.next);
-        if self.unbound.len() > UNBOUND_MAX
-            && let Some(oldest) = self.unbound.pop_first()
-        {
+        if let Some(oldest) = self.idle.add(self.next) {
             self.remove(oldest);
         }
         self.poll_read(self.next);
@@ -157,11 +137,7 @@ impl Clients {
 
     /// Keeps a connection for requests.
     fn keep(&mut self, id: ClientId) {
-        self.unbound.remove(&id);
-        self.kept.insert(id);
-        if self.kept.len() > KEPT_MAX
-            && let Some(oldest) = self.kept.pop_first()
-        {
+        if let Some(oldest) = self.idle.keep(id) {
             self.remove(oldest);
         }
     }
@@ -173,11 +149,8 @@ impl Clients {
             self.accept_at = None;
             self.accept();
         }
-        if self.deliver_at.is_some_and(|at| at <= now) {
-            self.deliver_at = None;
-            for id in std::mem::take(&mut self.starved) {
-                self.deliver(now, node, id);
-            }
+        for id in self.starved.take_due(now) {
+            self.deliver(now, node, id);
         }
         while let Some((at, id)) = self.lingering.first().copied().filter(|(at, _)| *at <= now) {
             self.lingering.remove(&(at, id));
@@ -234,7 +207,7 @@ impl Clients {
     /// Returns the time at which to call `turn` even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.first().map(|(at, _)| *at);
-        earliest(earliest(self.accept_at, self.deliver_at), lingering)
+        earliest(earliest(self.accept_at, self.starved.deadline()), lingering)
     }
 
     /// Reads the remaining messages of users, then closes all connections.
@@ -272,9 +245,8 @@ impl Clients {
                 self.accept();
                 let before = self.next;
                 self.adopt(fd);
-                if self.next != before && self.spare.is_none() && self.refused.is_none() {
-                    self.spare = spare();
-                    self.refused = self.spare.is_none().then_some(self.next);
+                if self.next != before {
+                    self.reserve.accepted(self.next);
                 }
             }
             Err(_) if self.listener.is_none() => {}
@@ -285,12 +257,9 @@ impl Clients {
                     );
                 }
                 // The next connection gets this descriptor.
-                match self.spare.take() {
-                    Some(spare) => {
-                        drop(spare);
-                        self.accept();
-                    }
-                    None => self.accept_at = Some(now + PAUSE),
+                match self.reserve.release() {
+                    true => self.accept(),
+                    false => self.accept_at = Some(now + PAUSE),
                 }
             }
         }
@@ -366,12 +335,9 @@ impl Clients {
     }
 
     fn remove(&mut self, id: ClientId) -> Option<Bound> {
-        self.unbound.remove(&id);
-        self.kept.remove(&id);
-        self.starved.remove(&id);
-        if self.refused == Some(id) {
-            self.refused = None;
-        }
+        self.idle.remove(id);
+        self.starved.remove(id);
+        self.reserve.ended(id);
         let client = self.clients.remove(&id)?;
         for op in client.polls() {
             self.port.cancel(op);
@@ -431,7 +397,7 @@ impl Clients {
     }
 
     fn bind(&mut self, node: &mut Node, id: ClientId, packet: &Packet) {
-        if self.refused == Some(id) {
+        if self.reserve.is_refused(id) {
             self.answer(id, Some(Errno::MFILE));
             return;
         }
@@ -460,8 +426,7 @@ impl Clients {
         let (port, connected, monitors) = (socket.port, None, false);
         let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
         self.board.set_socket(slot, &view);
-        self.unbound.remove(&id);
-        self.kept.remove(&id);
+        self.idle.remove(id);
         self.by_socket.insert(socket, id);
         if let Some(client) = self.clients.get_mut(&id) {
             let (is_full, ends_at) = (false, None);
@@ -614,8 +579,7 @@ impl Clients {
                     let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
                     // If the user has disconnected, the following read notices.
                     if !gone.contains(&error.kind()) {
-                        self.starved.insert(id);
-                        self.deliver_at.get_or_insert(now + PAUSE);
+                        self.starved.add(id, now + PAUSE);
                         if let Some(left_out) = self.failures.admit(now) {
                             let port = socket.port;
                             tracing::warn!(
@@ -638,11 +602,6 @@ impl Clients {
             client.writing = Some(self.port.submit(op, Task::Write(id).token()));
         }
     }
-}
-
-/// Opens a descriptor to hold in reserve. Returns `None` if there are no more.
-fn spare() -> Option<OwnedFd> {
-    File::open("/dev/null").ok().map(OwnedFd::from)
 }
 
 /// Returns the time in nanoseconds since 1970.

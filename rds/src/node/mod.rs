@@ -8,8 +8,10 @@ mod client;
 mod clients;
 mod conn;
 mod driver;
+mod idle;
 mod listen;
 mod report;
+mod shortage;
 mod start;
 mod tcp;
 

@@ -53,7 +53,7 @@ impl Refusals {
 
     /// Takes the refusals to report now, if there are any and the last report is long enough ago.
     pub(super) fn take_due(&self, now: Instant) -> Option<Counts> {
-        // Another thread reports. After a fork, the lock may stay with a thread that does not exist.
+        // Another thread reports. After a fork, the lock may stay with a thread that is not there.
         let mut reported = self.reported.try_lock().ok()?;
         if reported.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
             return None;

@@ -29,8 +29,8 @@ const PARTS_MAX: usize = 64;
 /// Maximum number of parts that the system accepts in a call (UIO_MAXIOV).
 const SYSTEM_PARTS: usize = 1024;
 
-/// Room for control messages of a receive: the descriptor of a long message, and whatever options of
-/// the socket add to it. A message whose descriptor does not fit is lost.
+/// Room for control messages of a receive: the descriptor of a long message, and what options of
+/// the socket add. A message whose descriptor does not fit is lost.
 const CONTROL_LEN: usize = 512;
 
 /// Interval of the checks that the node still runs while its users wait for it.

@@ -181,8 +181,8 @@ impl Node {
         Some(received)
     }
 
-    /// Watches a port of a peer on behalf of a socket. The user is notified by [`take_updates`] when
-    /// the port is no longer congested; at once if it is not congested.
+    /// Watches a port of a peer on behalf of a socket. The user is notified by [`take_updates`]
+    /// when the port is no longer congested; at once if it is not congested.
     ///
     /// [`take_updates`]: crate::proto::Ports::take_updates
     pub fn watch(&mut self, id: SocketId, to: IpAddr, port: u16) {

@@ -1,0 +1,87 @@
+//! Shortage of descriptors and memory: which users wait for some, and the descriptor that is held
+//! in reserve to say so.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rtrs_core::time::Instant;
+
+use super::client::ClientId;
+
+/// A descriptor reserved for telling a user that no more are available.
+#[derive(Debug)]
+pub(super) struct Reserve {
+    spare: Option<OwnedFd>,
+    /// The user that currently has the reserved descriptor.
+    refused: Option<ClientId>,
+}
+
+impl Reserve {
+    pub(super) fn new() -> Self {
+        Self { spare: spare(), refused: None }
+    }
+
+    /// Frees the descriptor for the next connection. Returns false if it is in use already.
+    pub(super) fn release(&mut self) -> bool {
+        self.spare.take().is_some()
+    }
+
+    /// Records a new user. Without another descriptor, the user has the reserved one.
+    pub(super) fn accepted(&mut self, id: ClientId) {
+        if self.spare.is_none() && self.refused.is_none() {
+            self.spare = spare();
+            self.refused = self.spare.is_none().then_some(id);
+        }
+    }
+
+    /// Whether a user has the reserved descriptor, and so gets no socket.
+    pub(super) fn is_refused(&self, id: ClientId) -> bool {
+        self.refused == Some(id)
+    }
+
+    /// Records a user that has disconnected.
+    pub(super) fn ended(&mut self, id: ClientId) {
+        if self.refused == Some(id) {
+            self.refused = None;
+        }
+    }
+}
+
+/// Opens a descriptor to hold in reserve. Returns `None` if there are no more.
+fn spare() -> Option<OwnedFd> {
+    File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+/// Users whose messages could not be passed on.
+#[derive(Debug, Default)]
+pub(super) struct Starved {
+    clients: BTreeSet<ClientId>,
+    retry_at: Option<Instant>,
+}
+
+impl Starved {
+    /// Adds a user. The next attempt for all is at `at`, unless one is planned already.
+    pub(super) fn add(&mut self, id: ClientId, at: Instant) {
+        self.clients.insert(id);
+        self.retry_at.get_or_insert(at);
+    }
+
+    pub(super) fn remove(&mut self, id: ClientId) {
+        self.clients.remove(&id);
+    }
+
+    /// Takes the users to try again, once it is time.
+    pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<ClientId> {
+        if self.retry_at.is_none_or(|at| at > now) {
+            return BTreeSet::new();
+        }
+        self.retry_at = None;
+        std::mem::take(&mut self.clients)
+    }
+
+    /// Returns the time of the next attempt.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.retry_at
+    }
+}
