@@ -37,6 +37,7 @@ pub use self::control::change::{Change, ChangeError, Leaving};
 pub use self::control::failure::SessionFailure;
 pub(crate) use self::control::no_path::NoPathWait;
 pub(crate) use self::control::status::{PathStatus, VolumeStatus};
+use self::control::view::SessionView;
 use self::ctx::{Ctx, Fabrics};
 pub use self::device_set::DeviceIndex;
 use self::io::Shard;
@@ -267,6 +268,11 @@ impl ClientEngine {
         }
     }
 
+    /// State of the session; on the control shard only.
+    fn view(&self) -> Option<SessionView<'_>> {
+        self.control.as_ref().map(SessionControl::view)
+    }
+
     /// Returns this shard's queue of a device, once the server has opened it.
     pub fn device(&self, device: DeviceIndex) -> Option<SessionDevice> {
         let is_known = self.shard.borrow().devices().is_known(device);
@@ -277,18 +283,18 @@ impl ClientEngine {
     /// leave unflushed writes of a volume if it ended now. The next session takes it as
     /// [`VolumeConfig::inherited_epoch`].
     pub fn saved_epoch(&self, device: DeviceIndex) -> Option<u64> {
-        self.control.as_ref()?.saved_epoch(device)
+        self.view()?.saved_epoch(device)
     }
 
     /// Returns, on the control shard, the identity that a volume is pinned to, if it is known. The
     /// next session takes it as [`VolumeConfig::identity`].
     pub fn pinned_identity(&self, device: DeviceIndex) -> Option<Identity> {
-        self.control.as_ref()?.pinned_identity(device)
+        self.view()?.pinned_identity(device)
     }
 
     /// Returns the volumes, including those being closed; on the control shard only.
     pub fn volumes(&self, now: Instant) -> Vec<VolumeView> {
-        let volumes = self.control.as_ref().map(|control| control.volumes(now));
+        let volumes = self.view().map(|view| view.volumes(now));
         let view = |volume: VolumeStatus| {
             let VolumeStatus { device, export, used, open, failed, obstacle, refusals, .. } =
                 volume;
@@ -348,7 +354,7 @@ impl ClientEngine {
 
     /// Returns whether a device is open at the server; on the control shard only.
     pub fn is_open(&self, device: DeviceIndex) -> bool {
-        self.control.as_ref().is_some_and(|control| control.is_open(device))
+        self.view().is_some_and(|view| view.is_open(device))
     }
 
     /// Returns the failure of the session, if any; on the control shard only.
@@ -359,12 +365,12 @@ impl ClientEngine {
     /// Returns whether the session has a volume of this export, or is closing it; on the control
     /// shard only.
     pub(crate) fn has_volume(&self, export: &str) -> bool {
-        self.control.as_ref().is_some_and(|control| control.has_volume(export))
+        self.view().is_some_and(|view| view.has_volume(export))
     }
 
     /// Returns the failure of a volume, if any; on the control shard only.
     pub(crate) fn volume_failure(&self, device: DeviceIndex) -> Option<&SessionFailure> {
-        self.control.as_ref()?.volume_failure(device)
+        self.view()?.volume_failure(device)
     }
 
     /// Number of unfinished IOs of a device on this shard.
@@ -382,7 +388,7 @@ impl ClientEngine {
     /// Returns state and counters of this shard for listings, limited to the requested devices.
     pub(crate) fn report(&self, now: Instant, reported: Reported) -> EngineReport {
         let shard = self.shard.borrow();
-        let control = self.control.as_ref();
+        let view = self.view();
         let devices = shard.devices();
         let known = devices.all().filter(|device| devices.is_known(*device));
         let geometries = known.map(|device| (device, devices.info(device).geometry.clone()));
@@ -394,22 +400,22 @@ impl ClientEngine {
             path_inflight: shard.path_inflight(),
             path_slow: shard.path_slow(),
             geometries: geometries.collect(),
-            paths: control.map(SessionControl::status),
-            names: control.map(SessionControl::path_names).unwrap_or_default(),
-            policy: control.map(|control| control.config().policy),
-            no_path_policy: control.map(|control| control.config().no_path),
-            volumes: control.map(|control| control.volumes(now)).unwrap_or_default(),
+            paths: view.map(SessionView::paths),
+            names: view.map(SessionView::path_names).unwrap_or_default(),
+            policy: view.map(|view| view.config().policy),
+            no_path_policy: view.map(|view| view.config().no_path),
+            volumes: view.map(|view| view.volumes(now)).unwrap_or_default(),
         }
     }
 
     /// Returns the current settings that may change; None except on the control shard.
     pub fn tuning(&self) -> Option<Tuning> {
-        self.control.as_ref().map(|control| control.config().tuning())
+        self.view().map(|view| view.config().tuning())
     }
 
     /// Returns the session's paths; empty except on the control shard.
     pub fn paths(&self) -> Vec<PathView> {
-        let status = self.control.as_ref().map(SessionControl::status).unwrap_or_default();
+        let status = self.view().map(SessionView::paths).unwrap_or_default();
         status
             .into_iter()
             .map(|path| PathView {

@@ -23,7 +23,8 @@
 //!   end of the session;
 //! - `change.rs`: changes on request;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
-//! - `bounds.rs`: limits granted by the server; `failure.rs`: failures; `status.rs`: listings.
+//! - `bounds.rs`: limits granted by the server; `failure.rs`: failures;
+//! - `view.rs`: read access for listings (`status.rs`).
 
 mod authenticate;
 mod bounds;
@@ -53,6 +54,7 @@ mod reopen;
 mod silence;
 pub(crate) mod status;
 mod terms;
+pub(in crate::engine) mod view;
 mod volume;
 mod volumes;
 
@@ -60,7 +62,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, WorkCompletion};
-use rtrs_core::identity::{Identity, ServerId};
+use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -73,11 +75,9 @@ use self::identity::PinnedServer;
 use self::leave::Why;
 use self::path::Path;
 use self::paths::Paths;
-use self::status::{PathStatus, VolumeStatus};
-use self::volume::Volume;
+use self::view::SessionView;
 use self::volumes::{Volumes, first_server};
 use crate::engine::ctx::Ctx;
-use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::{ConnectionEnd, ControlMessage, ShardMessage};
 use crate::engine::path_end::PathEnd;
 use crate::engine::session::{SessionConfig, VolumeConfig};
@@ -134,19 +134,15 @@ impl SessionControl {
         }
     }
 
-    /// Whether a volume is open at the server.
-    pub(crate) fn is_open(&self, volume: DeviceIndex) -> bool {
-        self.volumes.get(volume).is_some_and(Volume::is_open)
-    }
-
-    /// Whether the session has a volume of this export, or is closing it.
-    pub(crate) fn has_volume(&self, export: &str) -> bool {
-        self.volumes.iter().any(|volume| volume.export() == export)
-    }
-
-    /// Failure of a volume, if any.
-    pub(crate) fn volume_failure(&self, volume: DeviceIndex) -> Option<&SessionFailure> {
-        self.bounds.failure().or_else(|| self.volumes.get(volume)?.failure())
+    /// State of the session, for listings and decisions outside the engine.
+    pub(crate) fn view(&self) -> SessionView<'_> {
+        SessionView {
+            config: &self.config,
+            paths: &self.paths,
+            volumes: &self.volumes,
+            bounds: &self.bounds,
+            server: &self.server,
+        }
     }
 
     /// Failure of the session, if any.
@@ -157,54 +153,6 @@ impl SessionControl {
     /// Whether a detach has finished.
     pub(crate) fn is_done(&self) -> bool {
         self.detaching && self.paths.iter().all(|path| path.state() == PathState::Gone)
-    }
-
-    /// Identity that a volume is pinned to, if any.
-    pub(crate) fn pinned_identity(&self, volume: DeviceIndex) -> Option<Identity> {
-        Some(self.identity(volume)).filter(|identity| !identity.is_unknown())
-    }
-
-    /// Epoch of the server's cache, saved for the process that takes over if this one dies.
-    pub(crate) fn saved_epoch(&self, volume: DeviceIndex) -> Option<u64> {
-        self.volumes.get(volume)?.cache.kept()
-    }
-
-    /// All volumes, for listings.
-    pub(crate) fn volumes(&self, now: Instant) -> Vec<VolumeStatus> {
-        let status = |volume: &Volume| VolumeStatus {
-            device: volume.index(),
-            export: volume.export().to_owned(),
-            used: volume.is_used(),
-            open: volume.is_open(),
-            failed: self.bounds.failure().or_else(|| volume.failure()).is_some(),
-            obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
-            no_path: volume.no_path.wait(now),
-            identity: self.pinned_identity(volume.index()),
-            refusals: self.refusals(volume.index()),
-        };
-        self.volumes.iter().map(status).collect()
-    }
-
-    /// Reasons why paths do not serve a volume, by the path's name.
-    fn refusals(&self, volume: DeviceIndex) -> Vec<(String, PathEnd)> {
-        let refusal =
-            |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.clone()));
-        self.paths.listed().filter_map(refusal).collect()
-    }
-
-    /// All paths, for listings.
-    pub(crate) fn status(&self) -> Vec<PathStatus> {
-        self.paths.listed().map(Path::status).collect()
-    }
-
-    /// Names of all paths by slot, including removed ones.
-    pub(crate) fn path_names(&self) -> Vec<String> {
-        self.paths.iter().map(|path| path.name().to_owned()).collect()
-    }
-
-    /// Current configuration.
-    pub(crate) fn config(&self) -> &SessionConfig {
-        &self.config
     }
 
     fn notify_all(&self, message: &ShardMessage, ctx: &mut Ctx<'_>) {

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use rtrs_core::gateway::Standing;
-use rtrs_core::identity::{Identity, ServerId};
+use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{OpenRefusal, errno, errno_name};
@@ -287,19 +287,13 @@ impl SessionControl {
     /// Pins server and export to those of a device that was opened and not refused. With `moves`,
     /// a server that is already pinned is kept.
     fn pin(&mut self, at: DeviceIndex, server: Option<ServerId>, opened: &Opened, moves: bool) {
-        let before = self.identity(at);
+        let before = self.volumes.identity(at, &self.server);
         self.server.meet(server, opened.secret, moves);
         self.volumes[at].pinned.meet(opened.device.export_id);
-        let met = self.identity(at);
+        let met = self.volumes.identity(at, &self.server);
         if met != before {
             tracing::info!(identity = %met, "volume identity pinned");
         }
-    }
-
-    /// Identity that a volume is pinned to.
-    pub(super) fn identity(&self, at: DeviceIndex) -> Identity {
-        let export = self.volumes.get(at).and_then(|volume| volume.pinned.id());
-        Identity { server: self.server.id(), export }
     }
 
     /// Handles a repeated open on a connected path.

@@ -6,12 +6,13 @@
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-use rtrs_core::identity::ServerId;
+use rtrs_core::identity::{Identity, ServerId};
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
 
 use super::change::ChangeError;
 use super::failure::{ONE_SERVER, SessionFailure};
+use super::identity::PinnedServer;
 use super::volume::Volume;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::{NoPath, SessionConfig, VOLUMES_MAX, VolumeConfig};
@@ -97,6 +98,12 @@ impl Volumes {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Volume> {
         self.rows.iter_mut().flatten()
+    }
+
+    /// Identity that a volume is pinned to, on this server.
+    pub(super) fn identity(&self, volume: DeviceIndex, server: &PinnedServer) -> Identity {
+        let export = self.get(volume).and_then(|volume| volume.pinned.id());
+        Identity { server: server.id(), export }
     }
 
     /// Indexes of all volumes, including closing ones.

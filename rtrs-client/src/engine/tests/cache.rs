@@ -139,7 +139,7 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
         })
     };
     let flush = |fixture: &mut Fixture| run(fixture, 1, IoOp::Flush, false);
-    let kept = |fixture: &Fixture| fixture.client.control.saved_epoch(DeviceIndex::FIRST);
+    let kept = |fixture: &Fixture| fixture.client.control.view().saved_epoch(DeviceIndex::FIRST);
     // Lost between the two processes.
     let mut over = inheriting(8, 7);
     assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));

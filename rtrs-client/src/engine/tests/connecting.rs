@@ -156,7 +156,8 @@ fn attempts_back_off_and_keep_their_uuids() {
 fn a_second_path_does_not_open_the_session_again() {
     let mut fixture = Fixture::new(|s| s.paths = 2);
     fixture.link_down(1);
-    fixture.until("the first path", 2 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
+    fixture
+        .until("the first path", 2 * SEC, |s| s.client.control.view().is_open(DeviceIndex::FIRST));
     fixture.link_up(1);
     fixture.until("the second path", 5 * SEC, Fixture::is_whole);
     let connects = fixture.server.connects();
@@ -185,7 +186,8 @@ fn a_mute_first_path_delays_the_others_for_a_bounded_time() {
         s.config.connect_timeout = 4 * SEC;
     });
     fixture.link_down(0);
-    fixture.until("the second path", 5 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
+    fixture
+        .until("the second path", 5 * SEC, |s| s.client.control.view().is_open(DeviceIndex::FIRST));
     let connects = fixture.server.connects();
     assert_eq!(connects[0].1, server_ip(1));
     assert!(connects[0].0.first_conn, "no other path opened the session");
@@ -470,7 +472,7 @@ fn an_unusable_device_is_refused() {
         let spoil = |how: &mut How| how.open_rsp = Some(Box::new(lie));
         let mut fixture = Fixture::spoiled(|s| s.how.max_io = 12288, spoil);
         fixture.until("the error", 2 * SEC, |s| s.client.last_error(0).contains(word));
-        assert!(!fixture.client.control.is_open(DeviceIndex::FIRST));
+        assert!(!fixture.client.control.view().is_open(DeviceIndex::FIRST));
         fixture.server.how.open_rsp = None;
         fixture.until("a good path", 5 * SEC, Fixture::is_whole);
     }
@@ -540,7 +542,7 @@ fn every_address_of_a_name_is_tried() {
     for good in 0..3 {
         let mut fixture = several(good, 3);
         fixture.until("a path", 5 * SEC, Fixture::is_whole);
-        let status = fixture.client.control.status();
+        let status = fixture.client.control.view().paths();
         assert_eq!(status[0].address, format!("{}:1234", server_ip(0)));
         assert_eq!(status[0].reconnects, 0);
     }

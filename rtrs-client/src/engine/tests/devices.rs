@@ -38,7 +38,7 @@ fn the_user_of_a_removed_device_gets_nothing_from_its_successor() {
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
     fixture.server.more.add("vol2", 1 << 20);
     fixture.change(Change::AddVolume(super::fixture::volume("vol2"))).expect("room");
-    fixture.until("the new one", SEC, |s| s.client.control.is_open(SECOND));
+    fixture.until("the new one", SEC, |s| s.client.control.view().is_open(SECOND));
     fixture.run(SEC / 100);
     let mut after = Users::of(&fixture, SECOND);
     let ended = before.submit(&mut fixture, 0, IoOp::Write, 0, 4096);

@@ -20,12 +20,14 @@ fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
 fn the_last_path_closes_the_device_and_opens_it_again() {
     let mut fixture = Fixture::open(|_| {});
     fixture.link_down(0);
-    fixture.until("the end of the path", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
+    fixture.until("the end of the path", SEC, |s| {
+        !s.client.control.view().is_open(DeviceIndex::FIRST)
+    });
     let waiting = [submit(&mut fixture, 0, IoOp::Read, 0), submit(&mut fixture, 1, IoOp::Write, 1)];
     fixture.run(SEC);
     assert_eq!(fixture.client.pending(), 2, "it waits");
     fixture.link_up(0);
-    fixture.until("the device", 5 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
+    fixture.until("the device", 5 * SEC, |s| s.client.control.view().is_open(DeviceIndex::FIRST));
     fixture.drain(SEC);
     for tag in waiting {
         assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
@@ -50,8 +52,8 @@ fn a_path_the_server_ends_comes_back_again_and_again() {
         fixture.server.end_path(fixture.now(), first);
         fixture.drain(SEC);
         fixture.until("both paths", 5 * SEC, Fixture::is_whole);
-        assert_eq!(fixture.client.control.status()[0].reconnects, round);
-        assert_eq!(fixture.client.control.status()[1].reconnects, 0);
+        assert_eq!(fixture.client.control.view().paths()[0].reconnects, round);
+        assert_eq!(fixture.client.control.view().paths()[1].reconnects, 0);
     }
     assert_eq!(fixture.client.done.len(), 40);
 }
@@ -115,8 +117,9 @@ fn an_io_that_is_sent_late_gets_no_second_full_timeout() {
             (s.config.io_timeout, s.config.slow_io) = (4 * SEC, SlowIo::Fail);
         });
         fixture.link_down(0);
-        fixture
-            .until("the end of the path", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
+        fixture.until("the end of the path", SEC, |s| {
+            !s.client.control.view().is_open(DeviceIndex::FIRST)
+        });
         let start = fixture.now();
         let tags = [0, 1].map(|slot| submit(&mut fixture, 0, IoOp::Write, slot));
         fixture.run((late + 1) * 700 * MS);
@@ -133,7 +136,9 @@ fn an_io_that_is_sent_late_gets_no_second_full_timeout() {
 fn io_waits_for_a_path_for_a_limited_time() {
     let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::QueueFor(3 * SEC));
     fixture.link_down(0);
-    fixture.until("the end of the path", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
+    fixture.until("the end of the path", SEC, |s| {
+        !s.client.control.view().is_open(DeviceIndex::FIRST)
+    });
     fixture.run(SEC);
     let start = fixture.now();
     let tag = submit(&mut fixture, 1, IoOp::Read, 0);
@@ -160,8 +165,9 @@ fn io_without_a_path_fails_at_once_or_waits_forever() {
         let held = submit(&mut fixture, 0, IoOp::Write, 1);
         fixture.until("the request", SEC, |s| s.server.held.len() == 1);
         fixture.link_down(0);
-        fixture
-            .until("the end of the path", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
+        fixture.until("the end of the path", SEC, |s| {
+            !s.client.control.view().is_open(DeviceIndex::FIRST)
+        });
         let tag = submit(&mut fixture, 1, IoOp::Read, 0);
         fixture.run(if status.is_none() { 600 * SEC } else { 10 * MS });
         assert_eq!(fixture.client.status(tag), status, "{no_path:?}");
@@ -196,7 +202,7 @@ fn a_refused_reopen_is_tried_again() {
     fixture.server.how.open_errno = 1;
     fixture.server.end_path(fixture.now(), 0);
     fixture.run(3 * SEC);
-    assert!(!fixture.client.control.is_open(DeviceIndex::FIRST));
+    assert!(!fixture.client.control.view().is_open(DeviceIndex::FIRST));
     assert_eq!(fixture.client.control.failure(), None, "it was open before");
     fixture.server.how.open_errno = 0;
     fixture.until("the device", 5 * SEC, Fixture::is_whole);
@@ -429,8 +435,8 @@ fn a_slow_disk_is_not_a_dead_connection() {
         fixture.server.release();
         fixture.drain(SEC);
         assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
-        assert_eq!(fixture.client.control.status()[0].reconnects, 0);
-        assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "no device was closed");
+        assert_eq!(fixture.client.control.view().paths()[0].reconnects, 0);
+        assert!(fixture.client.control.view().is_open(DeviceIndex::FIRST), "no device was closed");
         let before = probes(&fixture);
         fixture.run(SEC);
         assert_eq!(probes(&fixture), before, "an idle connection is not probed");

@@ -41,7 +41,7 @@ fn a_link_that_goes_down_ends_its_path_at_once() {
     fixture.link_down_reported(&[0]);
     assert_ne!(fixture.client.states()[0], PathState::Connected);
     assert_eq!(fixture.client.states()[1], PathState::Connected);
-    let status = fixture.client.control.status();
+    let status = fixture.client.control.view().paths();
     assert_eq!(status[0].last_end, Some(PathEnd::LinkDown("link sim0 is down".into())));
     fixture.server.how.hold = false;
     fixture.server.release();
@@ -60,7 +60,7 @@ fn a_link_that_goes_down_leaves_the_last_paths_to_their_heartbeats() {
         fixture.link_down_reported(&all);
         assert!(fixture.is_whole(), "{count}: {:?}", fixture.client.states());
         fixture.run(SEC);
-        let status = fixture.client.control.status();
+        let status = fixture.client.control.view().paths();
         assert!(status.iter().all(|path| path.reconnects == 0), "{count}: {status:?}");
     }
 }
@@ -107,7 +107,7 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             let waits = [0, 1].map(|shard| fixture.client.stats(shard).paths[0].fence_waits);
             assert_eq!(waits, [2, 2], "each waited for the fence, or for nothing");
             assert_eq!(fixture.client.states()[1], PathState::Connected);
-            assert!(fixture.client.control.is_open(DeviceIndex::FIRST), "one path is left");
+            assert!(fixture.client.control.view().is_open(DeviceIndex::FIRST), "one path is left");
 
             fixture.server.how.hold = false;
             fixture.server.release();
@@ -130,7 +130,7 @@ fn requests_of_a_dead_path_go_to_the_other_and_end_once() {
             fixture.link_up(0);
             fixture.until("both paths", 5 * SEC, Fixture::is_whole);
             assert_eq!(fixture.server.opens, 1, "the device stayed open");
-            assert_eq!(fixture.client.control.status()[0].reconnects, 1);
+            assert_eq!(fixture.client.control.view().paths()[0].reconnects, 1);
         }
     }
 }
@@ -276,7 +276,7 @@ fn io_waits_a_limited_time_for_unanswered_fences() {
     lose(&mut fixture, 0);
     // The others carry the request in turn and come back, so that one is connected at any time.
     fixture.until("both asked in vain", 25 * SEC, |s| {
-        s.client.control.status()[1..].iter().all(|path| path.ends > 0)
+        s.client.control.view().paths()[1..].iter().all(|path| path.ends > 0)
     });
     assert_eq!(fixture.client.status(tag), None);
     fixture.drain(35 * SEC);
@@ -322,7 +322,8 @@ fn a_path_that_comes_back_carries_nothing_before_the_others_are_fenced_off() {
     for path in [0, 1] {
         lose(&mut fixture, path);
     }
-    fixture.until("the device's end", SEC, |s| !s.client.control.is_open(DeviceIndex::FIRST));
+    fixture
+        .until("the device's end", SEC, |s| !s.client.control.view().is_open(DeviceIndex::FIRST));
     fixture.server.how.hold = false;
     fixture.server.seen.clear();
     fixture.link_up(1);

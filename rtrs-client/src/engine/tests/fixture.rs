@@ -337,11 +337,11 @@ impl Client {
     }
 
     pub(super) fn states(&self) -> Vec<PathState> {
-        self.control.status().iter().map(|path| path.state).collect()
+        self.control.view().paths().iter().map(|path| path.state).collect()
     }
 
     pub(super) fn last_error(&self, path: usize) -> String {
-        let end = self.control.status()[path].last_end.clone();
+        let end = self.control.view().paths()[path].last_end.clone();
         end.map(|end| end.to_string()).unwrap_or_default()
     }
 }
@@ -527,7 +527,7 @@ impl Fixture {
 
     /// Whether all paths are connected and every shard knows the device.
     pub(super) fn is_whole(&self) -> bool {
-        self.client.control.is_open(DeviceIndex::FIRST)
+        self.client.control.view().is_open(DeviceIndex::FIRST)
             && self.client.states().iter().all(|state| *state == PathState::Connected)
             && self.client.shards.iter().all(|shard| shard.device.is_some())
             && !self.client.has_messages()
@@ -601,7 +601,7 @@ impl Fixture {
             assert!(
                 self.advance(end) || so(self),
                 "no {what} within {bound:?}: {:?}, {} IOs pending",
-                self.client.control.status(),
+                self.client.control.view().paths(),
                 self.client.pending()
             );
         }
@@ -686,7 +686,7 @@ impl Fixture {
 
     /// Number of IO requests on each path.
     pub(super) fn spread(&self) -> Vec<usize> {
-        let paths = self.client.control.status().len();
+        let paths = self.client.control.view().paths().len();
         let on = |path: usize| {
             self.server.ios().filter(|r| usize::from(r.path.0[0] - 0xa0) == path).count()
         };

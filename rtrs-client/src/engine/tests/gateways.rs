@@ -108,7 +108,7 @@ fn open(active: Option<usize>) -> Fixture {
     });
     fixture.until("both paths", 5 * SEC, are_up);
     if active.is_some() {
-        fixture.until("the device", SEC, |s| s.client.control.is_open(FIRST));
+        fixture.until("the device", SEC, |s| s.client.control.view().is_open(FIRST));
         fixture.run(10 * MS);
     }
     fixture
@@ -130,12 +130,12 @@ fn changed(fixture: &mut Fixture, server: usize) {
 
 fn is_served(fixture: &Fixture, by: usize) -> bool {
     let shards = 0..fixture.client.shards();
-    fixture.client.control.is_open(FIRST)
+    fixture.client.control.view().is_open(FIRST)
         && shards.into_iter().all(|shard| fixture.client.serving(shard, FIRST) == [by])
 }
 
 fn states(fixture: &Fixture) -> Vec<PathState> {
-    fixture.client.control.status().iter().map(|path| path.state).collect()
+    fixture.client.control.view().paths().iter().map(|path| path.state).collect()
 }
 
 fn lose(fixture: &mut Fixture, path: usize) {
@@ -276,7 +276,7 @@ fn open_with_third() -> (Fixture, u64) {
         s.how.gateways = Some(Gateways { fences: Some(0), ..Gateways::new(Some(0)) });
     });
     fixture.until("all paths", 5 * SEC, are_up);
-    fixture.until("the device", SEC, |s| s.client.control.is_open(FIRST));
+    fixture.until("the device", SEC, |s| s.client.control.view().is_open(FIRST));
     fixture.run(10 * MS);
     let tag = fixture.submit(0, IoOp::Write, 0, 4096);
     fixture.until("it is held", SEC, |s| s.server.held.len() == 1);
@@ -330,7 +330,7 @@ fn a_volume_open_at_one_server_delays_the_others_until_it_is_closed() {
     fixture.server.more.add("vol1", 1 << 20);
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("b"));
     fixture.until("both paths", 5 * SEC, are_up);
-    fixture.until("the device", SEC, |s| s.client.control.is_open(FIRST));
+    fixture.until("the device", SEC, |s| s.client.control.view().is_open(FIRST));
     fixture.change(Change::AddVolume(super::fixture::volume("vol1"))).unwrap();
     fixture.until("the volume", SEC, |s| s.volumes() == ["vol0", "vol1"]);
     fixture.run(10 * MS);
@@ -374,7 +374,7 @@ fn another_export_behind_the_second_server_is_not_used() {
             s.how.gateways = Some(Gateways::new(Some(0)));
         });
         if !weak {
-            fixture.until("one path", 5 * SEC, |s| s.client.control.is_open(FIRST));
+            fixture.until("one path", 5 * SEC, |s| s.client.control.view().is_open(FIRST));
             fixture.server.how.export_id = Some(ExportId::of_name("b"));
             let now = fixture.now();
             let find = |path: &super::server::Path| path.uuid.0[0] == 0xa1;

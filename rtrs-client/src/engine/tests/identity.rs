@@ -92,7 +92,7 @@ fn one_path_to_another_server_stays_down_while_the_other_carries_on() {
 fn an_id_that_appears_is_pinned() {
     // After an upgrade of the server.
     let mut fixture = fixture(None, None);
-    let pinned = |s: &Fixture| s.client.control.pinned_identity(DeviceIndex::FIRST);
+    let pinned = |s: &Fixture| s.client.control.view().pinned_identity(DeviceIndex::FIRST);
     assert_eq!(pinned(&fixture), None);
     replace(&mut fixture, |how| how.server_id = Some(HOME));
     assert_back(&mut fixture, |_| {});
@@ -116,7 +116,7 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_report_it() {
         ((Some(HOME), weak(1, "a")), (Some(HOME), weak(2, "a"))),
     ] {
         let mut fixture = fixture(before.0, before.1);
-        let pinned = fixture.client.control.pinned_identity(DeviceIndex::FIRST);
+        let pinned = fixture.client.control.view().pinned_identity(DeviceIndex::FIRST);
         (fixture.server.how.server_id, fixture.server.how.export_id) = beside;
         fixture.server.end_path(fixture.now(), 1);
         let down = |s: &Fixture| {
@@ -126,12 +126,12 @@ fn an_id_is_not_pinned_beside_a_path_that_did_not_report_it() {
         fixture.run(10 * SEC);
         assert_eq!(fixture.client.states()[0], PathState::Connected);
         assert_ne!(fixture.client.states()[1], PathState::Connected, "two disks");
-        assert_eq!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned);
+        assert_eq!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned);
         fixture.read(0, 0, 4096);
         // It was the same server after all: the older path ends too.
         fixture.server.end_path(fixture.now(), 0);
         fixture.until("the paths", 10 * SEC, Fixture::is_whole);
-        assert_ne!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned);
+        assert_ne!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned);
     }
 }
 

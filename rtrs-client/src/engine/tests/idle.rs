@@ -64,7 +64,7 @@ fn heartbeats_of_an_idle_path_slow_down_as_announced() {
             assert!(pair[1].1 == pair[0].1 || pair[1].1 == (pair[0].1 * 2).min(8000));
         }
         assert_eq!(beats.last().map(|beat| beat.1), Some(8000));
-        let status = fixture.client.control.status();
+        let status = fixture.client.control.view().paths();
         assert_eq!((status[0].reconnects, status[0].heartbeats.missed), (0, 0));
     }
 }

@@ -120,7 +120,7 @@ fn reactions_are_spaced_and_no_change_is_lost() {
 }
 
 fn ends(fixture: &Fixture) -> Vec<u64> {
-    fixture.client.control.status().iter().map(|path| path.ends).collect()
+    fixture.client.control.view().paths().iter().map(|path| path.ends).collect()
 }
 
 /// Creates a fixture whose link is down and whose path has just begun an attempt.
@@ -211,7 +211,7 @@ fn the_first_attempts_of_a_session_are_left_alone() {
     delay(&fixture, SEC);
     storm(&mut fixture, 20 * SEC);
     assert_eq!(fixture.client.control.failure(), None);
-    assert!(fixture.is_whole(), "{:?}", fixture.client.control.status());
+    assert!(fixture.is_whole(), "{:?}", fixture.client.control.view().paths());
     assert_eq!(ends(&fixture), [0]);
 }
 

@@ -25,7 +25,7 @@ fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
 }
 
 fn tune(fixture: &mut Fixture, change: impl FnOnce(&mut Tuning)) {
-    let mut tuning = fixture.client.control.config().tuning();
+    let mut tuning = fixture.client.control.view().config().tuning();
     change(&mut tuning);
     fixture.change(Change::Tune(Box::new(tuning))).expect("it may");
     // Lets all shards apply the change.
@@ -38,7 +38,7 @@ fn over(fixture: &Fixture, uuid: u8) -> usize {
 }
 
 fn names(fixture: &Fixture) -> Vec<String> {
-    fixture.client.control.status().into_iter().map(|path| path.path).collect()
+    fixture.client.control.view().paths().into_iter().map(|path| path.path).collect()
 }
 
 /// Ends all IO and checks that it succeeded.
@@ -81,7 +81,7 @@ fn a_path_leaves_when_its_requests_are_answered() {
         fixture.change(change.clone()).expect("another path is left");
         fixture.run(SEC);
         assert_eq!(fixture.client.states()[0], PathState::Connected, "it still waits");
-        assert!(fixture.client.control.status()[0].leaving.is_some());
+        assert!(fixture.client.control.view().paths()[0].leaving.is_some());
         for slot in 6..9 {
             submit(&mut fixture, 0, IoOp::Read, slot);
         }
@@ -162,7 +162,8 @@ fn paths_reconnect_on_request() {
         fixture.until("both are up", SEC, Fixture::is_whole);
         all_well(&mut fixture);
     }
-    let reconnects = fixture.client.control.status().iter().map(|p| p.reconnects).sum::<u64>();
+    let reconnects =
+        fixture.client.control.view().paths().iter().map(|p| p.reconnects).sum::<u64>();
     assert_eq!(reconnects, 7);
     assert_eq!(fixture.server.fences.len(), 0);
 }
@@ -248,7 +249,7 @@ fn the_policy_changes_under_load() {
     tune(&mut fixture, |tuning| tuning.policy = Policy::MinLatency);
     let spread = alone(&mut fixture);
     assert!(spread == (9, 3) || spread == (3, 9), "the quicker one: {spread:?}");
-    assert_eq!(fixture.client.control.config().policy, Policy::MinLatency);
+    assert_eq!(fixture.client.control.view().config().policy, Policy::MinLatency);
 }
 
 #[test]
@@ -291,7 +292,7 @@ fn heartbeats_change_on_paths_that_are_up_and_that_are_added() {
     });
     fixture.change(add(1, 0)).expect("it may");
     fixture.until("the path", SEC, Fixture::is_whole);
-    let silence = fixture.client.control.status().into_iter().map(|path| path.silence_max_ms);
+    let silence = fixture.client.control.view().paths().into_iter().map(|path| path.silence_max_ms);
     assert_eq!(silence.collect::<Vec<_>>(), [Some(60), Some(60)]);
 }
 
@@ -312,7 +313,7 @@ fn paths_that_come_and_go_leave_nothing_behind() {
         fixture.until("it left", SEC, |s| names(s) == ["path0"]);
         all_well(&mut fixture);
     }
-    assert_eq!(fixture.client.control.path_names().len(), 2, "its place was used again");
+    assert_eq!(fixture.client.control.view().path_names().len(), 2, "its place was used again");
 }
 
 #[test]

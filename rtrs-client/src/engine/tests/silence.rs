@@ -36,7 +36,7 @@ fn a_silent_server_is_detected_in_time() {
         assert!(took >= 290 * MS && took <= 310 * MS, "after {before} heartbeats: {took:?}");
         let error = fixture.client.last_error(0);
         assert!(error.contains("silent for 40"), "{error}");
-        let count = fixture.client.control.status()[0].heartbeats;
+        let count = fixture.client.control.view().paths()[0].heartbeats;
         assert_eq!((count.sent, count.missed), (beats(&fixture) as u64, 3));
         fixture.server.how.heartbeats = true;
         fixture.until("the path", 5 * SEC, Fixture::is_whole);
@@ -140,16 +140,20 @@ fn the_servers_heartbeats_do_not_prove_that_it_receives() {
 #[test]
 fn the_round_trip_is_measured() {
     let mut fixture = Fixture::open(|_| {});
-    assert_eq!(fixture.client.control.status()[0].heartbeat_us, None);
+    assert_eq!(fixture.client.control.view().paths()[0].heartbeat_us, None);
     let slow = LinkOptions { delay: 3 * MS, jitter: MS / 100, ..LinkOptions::default() };
     fixture.world.set_link(client_ip(0), server_ip(0), slow);
     fixture.world.set_link(server_ip(0), client_ip(0), slow);
     fixture.run(300 * MS);
-    let latency = fixture.client.control.status()[0].heartbeat_us.expect("measured");
+    let latency = fixture.client.control.view().paths()[0].heartbeat_us.expect("measured");
     assert!((6000..6100).contains(&latency), "{latency}");
     fixture.server.end_path(fixture.now(), 0);
     fixture.run(10 * MS);
-    assert_eq!(fixture.client.control.status()[0].heartbeat_us, None, "of a path that is down");
+    assert_eq!(
+        fixture.client.control.view().paths()[0].heartbeat_us,
+        None,
+        "of a path that is down"
+    );
 }
 
 #[test]
@@ -157,7 +161,7 @@ fn unrequested_heartbeat_answers_measure_nothing() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.immediate(0, 0, Imm::HeartbeatAck.encode());
     fixture.run(10 * MS);
-    assert_eq!(fixture.client.control.status()[0].heartbeat_us, None);
+    assert_eq!(fixture.client.control.view().paths()[0].heartbeat_us, None);
     assert_eq!(fixture.client.states(), [PathState::Connected]);
 }
 
@@ -277,7 +281,7 @@ fn a_late_shard_ends_no_path() {
     fixture.drain(SEC);
     assert!(tags.iter().all(|tag| fixture.client.status(*tag) == Some(IoStatus::Ok)));
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
-    let status = fixture.client.control.status();
+    let status = fixture.client.control.view().paths();
     assert!(status.iter().all(|path| path.reconnects == 0 && path.ends == 0), "{status:?}");
 }
 
@@ -290,8 +294,9 @@ fn a_server_that_is_as_late_as_we_are_loses_no_path() {
         s.how.fence = true;
     });
     for _ in 0..10 {
-        fixture
-            .until("a heartbeat is due", SEC, |s| s.client.control.status()[0].heartbeats.sent > 0);
+        fixture.until("a heartbeat is due", SEC, |s| {
+            s.client.control.view().paths()[0].heartbeats.sent > 0
+        });
         fixture.server.how.heartbeats = false;
         for _ in 0..6 {
             fixture.stall(160 * MS);

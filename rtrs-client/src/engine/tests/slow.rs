@@ -25,7 +25,7 @@ fn hanging(change: impl FnOnce(&mut Setup)) -> Fixture {
 
 /// Whether no path has ended since the session began.
 fn is_undisturbed(fixture: &Fixture) -> bool {
-    let status = fixture.client.control.status();
+    let status = fixture.client.control.view().paths();
     status
         .iter()
         .all(|path| path.state == PathState::Connected && (path.ends, path.reconnects) == (0, 0))
@@ -334,7 +334,7 @@ fn a_short_io_timeout_still_distinguishes_slow_from_dead() {
             let tag = fixture.submit(0, IoOp::Write, 0, 512);
             fixture.until("the request", SEC, |s| s.server.held.len() == 1);
             fixture.run(10 * SEC);
-            let lost = fixture.client.control.status().iter().any(|path| path.ends > 0);
+            let lost = fixture.client.control.view().paths().iter().any(|path| path.ends > 0);
             assert_eq!(lost, dead, "{}", fixture.client.last_error(0));
             if !dead {
                 assert_eq!((report(&fixture).now, report(&fixture).total), (1, 1));

@@ -66,7 +66,7 @@ fn min_latency_takes_the_quicker_path() {
     let slow = LinkOptions { delay: 4 * MS, ..LinkOptions::default() };
     fixture.world.set_link(client_ip(0), server_ip(0), slow);
     fixture.run(500 * MS);
-    let status = fixture.client.control.status();
+    let status = fixture.client.control.view().paths();
     let latency: Vec<_> = status.iter().map(|p| p.heartbeat_us.expect("measured")).collect();
     assert!((4000..4100).contains(&latency[0]) && latency[1] < 100, "{latency:?}");
     load(&mut fixture, 10, 4);

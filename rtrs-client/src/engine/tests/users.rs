@@ -122,13 +122,13 @@ impl Fixture {
 
     /// Exports of the volumes that the session has for its users.
     pub(super) fn volumes(&self) -> Vec<String> {
-        let volumes = self.client.control.volumes(self.now()).into_iter();
+        let volumes = self.client.control.view().volumes(self.now()).into_iter();
         volumes.filter(|volume| volume.used).map(|volume| volume.export).collect()
     }
 
     /// Exports of all volumes, including those being closed.
     pub(super) fn all_volumes(&self) -> Vec<String> {
-        let volumes = self.client.control.volumes(self.now()).into_iter();
+        let volumes = self.client.control.view().volumes(self.now()).into_iter();
         volumes.map(|volume| volume.export).collect()
     }
 

@@ -63,7 +63,7 @@ fn the_service_connection_ignores_garbage_but_foreign_answers_end_the_path() {
     }
     fixture.run(10 * MS);
     assert_eq!(fixture.client.states(), [PathState::Connected]);
-    assert!(fixture.client.control.is_open(DeviceIndex::FIRST));
+    assert!(fixture.client.control.view().is_open(DeviceIndex::FIRST));
     fixture.server.immediate(0, 0, response(3, 0, false));
     fixture.run(10 * MS);
     assert!(fixture.client.last_error(0).contains("permit 3 on the service connection"));

@@ -15,7 +15,7 @@ use crate::engine::{DeviceIndex, NoPath, SessionFailure, VOLUMES_MAX};
 use crate::path::state::PathState;
 
 fn status(fixture: &Fixture, device: DeviceIndex) -> VolumeStatus {
-    let volumes = fixture.client.control.volumes(fixture.now());
+    let volumes = fixture.client.control.view().volumes(fixture.now());
     volumes.into_iter().find(|volume| volume.device == device).expect("a volume")
 }
 
@@ -162,8 +162,8 @@ fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
     let mut second = Users::of(&fixture, SECOND);
     let server = ServerId::from_bytes([1; 16]);
     let pinned = |export| Some(Identity { server, export: Some(ExportId::of_name(export)) });
-    assert_eq!(fixture.client.control.pinned_identity(DeviceIndex::FIRST), pinned("a"));
-    assert_eq!(fixture.client.control.pinned_identity(SECOND), pinned("b"));
+    assert_eq!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned("a"));
+    assert_eq!(fixture.client.control.view().pinned_identity(SECOND), pinned("b"));
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("c"));
     fixture.restart_path(1);
     fixture.run(SEC);
@@ -172,7 +172,7 @@ fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
         (vec![0, 1], vec![0])
     );
     assert!(status(&fixture, SECOND).refusals[0].1.to_string().contains("another disk or file"));
-    assert_eq!(fixture.client.control.pinned_identity(SECOND), pinned("b"));
+    assert_eq!(fixture.client.control.view().pinned_identity(SECOND), pinned("b"));
     // Its IO uses the path that has the right export.
     second.check(&mut fixture, 5);
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("b"));
@@ -287,8 +287,8 @@ fn io_waits_for_a_path_that_serves_its_volume() {
     assert_eq!(fixture.client.status(own), Some(IoStatus::Ok));
     fixture.read(0, 0, 4096);
     assert_eq!((second.status(held), second.status(waits)), (None, None));
-    assert!(fixture.client.control.is_open(DeviceIndex::FIRST));
-    assert!(!fixture.client.control.is_open(SECOND));
+    assert!(fixture.client.control.view().is_open(DeviceIndex::FIRST));
+    assert!(!fixture.client.control.view().is_open(SECOND));
     fixture.server.more.named("vol1").open_errno = 0;
     fixture.run(2 * SEC);
     assert_eq!(
@@ -417,7 +417,7 @@ fn a_flush_and_what_it_reports_are_of_one_volume() {
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);
     assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Ok, "a write of its new epoch");
     fixture.run(3 * SEC);
-    let kept = |device| fixture.client.control.saved_epoch(device);
+    let kept = |device| fixture.client.control.view().saved_epoch(device);
     assert_eq!((kept(DeviceIndex::FIRST), kept(SECOND)), (Some(7), Some(70)));
 }
 

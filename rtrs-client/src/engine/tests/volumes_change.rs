@@ -55,7 +55,7 @@ fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
     fixture.server.more.named("vol1").cache_id = 70;
     add(&mut fixture, "vol1").expect("it is there");
     fixture.until("the volume", SEC, |s| s.serves_all(2));
-    assert_eq!(fixture.client.control.saved_epoch(SECOND), Some(70));
+    assert_eq!(fixture.client.control.view().saved_epoch(SECOND), Some(70));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_volume_that_is_added_without_a_path_is_opened_when_one_is_there() {
     assert_eq!(add(&mut fixture, "vol1"), Ok(()));
     fixture.run(20 * SEC);
     assert_eq!(fixture.volumes(), ["vol0", "vol1"], "it waits");
-    let failed = |s: &Fixture| s.client.control.volumes(s.now())[1].failed;
+    let failed = |s: &Fixture| s.client.control.view().volumes(s.now())[1].failed;
     assert!(!failed(&fixture) && fixture.server.more.named("vol1").opens == 0);
     for path in 0..2 {
         fixture.link_up(path);
@@ -81,8 +81,8 @@ fn a_volume_that_is_added_without_a_path_is_opened_when_one_is_there() {
 fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
     let mut fixture = fixture(2);
     assert_eq!(add(&mut fixture, "nothing"), Ok(()));
-    fixture.until("the failure", SEC, |s| s.client.control.volumes(s.now())[1].failed);
-    let obstacle = fixture.client.control.volumes(fixture.now())[1].obstacle.clone();
+    fixture.until("the failure", SEC, |s| s.client.control.view().volumes(s.now())[1].failed);
+    let obstacle = fixture.client.control.view().volumes(fixture.now())[1].obstacle.clone();
     assert!(matches!(obstacle, Some(SessionFailure::OpenRefused { .. })), "{obstacle:?}");
     fixture.read(0, 0, 4096);
     close(&mut fixture, "nothing").expect("another is left");
@@ -104,8 +104,8 @@ fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
         export: Some(rtrs_core::identity::ExportId::of_name("else")),
     });
     fixture.change(Change::AddVolume(other)).expect("room");
-    fixture.until("the failure", SEC, |s| s.client.control.volumes(s.now())[1].failed);
-    let obstacle = fixture.client.control.volumes(fixture.now())[1].obstacle.clone();
+    fixture.until("the failure", SEC, |s| s.client.control.view().volumes(s.now())[1].failed);
+    let obstacle = fixture.client.control.view().volumes(fixture.now())[1].obstacle.clone();
     let Some(SessionFailure::Unreachable(why)) = obstacle else { panic!("{obstacle:?}") };
     assert!(why.starts_with("path0: cannot use this path: the server reports no ID"), "{why}");
     fixture.read(0, 0, 4096);
@@ -171,7 +171,7 @@ fn a_closed_volume_keeps_its_index_until_all_its_io_has_ended_on_all_shards() {
     fixture.server.more.add("vol2", 1 << 20);
     add(&mut fixture, "vol2").expect("room");
     fixture.run(100 * MS);
-    assert_eq!(fixture.client.control.volumes(fixture.now())[2].device, DeviceIndex(2));
+    assert_eq!(fixture.client.control.view().volumes(fixture.now())[2].device, DeviceIndex(2));
     // One shard has its answer.
     let of_first = |r: &super::server::Request| {
         r.cid.0 == 1
@@ -412,7 +412,8 @@ fn a_detach_ends_volumes_that_come_and_go() {
     for steps in 0..40 {
         let mut fixture = new_with_second(|s| s.paths = 2);
         fixture.server.more.add("vol2", 1 << 20);
-        fixture.until("the first", 2 * SEC, |s| s.client.control.is_open(DeviceIndex::FIRST));
+        fixture
+            .until("the first", 2 * SEC, |s| s.client.control.view().is_open(DeviceIndex::FIRST));
         add(&mut fixture, "vol2").expect("room");
         close(&mut fixture, "vol1").expect("others are left");
         fixture.run(MS / 100 * steps);

@@ -1,0 +1,92 @@
+//! Read access to the state of a session, for listings and decisions outside the engine.
+
+use rtrs_core::identity::Identity;
+use rtrs_core::time::Instant;
+
+use super::bounds::Bounds;
+use super::failure::SessionFailure;
+use super::identity::PinnedServer;
+use super::path::Path;
+use super::paths::Paths;
+use super::status::{PathStatus, VolumeStatus};
+use super::volume::Volume;
+use super::volumes::Volumes;
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::path_end::PathEnd;
+use crate::engine::session::SessionConfig;
+
+/// State of a session on its control shard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionView<'a> {
+    pub(super) config: &'a SessionConfig,
+    pub(super) paths: &'a Paths,
+    pub(super) volumes: &'a Volumes,
+    pub(super) bounds: &'a Bounds,
+    pub(super) server: &'a PinnedServer,
+}
+
+impl<'a> SessionView<'a> {
+    /// Current configuration.
+    pub(crate) fn config(self) -> &'a SessionConfig {
+        self.config
+    }
+
+    /// Whether a volume is open at the server.
+    pub(crate) fn is_open(self, volume: DeviceIndex) -> bool {
+        self.volumes.get(volume).is_some_and(Volume::is_open)
+    }
+
+    /// Whether the session has a volume of this export, or is closing it.
+    pub(crate) fn has_volume(self, export: &str) -> bool {
+        self.volumes.iter().any(|volume| volume.export() == export)
+    }
+
+    /// Failure of a volume, if any.
+    pub(crate) fn volume_failure(self, volume: DeviceIndex) -> Option<&'a SessionFailure> {
+        self.bounds.failure().or_else(|| self.volumes.get(volume)?.failure())
+    }
+
+    /// Identity that a volume is pinned to, if any.
+    pub(crate) fn pinned_identity(self, volume: DeviceIndex) -> Option<Identity> {
+        let identity = self.volumes.identity(volume, self.server);
+        Some(identity).filter(|identity| !identity.is_unknown())
+    }
+
+    /// Epoch of the server's cache, saved for the process that takes over if this one dies.
+    pub(crate) fn saved_epoch(self, volume: DeviceIndex) -> Option<u64> {
+        self.volumes.get(volume)?.cache.kept()
+    }
+
+    /// All volumes, for listings.
+    pub(crate) fn volumes(self, now: Instant) -> Vec<VolumeStatus> {
+        let status = |volume: &Volume| VolumeStatus {
+            device: volume.index(),
+            export: volume.export().to_owned(),
+            used: volume.is_used(),
+            open: volume.is_open(),
+            failed: self.bounds.failure().or_else(|| volume.failure()).is_some(),
+            obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
+            no_path: volume.no_path.wait(now),
+            identity: self.pinned_identity(volume.index()),
+            refusals: self.refusals(volume.index()),
+        };
+        self.volumes.iter().map(status).collect()
+    }
+
+    /// Reasons why paths do not serve a volume, by the path's name.
+    fn refusals(self, volume: DeviceIndex) -> Vec<(String, PathEnd)> {
+        let refusal =
+            |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.clone()));
+        self.paths.listed().filter_map(refusal).collect()
+    }
+
+    /// All paths, for listings.
+    pub(crate) fn paths(self) -> Vec<PathStatus> {
+        self.paths.listed().map(Path::status).collect()
+    }
+
+    /// Names of all paths by slot, including removed ones.
+    pub(crate) fn path_names(self) -> Vec<String> {
+        self.paths.iter().map(|path| path.name().to_owned()).collect()
+    }
+}
