@@ -349,7 +349,7 @@ impl ClientEngine {
 
     /// Returns whether a detach has finished; on the control shard only.
     pub fn is_done(&self) -> bool {
-        self.control.as_ref().is_some_and(SessionControl::is_done)
+        self.view().is_some_and(SessionView::is_done)
     }
 
     /// Returns whether a device is open at the server; on the control shard only.

@@ -7,13 +7,13 @@
 //! off, and no other volume is opened in the meantime. A volume that no path serves any more may
 //! still be open at the server: it is opened once more and then closed.
 
-use rtrs_core::ids::{CoreIndex, PathId};
+use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
 use super::SessionControl;
-use super::change::ChangeError;
 use super::due::End;
 use super::path::Path;
+use super::routes::Routes;
 use super::volume::Volume;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
@@ -23,137 +23,166 @@ use crate::engine::session::CONTROL;
 /// Time limit for closes when a session ends, including the wait for their permit.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Next step of closing a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CloseStep {
+    /// The volume is not to be closed, or a path may open it first.
+    Skip,
+    /// No path has the volume open any more.
+    Finish,
+    /// Another request or a fence is in progress; no volume can be closed now.
+    Wait,
+    /// Send the close over this path.
+    Send(PathId),
+}
+
+/// End of a session, and the order in which volumes are closed.
+#[derive(Debug, Default)]
+pub(super) struct Closing {
+    detaching: bool,
+    /// Time until which the end of the session waits for closes.
+    deadline: Option<Instant>,
+}
+
+impl Closing {
+    /// Starts to end the session. Returns false if it is ending already.
+    pub(super) fn begin(&mut self) -> bool {
+        !std::mem::replace(&mut self.detaching, true)
+    }
+
+    /// Whether the session is being ended.
+    pub(super) fn is_detaching(&self) -> bool {
+        self.detaching
+    }
+
+    /// Starts to wait for the closes of open volumes.
+    pub(super) fn await_closes(&mut self, now: Instant) {
+        self.deadline = Some(now + CLOSE_TIMEOUT);
+    }
+
+    /// Stops waiting for closes.
+    pub(super) fn finish(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Time until which the end of the session waits for closes.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether the session ends without the closes that are still unanswered.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Handles the loss of a path that may have to answer a close.
+    pub(super) fn path_lost(&mut self, routes: &mut Routes, id: PathId) {
+        let Some(at) = routes.volumes.closing_over(id) else { return };
+        if self.detaching {
+            self.deadline = Some(Instant::ZERO);
+        } else {
+            routes.volumes[at].close_lost();
+        }
+    }
+
+    /// Next step of closing a volume.
+    pub(super) fn step(&self, routes: &Routes, at: DeviceIndex) -> CloseStep {
+        if !routes.volumes[at].is_to_close() || self.may_be_opened(routes, at) {
+            return CloseStep::Skip;
+        }
+        let paths = &routes.paths;
+        if !paths.iter().any(|path| path.has(at)) {
+            return CloseStep::Finish;
+        }
+        let awaited = paths.iter().any(|path| path.fence.is_awaited());
+        if paths.is_using(CONTROL) || awaited && !self.detaching {
+            // An open or a fence is in progress, and has its own timeout.
+            return CloseStep::Wait;
+        }
+        let free = |path: &&Path| path.has(at) && path.is_idle();
+        let over = paths.iter().find(free).map(Path::id);
+        over.map_or(CloseStep::Wait, CloseStep::Send)
+    }
+
+    /// Whether no path has the closing volume open yet but one may soon.
+    fn may_be_opened(&self, routes: &Routes, at: DeviceIndex) -> bool {
+        let paths = &routes.paths;
+        if self.detaching || paths.iter().any(|path| path.has(at)) {
+            return false;
+        }
+        let opens = |path: &Path| path.asked.is_some_and(|asked| asked.volume == at);
+        let untried = |path: &Path| path.is_connected() && !path.terms.is_tried(at);
+        let wanted = routes.volumes[at].is_wanted();
+        let waits = !paths.are_connected() || paths.iter().any(untried);
+        paths.iter().any(opens) || wanted && waits
+    }
+}
+
 impl SessionControl {
-    /// Starts to close a volume that its user has released.
-    pub(super) fn close_volume(
-        &mut self,
-        export: &str,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), ChangeError> {
-        let Some(at) = self.volumes.named(export) else {
-            return Err(ChangeError::NoVolume(export.to_owned()));
-        };
-        if self.volumes.used().nth(1).is_none() {
-            return Err(ChangeError::LastVolume(export.to_owned()));
-        }
-        tracing::info!(%export, "volume closed on request");
-        self.volumes[at].settle(self.config.shards);
-        self.notify_all(&ShardMessage::CloseDevice(at), ctx);
-        Ok(())
-    }
-
-    /// Records that a shard's IO of a volume that is being closed has ended.
-    pub(super) fn on_settled(&mut self, at: DeviceIndex, shard: CoreIndex, ctx: &mut Ctx<'_>) {
-        if self.volumes.get(at).is_some() && self.volumes[at].settled(shard) {
-            self.send_close(ctx);
-        }
-    }
-
     /// Starts to end the session: closes the volumes in order, then every path.
     pub(crate) fn detach(&mut self, ctx: &mut Ctx<'_>) {
-        if std::mem::replace(&mut self.detaching, true) {
+        if !self.closing.begin() {
             return;
         }
-        self.next_open = None;
-        let are_open = self.volumes.iter().any(Volume::is_open);
-        for volume in self.volumes.iter_mut() {
+        self.opening.wake();
+        let are_open = self.routes.volumes.iter().any(Volume::is_open);
+        for volume in self.routes.volumes.iter_mut() {
             ctx.out.all_shards(self.config.shards, &ShardMessage::Closed(volume.index()));
             volume.close();
         }
         if !are_open {
             return self.end_all(ctx);
         }
-        self.close_deadline = Some(ctx.now + CLOSE_TIMEOUT);
+        self.closing.await_closes(ctx.now);
         self.send_close(ctx);
     }
 
     /// Sends the next pending close once the permit shared with opens is free. Returns whether
     /// anything was done.
     pub(super) fn send_close(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        if !self.volumes.iter().any(Volume::is_to_close) {
-            return false;
-        }
         let mut any = false;
-        for at in self.volumes.ids() {
-            if !self.volumes[at].is_to_close() || self.may_be_opened(at) {
-                continue;
+        for at in self.routes.volumes.ids() {
+            match self.closing.step(&self.routes, at) {
+                CloseStep::Skip => {}
+                CloseStep::Wait => return any,
+                CloseStep::Finish => {
+                    self.on_volume_closed(at, ctx);
+                    any = true;
+                }
+                CloseStep::Send(id) => {
+                    let Routes { paths, volumes, .. } = &mut self.routes;
+                    match paths[id].close(&volumes[at], ctx) {
+                        Ok(()) => volumes[at].close_sent(id),
+                        Err(_) if self.closing.is_detaching() => self.end_all(ctx),
+                        Err(error) => self.end_path(id, End::failed(error), ctx),
+                    }
+                    return true;
+                }
             }
-            if !self.paths.iter().any(|path| path.has(at)) {
-                self.on_volume_closed(at, ctx);
-                any = true;
-                continue;
-            }
-            let awaited = self.paths.iter().any(|path| path.fence.is_awaited());
-            if self.paths.is_using(CONTROL) || awaited && !self.detaching {
-                // An open or a fence is in progress, and has its own timeout.
-                return any;
-            }
-            let free = |path: &&Path| path.has(at) && path.is_idle();
-            let Some(id) = self.paths.iter().find(free).map(Path::id) else { return any };
-            match self.paths[id].close(&self.volumes[at], ctx) {
-                Ok(()) => self.volumes[at].close_sent(id),
-                Err(_) if self.detaching => self.end_all(ctx),
-                Err(error) => self.end_path(id, End::failed(error), ctx),
-            }
-            return true;
         }
         any
     }
 
-    /// Whether no path has the closing volume open yet but one may soon.
-    fn may_be_opened(&self, at: DeviceIndex) -> bool {
-        if self.detaching || self.paths.iter().any(|path| path.has(at)) {
-            return false;
-        }
-        let opens = |path: &Path| path.asked.is_some_and(|asked| asked.volume == at);
-        let untried = |path: &Path| path.is_connected() && !path.terms.is_tried(at);
-        let wanted = self.volumes[at].is_wanted();
-        let waits = !self.paths.are_connected() || self.paths.iter().any(untried);
-        self.paths.iter().any(opens) || wanted && waits
-    }
-
-    /// Handles the answer to a close on this path.
-    pub(super) fn on_closed(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        if let Some(at) = self.volumes.closing_over(id) {
-            self.on_volume_closed(at, ctx);
-            self.send_close(ctx);
-        }
-    }
-
     /// Finishes a volume that the server has closed, or that no path can close any more.
-    fn on_volume_closed(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
-        if !self.detaching {
-            for path in self.paths.iter_mut() {
-                path.terms.forget(at);
-                path.fence.forget(at);
-            }
-            self.volumes.remove(at);
+    pub(super) fn on_volume_closed(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
+        if !self.closing.is_detaching() {
+            self.routes.remove(at);
             self.advance_fences(ctx);
             self.open_beside(ctx);
             return;
         }
-        self.volumes[at].end();
-        if !self.volumes.are_closing() {
+        self.routes.volumes[at].end();
+        if !self.routes.volumes.are_closing() {
             self.end_all(ctx);
         }
     }
 
-    /// Handles the loss of the path that was to answer a close.
-    pub(super) fn close_lost(&mut self, id: PathId) {
-        let Some(at) = self.volumes.closing_over(id) else { return };
-        if self.detaching {
-            self.close_deadline = Some(Instant::ZERO);
-        } else {
-            self.volumes[at].close_lost();
-        }
-    }
-
     pub(super) fn end_all(&mut self, ctx: &mut Ctx<'_>) {
-        self.close_deadline = None;
-        self.volumes.iter_mut().for_each(Volume::end);
-        self.give_all_up(ctx);
-        for id in self.paths.ids() {
-            if self.paths[id].detach() {
+        self.closing.finish();
+        self.routes.volumes.iter_mut().for_each(Volume::end);
+        self.routes.give_up(ctx);
+        for id in self.routes.paths.ids() {
+            if self.routes.paths[id].detach() {
                 self.end_path(id, End::ASKED, ctx);
             }
         }

@@ -15,6 +15,7 @@ use super::SessionControl;
 use super::due::End;
 use super::path::{Path, STEP_TIMEOUT};
 use super::paths::Paths;
+use super::routes::Routes;
 use super::volume::Volume;
 use super::volumes::Volumes;
 use crate::engine::ctx::Ctx;
@@ -180,69 +181,60 @@ pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
     paths.iter().map(asked).fold(None, earliest)
 }
 
-impl SessionControl {
-    /// Handles a fenced path: the server starts none of its old requests any more. Returns whether
-    /// shards were notified.
-    pub(super) fn on_fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
-        let message = self.paths[id].fenced();
-        message.is_some_and(|message| {
-            self.notify_all(&message, ctx);
-            true
-        })
+/// Releases connected paths that wait for no fence, and volumes that were opened over paths already
+/// carrying IO. Returns whether there was one.
+fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
+    let mut any = false;
+    for id in routes.paths.ids() {
+        if may_carry(&routes.paths, id)
+            && let Some(message) = routes.paths[id].bring_up()
+        {
+            for served in routes.paths[id].terms.served() {
+                routes.volumes[served.device].no_path.stop();
+            }
+            routes.notify(&message, ctx);
+            any = true;
+        }
     }
-
-    /// Lets shards use volumes that were opened over paths already carrying IO. Returns whether
-    /// there was one.
-    fn serve_opened(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = false;
-        for id in self.paths.ids() {
-            for volume in self.paths[id].fence.unreported().iter() {
-                if may_serve(&self.paths, id, volume)
-                    && let Some(message) = self.paths[id].serves(volume)
-                {
-                    self.volumes[volume].no_path.stop();
-                    self.notify_all(&message, ctx);
-                    any = true;
-                }
+    for id in routes.paths.ids() {
+        for volume in routes.paths[id].fence.unreported().iter() {
+            if may_serve(&routes.paths, id, volume)
+                && let Some(message) = routes.paths[id].serves(volume)
+            {
+                routes.volumes[volume].no_path.stop();
+                routes.notify(&message, ctx);
+                any = true;
             }
         }
-        any
     }
+    any
+}
 
+impl SessionControl {
     /// Requests fences that are due, and releases paths that wait for none. Returns whether
     /// anything was done.
     pub(super) fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;
         let (permit, failover) = (self.bounds.fence_permit(), self.config.failover);
-        for id in self.paths.ids() {
-            if let Some(over) = expire(&mut self.paths, id, ctx.now) {
+        for id in self.routes.paths.ids() {
+            if let Some(over) = expire(&mut self.routes.paths, id, ctx.now) {
                 self.end_path(over, End::failed(PathEnd::FenceTimeout), ctx);
             }
-            if self.paths[id].fence.is_answered() || is_moved(&self.paths, id) {
-                any |= self.on_fenced(id, ctx);
+            if self.routes.paths[id].fence.is_answered() || is_moved(&self.routes.paths, id) {
+                any |= self.routes.fenced(id, ctx);
                 continue;
             }
-            match ask(&mut self.paths, id, &self.volumes, permit, failover, ctx) {
+            let Routes { paths, volumes, .. } = &mut self.routes;
+            match ask(paths, id, volumes, permit, failover, ctx) {
                 Fencing::Waits => continue,
                 Fencing::Asked => {}
                 Fencing::NotNeeded => {
-                    self.on_fenced(id, ctx);
+                    self.routes.fenced(id, ctx);
                 }
                 Fencing::End(over, why) => self.end_path(over, End::failed(why), ctx),
             }
             any = true;
         }
-        for id in self.paths.ids() {
-            if may_carry(&self.paths, id)
-                && let Some(message) = self.paths[id].bring_up()
-            {
-                for served in self.paths[id].terms.served() {
-                    self.volumes[served.device].no_path.stop();
-                }
-                self.notify_all(&message, ctx);
-                any = true;
-            }
-        }
-        any | self.serve_opened(ctx)
+        any | release(&mut self.routes, ctx)
     }
 }

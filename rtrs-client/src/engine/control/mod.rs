@@ -15,18 +15,17 @@
 //!   `path_fence.rs`, `heartbeat.rs`, `reconnect.rs`, `network.rs`, `leave.rs` and `terms.rs` (the
 //!   terms agreed on for each volume, with `reopen.rs`);
 //! - `fence.rs`, `silence.rs` and `path_admin.rs`: decisions about a path that depend on others;
-//! - `authenticate.rs`: answers to proofs;
 //! - `volumes.rs`: the set of volumes; `volume.rs`: one volume, made of `identity.rs` (the server
 //!   and export it is pinned to), `cache_epoch.rs` (the epoch of the server's cache) and
 //!   `no_path.rs` (how long its IO waits);
-//! - `opening.rs`: the order in which paths open volumes; `closing.rs`: closing of volumes and the
-//!   end of the session;
+//! - `routes.rs`: the paths and the volumes, and which path serves which volume;
+//! - `opening.rs`: the order in which paths open volumes, and their answers; `closing.rs`: closing
+//!   of volumes and the end of the session;
 //! - `change.rs`: changes on request;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
 //! - `bounds.rs`: limits granted by the server; `failure.rs`: failures;
 //! - `view.rs`: read access for listings (`status.rs`).
 
-mod authenticate;
 mod bounds;
 mod cache_epoch;
 pub(crate) mod change;
@@ -51,6 +50,7 @@ mod path_volumes;
 pub(in crate::engine) mod paths;
 mod reconnect;
 mod reopen;
+mod routes;
 mod silence;
 pub(crate) mod status;
 mod terms;
@@ -68,19 +68,21 @@ use rtrs_core::time::{Duration, Instant, earliest};
 
 use self::bounds::Bounds;
 use self::change::{Change, ChangeError, Leaving};
+use self::closing::Closing;
 use self::due::{Due, End};
 use self::failure::SessionFailure;
+use self::gateways::Takeover;
 use self::heartbeat::Finding;
 use self::identity::PinnedServer;
 use self::leave::Why;
-use self::path::Path;
-use self::paths::Paths;
+use self::opening::{OpenAnswer, OpenRefused, Opening};
+use self::routes::Routes;
 use self::view::SessionView;
-use self::volumes::{Volumes, first_server};
+use self::volumes::first_server;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{ConnectionEnd, ControlMessage, ShardMessage};
 use crate::engine::path_end::PathEnd;
-use crate::engine::session::{SessionConfig, VolumeConfig};
+use crate::engine::session::SessionConfig;
 use crate::path::handshake::{ServiceEvent, conn_response};
 use crate::path::refusal::eviction;
 use crate::path::state::PathState;
@@ -102,34 +104,19 @@ struct ShardConnectionEnd {
 #[derive(Debug)]
 pub(crate) struct SessionControl {
     config: Arc<SessionConfig>,
-    paths: Paths,
-    volumes: Volumes,
+    routes: Routes,
     bounds: Bounds,
-    server: PinnedServer,
-    detaching: bool,
-    /// Time until which the end of the session waits for closes.
-    close_deadline: Option<Instant>,
-    /// Time at which a path is next due to open or close a volume. The outer None means that
-    /// something has happened since the last check, which is too slow for every turn.
-    next_open: Option<Option<Instant>>,
-    /// Time of the next check of the epochs, if there are several volumes.
-    next_keep: Instant,
+    opening: Opening,
+    closing: Closing,
 }
-
-/// Minimum time between two checks of the epochs, if there are several volumes.
-const KEEP_EVERY: Duration = Duration::from_millis(50);
 
 impl SessionControl {
     pub(crate) fn new(now: Instant, config: Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
         Self {
-            paths: Paths::new(now, &config, uuids),
-            volumes: Volumes::new(now, &config),
+            routes: Routes::new(now, &config, uuids),
             bounds: Bounds::new(&config),
-            server: PinnedServer::new(first_server(&config)),
-            detaching: false,
-            close_deadline: None,
-            next_open: None,
-            next_keep: Instant::ZERO,
+            opening: Opening::new(PinnedServer::new(first_server(&config))),
+            closing: Closing::default(),
             config,
         }
     }
@@ -138,39 +125,31 @@ impl SessionControl {
     pub(crate) fn view(&self) -> SessionView<'_> {
         SessionView {
             config: &self.config,
-            paths: &self.paths,
-            volumes: &self.volumes,
+            paths: &self.routes.paths,
+            volumes: &self.routes.volumes,
             bounds: &self.bounds,
-            server: &self.server,
+            server: self.opening.server(),
+            detaching: self.closing.is_detaching(),
         }
     }
 
     /// Failure of the session, if any.
     pub(crate) fn failure(&self) -> Option<&SessionFailure> {
-        self.bounds.failure().or_else(|| self.volumes.failure())
-    }
-
-    /// Whether a detach has finished.
-    pub(crate) fn is_done(&self) -> bool {
-        self.detaching && self.paths.iter().all(|path| path.state() == PathState::Gone)
-    }
-
-    fn notify_all(&self, message: &ShardMessage, ctx: &mut Ctx<'_>) {
-        ctx.out.all_shards(self.config.shards, message);
+        self.bounds.failure().or_else(|| self.routes.volumes.failure())
     }
 
     /// Whether paths may connect.
     fn is_running(&self) -> bool {
-        !self.detaching && self.failure().is_none()
+        !self.closing.is_detaching() && self.failure().is_none()
     }
 
     /// Starts a change.
     pub(crate) fn change(&mut self, change: Change, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
-        self.next_open = None;
-        if self.detaching {
+        self.opening.wake();
+        if self.closing.is_detaching() {
             return Err(ChangeError::Detaching);
         }
-        if !self.volumes.were_open() {
+        if !self.routes.volumes.were_open() {
             return Err(ChangeError::Attaching);
         }
         // No path is tried any more, so a change would have no effect.
@@ -179,9 +158,9 @@ impl SessionControl {
         }
         match change {
             Change::Add { target, uuid } => {
-                let path = self.paths.add(ctx.now, target.clone(), uuid)?;
+                let path = self.routes.paths.add(ctx.now, target.clone(), uuid)?;
                 tracing::info!(path = %target.name, "path added");
-                self.notify_all(&ShardMessage::AddPath { path, target: Box::new(target) }, ctx);
+                self.routes.notify(&ShardMessage::AddPath { path, target: Box::new(target) }, ctx);
                 Ok(())
             }
             Change::Remove(leaving) => self.leave(Why::Remove, &leaving, ctx),
@@ -189,33 +168,42 @@ impl SessionControl {
             Change::Reconnect(leaving) => self.leave(Why::Reconnect, &leaving, ctx),
             Change::Tune(tuning) => {
                 let config = Arc::new(self.config.tuned(&tuning));
-                self.paths.tune(ctx.now, &config, &tuning);
-                self.volumes.tune(&config);
-                self.notify_all(&ShardMessage::Config(Arc::clone(&config)), ctx);
+                self.routes.tune(ctx.now, &config, &tuning);
+                self.routes.notify(&ShardMessage::Config(Arc::clone(&config)), ctx);
                 self.config = config;
                 Ok(())
             }
-            Change::AddVolume(volume) => self.add_volume(volume, ctx),
-            Change::CloseVolume { export } => self.close_volume(&export, ctx),
-            Change::SwitchVolume { export } => self.switch(&export, ctx),
+            Change::AddVolume(volume) => {
+                let export = volume.export.clone();
+                let server = self.opening.server().id();
+                let at = self.routes.volumes.add(ctx.now, volume, server)?;
+                tracing::info!(%export, "volume added");
+                self.routes.notify(&ShardMessage::AddDevice(at), ctx);
+                self.open_beside(ctx);
+                Ok(())
+            }
+            Change::CloseVolume { export } => {
+                let at = self.routes.volumes.settle(&export)?;
+                tracing::info!(%export, "volume closed on request");
+                self.routes.notify(&ShardMessage::CloseDevice(at), ctx);
+                Ok(())
+            }
+            Change::SwitchVolume { export } => {
+                let moved = gateways::send_away(&mut self.routes, &export, ctx.now)?;
+                let asked = self.routes.paths[moved.path].ask_move(moved.volume, true, ctx);
+                self.end_if_failed(moved.path, asked, ctx);
+                Ok(())
+            }
         }
-    }
-
-    fn add_volume(&mut self, volume: VolumeConfig, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
-        let export = volume.export.clone();
-        let at = self.volumes.add(ctx.now, volume, self.server.id())?;
-        tracing::info!(%export, "volume added");
-        self.notify_all(&ShardMessage::AddDevice(at), ctx);
-        self.open_beside(ctx);
-        Ok(())
     }
 
     fn leave(&mut self, why: Why, leaving: &Leaving, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
-        let (id, ends) = path_admin::leave(&mut self.paths, why, leaving, &self.config, ctx)?;
+        let (id, ends) =
+            path_admin::leave(&mut self.routes.paths, why, leaving, &self.config, ctx)?;
         if ends {
             self.end_path(id, End::ASKED, ctx);
         }
-        tracing::info!(path = %self.paths[id].name(), "{} on request", why.name());
+        tracing::info!(path = %self.routes.paths[id].name(), "{} on request", why.name());
         Ok(())
     }
 
@@ -224,8 +212,8 @@ impl SessionControl {
         if !self.is_running() {
             return;
         }
-        self.next_open = None;
-        for path in self.paths.iter_mut() {
+        self.opening.wake();
+        for path in self.routes.paths.iter_mut() {
             path.network_changed(what, ctx);
         }
         self.poll_network(ctx);
@@ -234,16 +222,17 @@ impl SessionControl {
     /// Handles the failure of a link of this host with these addresses; `what` describes it. Paths
     /// that depend on the link end.
     pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
-        self.next_open = None;
-        for id in link_down::cut_off(&self.paths, addresses, ctx) {
+        self.opening.wake();
+        for id in link_down::cut_off(&self.routes.paths, addresses, ctx) {
             self.end_path(id, End::failed(PathEnd::LinkDown(what.to_owned())), ctx);
         }
     }
 
     fn poll_network(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let mut any = false;
-        for id in self.paths.ids() {
-            let retry = self.paths[id].poll_network(ctx.now, self.volumes.were_open());
+        for id in self.routes.paths.ids() {
+            let retry =
+                self.routes.paths[id].poll_network(ctx.now, self.routes.volumes.were_open());
             if retry == Some(true) {
                 self.end_path(id, End::RESTART, ctx);
             }
@@ -254,50 +243,46 @@ impl SessionControl {
 
     /// Performs everything that is due. Returns whether anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let is_due = self.next_open.is_none_or(|at| at.is_some_and(|at| ctx.now >= at));
+        let is_due = self.opening.is_due(ctx.now);
         let mut any =
             is_due && (self.open_next(ctx) | self.open_beside(ctx) | self.send_close(ctx));
         any |= self.poll_network(ctx);
-        let used = self.paths.last_used(ctx.now);
-        for id in self.paths.ids() {
+        let used = self.routes.paths.last_used(ctx.now);
+        for id in self.routes.paths.ids() {
             any |= self.poll_path(id, used, ctx);
         }
         any |= self.advance_fences(ctx);
-        any |= self.poll_volumes(ctx);
-        any |= self.ask_moves(ctx);
-        if self.close_deadline.is_some_and(|deadline| ctx.now >= deadline) {
+        for at in self.routes.volumes.poll(ctx.now, self.closing.is_detaching()) {
+            self.routes.notify(&ShardMessage::GiveUp(at), ctx);
+            any = true;
+        }
+        any |= self.ask_move(ctx);
+        if self.closing.is_overdue(ctx.now) {
             self.end_all(ctx);
             any = true;
         }
         if any {
-            self.next_open = None;
+            self.opening.wake();
         } else if is_due {
-            self.next_open = Some(self.open_deadline());
+            self.opening.checked(self.open_deadline());
         }
         any
     }
 
-    fn poll_volumes(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = false;
-        let keeps = self.volumes.iter().nth(1).is_none() || ctx.now >= self.next_keep;
-        if keeps {
-            self.next_keep = ctx.now + KEEP_EVERY;
+    /// Sends the next takeover request that is due. Returns whether there was one.
+    fn ask_move(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if !self.is_running() {
+            return false;
         }
-        for volume in self.volumes.iter_mut() {
-            if !self.detaching && volume.no_path.expire(ctx.now) {
-                ctx.out.all_shards(self.config.shards, &ShardMessage::GiveUp(volume.index()));
-                any = true;
-            }
-            if keeps {
-                volume.cache.keep(ctx.now);
-            }
-        }
-        any
+        let Some(moved) = gateways::next_takeover(&mut self.routes, ctx.now) else { return false };
+        let asked = self.routes.paths[moved.path].ask_move(moved.volume, false, ctx);
+        self.end_if_failed(moved.path, asked, ctx);
+        true
     }
 
     fn poll_path(&mut self, id: PathId, used: Instant, ctx: &mut Ctx<'_>) -> bool {
         let may_start = self.is_running();
-        let path = &mut self.paths[id];
+        let path = &mut self.routes.paths[id];
         match path.due(ctx.now, may_start) {
             Due::Nothing => return false,
             Due::Leave => return path.finish_leave(ctx.now),
@@ -307,12 +292,14 @@ impl SessionControl {
                 path.overdue(ctx.now);
                 self.end_path(id, End::failed(why), ctx);
             }
-            Due::Start if self.paths.another_opens_the_session(ctx.now, id) => {
-                self.paths[id].postpone(ctx.now + OPENER_POLL);
+            Due::Start if self.routes.paths.another_opens_the_session(ctx.now, id) => {
+                self.routes.paths[id].postpone(ctx.now + OPENER_POLL);
             }
             Due::Start => {
-                let first_conn = !self.paths.are_known() || self.server.has_gateways();
-                let started = self.paths[id].start(first_conn, self.bounds.queue_depth(), ctx);
+                let first_conn =
+                    !self.routes.paths.are_known() || self.opening.server().has_gateways();
+                let started =
+                    self.routes.paths[id].start(first_conn, self.bounds.queue_depth(), ctx);
                 self.end_if_failed(id, started, ctx);
             }
         }
@@ -320,22 +307,22 @@ impl SessionControl {
     }
 
     fn poll_heartbeat(&mut self, id: PathId, used: Instant, ctx: &mut Ctx<'_>) -> bool {
-        match self.paths[id].look(ctx.now, used) {
+        match self.routes.paths[id].look(ctx.now, used) {
             Finding::Fine => false,
             Finding::Due => {
                 self.send_heartbeat(id, ctx);
                 true
             }
             Finding::Silent(_) if rtrs_core::mutated!(ClientKeepsSilent) => false,
-            Finding::Silent(_) if self.paths[id].may_be_silent() => false,
+            Finding::Silent(_) if self.routes.paths[id].may_be_silent() => false,
             Finding::Silent(silence) => {
-                let confirmed = silence::confirm(&mut self.paths, id, ctx.now);
+                let confirmed = silence::confirm(&mut self.routes.paths, id, ctx.now);
                 let confirmed = confirmed.unwrap_or_else(|others| {
                     others.iter().for_each(|other| self.send_heartbeat(*other, ctx));
                     false
                 });
                 let patience = self.config.heartbeat.silence_max();
-                let why = silence::judge(&self.paths[id], silence, confirmed, patience, ctx);
+                let why = silence::judge(&self.routes.paths[id], silence, confirmed, patience, ctx);
                 let Some(why) = why else { return false };
                 self.end_path(id, End::failed(why), ctx);
                 true
@@ -344,7 +331,7 @@ impl SessionControl {
     }
 
     fn send_heartbeat(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        let sent = self.paths[id].send_heartbeat(ctx);
+        let sent = self.routes.paths[id].send_heartbeat(ctx);
         self.end_if_failed(id, sent, ctx);
     }
 
@@ -357,10 +344,10 @@ impl SessionControl {
         private_data: &[u8],
         ctx: &mut Ctx<'_>,
     ) -> bool {
-        let Some(id) = self.paths.find(provider, qp) else { return false };
-        self.next_open = None;
+        let Some(id) = self.routes.paths.find(provider, qp) else { return false };
+        self.opening.wake();
         // Otherwise the attempt was abandoned while its answer was in transit.
-        if self.paths[id].state() == PathState::Connecting {
+        if self.routes.paths[id].state() == PathState::Connecting {
             let accepted = self.on_accepted(id, private_data, ctx);
             self.end_if_failed(id, accepted, ctx);
         }
@@ -370,44 +357,42 @@ impl SessionControl {
     fn on_accepted(&mut self, id: PathId, data: &[u8], ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         let (granted, extensions) = conn_response(data)?;
         let server = extensions.identity.and_then(ServerId::from_bytes);
-        // The export is checked once it is open.
-        let moves = self.server.has_gateways() || !self.volumes.were_open();
-        let moves = moves && extensions.gateways && server.is_some();
-        if let Some(mismatch) = self.server.refuses(server).filter(|_| !moves) {
-            return Err(mismatch.into());
+        self.opening.admit(server, extensions, self.routes.volumes.were_open())?;
+        if self.bounds.grant(granted, self.routes.volumes.were_open())? {
+            self.routes.notify(&ShardMessage::Granted(granted), ctx);
         }
-        if extensions.gateways {
-            self.server.meet_gateway();
-        }
-        if self.bounds.grant(granted, self.volumes.were_open())? {
-            self.notify_all(&ShardMessage::Granted(granted), ctx);
-        }
-        self.paths[id].accepted(granted, extensions, server, ctx)
+        self.routes.paths[id].accepted(granted, extensions, server, ctx)
     }
 
     /// Handles a message from a shard.
     pub(crate) fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
-        self.next_open = None;
+        self.opening.wake();
         match message {
             ControlMessage::Up { path, epoch, cid } => {
-                let asked = self.paths[path].shard_connected(epoch, cid, ctx);
+                let asked = self.routes.paths[path].shard_connected(epoch, cid, ctx);
                 self.end_if_failed(path, asked, ctx);
             }
             ControlMessage::Retired { path, epoch, shard } => {
-                if self.paths[path].retired(epoch, shard) {
+                if self.routes.paths[path].retired(epoch, shard) {
                     self.end_path(path, End::ASKED, ctx);
                 }
             }
             ControlMessage::InUse => {
-                for id in self.paths.ids() {
-                    if self.paths[id].begin_io(ctx.now) {
+                for id in self.routes.paths.ids() {
+                    if self.routes.paths[id].begin_io(ctx.now) {
                         self.send_heartbeat(id, ctx);
                     }
                 }
             }
             ControlMessage::Removed(volume) => self.on_removed(volume, None, ctx),
-            ControlMessage::Settled { device, shard } => self.on_settled(device, shard, ctx),
-            ControlMessage::InternalError { path } => self.paths[path].count_internal_error(),
+            ControlMessage::Settled { device, shard } => {
+                if self.routes.volumes.settled(device, shard) {
+                    self.send_close(ctx);
+                }
+            }
+            ControlMessage::InternalError { path } => {
+                self.routes.paths[path].count_internal_error()
+            }
             ControlMessage::Failed { path, epoch, cid, failure } => {
                 let why = PathEnd::from(&failure);
                 let end = ShardConnectionEnd { epoch, cid, why, in_order: false };
@@ -415,7 +400,7 @@ impl SessionControl {
             }
             ControlMessage::Closed { path, epoch, cid, reason } => {
                 let in_order = reason == CloseReason::Peer;
-                let why = self.paths[path].closed(reason);
+                let why = self.routes.paths[path].closed(reason);
                 self.on_shard_closed(path, ShardConnectionEnd { epoch, cid, why, in_order }, ctx);
             }
         }
@@ -423,8 +408,8 @@ impl SessionControl {
 
     fn on_shard_closed(&mut self, id: PathId, end: ShardConnectionEnd, ctx: &mut Ctx<'_>) {
         let ShardConnectionEnd { epoch, cid, why, in_order } = end;
-        if self.paths[id].epoch() == epoch {
-            self.paths[id].connection_ended(cid);
+        if self.routes.paths[id].epoch() == epoch {
+            self.routes.paths[id].connection_ended(cid);
             let why = Some(PathEnd::Connection(cid, Box::new(why)));
             self.end_path(id, End { why, in_order }, ctx);
         }
@@ -438,17 +423,17 @@ impl SessionControl {
         end: &ConnectionEnd,
         ctx: &mut Ctx<'_>,
     ) -> bool {
-        let Some(id) = self.paths.find(provider, qp) else { return false };
-        self.next_open = None;
+        let Some(id) = self.routes.paths.find(provider, qp) else { return false };
+        self.opening.wake();
         let mut why = match end {
             ConnectionEnd::Failed(failure) => failure.into(),
-            ConnectionEnd::Closed(reason) => self.paths[id].closed(reason.clone()),
+            ConnectionEnd::Closed(reason) => self.routes.paths[id].closed(reason.clone()),
         };
-        self.paths[id].connection_ended(ConnIndex(0));
+        self.routes.paths[id].connection_ended(ConnIndex(0));
         if let ConnectionEnd::Failed(failure) = end
             && let Some(secret) = eviction(failure)
         {
-            if self.server.is_proof(secret) {
+            if self.opening.server().is_proof(secret) {
                 self.on_evicted(id, ctx);
             } else {
                 why = PathEnd::UnprovenEviction;
@@ -463,16 +448,9 @@ impl SessionControl {
     /// path tries again.
     fn on_evicted(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
         self.bounds.ended(SessionFailure::Evicted);
-        self.give_all_up(ctx);
-        for other in self.paths.ids().filter(|other| *other != id) {
+        self.routes.give_up(ctx);
+        for other in self.routes.paths.ids().filter(|other| *other != id) {
             self.end_path(other, End::failed(PathEnd::Evicted), ctx);
-        }
-    }
-
-    /// Fails waiting and new IO of all volumes.
-    fn give_all_up(&self, ctx: &mut Ctx<'_>) {
-        for volume in self.volumes.iter() {
-            self.notify_all(&ShardMessage::GiveUp(volume.index()), ctx);
         }
     }
 
@@ -483,9 +461,9 @@ impl SessionControl {
         wc: &WorkCompletion,
         ctx: &mut Ctx<'_>,
     ) -> bool {
-        let Some(id) = self.paths.find(provider, wc.qp) else { return false };
-        self.next_open = None;
-        let event = self.paths[id].on_completion(wc, ctx);
+        let Some(id) = self.routes.paths.find(provider, wc.qp) else { return false };
+        self.opening.wake();
+        let event = self.routes.paths[id].on_completion(wc, ctx);
         let done = event.and_then(|event| self.on_service_event(id, event, ctx));
         self.end_if_failed(id, done, ctx);
         true
@@ -498,49 +476,60 @@ impl SessionControl {
         event: ServiceEvent,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
-        let path = &mut self.paths[id];
+        let path = &mut self.routes.paths[id];
         match event {
             ServiceEvent::Nothing => {}
             ServiceEvent::HeartbeatAsked => {
                 return path.post(ctx, |service, fabric| service.post_heartbeat_ack(fabric));
             }
             ServiceEvent::HeartbeatAnswered => path.heartbeat_answered(ctx.now),
-            ServiceEvent::Changed { device } => self.on_changed(id, device, ctx),
-            ServiceEvent::Info { chunks } => {
-                let until = self.turn_until(ctx.now);
-                self.paths[id].on_info(chunks, until, ctx)?;
-                self.open_next(ctx);
-            }
-            ServiceEvent::Proof(proof) => return self.on_proof(id, proof, ctx),
-            ServiceEvent::Opened(opened) => {
-                let asked = path.answered()?;
-                if !self.detaching {
-                    return self.on_opened(id, asked, &opened, ctx);
+            ServiceEvent::Changed { device } => {
+                if self.routes.changed(id, device, ctx.now) {
+                    self.open_beside(ctx);
                 }
             }
-            ServiceEvent::OpenRefused(code, why) => {
+            ServiceEvent::Info { chunks } => {
+                let until = self.routes.paths.turn_until(ctx.now);
+                self.routes.paths[id].on_info(chunks, until, ctx)?;
+                self.open_next(ctx);
+            }
+            ServiceEvent::Proof(proof) => {
+                let until = self.routes.paths.turn_until(ctx.now);
+                if self.routes.paths[id].on_proof(proof, until, ctx)? {
+                    self.open_next(ctx);
+                }
+            }
+            ServiceEvent::Opened(opened) => {
                 let asked = path.answered()?;
-                return self.on_open_refused(id, asked, code, why, ctx);
+                return self.on_opened(OpenAnswer { path: id, asked, opened: &opened }, ctx);
+            }
+            ServiceEvent::OpenRefused(errno, why) => {
+                let asked = path.answered()?;
+                return self.on_open_refused(id, asked, OpenRefused { errno, why }, ctx);
             }
             ServiceEvent::Fenced => {
-                if let Some(fenced) = fence::answered(&self.paths, id) {
-                    tracing::debug!(path = %self.paths[fenced].name(), "fenced off");
-                    self.on_fenced(fenced, ctx);
+                if let Some(fenced) = fence::answered(&self.routes.paths, id) {
+                    tracing::debug!(path = %self.routes.paths[fenced].name(), "fenced off");
+                    self.routes.fenced(fenced, ctx);
                 }
                 self.advance_fences(ctx);
             }
             ServiceEvent::FenceRefused => {
-                fence::refused(&mut self.paths, id);
+                fence::refused(&mut self.routes.paths, id);
                 self.advance_fences(ctx);
                 self.open_beside(ctx);
             }
             ServiceEvent::Closed => {
                 path.answered()?;
-                self.on_closed(id, ctx);
+                if let Some(at) = self.routes.volumes.closing_over(id) {
+                    self.on_volume_closed(at, ctx);
+                    self.send_close(ctx);
+                }
             }
             ServiceEvent::Moves(code) => {
                 let asked = path.answered()?;
-                self.on_moves(id, asked.volume, code, ctx);
+                let moved = Takeover { path: id, volume: asked.volume };
+                gateways::answered(&mut self.routes, moved, code, ctx.now);
             }
             // A session does not send these requests.
             ServiceEvent::Discovered(_) | ServiceEvent::DiscoverRefused(_) => {}
@@ -557,25 +546,13 @@ impl SessionControl {
     /// Ends a path: all its connections on all shards. Once the last has ended, the path waits for
     /// its next attempt.
     fn end_path(&mut self, id: PathId, end: End, ctx: &mut Ctx<'_>) {
-        if self.paths[id].end(end, self.detaching, ctx) {
-            self.on_path_lost(id, ctx);
+        let detaching = self.closing.is_detaching();
+        if self.routes.paths[id].end(end, detaching, ctx) {
+            self.closing.path_lost(&mut self.routes, id);
+            self.routes.path_lost(id, ctx);
         }
-        self.paths[id].finish_end(ctx.now, self.detaching);
+        self.routes.paths[id].finish_end(ctx.now, detaching);
         self.check_attach(ctx.now);
-    }
-
-    /// Updates the volumes after a path became unusable.
-    fn on_path_lost(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        for volume in self.volumes.iter() {
-            let epoch = |path: &Path| Some((path.terms.cache_id(volume.index())?, path.started()));
-            let connected = self.paths.iter().filter(|path| path.is_connected());
-            volume.cache.review(connected.filter_map(epoch));
-        }
-        self.close_lost(id);
-        for volume in self.volumes.ids() {
-            self.volumes[volume].moving.path_lost(id, ctx.now);
-            self.check_lost(volume, ctx);
-        }
     }
 
     /// Fails a session whose paths have all failed, on each of their addresses, before a volume was
@@ -585,24 +562,30 @@ impl SessionControl {
         if !self.is_running() {
             return;
         }
-        if self.volumes.were_open() {
-            return self.check_refused(now);
+        if self.routes.volumes.were_open() {
+            return self.routes.fail_refused(now);
         }
-        let is_patient = self.volumes.iter().any(|volume| volume.is_patient(now));
-        if let Some(why) = self.paths.why_all_failed(is_patient) {
+        let is_patient = self.routes.volumes.iter().any(|volume| volume.is_patient(now));
+        if let Some(why) = self.routes.paths.why_all_failed(is_patient) {
             self.bounds.fail(SessionFailure::Unreachable(why));
         }
     }
 
     /// Time at which `poll` must be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let no_path = self.volumes.iter().filter_map(|volume| volume.no_path.deadline()).min();
-        let no_path = no_path.filter(|_| !self.detaching);
-        let fence = fence::deadline(&self.paths);
-        let soonest = earliest(earliest(self.close_deadline, fence), no_path);
+        let detaching = self.closing.is_detaching();
+        let no_path = self.routes.volumes.no_path_deadline().filter(|_| !detaching);
+        let fence = fence::deadline(&self.routes.paths);
+        let soonest = earliest(earliest(self.closing.deadline(), fence), no_path);
         let may_start = self.is_running();
-        let next_open = self.next_open.unwrap_or_else(|| self.open_deadline());
-        let soonest = earliest(earliest(soonest, next_open), self.move_deadline());
-        self.paths.iter().fold(soonest, |at, path| earliest(at, path.deadline(may_start)))
+        let next_open = self.opening.next_check().unwrap_or_else(|| self.open_deadline());
+        let next_move = if may_start { gateways::deadline(&self.routes) } else { None };
+        let soonest = earliest(earliest(soonest, next_open), next_move);
+        self.routes.paths.iter().fold(soonest, |at, path| earliest(at, path.deadline(may_start)))
+    }
+
+    /// Time at which a path is next due to open a volume.
+    fn open_deadline(&self) -> Option<Instant> {
+        if self.is_running() { opening::deadline(&self.routes) } else { None }
     }
 }

@@ -7,24 +7,28 @@ use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
 /// Interval before the next request to a server that was busy or perhaps not reached.
-pub(super) const BUSY_EVERY: Duration = Duration::from_secs(1);
+const BUSY_EVERY: Duration = Duration::from_secs(1);
+/// Minimum time between two takeover requests.
+const MOVE_EVERY: Duration = Duration::from_secs(10);
+/// Time limit for the active server to step down. A server that cannot reach the store does not.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 pub(super) struct Moving {
     /// Whether the export moves between servers.
-    pub(super) moves: bool,
+    moves: bool,
     /// Highest term reported by an active server.
     term: u64,
     /// Server that reported the term.
-    pub(super) server: Option<ServerId>,
+    server: Option<ServerId>,
     /// Time by which the serving server has to have stepped down, if it was asked to.
-    pub(super) leaves_by: Option<Instant>,
+    leaves_by: Option<Instant>,
     /// Time since which no path serves the volume.
-    pub(super) lost: Option<Instant>,
+    lost: Option<Instant>,
     /// Earliest time of the next request.
-    pub(super) next: Instant,
+    next: Instant,
     /// Path of the last request.
-    pub(super) asked: Option<PathId>,
+    asked: Option<PathId>,
 }
 
 impl Moving {
@@ -45,6 +49,47 @@ impl Moving {
             }
             (self.term, self.server) = (term.max(self.term), server);
         }
+    }
+
+    /// Whether the export moves between servers.
+    pub(super) fn moves(&self) -> bool {
+        self.moves
+    }
+
+    /// Records whether a path serves the volume.
+    pub(super) fn set_served(&mut self, served: bool, now: Instant) {
+        self.lost = if served { None } else { Some(self.lost.unwrap_or(now)) };
+    }
+
+    /// Earliest time of the next takeover request, if one is due: `grace` after the loss of the
+    /// last path that served the volume, or when the active server has not stepped down in time.
+    pub(super) fn due(&self, grace: Duration) -> Option<Instant> {
+        let since = self.lost.map(|at| at + grace).or(self.leaves_by)?;
+        Some(since.max(self.next))
+    }
+
+    /// Preference among paths for the next takeover request, lowest first: a server other than the
+    /// one that served the volume last and the one asked last.
+    pub(super) fn rank(&self, path: PathId, server: Option<ServerId>) -> (bool, bool) {
+        let was_active = self.server.is_some() && server == self.server;
+        (was_active, self.asked == Some(path))
+    }
+
+    /// Records a takeover request over this path.
+    pub(super) fn asked(&mut self, path: PathId, now: Instant) {
+        (self.next, self.asked) = (now + MOVE_EVERY, Some(path));
+        self.leaves_by = None;
+    }
+
+    /// Records a request to the active server to give the volume up. A manual request takes effect
+    /// at once.
+    pub(super) fn sent_away(&mut self, now: Instant) {
+        (self.next, self.leaves_by) = (now, Some(now + LEAVE_MAX));
+    }
+
+    /// Handles a server that was too busy to take over.
+    pub(super) fn busy(&mut self, now: Instant) {
+        self.next = now + BUSY_EVERY;
     }
 
     /// Handles the loss of the path of the last request, which may not have reached the server.

@@ -12,19 +12,18 @@
 
 use std::sync::Arc;
 
-use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{OpenRefusal, errno, errno_name};
+use rtrs_core::wire::{Extensions, OpenRefusal, errno, errno_name};
 
 use super::SessionControl;
 use super::due::End;
 use super::failure::SessionFailure;
 use super::fence;
-use super::identity::{self, MetServer, OtherPaths};
+use super::identity::{self, MetServer, Mismatch, OtherPaths, PinnedServer};
 use super::path::Path;
-use super::paths::Paths;
+use super::routes::Routes;
 use super::terms::{Ask, Asked};
 use super::volume::Volume;
 use super::volumes::Volumes;
@@ -70,10 +69,33 @@ fn due(path: &Path, volumes: &Volumes) -> Option<(Instant, DeviceIndex)> {
     new.chain(changed).min()
 }
 
-fn may_open(paths: &Paths, volumes: &Volumes) -> bool {
-    let awaited = fence::is_awaited(paths, volumes);
-    let opening = paths.first(PathState::Opening).is_some();
-    !(paths.is_using(CONTROL) || opening || awaited)
+fn may_open(routes: &Routes) -> bool {
+    routes.may_ask() && !fence::is_awaited(&routes.paths, &routes.volumes)
+}
+
+/// Path and volume of the next open on a connecting path.
+fn next_connecting(routes: &Routes) -> Option<(PathId, DeviceIndex)> {
+    let id = routes.paths.first(PathState::Opening)?;
+    let at = first(&routes.paths[id], &routes.volumes)?;
+    (!routes.paths.is_using(CONTROL)).then_some((id, at))
+}
+
+/// Path and volume of the next due open on a connected path.
+fn next_connected(routes: &Routes, now: Instant) -> Option<(PathId, DeviceIndex)> {
+    let due = |path: &Path| {
+        let due = due(path, &routes.volumes).filter(|(at, _)| now >= *at);
+        due.map(|(_, volume)| (path.id(), volume))
+    };
+    let next = routes.paths.iter().filter(|path| path.is_free()).find_map(due);
+    next.filter(|_| may_open(routes))
+}
+
+/// Time at which a connected path is due to open a volume. None while no path may open one; an
+/// event ends that state.
+pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
+    let free = routes.paths.iter().filter(|path| path.is_free());
+    let due = free.filter_map(|path| due(path, &routes.volumes)).map(|(at, _)| at).min();
+    due.filter(|_| may_open(routes))
 }
 
 /// Returns whether the device in the answer on a connected path is the one that was opened `last`,
@@ -111,159 +133,185 @@ fn judge_again(
     refused.map_or(Ok(true), |mismatch| Err(mismatch.into()))
 }
 
-impl SessionControl {
-    /// Starts the next open on a connecting path. Returns whether one was started.
-    pub(super) fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        if !self.is_running() || self.paths.is_using(CONTROL) {
-            return false;
-        }
-        let Some(id) = self.paths.first(PathState::Opening) else { return false };
-        let Some(volume) = first(&self.paths[id], &self.volumes) else { return false };
-        let asked = self.paths[id].open(&self.volumes[volume], None, ctx);
-        self.end_if_failed(id, asked, ctx);
-        true
+/// Answer to an open of a volume on a path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenAnswer<'a> {
+    pub(super) path: PathId,
+    pub(super) asked: Asked,
+    pub(super) opened: &'a Opened,
+}
+
+/// Reason for a refused open, as the server gave it.
+#[derive(Clone, Debug)]
+pub(super) struct OpenRefused {
+    pub(super) errno: u16,
+    pub(super) why: Option<OpenRefusal>,
+}
+
+/// Work that an answer to an open leaves for the session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Nothing,
+    /// Start the next open of a connecting path.
+    OpenConnecting,
+    /// Start the next open of a connected path.
+    OpenConnected,
+    /// Let shards use the volume over the path, which connects with its first volume.
+    Serve,
+    /// Connect the path if it is not connected; another server serves the volume.
+    StandBy,
+    /// Check whether the attach has failed.
+    CheckAttach,
+}
+
+/// Opens of a session: the time of the next one, and the server that the answers must come from.
+#[derive(Debug)]
+pub(super) struct Opening {
+    server: PinnedServer,
+    /// Time at which a path is next due to open or close a volume. The outer None means that
+    /// something has happened since the last check, which is too slow for every turn.
+    next: Option<Option<Instant>>,
+}
+
+impl Opening {
+    pub(super) fn new(server: PinnedServer) -> Self {
+        Self { server, next: None }
     }
 
-    /// Starts the next due open on a connected path. Returns whether one was started.
-    pub(super) fn open_beside(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let due = |path: &Path| {
-            let due = due(path, &self.volumes).filter(|(at, _)| ctx.now >= *at);
-            due.map(|(_, volume)| (path.id(), volume))
-        };
-        let next = self.paths.iter().filter(|path| path.is_free()).find_map(due);
-        let next = next.filter(|_| may_open(&self.paths, &self.volumes) && self.is_running());
-        let Some((id, volume)) = next else { return false };
-        let (path, volume) = (&mut self.paths[id], &self.volumes[volume]);
-        let at = volume.index();
-        let asked = match path.terms.serves(at) || path.terms.is_standby(at) {
-            true => path.open_again(volume, ctx),
-            false => path.open(volume, None, ctx),
-        };
-        self.end_if_failed(id, asked, ctx);
-        true
+    pub(super) fn server(&self) -> &PinnedServer {
+        &self.server
     }
 
-    /// Time at which a connected path is due to open a volume. None while no path may open one; an
-    /// event ends that state.
-    pub(super) fn open_deadline(&self) -> Option<Instant> {
-        let free = self.paths.iter().filter(|path| path.is_free());
-        let due = free.filter_map(|path| due(path, &self.volumes)).map(|(at, _)| at).min();
-        due.filter(|_| may_open(&self.paths, &self.volumes) && self.is_running())
+    /// Has the next poll check what is due, since something has happened.
+    pub(super) fn wake(&mut self) {
+        self.next = None;
     }
 
-    /// Handles a notification that a device has changed. The device may not be open yet.
-    pub(super) fn on_changed(&mut self, id: PathId, device: u32, ctx: &mut Ctx<'_>) {
-        let path = &mut self.paths[id];
-        let mut any = false;
-        for volume in self.volumes.used() {
-            let last = volume.last().map(|last| last.device_id);
-            let (at, terms) = (volume.index(), &path.terms);
-            let known = terms.device_id(at).or_else(|| terms.standby_id(at)).or(last);
-            if known.is_none_or(|known| known == device) {
-                path.terms.reopen(volume.index()).changed(ctx.now);
-                any = true;
-            }
-        }
-        if any {
-            self.open_beside(ctx);
-        }
+    /// Whether a poll has to check what is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next.is_none_or(|at| at.is_some_and(|at| now >= at))
     }
 
-    /// Handles a successful open.
-    pub(super) fn on_opened(
+    /// Records the time of the next check after one that found nothing.
+    pub(super) fn checked(&mut self, next: Option<Instant>) {
+        self.next = Some(next);
+    }
+
+    /// Time of the next check, if it is known.
+    pub(super) fn next_check(&self) -> Option<Option<Instant>> {
+        self.next
+    }
+
+    /// Checks the server that has accepted a path, before a volume is opened there.
+    pub(super) fn admit(
         &mut self,
-        id: PathId,
-        asked: Asked,
-        opened: &Opened,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
-        let (device, standing) = (&opened.device, opened.standing);
-        let (at, again) = (asked.volume, asked.ask == Ask::Again);
-        let met = self.met(id, device, standing);
-        let server = self.paths[id].server();
-        let serves = self.volumes[at].moving.would_serve(standing);
-        if again && self.paths[id].terms.serves(at) {
-            self.volumes[at].moving.meet(standing, server);
-            if serves {
-                return self.on_opened_again(id, at, met, device, ctx);
-            }
-            self.stand_by(id, at, ctx);
-            return Ok(());
+        server: Option<ServerId>,
+        extensions: Extensions,
+        was_open: bool,
+    ) -> Result<(), Mismatch> {
+        // The export is checked once it is open.
+        let moves = self.server.has_gateways() || !was_open;
+        let moves = moves && extensions.gateways && server.is_some();
+        if let Some(mismatch) = self.server.refuses(server).filter(|_| !moves) {
+            return Err(mismatch);
         }
-        match self.judge_first(id, at, met, device) {
-            Some(why) => return self.refuse(id, at, why, ctx),
-            None => self.volumes[at].moving.meet(standing, server),
-        }
-        if !serves {
-            self.pin(at, server, opened, true);
-            self.paths[id].terms.stand_by(at, device.device_id);
-            return self.on_open(id, ctx);
-        }
-        let device = match self.volumes[at].fit(device) {
-            Ok(device) => device,
-            Err(failure) => return self.refuse(id, at, failure.into(), ctx),
-        };
-        let volume = &self.volumes[at];
-        volume.cache.compare(volume.last(), &device);
-        self.pin(at, server, opened, standing.is_some());
-        if let Some(watch) = self.volumes[at].cache.meet(ctx.now, &device) {
-            self.notify_all(&ShardMessage::Cache(at, watch), ctx);
-        }
-        if self.volumes[at].is_used() && self.volumes[at].opened(&device) {
-            self.notify_all(&ShardMessage::Open(at, Arc::clone(&device)), ctx);
-        }
-        self.paths[id].terms.agree(at, device.device_id, device.cache_id);
-        self.paths[id].fence.opened(at);
-        self.displace(id, at, ctx);
-        if self.paths[id].is_connected() {
-            self.advance_fences(ctx);
-            self.open_beside(ctx);
-            return Ok(());
-        }
-        self.on_open(id, ctx)
-    }
-
-    /// Server ID to compare with the pinned one. A volume that moves may be at any server if its
-    /// export ID proves that it is the same export; then the pinned ID is returned.
-    fn met(&self, id: PathId, device: &OpenDevice, standing: Option<Standing>) -> Option<ServerId> {
-        let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
-        let moves = standing.is_some() && is_certain && self.server.id().is_some();
-        if moves { self.server.id() } else { self.paths[id].server() }
-    }
-
-    /// Finishes an open: connects the path if this was its first volume.
-    fn on_open(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
-        if self.paths[id].is_connected() {
-            self.open_beside(ctx);
-            return Ok(());
-        }
-        self.paths[id].connected(ctx.now)?;
-        // The server has ended the path's previous connections, if they were to this server.
-        let path = &self.paths[id];
-        let is_there = |(server, _)| server == path.server() || !self.server.has_gateways();
-        if path.fence.lost_at().is_none_or(is_there) {
-            self.on_fenced(id, ctx);
-        }
-        if self.paths[id].is_leaving() {
-            self.end_path(id, End::ASKED, ctx);
-        } else {
-            self.advance_fences(ctx);
+        if extensions.gateways {
+            self.server.meet_gateway();
         }
         Ok(())
     }
 
-    /// Returns why a volume opened for the first time in this attempt cannot be used over the path.
-    fn judge_first(
+    /// Handles a successful open. An error ends the path.
+    fn opened(
         &mut self,
-        id: PathId,
-        at: DeviceIndex,
-        met: Option<ServerId>,
-        device: &OpenDevice,
-    ) -> Option<PathEnd> {
-        let (path, volume) = (&self.paths[id], &self.volumes[at]);
-        let server = MetServer { pinned: &self.server, met };
-        let connected = self.paths.others(id).any(Path::is_connected);
-        let serving = self.paths.others(id).any(|other| other.has(at));
+        answer: OpenAnswer<'_>,
+        routes: &mut Routes,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<Next, PathEnd> {
+        let OpenAnswer { path: id, asked, opened } = answer;
+        let (device, standing) = (&opened.device, opened.standing);
+        let (at, again) = (asked.volume, asked.ask == Ask::Again);
+        let server = routes.paths[id].server();
+        let serves = routes.volumes[at].moving.would_serve(standing);
+        if again && routes.paths[id].terms.serves(at) {
+            routes.volumes[at].moving.meet(standing, server);
+            if serves {
+                return self.opened_again(answer, routes, ctx);
+            }
+            routes.stand_by(id, at, ctx);
+            return Ok(Next::Nothing);
+        }
+        match self.judge(answer, routes) {
+            Some(why) => return refuse(id, at, why, routes, ctx),
+            None => routes.volumes[at].moving.meet(standing, server),
+        }
+        if !serves {
+            self.pin(answer, routes, true);
+            routes.paths[id].terms.stand_by(at, device.device_id);
+            return Ok(Next::StandBy);
+        }
+        let device = match routes.volumes[at].fit(device) {
+            Ok(device) => device,
+            Err(failure) => return refuse(id, at, failure.into(), routes, ctx),
+        };
+        let volume = &routes.volumes[at];
+        volume.cache.compare(volume.last(), &device);
+        self.pin(answer, routes, standing.is_some());
+        if let Some(watch) = routes.volumes[at].cache.meet(ctx.now, &device) {
+            routes.notify(&ShardMessage::Cache(at, watch), ctx);
+        }
+        if routes.volumes[at].is_used() && routes.volumes[at].opened(&device) {
+            routes.notify(&ShardMessage::Open(at, Arc::clone(&device)), ctx);
+        }
+        routes.paths[id].terms.agree(at, device.device_id, device.cache_id);
+        routes.paths[id].fence.opened(at);
+        routes.displace(id, at, ctx);
+        Ok(Next::Serve)
+    }
+
+    /// Handles a repeated open on a connected path.
+    fn opened_again(
+        &self,
+        answer: OpenAnswer<'_>,
+        routes: &mut Routes,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<Next, PathEnd> {
+        let OpenAnswer { path: id, asked: Asked { volume: at, .. }, opened } = answer;
+        let volume = &routes.volumes[at];
+        let Some(last) = volume.get() else { return Ok(Next::Nothing) };
+        let server = self.met(answer, routes);
+        match judge_again(&routes.paths[id], server, volume, last, &opened.device) {
+            Err(why) => return refuse(id, at, why, routes, ctx),
+            Ok(false) => {}
+            Ok(true) => match routes.volumes[at].fit(&opened.device) {
+                Err(failure) => return refuse(id, at, failure.into(), routes, ctx),
+                Ok(device) => {
+                    if routes.volumes[at].opened(&device) {
+                        routes.notify(&ShardMessage::Open(at, device), ctx);
+                    }
+                }
+            },
+        }
+        Ok(Next::OpenConnected)
+    }
+
+    /// Server to compare with the pinned one. A volume that moves may be at any server if its
+    /// export ID proves that it is the same export; then that is the pinned one.
+    fn met(&self, answer: OpenAnswer<'_>, routes: &Routes) -> MetServer<'_> {
+        let Opened { device, standing, .. } = answer.opened;
+        let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
+        let moves = standing.is_some() && is_certain && self.server.id().is_some();
+        let met = if moves { self.server.id() } else { routes.paths[answer.path].server() };
+        MetServer { pinned: &self.server, met }
+    }
+
+    /// Returns why a volume opened for the first time in this attempt cannot be used over the path.
+    fn judge(&self, answer: OpenAnswer<'_>, routes: &mut Routes) -> Option<PathEnd> {
+        let OpenAnswer { path: id, asked: Asked { volume: at, .. }, opened } = answer;
+        let (path, volume) = (&routes.paths[id], &routes.volumes[at]);
+        let (server, device) = (self.met(answer, routes), &opened.device);
+        let connected = routes.paths.others(id).any(Path::is_connected);
+        let serving = routes.paths.others(id).any(|other| other.has(at));
         let mismatch = identity::judge(server, &volume.pinned, volume.last(), device);
         let mismatch = mismatch.or_else(|| {
             let others = OtherPaths { connected, serving };
@@ -277,173 +325,195 @@ impl SessionControl {
         let same = |other: &&Volume| {
             path.terms.device_id(other.index()) == Some(device.device_id) && other.index() != at
         };
-        let twin = self.volumes.iter().find(same)?.export();
+        let twin = routes.volumes.iter().find(same)?.export();
         let why = format!("it is the same export as volume {twin} of this session");
         let failure = SessionFailure::Unusable(why);
-        self.volumes[at].fail(failure.clone());
+        routes.volumes[at].fail(failure.clone());
         Some(failure.into())
     }
 
     /// Pins server and export to those of a device that was opened and not refused. With `moves`,
     /// a server that is already pinned is kept.
-    fn pin(&mut self, at: DeviceIndex, server: Option<ServerId>, opened: &Opened, moves: bool) {
-        let before = self.volumes.identity(at, &self.server);
-        self.server.meet(server, opened.secret, moves);
-        self.volumes[at].pinned.meet(opened.device.export_id);
-        let met = self.volumes.identity(at, &self.server);
+    fn pin(&mut self, answer: OpenAnswer<'_>, routes: &mut Routes, moves: bool) {
+        let OpenAnswer { path, asked: Asked { volume: at, .. }, opened } = answer;
+        let before = routes.volumes.identity(at, &self.server);
+        self.server.meet(routes.paths[path].server(), opened.secret, moves);
+        routes.volumes[at].pinned.meet(opened.device.export_id);
+        let met = routes.volumes.identity(at, &self.server);
         if met != before {
             tracing::info!(identity = %met, "volume identity pinned");
         }
     }
+}
 
-    /// Handles a repeated open on a connected path.
-    fn on_opened_again(
-        &mut self,
-        id: PathId,
-        at: DeviceIndex,
-        met: Option<ServerId>,
-        device: &OpenDevice,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
-        let volume = &self.volumes[at];
-        let Some(last) = volume.get().filter(|_| !self.detaching) else { return Ok(()) };
-        let server = MetServer { pinned: &self.server, met };
-        match judge_again(&self.paths[id], server, volume, last, device) {
-            Err(why) => return self.refuse(id, at, why, ctx),
-            Ok(false) => {}
-            Ok(true) => match self.volumes[at].fit(device) {
-                Err(failure) => return self.refuse(id, at, failure.into(), ctx),
-                Ok(device) => {
-                    if self.volumes[at].opened(&device) {
-                        self.notify_all(&ShardMessage::Open(at, device), ctx);
-                    }
-                }
-            },
+/// Handles a refused open of a volume that was not removed. An error ends the path.
+fn refused(
+    id: PathId,
+    asked: Asked,
+    refusal: OpenRefused,
+    routes: &mut Routes,
+    ctx: &mut Ctx<'_>,
+) -> Result<Next, PathEnd> {
+    let Asked { volume: at, ask, until } = asked;
+    let Ask::Open(access) = ask else {
+        let (path, errno) = (routes.paths[id].name(), errno_name(refusal.errno));
+        tracing::warn!(%path, errno, "cannot reopen the changed device; access may be revoked");
+        return Ok(Next::Nothing);
+    };
+    let Routes { paths, volumes, .. } = routes;
+    match volumes[at].refused(ctx.now, refusal.errno, refusal.why, access) {
+        Ok(()) => paths[id].open(&volumes[at], Some(until), ctx).map(|()| Next::Nothing),
+        Err(failure) => refuse(id, at, failure.into(), routes, ctx),
+    }
+}
+
+/// Records why a path does not serve a volume. An error ends the path: it then serves nothing,
+/// or leads to another server.
+fn refuse(
+    id: PathId,
+    at: DeviceIndex,
+    why: PathEnd,
+    routes: &mut Routes,
+    ctx: &mut Ctx<'_>,
+) -> Result<Next, PathEnd> {
+    if matches!(&why, PathEnd::Mismatch(mismatch) if mismatch.is_of_server()) {
+        return Err(why);
+    }
+    let path = &mut routes.paths[id];
+    let export = routes.volumes[at].export();
+    let served = path.terms.serves(at);
+    let wait = path.terms.refuse(at, why.clone(), ctx.now);
+    if path.is_connected() && path.terms.is_of_use() {
+        let (path, again_ms) = (path.name(), wait.as_millis());
+        tracing::warn!(%path, volume = export, again_ms, "path without this volume: {why}");
+        if served && let Some(message) = routes.paths[id].leaves(at) {
+            routes.notify(&message, ctx);
         }
-        self.open_beside(ctx);
-        Ok(())
+        routes.check_lost(at, ctx);
+        return Ok(Next::CheckAttach);
+    }
+    if path.state() == PathState::Opening && is_untried(path, &routes.volumes) {
+        tracing::warn!(path = %path.name(), volume = export, "path without this volume: {why}");
+        return Ok(Next::OpenConnecting);
+    }
+    if routes.volumes.iter().nth(1).is_none() {
+        return Err(why);
+    }
+    let refused = routes.volumes.iter().filter_map(|volume| {
+        let why = path.terms.refusal(volume.index())?;
+        Some((volume.export().to_owned(), why.clone()))
+    });
+    Err(PathEnd::Volumes(refused.collect()))
+}
+
+impl SessionControl {
+    /// Starts the next open on a connecting path. Returns whether one was started.
+    pub(super) fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let next = if self.is_running() { next_connecting(&self.routes) } else { None };
+        let Some((id, volume)) = next else { return false };
+        let asked = self.routes.open(id, volume, ctx);
+        self.end_if_failed(id, asked, ctx);
+        true
     }
 
-    /// Handles a refused open.
+    /// Starts the next due open on a connected path. Returns whether one was started.
+    pub(super) fn open_beside(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let next = if self.is_running() { next_connected(&self.routes, ctx.now) } else { None };
+        let Some((id, volume)) = next else { return false };
+        let asked = self.routes.open(id, volume, ctx);
+        self.end_if_failed(id, asked, ctx);
+        true
+    }
+
+    /// Handles a successful open, unless the session is being ended. An error ends the path.
+    pub(super) fn on_opened(
+        &mut self,
+        answer: OpenAnswer<'_>,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), PathEnd> {
+        if self.closing.is_detaching() {
+            return Ok(());
+        }
+        let next = self.opening.opened(answer, &mut self.routes, ctx)?;
+        self.proceed(answer.path, next, ctx)
+    }
+
+    /// Handles a refused open. An error ends the path.
     pub(super) fn on_open_refused(
         &mut self,
         id: PathId,
-        Asked { volume: at, ask, until }: Asked,
-        code: u16,
-        why: Option<OpenRefusal>,
+        asked: Asked,
+        refusal: OpenRefused,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
-        let volume = &mut self.volumes[at];
-        if code == errno::EIDRM && (ask == Ask::Again || volume.was_open()) {
+        let at = asked.volume;
+        let was_open = asked.ask == Ask::Again || self.routes.volumes[at].was_open();
+        let next = if refusal.errno == errno::EIDRM && was_open {
             self.on_removed(at, Some(id), ctx);
             let why = PathEnd::from(SessionFailure::Removed);
-            return if self.failure().is_some() { Err(why) } else { self.refuse(id, at, why, ctx) };
-        }
-        let Ask::Open(access) = ask else {
-            let (path, errno) = (self.paths[id].name(), errno_name(code));
-            tracing::warn!(%path, errno, "cannot reopen the changed device; access may be revoked");
-            return Ok(());
+            if self.failure().is_some() {
+                return Err(why);
+            }
+            refuse(id, at, why, &mut self.routes, ctx)?
+        } else {
+            refused(id, asked, refusal, &mut self.routes, ctx)?
         };
-        match volume.refused(ctx.now, code, why, access) {
-            Ok(()) => self.paths[id].open(volume, Some(until), ctx),
-            Err(failure) => self.refuse(id, at, failure.into(), ctx),
-        }
+        self.proceed(id, next, ctx)
     }
 
-    /// Records why a path does not serve a volume. An error ends the path: it then serves nothing,
-    /// or leads to another server.
-    fn refuse(
-        &mut self,
-        id: PathId,
-        at: DeviceIndex,
-        why: PathEnd,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
-        if matches!(&why, PathEnd::Mismatch(mismatch) if mismatch.is_of_server()) {
-            return Err(why);
-        }
-        let path = &mut self.paths[id];
-        let export = self.volumes[at].export();
-        let served = path.terms.serves(at);
-        let wait = path.terms.refuse(at, why.clone(), ctx.now);
-        if path.is_connected() && path.terms.is_of_use() {
-            let (path, again_ms) = (path.name(), wait.as_millis());
-            tracing::warn!(%path, volume = export, again_ms, "path without this volume: {why}");
-            if served && let Some(message) = self.paths[id].leaves(at) {
-                self.notify_all(&message, ctx);
+    /// Does the work that an answer to an open on this path leaves.
+    fn proceed(&mut self, id: PathId, next: Next, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
+        let is_connected = self.routes.paths[id].is_connected();
+        match next {
+            Next::Nothing => {}
+            Next::CheckAttach => self.check_attach(ctx.now),
+            Next::OpenConnecting => {
+                self.open_next(ctx);
             }
-            self.check_lost(at, ctx);
-            self.check_attach(ctx.now);
-            return Ok(());
+            Next::Serve | Next::StandBy if !is_connected => return self.connect(id, ctx),
+            Next::Serve => {
+                self.advance_fences(ctx);
+                self.open_beside(ctx);
+            }
+            Next::StandBy | Next::OpenConnected => {
+                self.open_beside(ctx);
+            }
         }
-        if path.state() == PathState::Opening && is_untried(path, &self.volumes) {
-            tracing::warn!(path = %path.name(), volume = export, "path without this volume: {why}");
-            self.open_next(ctx);
-            return Ok(());
-        }
-        if self.volumes.iter().nth(1).is_none() {
-            return Err(why);
-        }
-        let refused = self.volumes.iter().filter_map(|volume| {
-            let why = path.terms.refusal(volume.index())?;
-            Some((volume.export().to_owned(), why.clone()))
-        });
-        Err(PathEnd::Volumes(refused.collect()))
+        Ok(())
     }
 
-    /// Fails volumes that were never open when every path was refused or has failed, and one path
-    /// is connected without them.
-    pub(super) fn check_refused(&mut self, now: Instant) {
-        let connected = self.paths.are_connected();
-        for volume in self.volumes.iter_mut().filter(|_| connected) {
-            if volume.was_open() || volume.failure().is_some() || volume.is_patient(now) {
-                continue;
-            }
-            let refusal = |path: &Path| path.terms.refusal(volume.index()).map(ToString::to_string);
-            let mut paths = self.paths.listed();
-            if paths.all(|path| path.has_failed() || refusal(path).is_some()) {
-                let why = self
-                    .paths
-                    .listed()
-                    .filter_map(|path| Some(format!("{}: {}", path.name(), refusal(path)?)));
-                let why = why.collect::<Vec<_>>().join("; ");
-                volume.fail(SessionFailure::Unreachable(why));
-            }
+    /// Connects a path after its first open.
+    fn connect(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
+        self.routes.paths[id].connected(ctx.now)?;
+        // The server has ended the path's previous connections, if they were to this server.
+        let path = &self.routes.paths[id];
+        let has_gateways = self.opening.server().has_gateways();
+        let is_there = |(server, _)| server == path.server() || !has_gateways;
+        if path.fence.lost_at().is_none_or(is_there) {
+            self.routes.fenced(id, ctx);
         }
+        if self.routes.paths[id].is_leaving() {
+            self.end_path(id, End::ASKED, ctx);
+        } else {
+            self.advance_fences(ctx);
+        }
+        Ok(())
     }
 
     /// Handles the removal of an open volume's export by the server's operator. A later export of
     /// that name is not the one its users know, so no path tries again.
     pub(super) fn on_removed(&mut self, at: DeviceIndex, over: Option<PathId>, ctx: &mut Ctx<'_>) {
-        let gone = self.volumes.get(at).is_none_or(|volume| volume.failure().is_some());
-        let over_already = gone || self.failure().is_some() || self.detaching;
+        let gone = self.routes.volumes.get(at).is_none_or(|volume| volume.failure().is_some());
+        let over_already = gone || self.failure().is_some() || self.closing.is_detaching();
         if over_already || rtrs_core::mutated!(RemovedIgnored) {
             return;
         }
-        self.volumes[at].removed();
-        self.notify_all(&ShardMessage::GiveUp(at), ctx);
+        self.routes.volumes[at].removed();
+        self.routes.notify(&ShardMessage::GiveUp(at), ctx);
         if self.failure().is_some() {
-            for other in self.paths.ids().filter(|other| Some(*other) != over) {
+            for other in self.routes.paths.ids().filter(|other| Some(*other) != over) {
                 self.end_path(other, End::failed(SessionFailure::Removed), ctx);
             }
-        }
-    }
-
-    /// Updates a volume after a path has stopped serving it.
-    pub(super) fn check_lost(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
-        let volume = &mut self.volumes[at];
-        if !volume.is_open() {
-            return;
-        }
-        // A connected path that still waits for fences cannot carry IO.
-        if !self.paths.iter().any(|path| path.carries(at)) {
-            volume.no_path.begin(ctx.now);
-        }
-        // The server closes the volume with the last path of the session.
-        if !self.paths.iter().any(|path| path.has(at)) {
-            volume.lost();
-            volume.no_path.begin(ctx.now);
-            self.notify_all(&ShardMessage::Closed(at), ctx);
         }
     }
 }

@@ -7,7 +7,7 @@ use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
 use super::change::ChangeError;
-use super::path::Path;
+use super::path::{Path, STEP_TIMEOUT};
 use crate::engine::path_end::PathEnd;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::state::PathState;
@@ -142,6 +142,13 @@ impl Paths {
             path.state() == PathState::Connecting && now.since(path.started()) < OPENER_TIME_MAX
         };
         !self.are_known() && self.others(id).any(opens)
+    }
+
+    /// Latest time for a path to get its turn to open the device. Every path ahead has its own
+    /// timeout.
+    pub(super) fn turn_until(&self, now: Instant) -> Instant {
+        let turns = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
+        now + STEP_TIMEOUT * turns
     }
 
     /// Whether a path is using this permit of the control shard.

@@ -14,6 +14,7 @@ use super::volumes::Volumes;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::path_end::PathEnd;
 use crate::engine::session::SessionConfig;
+use crate::path::state::PathState;
 
 /// State of a session on its control shard.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +24,7 @@ pub(crate) struct SessionView<'a> {
     pub(super) volumes: &'a Volumes,
     pub(super) bounds: &'a Bounds,
     pub(super) server: &'a PinnedServer,
+    pub(super) detaching: bool,
 }
 
 impl<'a> SessionView<'a> {
@@ -34,6 +36,11 @@ impl<'a> SessionView<'a> {
     /// Whether a volume is open at the server.
     pub(crate) fn is_open(self, volume: DeviceIndex) -> bool {
         self.volumes.get(volume).is_some_and(Volume::is_open)
+    }
+
+    /// Whether a detach has finished.
+    pub(crate) fn is_done(self) -> bool {
+        self.detaching && self.paths.iter().all(|path| path.state() == PathState::Gone)
     }
 
     /// Whether the session has a volume of this export, or is closing it.

@@ -7,8 +7,8 @@ use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use rtrs_core::identity::{Identity, ServerId};
-use rtrs_core::ids::PathId;
-use rtrs_core::time::Instant;
+use rtrs_core::ids::{CoreIndex, PathId};
+use rtrs_core::time::{Duration, Instant};
 
 use super::change::ChangeError;
 use super::failure::{ONE_SERVER, SessionFailure};
@@ -17,10 +17,15 @@ use super::volume::Volume;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::{NoPath, SessionConfig, VOLUMES_MAX, VolumeConfig};
 
+/// Minimum time between two checks of the epochs, if there are several volumes.
+const KEEP_EVERY: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
 pub(super) struct Volumes {
     config: Arc<SessionConfig>,
     rows: Vec<Option<Volume>>,
+    /// Time of the next check of the epochs, if there are several volumes.
+    next_keep: Instant,
 }
 
 impl Volumes {
@@ -29,7 +34,8 @@ impl Volumes {
     pub(super) fn new(now: Instant, config: &Arc<SessionConfig>) -> Self {
         let count = config.volumes.len();
         assert!((1..=VOLUMES_MAX).contains(&count), "a session of {count} volumes");
-        let mut volumes = Self { config: Arc::clone(config), rows: Vec::new() };
+        let mut volumes =
+            Self { config: Arc::clone(config), rows: Vec::new(), next_keep: Instant::ZERO };
         let server = first_server(config);
         let patient_until = now + config.open_patience;
         for volume in &config.volumes {
@@ -137,6 +143,47 @@ impl Volumes {
     /// that volume to another.
     pub(super) fn are_closing(&self) -> bool {
         self.iter().any(Volume::is_closing)
+    }
+
+    /// Starts to close a volume that its user has released. Returns its index.
+    pub(super) fn settle(&mut self, export: &str) -> Result<DeviceIndex, ChangeError> {
+        let at = self.named(export).ok_or_else(|| ChangeError::NoVolume(export.to_owned()))?;
+        if self.used().nth(1).is_none() {
+            return Err(ChangeError::LastVolume(export.to_owned()));
+        }
+        let shards = self.config.shards;
+        self[at].settle(shards);
+        Ok(at)
+    }
+
+    /// Records that a shard's IO of a volume that is being closed has ended. Returns whether the
+    /// volume has to be closed now.
+    pub(super) fn settled(&mut self, at: DeviceIndex, shard: CoreIndex) -> bool {
+        self.get(at).is_some() && self[at].settled(shard)
+    }
+
+    /// Saves the epochs that are due, and returns the volumes whose IO has waited too long for a
+    /// path. With `detaching`, there are none of these.
+    pub(super) fn poll(&mut self, now: Instant, detaching: bool) -> Vec<DeviceIndex> {
+        let mut expired = Vec::new();
+        let keeps = self.iter().nth(1).is_none() || now >= self.next_keep;
+        if keeps {
+            self.next_keep = now + KEEP_EVERY;
+        }
+        for volume in self.iter_mut() {
+            if !detaching && volume.no_path.expire(now) {
+                expired.push(volume.index());
+            }
+            if keeps {
+                volume.cache.keep(now);
+            }
+        }
+        expired
+    }
+
+    /// Time at which the IO of a volume has waited too long for a path.
+    pub(super) fn no_path_deadline(&self) -> Option<Instant> {
+        self.iter().filter_map(|volume| volume.no_path.deadline()).min()
     }
 
     /// Volume whose close this path has yet to answer.

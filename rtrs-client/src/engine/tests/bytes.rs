@@ -105,7 +105,7 @@ fn control_requests() {
         s.how.keep_chunks = true;
     });
     fixture.detach();
-    fixture.until("the end", SEC, |s| s.client.control.is_done());
+    fixture.until("the end", SEC, |s| s.client.control.view().is_done());
     let requests: Vec<_> = fixture.server.requests().cloned().collect();
     let [info, open, close] = <[Request; 3]>::try_from(requests).expect("three requests");
     assert!([&info, &open, &close].iter().all(|r| r.cid.0 == 0 && r.permit.0 == 0));

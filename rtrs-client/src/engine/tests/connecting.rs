@@ -498,7 +498,7 @@ fn a_session_whose_paths_all_fail_at_first_fails_with_all_reasons() {
     fixture.run(5 * SEC);
     assert_eq!(fixture.server.seen.len(), seen);
     fixture.detach();
-    fixture.until("the end", SEC, |s| s.client.control.is_done());
+    fixture.until("the end", SEC, |s| s.client.control.view().is_done());
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn the_device_is_closed_before_the_connections_end() {
     fixture.read(1, 0, 4096);
     let before = fixture.server.seen.len();
     fixture.detach();
-    fixture.until("the end", 100 * MS, |s| s.client.control.is_done());
+    fixture.until("the end", 100 * MS, |s| s.client.control.view().is_done());
     fixture.run(100 * MS);
     let after = &fixture.server.seen[before..];
     assert!(matches!(&after[0], Seen::Request(r) if r.tail[0] == 5), "CLOSE is first: {after:?}");
@@ -47,7 +47,7 @@ fn a_detach_while_a_path_opens_again_closes_the_device() {
         assert_eq!(fixture.server.seen.len(), before, "all opens and the close use one permit");
         fixture.server.how.hold_control = false;
         fixture.server.release();
-        fixture.until("the end", SEC, |s| s.client.control.is_done());
+        fixture.until("the end", SEC, |s| s.client.control.view().is_done());
         let closes = fixture.server.seen[before..].iter();
         let closes = closes.filter(|seen| matches!(seen, Seen::Request(r) if r.tail[0] == 5));
         assert_eq!(closes.count(), 1, "over {paths} paths");
@@ -59,7 +59,7 @@ fn a_detach_while_a_path_opens_again_closes_the_device() {
     fixture.server.immediate(0, 0, Imm::Changed { device }.encode());
     fixture.until("the open", SEC, |s| s.server.held.len() == 1);
     fixture.detach();
-    fixture.until("the end", 3 * SEC, |s| s.client.control.is_done());
+    fixture.until("the end", 3 * SEC, |s| s.client.control.view().is_done());
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_server_that_does_not_answer_does_not_delay_a_detach() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.hold_control = true;
     fixture.detach();
-    fixture.until("the end", 3 * SEC, |s| s.client.control.is_done());
+    fixture.until("the end", 3 * SEC, |s| s.client.control.view().is_done());
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn an_unreachable_server_does_not_delay_a_detach() {
         fixture.world.silence(server_ip(0), client_ip(0));
         fixture.link_down(1);
         fixture.detach();
-        fixture.until("the end", 8 * SEC, |s| s.client.control.is_done());
+        fixture.until("the end", 8 * SEC, |s| s.client.control.view().is_done());
     }
 }
 
@@ -93,7 +93,7 @@ fn detach_works_in_every_state() {
         let mut fixture = Fixture::new(|s| s.paths = 2);
         fixture.run(MS / 100 * steps);
         fixture.detach();
-        fixture.until("the end", 8 * SEC, |s| s.client.control.is_done());
+        fixture.until("the end", 8 * SEC, |s| s.client.control.view().is_done());
         fixture.run(8 * SEC);
         assert!(fixture.server.paths.is_empty(), "after {steps}");
         assert_eq!(fixture.client.states(), [PathState::Gone; 2]);
@@ -102,13 +102,13 @@ fn detach_works_in_every_state() {
     let mut fixture = Fixture::new(|s| s.how.refuse = Some(ConnRsp::reject(104).encode().to_vec()));
     fixture.until("a wait", SEC, |s| s.client.states() == [PathState::Waiting]);
     fixture.detach();
-    fixture.until("the end", MS, |s| s.client.control.is_done());
+    fixture.until("the end", MS, |s| s.client.control.view().is_done());
     // Without a reachable server.
     let mut fixture = Fixture::new(|_| {});
     fixture.link_down(0);
     fixture.run(10 * MS);
     fixture.detach();
-    fixture.until("the end", MS, |s| s.client.control.is_done());
+    fixture.until("the end", MS, |s| s.client.control.view().is_done());
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn io_in_flight_at_a_detach_ends_once() {
     let tags: Vec<_> = (0..5).map(|_| fixture.submit(0, IoOp::Read, 0, 512)).collect();
     fixture.until("requests", SEC, |s| s.server.held.len() == 2);
     fixture.detach();
-    fixture.until("the end", 3 * SEC, |s| s.client.control.is_done());
+    fixture.until("the end", 3 * SEC, |s| s.client.control.view().is_done());
     fixture.drain(3 * SEC);
     for tag in &tags[..2] {
         assert_eq!(fixture.client.status(*tag), Some(IoStatus::Aborted));
@@ -139,5 +139,5 @@ fn a_path_that_dies_while_the_device_is_closing_does_not_stop_the_end() {
     fixture.detach();
     fixture.run(10 * MS);
     fixture.server.end_path(fixture.now(), 0);
-    fixture.until("the end", 3 * SEC, |s| s.client.control.is_done());
+    fixture.until("the end", 3 * SEC, |s| s.client.control.view().is_done());
 }

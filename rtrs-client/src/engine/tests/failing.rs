@@ -245,7 +245,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     let refused = refused.to_string();
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
     fixture.detach();
-    fixture.until("the detach", SEC, |s| s.client.control.is_done());
+    fixture.until("the detach", SEC, |s| s.client.control.view().is_done());
 }
 
 /// Checks that nothing waits for a path, none is tried again, and the reason is reported.
@@ -266,7 +266,7 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     fixture.run(60 * SEC);
     assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     fixture.detach();
-    fixture.until("the detach", SEC, |s| s.client.control.is_done());
+    fixture.until("the detach", SEC, |s| s.client.control.view().is_done());
 }
 
 #[test]

@@ -246,7 +246,7 @@ fn paths_that_are_up_or_kept_down_are_left_alone() {
     let seen = fixture.server.connects().len();
     fixture.detach();
     storm(&mut fixture, SEC);
-    fixture.until("the end", 5 * SEC, |s| s.client.control.is_done());
+    fixture.until("the end", 5 * SEC, |s| s.client.control.view().is_done());
     storm(&mut fixture, SEC);
     assert_eq!(fixture.client.states(), [PathState::Gone; 3]);
     assert_eq!(fixture.server.connects().len(), seen, "no path reconnects");

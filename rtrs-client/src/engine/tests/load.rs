@@ -205,7 +205,7 @@ impl Load {
             self.check_read(&io);
         }
         self.fixture.detach();
-        self.fixture.until("the end", 8 * SEC, |s| s.client.control.is_done());
+        self.fixture.until("the end", 8 * SEC, |s| s.client.control.view().is_done());
         before
     }
 }
@@ -226,7 +226,7 @@ fn a_detach_under_faults_ends_everything() {
         let time = load.prng.duration(Duration::ZERO..=800 * MS);
         load.work(time);
         load.fixture.detach();
-        load.fixture.until("the end", 9 * SEC, |s| s.client.control.is_done());
+        load.fixture.until("the end", 9 * SEC, |s| s.client.control.view().is_done());
         load.fixture.drain(3 * SEC);
         load.reap();
         assert!(load.flying.is_empty());

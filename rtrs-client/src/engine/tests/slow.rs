@@ -275,7 +275,7 @@ fn a_slow_request_ends_with_its_session() {
             fixture.server.how.hold_control = hold_control;
             let waits = fixture.submit(0, IoOp::Read, 0, 512);
             fixture.detach();
-            fixture.until("the detach", 4 * SEC, |s| s.client.control.is_done());
+            fixture.until("the detach", 4 * SEC, |s| s.client.control.view().is_done());
             fixture.drain(SEC);
             for tag in [tag, waits] {
                 assert!(fixture.client.status(tag).is_some_and(|status| !status.is_ok()));

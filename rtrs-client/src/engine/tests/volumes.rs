@@ -63,7 +63,7 @@ fn each_path_opens_every_volume_and_carries_io_of_each() {
     assert_eq!(fixture.server.disk[4096..8192], read);
     assert_eq!(fixture.server.more.named("vol1").disk[4096..8192], [3; 4096]);
     fixture.detach();
-    fixture.until("the end", SEC, |s| s.client.control.is_done());
+    fixture.until("the end", SEC, |s| s.client.control.view().is_done());
     assert_eq!(fixture.server.more.named("vol1").closes, 1, "each is closed in order, once");
 }
 

@@ -418,7 +418,7 @@ fn a_detach_ends_volumes_that_come_and_go() {
         close(&mut fixture, "vol1").expect("others are left");
         fixture.run(MS / 100 * steps);
         fixture.detach();
-        fixture.until("the end", 8 * SEC, |s| s.client.control.is_done());
+        fixture.until("the end", 8 * SEC, |s| s.client.control.view().is_done());
         fixture.run(SEC);
         assert!(fixture.server.paths.is_empty(), "after {steps}");
     }

@@ -1,4 +1,4 @@
-//! Authentication on a path without TLS: proves the client's identity and checks the server's
+//! Handling of CHALLENGE and AUTH on a path without TLS: proves the client's identity and checks the server's
 //! before the path opens the device.
 
 use rtrs_core::time::Instant;
@@ -9,17 +9,13 @@ use super::{Path, STEP_TIMEOUT};
 use crate::engine::ctx::Ctx;
 use crate::engine::path_end::PathEnd;
 use crate::engine::prover::{AuthError, Prover};
+use crate::path::handshake::Proof;
 use crate::path::state::PathState;
 
 impl Path {
     /// Prover of the client's identity, if this path needs one.
     pub(super) fn prover(&self) -> Option<&Prover> {
         self.config.prover.as_ref().filter(|_| self.target.proves)
-    }
-
-    /// Whether the server has not answered a challenge yet.
-    pub(in crate::engine::control) fn is_asking(&self) -> bool {
-        self.challenge.is_some()
     }
 
     /// Checks that both ends agree on authentication. A connection without it is refused if either
@@ -41,12 +37,26 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_challenge(&challenge, fabric))
     }
 
-    /// Checks the server's proof, and sends that of the client.
-    pub(in crate::engine::control) fn challenged(
+    /// Handles an answer to CHALLENGE or AUTH. Returns whether the server has accepted the client:
+    /// the path then opens the device when its turn comes, at `until` at the latest.
+    pub(in crate::engine::control) fn on_proof(
         &mut self,
-        answer: &ChallengeRsp,
+        proof: Proof,
+        until: Instant,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
+    ) -> Result<bool, PathEnd> {
+        match proof {
+            Proof::Server(answer) => self.challenged(&answer, ctx).map(|()| false),
+            Proof::Accepted => self.authenticated(until).map(|()| true),
+            Proof::Refused(errno) => {
+                let asked = self.challenge.is_some();
+                Err(AuthError::Refused { errno, asked }.into())
+            }
+        }
+    }
+
+    /// Checks the server's proof, and sends that of the client.
+    fn challenged(&mut self, answer: &ChallengeRsp, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         let challenge = self.challenge.take().filter(|_| self.state == PathState::Authenticating);
         let Some(challenge) = challenge else {
             return Err(self.internal_error("an answer to no challenge"));
@@ -66,12 +76,7 @@ impl Path {
         self.post(ctx, |service, fabric| service.post_auth(&proof, fabric))
     }
 
-    /// Handles the server's acceptance of the client. The path opens the device when its turn
-    /// comes, at `until` at the latest.
-    pub(in crate::engine::control) fn authenticated(
-        &mut self,
-        until: Instant,
-    ) -> Result<(), PathEnd> {
+    fn authenticated(&mut self, until: Instant) -> Result<(), PathEnd> {
         if self.state != PathState::Authenticating {
             return Err(self.internal_error("an answer to no proof"));
         }

@@ -1,0 +1,189 @@
+//! Paths and volumes of a session, and which path serves which volume.
+
+use std::sync::Arc;
+
+use rtrs_core::ids::PathId;
+use rtrs_core::time::{Duration, Instant};
+
+use super::failure::SessionFailure;
+use super::path::Path;
+use super::paths::Paths;
+use super::volumes::Volumes;
+use crate::engine::ctx::Ctx;
+use crate::engine::device_set::DeviceIndex;
+use crate::engine::message::ShardMessage;
+use crate::engine::path_end::PathEnd;
+use crate::engine::session::{CONTROL, SessionConfig, Tuning};
+use crate::path::state::PathState;
+
+/// Interval before the next request to a server that wrongly claims to be active.
+const STALE_EVERY: Duration = Duration::from_secs(1);
+
+/// Paths and volumes of a session.
+#[derive(Debug)]
+pub(super) struct Routes {
+    pub(super) paths: Paths,
+    pub(super) volumes: Volumes,
+    shards: u16,
+}
+
+impl Routes {
+    pub(super) fn new(now: Instant, config: &Arc<SessionConfig>, uuids: &[[u8; 16]]) -> Self {
+        Self {
+            paths: Paths::new(now, config, uuids),
+            volumes: Volumes::new(now, config),
+            shards: config.shards,
+        }
+    }
+
+    /// Applies other settings.
+    pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
+        self.paths.tune(now, config, tuning);
+        self.volumes.tune(config);
+    }
+
+    /// Queues a message for all shards.
+    pub(super) fn notify(&self, message: &ShardMessage, ctx: &mut Ctx<'_>) {
+        ctx.out.all_shards(self.shards, message);
+    }
+
+    /// Whether the permit for opens is free and no path is connecting, which takes precedence.
+    pub(super) fn may_ask(&self) -> bool {
+        !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none()
+    }
+
+    /// Opens a volume over a path, or opens it again if the path has it open.
+    pub(super) fn open(
+        &mut self,
+        id: PathId,
+        at: DeviceIndex,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), PathEnd> {
+        let (path, volume) = (&mut self.paths[id], &self.volumes[at]);
+        if path.terms.serves(at) || path.terms.is_standby(at) {
+            path.open_again(volume, ctx)
+        } else {
+            path.open(volume, None, ctx)
+        }
+    }
+
+    /// Records that a device has changed at the server; it may not be open yet. Returns whether a
+    /// volume has to be opened again.
+    pub(super) fn changed(&mut self, id: PathId, device: u32, now: Instant) -> bool {
+        let path = &mut self.paths[id];
+        let mut any = false;
+        for volume in self.volumes.used() {
+            let last = volume.last().map(|last| last.device_id);
+            let (at, terms) = (volume.index(), &path.terms);
+            let known = terms.device_id(at).or_else(|| terms.standby_id(at)).or(last);
+            if known.is_none_or(|known| known == device) {
+                path.terms.reopen(volume.index()).changed(now);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Updates a volume after a path has stopped serving it.
+    pub(super) fn check_lost(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
+        let volume = &mut self.volumes[at];
+        if !volume.is_open() {
+            return;
+        }
+        // A connected path that still waits for fences cannot carry IO.
+        if !self.paths.iter().any(|path| path.carries(at)) {
+            volume.no_path.begin(ctx.now);
+        }
+        // The server closes the volume with the last path of the session.
+        if !self.paths.iter().any(|path| path.has(at)) {
+            volume.lost();
+            volume.no_path.begin(ctx.now);
+            self.notify(&ShardMessage::Closed(at), ctx);
+        }
+    }
+
+    /// Updates the volumes after a path became unusable.
+    pub(super) fn path_lost(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
+        for volume in self.volumes.iter() {
+            let epoch = |path: &Path| Some((path.terms.cache_id(volume.index())?, path.started()));
+            let connected = self.paths.iter().filter(|path| path.is_connected());
+            volume.cache.review(connected.filter_map(epoch));
+        }
+        for volume in self.volumes.ids() {
+            self.volumes[volume].moving.path_lost(id, ctx.now);
+            self.check_lost(volume, ctx);
+        }
+    }
+
+    /// Stops serving a volume over a path whose server has become standby.
+    pub(super) fn stand_by(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
+        let path = &mut self.paths[id];
+        let leaves = path.leaves(at).filter(|_| path.terms.serves(at));
+        if let Some(device) = path.terms.device_id(at) {
+            path.terms.stand_by(at, device);
+        }
+        if let Some(message) = leaves {
+            self.notify(&message, ctx);
+        }
+        self.check_lost(at, ctx);
+    }
+
+    /// Stops serving a volume over paths to other servers once a path to the active server serves
+    /// it.
+    pub(super) fn displace(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
+        let server = self.paths[id].server();
+        let stale = |path: &&Path| path.has(at) && path.server() != server;
+        let stale: Vec<PathId> = self.paths.others(id).filter(stale).map(Path::id).collect();
+        for other in stale {
+            self.stand_by(other, at, ctx);
+            self.paths[other].terms.reopen(at).changed(ctx.now + STALE_EVERY);
+        }
+    }
+
+    /// Ends the wait for a path's fence, if there is one: the server starts none of its old
+    /// requests any more. Returns whether shards were notified.
+    pub(super) fn fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
+        let message = self.paths[id].fenced();
+        if let Some(message) = &message {
+            self.notify(message, ctx);
+        }
+        message.is_some()
+    }
+
+    /// Fails waiting and new IO of all volumes.
+    pub(super) fn give_up(&self, ctx: &mut Ctx<'_>) {
+        for volume in self.volumes.iter() {
+            self.notify(&ShardMessage::GiveUp(volume.index()), ctx);
+        }
+    }
+
+    /// Frees the index of a volume that is closed at the server.
+    pub(super) fn remove(&mut self, at: DeviceIndex) {
+        for path in self.paths.iter_mut() {
+            path.terms.forget(at);
+            path.fence.forget(at);
+        }
+        self.volumes.remove(at);
+    }
+
+    /// Fails volumes that were never open when every path was refused or has failed, and one path
+    /// is connected without them.
+    pub(super) fn fail_refused(&mut self, now: Instant) {
+        let connected = self.paths.are_connected();
+        for volume in self.volumes.iter_mut().filter(|_| connected) {
+            if volume.was_open() || volume.failure().is_some() || volume.is_patient(now) {
+                continue;
+            }
+            let refusal = |path: &Path| path.terms.refusal(volume.index()).map(ToString::to_string);
+            let mut paths = self.paths.listed();
+            if paths.all(|path| path.has_failed() || refusal(path).is_some()) {
+                let why = self
+                    .paths
+                    .listed()
+                    .filter_map(|path| Some(format!("{}: {}", path.name(), refusal(path)?)));
+                let why = why.collect::<Vec<_>>().join("; ");
+                volume.fail(SessionFailure::Unreachable(why));
+            }
+        }
+    }
+}
