@@ -168,7 +168,7 @@ impl ClientEngine {
         fabrics: &mut Fabrics,
     ) {
         if !self.give(now, provider, event, fabrics) {
-            self.shard.borrow_mut().event_of_nobody();
+            self.shard.borrow_mut().unclaimed_event();
         }
         self.deliver(now, fabrics);
     }
@@ -221,7 +221,7 @@ impl ClientEngine {
         match (message, self.control.as_mut()) {
             (Message::Shard(message), _) => self.shard.borrow_mut().handle_message(message, ctx),
             (Message::Control(message), Some(control)) => control.handle_message(message, ctx),
-            (Message::Control(_), None) => self.shard.borrow_mut().event_of_nobody(),
+            (Message::Control(_), None) => self.shard.borrow_mut().unclaimed_event(),
         }
     }
 

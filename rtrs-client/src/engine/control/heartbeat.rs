@@ -53,7 +53,7 @@ pub(super) struct HeartbeatMonitor {
     /// Time at which another path confirmed that the server runs while this path was silent.
     confirmed: Option<Instant>,
     /// Longest heartbeat interval that the server accepts on an idle path.
-    takes: Duration,
+    server_idle_max: Duration,
     count: HeartbeatCount,
 }
 
@@ -62,16 +62,16 @@ impl HeartbeatMonitor {
     /// `rtrs-server`.
     pub(super) fn new(settings: [HeartbeatSettings; 2]) -> Self {
         let (seen, count) = (Instant::ZERO, HeartbeatCount::default());
-        Self { settings, beat: None, seen, confirmed: None, takes: Duration::ZERO, count }
+        Self { settings, beat: None, seen, confirmed: None, server_idle_max: Duration::ZERO, count }
     }
 
-    /// Starts to monitor the path. `ours` means that the server is `rtrs-server`; `takes` is the
+    /// Starts to monitor the path. `ours` means that the server is `rtrs-server`; `server_idle_max` is the
     /// longest interval that it accepts on an idle path, zero for only the usual one.
-    pub(super) fn start(&mut self, now: Instant, ours: bool, takes: Duration) {
-        (self.seen, self.confirmed, self.takes) = (now, None, takes);
+    pub(super) fn start(&mut self, now: Instant, ours: bool, server_idle_max: Duration) {
+        (self.seen, self.confirmed, self.server_idle_max) = (now, None, server_idle_max);
         let settings = self.settings[usize::from(ours)];
         let mut beat = Heartbeat::new(settings.interval, settings.missed_max, now);
-        beat.back_off(settings.idle_max.min(takes));
+        beat.back_off(settings.idle_max.min(server_idle_max));
         self.beat = Some((beat, settings));
     }
 
@@ -82,7 +82,7 @@ impl HeartbeatMonitor {
         let watched = self.beat.as_ref().map(|(_, settings)| *settings);
         let is = |at: usize| before[at] != settings[at] && watched == Some(before[at]);
         if let Some(at) = (0..2).find(|at| is(*at)) {
-            self.start(now, at == 1, self.takes);
+            self.start(now, at == 1, self.server_idle_max);
         }
     }
 
@@ -126,7 +126,7 @@ impl HeartbeatMonitor {
     /// and whether that is longer than the usual interval. None for a server that accepts no
     /// announcements.
     pub(super) fn announces(&self) -> Option<(u32, bool)> {
-        let (beat, settings) = self.beat.as_ref().filter(|_| !self.takes.is_zero())?;
+        let (beat, settings) = self.beat.as_ref().filter(|_| !self.server_idle_max.is_zero())?;
         let kept = rtrs_core::mutated!(IdleKept);
         let next = if kept { settings.idle_max } else { beat.announces() };
         let next_ms = u32::try_from(next.as_millis()).unwrap_or(u32::MAX);

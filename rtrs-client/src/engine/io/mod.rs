@@ -226,7 +226,7 @@ impl Shard {
         self.now = ctx.now;
         let Some(path) = self.paths.find(provider, qp) else { return false };
         let (path, epoch, cid, why) = self.paths[path].closed();
-        self.paths.forget_pace(path);
+        self.paths.forget_times(path);
         // This connection can no longer touch memory. Answered requests end here; the others move
         // to another path.
         for row in self.requests.rows(|request| request.is_on(path)) {
@@ -333,7 +333,7 @@ impl Shard {
     }
 
     /// Reports an event of an unknown connection.
-    pub(crate) fn event_of_nobody(&mut self) {
+    pub(crate) fn unclaimed_event(&mut self) {
         let what = "an event of an unknown connection";
         tracing::error!(shard = self.index.0, what, "internal error");
         self.internal_errors += 1;

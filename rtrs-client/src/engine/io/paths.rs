@@ -40,7 +40,7 @@ impl Paths {
             Some(place) => *place = added,
             None => self.rows.push(added),
         }
-        self.chooser.paces.forget(path);
+        self.chooser.times.forget(path);
     }
 
     /// Starts this shard's connection of a path, for these permits.
@@ -142,17 +142,17 @@ impl Paths {
     }
 
     /// Forgets the response times of a connection that has ended.
-    pub(super) fn forget_pace(&mut self, path: PathId) {
-        self.chooser.paces.forget(path);
+    pub(super) fn forget_times(&mut self, path: PathId) {
+        self.chooser.times.forget(path);
     }
 
     /// Records the response time of a request.
     pub(super) fn answered(&mut self, path: PathId, now: Instant, took: Duration) {
-        if !self.chooser.paces.answered(path, now, took) {
+        if !self.chooser.times.answered(path, now, took) {
             return;
         }
-        while let Some(turned) = self.chooser.paces.next_turned() {
-            let what = if self.chooser.paces.is_slow(turned) {
+        while let Some(turned) = self.chooser.times.next_turned() {
+            let what = if self.chooser.times.is_slow(turned) {
                 "far slower than other paths: it gets few requests until it recovers"
             } else {
                 "no longer slow"
@@ -169,7 +169,7 @@ impl Paths {
 
     /// For each path, whether this shard excludes it because it is slow.
     pub(super) fn slow(&self) -> Vec<bool> {
-        self.rows.iter().map(|path| self.chooser.paces.is_slow(path.id())).collect()
+        self.rows.iter().map(|path| self.chooser.times.is_slow(path.id())).collect()
     }
 }
 

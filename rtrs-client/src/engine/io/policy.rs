@@ -11,20 +11,20 @@
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
 
-use super::slow_path::{Candidate, Paces};
+use super::slow_path::{Candidate, PathTimes};
 use crate::engine::session::Policy;
 
 /// Policy, its cursor, and the paths that are too slow for it.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     pub(crate) policy: Policy,
-    pub(crate) paces: Paces,
+    pub(crate) times: PathTimes,
     cursor: u16,
 }
 
 impl Chooser {
     pub(crate) fn new(policy: Policy, paths: usize) -> Self {
-        Self { policy, paces: Paces::new(paths), cursor: u16::MAX }
+        Self { policy, times: PathTimes::new(paths), cursor: u16::MAX }
     }
 
     /// Selects the path for the next request among `up`, which is in list order: one that is due
@@ -35,18 +35,18 @@ impl Chooser {
         now: Instant,
         up: impl Iterator<Item = Candidate> + Clone,
     ) -> Option<PathId> {
-        let Self { policy, paces, cursor } = self;
-        if !paces.is_watching() {
+        let Self { policy, times, cursor } = self;
+        if !times.is_watching() {
             return pick(*policy, cursor, up);
         }
-        if paces.take_shift() {
+        if times.take_shift() {
             pick(Policy::RoundRobin, cursor, up.clone());
         }
-        let all_slow = up.clone().all(|c| paces.is_slow(c.path));
-        let quick = up.clone().filter(|c| all_slow || !paces.is_slow(c.path));
-        let tried = paces.pick_try(now, up.clone());
+        let all_slow = up.clone().all(|c| times.is_slow(c.path));
+        let quick = up.clone().filter(|c| all_slow || !times.is_slow(c.path));
+        let tried = times.pick_try(now, up.clone());
         let chosen = tried.or_else(|| pick(*policy, cursor, quick))?;
-        paces.sent(chosen, now);
+        times.sent(chosen, now);
         Some(chosen)
     }
 }
@@ -142,7 +142,7 @@ mod tests {
         while *now < end {
             *now = *now + 20 * MS;
             for (path, took) in [(0, first), (1, MS), (2, MS)] {
-                chooser.paces.answered(PathId(path), *now, took);
+                chooser.times.answered(PathId(path), *now, took);
             }
         }
     }
@@ -176,7 +176,7 @@ mod tests {
             let (mut chooser, mut now) = (Chooser::new(policy, 3), Instant::ZERO);
             answers(&mut chooser, &mut now, Duration::from_secs(2), MS);
             answers(&mut chooser, &mut now, 300 * MS, 40 * MS);
-            assert!(chooser.paces.is_watching() && !chooser.paces.is_slow(PathId(0)));
+            assert!(chooser.times.is_watching() && !chooser.times.is_slow(PathId(0)));
             // The policies that use measurements would never select it.
             let up = paths(&[(2, 90), (1, 9), (8, 8)]);
             let counts = second(&mut chooser, &mut now, &up);
@@ -193,8 +193,8 @@ mod tests {
             for took in [MS, 30 * MS] {
                 let path = chooser.choose(now, up.iter().copied()).unwrap();
                 now = now + took;
-                chooser.paces.answered(path, now, took);
-                assert_eq!(chooser.paces.next_turned(), None, "at {now}");
+                chooser.times.answered(path, now, took);
+                assert_eq!(chooser.times.next_turned(), None, "at {now}");
             }
         }
     }

@@ -73,7 +73,7 @@ struct ClosedWindow {
 
 /// Measurements of a path.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pace {
+struct ResponseTimes {
     /// Answers of the open window: count, total time and maximum.
     answers: u32,
     total_nanos: u64,
@@ -99,7 +99,7 @@ struct Pace {
     sent: Instant,
 }
 
-impl Pace {
+impl ResponseTimes {
     /// Whether the path is slow or suspect.
     fn is_watched(&self) -> bool {
         self.slow || self.suspicion.is_some()
@@ -159,8 +159,8 @@ impl Pace {
 
 /// Measurements of all paths on a shard.
 #[derive(Debug, Default)]
-pub(crate) struct Paces {
-    of: Vec<Pace>,
+pub(crate) struct PathTimes {
+    of: Vec<ResponseTimes>,
     /// End of the open window.
     end: Instant,
     /// Number of slow or suspect paths; nothing is checked while it is zero.
@@ -169,36 +169,39 @@ pub(crate) struct Paces {
     shift: bool,
 }
 
-impl Paces {
+impl PathTimes {
     pub(super) fn new(paths: usize) -> Self {
-        Self { of: vec![Pace::default(); paths], ..Self::default() }
+        Self { of: vec![ResponseTimes::default(); paths], ..Self::default() }
     }
 
-    fn of(&mut self, path: PathId) -> &mut Pace {
+    fn of(&mut self, path: PathId) -> &mut ResponseTimes {
         let at = path.index();
         if self.of.len() <= at {
-            self.of.resize(at + 1, Pace::default());
+            self.of.resize(at + 1, ResponseTimes::default());
         }
         &mut self.of[at]
     }
 
     pub(crate) fn is_slow(&self, path: PathId) -> bool {
-        self.watched > 0 && self.of.get(path.index()).is_some_and(|pace| pace.slow)
+        self.watched > 0 && self.of.get(path.index()).is_some_and(|measured| measured.slow)
     }
 
     /// Forgets a path that is new or was reconnected.
     pub(crate) fn forget(&mut self, path: PathId) {
-        let pace = self.of(path);
-        let watched = std::mem::take(pace).is_watched();
+        let measured = self.of(path);
+        let watched = std::mem::take(measured).is_watched();
         self.watched -= usize::from(watched);
     }
 
     /// Best of the other paths that are not slow.
     fn best_beside(&self, at: usize, end: Instant) -> Option<u64> {
-        let others = self.of.iter().enumerate().filter(|(other, pace)| *other != at && !pace.slow);
+        let others =
+            self.of.iter().enumerate().filter(|(other, measured)| *other != at && !measured.slow);
         others
-            .filter(|(_, pace)| pace.judged.is_some_and(|judged| end.since(judged) <= FRESH))
-            .map(|(_, pace)| pace.typical_nanos)
+            .filter(|(_, measured)| {
+                measured.judged.is_some_and(|judged| end.since(judged) <= FRESH)
+            })
+            .map(|(_, measured)| measured.typical_nanos)
             .min()
     }
 
@@ -211,30 +214,30 @@ impl Paces {
             self.end = now + WINDOW;
         }
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let pace = self.of(path);
-        pace.answers += 1;
-        pace.total_nanos = pace.total_nanos.saturating_add(nanos);
-        pace.max_nanos = pace.max_nanos.max(nanos);
-        pace.last_nanos = nanos;
+        let measured = self.of(path);
+        measured.answers += 1;
+        measured.total_nanos = measured.total_nanos.saturating_add(nanos);
+        measured.max_nanos = measured.max_nanos.max(nanos);
+        measured.last_nanos = nanos;
         ended
     }
 
     /// Ends the open window and judges all paths by it.
     fn close(&mut self) {
         let end = self.end;
-        for pace in &mut self.of {
-            pace.close(end);
+        for measured in &mut self.of {
+            measured.close(end);
         }
         self.watched = 0;
         for at in 0..self.of.len() {
             let best = self.best_beside(at, end);
-            let pace = &mut self.of[at];
-            if let Some(closed) = pace.closed.take() {
-                pace.judge(end, closed, best);
-            } else if pace.judged.is_none_or(|judged| end.since(judged) > FRESH) {
-                pace.suspicion = None;
+            let measured = &mut self.of[at];
+            if let Some(closed) = measured.closed.take() {
+                measured.judge(end, closed, best);
+            } else if measured.judged.is_none_or(|judged| end.since(judged) > FRESH) {
+                measured.suspicion = None;
             }
-            self.watched += usize::from(pace.is_watched());
+            self.watched += usize::from(measured.is_watched());
         }
         self.shift = self.watched > 0;
     }
@@ -242,7 +245,7 @@ impl Paces {
     /// Takes the next path that became slow or returned.
     pub(crate) fn next_turned(&mut self) -> Option<PathId> {
         let mut all = (0u16..).zip(&mut self.of);
-        all.find_map(|(at, pace)| std::mem::take(&mut pace.turned).then_some(PathId(at)))
+        all.find_map(|(at, measured)| std::mem::take(&mut measured.turned).then_some(PathId(at)))
     }
 
     /// Whether any path is slow or suspect.
@@ -272,12 +275,12 @@ impl Paces {
         }
         let load: u32 = up.clone().map(|c| c.inflight).sum();
         let is_due = |c: &Candidate| {
-            let pace = self.of.get(c.path.index()).copied().unwrap_or_default();
+            let measured = self.of.get(c.path.index()).copied().unwrap_or_default();
             // At a low load, a trial also delays the requests after it, so the pause is longer.
-            let share = Duration::from_nanos(pace.last_nanos) * TRY_SHARE / (load + 1);
+            let share = Duration::from_nanos(measured.last_nanos) * TRY_SHARE / (load + 1);
             c.inflight < TRIES_MAX
                 && c.inflight * TRY_SHARE <= load
-                && now.since(pace.sent) >= share.clamp(TRY_EVERY, TRY_EVERY_MAX)
+                && now.since(measured.sent) >= share.clamp(TRY_EVERY, TRY_EVERY_MAX)
         };
         up.filter(is_due).map(|c| c.path).next()
     }
@@ -302,16 +305,16 @@ mod tests {
     /// Feeds answers of both paths every `step` ms; returns the times at which OTHER left or
     /// returned.
     fn run_every(
-        paces: &mut Paces,
+        times: &mut PathTimes,
         span: std::ops::Range<u32>,
         step: usize,
         took: [Duration; 2],
     ) -> Vec<u32> {
         let mut turns = Vec::new();
         for ms in span.step_by(step) {
-            paces.answered(QUICK, at(ms), took[0]);
-            paces.answered(OTHER, at(ms), took[1]);
-            while let Some(path) = paces.next_turned() {
+            times.answered(QUICK, at(ms), took[0]);
+            times.answered(OTHER, at(ms), took[1]);
+            while let Some(path) = times.next_turned() {
                 assert_eq!(path, OTHER, "the quick one stays");
                 turns.push(ms);
             }
@@ -320,193 +323,193 @@ mod tests {
     }
 
     fn run(
-        paces: &mut Paces,
+        times: &mut PathTimes,
         span: std::ops::Range<u32>,
         quick: Duration,
         other: Duration,
     ) -> Vec<u32> {
-        run_every(paces, span, 20, [quick, other])
+        run_every(times, span, 20, [quick, other])
     }
 
     /// Returns the measurements of two paths that were quick until 5 s.
-    fn warm() -> Paces {
-        let mut paces = Paces::default();
-        assert!(run(&mut paces, 0..5000, MS, MS).is_empty());
-        paces
+    fn warm() -> PathTimes {
+        let mut times = PathTimes::default();
+        assert!(run(&mut times, 0..5000, MS, MS).is_empty());
+        times
     }
 
     #[test]
     fn a_path_that_stays_far_slower_leaves_and_is_back_within_a_second_of_being_quick() {
-        let mut paces = warm();
-        let left = run(&mut paces, 5000..9000, MS, 50 * MS);
+        let mut times = warm();
+        let left = run(&mut times, 5000..9000, MS, 50 * MS);
         assert!(left.len() == 1 && (7000..7400).contains(&left[0]), "{left:?}");
-        assert!(paces.is_slow(OTHER) && !paces.is_slow(QUICK));
-        assert!(run(&mut paces, 9000..20_000, MS, 50 * MS).is_empty(), "and stays away");
+        assert!(times.is_slow(OTHER) && !times.is_slow(QUICK));
+        assert!(run(&mut times, 9000..20_000, MS, 50 * MS).is_empty(), "and stays away");
         // The slow path gets a request every 50 ms.
-        let back = run_every(&mut paces, 20_000..21_000, 50, [MS, MS]);
+        let back = run_every(&mut times, 20_000..21_000, 50, [MS, MS]);
         assert!(back.len() == 1 && (20_300..20_800).contains(&back[0]), "{back:?}");
-        assert!(!paces.is_slow(OTHER) && paces.watched == 0);
+        assert!(!times.is_slow(OTHER) && times.watched == 0);
         // A path with only half of its windows good is not quick.
-        let mut paces = warm();
-        run(&mut paces, 5000..9000, MS, 50 * MS);
+        let mut times = warm();
+        run(&mut times, 5000..9000, MS, 50 * MS);
         for round in 0..20 {
             let begin = 9000 + round * 200;
-            assert!(run(&mut paces, begin..begin + 100, MS, MS).is_empty());
-            assert!(run(&mut paces, begin + 100..begin + 200, MS, 50 * MS).is_empty());
+            assert!(run(&mut times, begin..begin + 100, MS, MS).is_empty());
+            assert!(run(&mut times, begin + 100..begin + 200, MS, 50 * MS).is_empty());
         }
-        assert!(paces.is_slow(OTHER));
+        assert!(times.is_slow(OTHER));
     }
 
     #[test]
     fn slowness_everywhere_or_brief_or_slight_ejects_no_path() {
-        let mut paces = Paces::default();
-        assert!(run(&mut paces, 0..9000, 90 * MS, 95 * MS).is_empty(), "the disk is slow");
-        let mut paces = Paces::default();
+        let mut times = PathTimes::default();
+        assert!(run(&mut times, 0..9000, 90 * MS, 95 * MS).is_empty(), "the disk is slow");
+        let mut times = PathTimes::default();
         for round in 0..10 {
             let begin = round * 4000;
-            assert!(run(&mut paces, begin..begin + 1800, MS, 50 * MS).is_empty(), "too briefly");
-            assert!(run(&mut paces, begin + 1800..begin + 4000, MS, MS).is_empty());
+            assert!(run(&mut times, begin..begin + 1800, MS, 50 * MS).is_empty(), "too briefly");
+            assert!(run(&mut times, begin + 1800..begin + 4000, MS, MS).is_empty());
         }
-        let mut paces = Paces::default();
+        let mut times = PathTimes::default();
         assert!(
-            run(&mut paces, 0..9000, MS / 10, 9 * MS).is_empty(),
+            run(&mut times, 0..9000, MS / 10, 9 * MS).is_empty(),
             "90 times as slow, and quick"
         );
-        let mut paces = Paces::default();
-        assert!(run(&mut paces, 0..9000, 10 * MS, 70 * MS).is_empty(), "7 times as slow");
+        let mut times = PathTimes::default();
+        assert!(run(&mut times, 0..9000, 10 * MS, 70 * MS).is_empty(), "7 times as slow");
     }
 
     #[test]
     fn one_late_answer_makes_no_path_suspect() {
-        let mut paces = warm();
+        let mut times = warm();
         for ms in 5000..15_000 {
-            paces.answered(QUICK, at(ms), MS);
+            times.answered(QUICK, at(ms), MS);
             // One late answer in every window.
             let late = ms % 90 == 0;
-            paces.answered(OTHER, at(ms), if late { 900 * MS } else { MS });
-            assert_eq!(paces.next_turned(), None);
+            times.answered(OTHER, at(ms), if late { 900 * MS } else { MS });
+            assert_eq!(times.next_turned(), None);
         }
-        assert_eq!(paces.watched, 0);
+        assert_eq!(times.watched, 0);
     }
 
     #[test]
     fn an_outlier_that_strikes_several_paths_ejects_none() {
         // A stall ends all requests in flight at once, more on one path than on the other, again
         // and again.
-        let mut paces = warm();
+        let mut times = warm();
         for round in 0..30 {
             let begin = 5000 + round * 1000;
             for path in [QUICK, OTHER, OTHER, OTHER, OTHER] {
                 for _ in 0..8 {
-                    paces.answered(path, at(begin), 900 * MS);
+                    times.answered(path, at(begin), 900 * MS);
                 }
             }
-            assert!(run(&mut paces, begin..begin + 100, MS, MS).is_empty());
-            assert_eq!(paces.next_turned(), None, "round {round}");
+            assert!(run(&mut times, begin..begin + 100, MS, MS).is_empty());
+            assert_eq!(times.next_turned(), None, "round {round}");
         }
-        run(&mut paces, 35_000..35_300, MS, MS);
-        assert_eq!(paces.watched, 0);
+        run(&mut times, 35_000..35_300, MS, MS);
+        assert_eq!(times.watched, 0);
         // One path is affected after the other.
-        let mut paces = warm();
+        let mut times = warm();
         for (path, begin) in [(QUICK, 5000), (OTHER, 5900)] {
             for _ in 0..16 {
-                paces.answered(path, at(begin), 900 * MS);
+                times.answered(path, at(begin), 900 * MS);
             }
         }
-        assert!(run(&mut paces, 5900..9000, MS, MS).is_empty());
-        assert_eq!(paces.watched, 0);
+        assert!(run(&mut times, 5900..9000, MS, MS).is_empty());
+        assert_eq!(times.watched, 0);
     }
 
     #[test]
     fn the_first_answers_of_a_connection_eject_no_path() {
-        let mut paces = warm();
-        paces.forget(OTHER);
+        let mut times = warm();
+        times.forget(OTHER);
         // 900 ms each for 2.9 s: those of the first second do not count, and the rest is too short.
-        assert!(run(&mut paces, 5000..7900, MS, 900 * MS).is_empty());
-        assert!(run(&mut paces, 7900..12_000, MS, MS).is_empty());
-        assert_eq!(paces.watched, 0);
+        assert!(run(&mut times, 5000..7900, MS, 900 * MS).is_empty());
+        assert!(run(&mut times, 7900..12_000, MS, MS).is_empty());
+        assert_eq!(times.watched, 0);
         // All answers of an older connection count.
-        assert_eq!(run(&mut paces, 12_000..14_900, MS, 900 * MS).len(), 1);
+        assert_eq!(run(&mut times, 12_000..14_900, MS, 900 * MS).len(), 1);
     }
 
     #[test]
     fn a_path_leaves_only_after_many_answers() {
-        let mut paces = warm();
+        let mut times = warm();
         let mut answers = 0;
         for ms in (5000..60_000).step_by(10) {
-            paces.answered(QUICK, at(ms), MS);
+            times.answered(QUICK, at(ms), MS);
             if ms % 1000 == 500 {
-                paces.answered(OTHER, at(ms), 500 * MS);
+                times.answered(OTHER, at(ms), 500 * MS);
                 answers += 1;
             }
-            if paces.next_turned().is_some() {
+            if times.next_turned().is_some() {
                 break;
             }
         }
-        assert!(paces.is_slow(OTHER) && answers >= SLOW_ANSWERS, "{answers}");
+        assert!(times.is_slow(OTHER) && answers >= SLOW_ANSWERS, "{answers}");
     }
 
     #[test]
     fn a_lone_path_is_never_slow() {
-        let mut paces = Paces::default();
-        paces.answered(QUICK, at(0), MS);
+        let mut times = PathTimes::default();
+        times.answered(QUICK, at(0), MS);
         for ms in (0..60_000).step_by(20) {
-            paces.answered(OTHER, at(ms), 500 * MS);
-            let left = paces.next_turned().is_some();
+            times.answered(OTHER, at(ms), 500 * MS);
+            let left = times.next_turned().is_some();
             assert!(!left || ms <= 5000, "the last answer of the other is {ms} ms old");
         }
-        let mut paces = Paces::default();
+        let mut times = PathTimes::default();
         for ms in (0..60_000).step_by(20) {
-            paces.answered(OTHER, at(ms), 500 * MS);
-            assert!(paces.next_turned().is_none() && !paces.is_watching());
+            times.answered(OTHER, at(ms), 500 * MS);
+            assert!(times.next_turned().is_none() && !times.is_watching());
         }
     }
 
     #[test]
     fn suspicion_without_answers_ends() {
-        let mut paces = warm();
-        run(&mut paces, 5000..6000, MS, 50 * MS);
-        assert_eq!(paces.watched, 1);
+        let mut times = warm();
+        run(&mut times, 5000..6000, MS, 50 * MS);
+        assert_eq!(times.watched, 1);
         for ms in (6000..9200).step_by(20) {
-            paces.answered(QUICK, at(ms), MS);
+            times.answered(QUICK, at(ms), MS);
         }
-        assert_eq!(paces.watched, 0);
+        assert_eq!(times.watched, 0);
     }
 
     #[test]
     fn a_watched_path_is_tried_and_so_is_one_that_the_policy_passes_over() {
-        let mut paces = warm();
-        assert!(!paces.is_watching());
-        run(&mut paces, 5000..5300, MS, 50 * MS);
-        assert!(paces.is_watching() && !paces.is_slow(OTHER), "suspect");
+        let mut times = warm();
+        assert!(!times.is_watching());
+        run(&mut times, 5000..5300, MS, 50 * MS);
+        assert!(times.is_watching() && !times.is_slow(OTHER), "suspect");
         for begin in [5300, 9300] {
-            assert_eq!(paces.is_slow(OTHER), begin == 9300);
+            assert_eq!(times.is_slow(OTHER), begin == 9300);
             let mut tries = 0;
             for ms in begin..begin + 1000 {
-                if paces.pick_try(at(ms), up(&[(QUICK, 7), (OTHER, 1)])) == Some(OTHER) {
-                    paces.sent(OTHER, at(ms));
+                if times.pick_try(at(ms), up(&[(QUICK, 7), (OTHER, 1)])) == Some(OTHER) {
+                    times.sent(OTHER, at(ms));
                     tries += 1;
                 }
-                paces.sent(QUICK, at(ms));
+                times.sent(QUICK, at(ms));
             }
             assert!((10..=21).contains(&tries), "{tries} in a second");
-            run(&mut paces, begin + 1000..begin + 4000, MS, 50 * MS);
+            run(&mut times, begin + 1000..begin + 4000, MS, 50 * MS);
         }
-        let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
+        let tried = |load: &[(PathId, u32)]| times.pick_try(at(13_300), up(load));
         assert_eq!(tried(&[(QUICK, 0)]), Some(QUICK), "not used lately");
-        paces.sent(QUICK, at(13_300));
-        let tried = |load: &[(PathId, u32)]| paces.pick_try(at(13_300), up(load));
+        times.sent(QUICK, at(13_300));
+        let tried = |load: &[(PathId, u32)]| times.pick_try(at(13_300), up(load));
         assert_eq!(tried(&[(QUICK, 3), (OTHER, 1)]), Some(OTHER));
         assert_eq!(tried(&[(QUICK, 2), (OTHER, 1)]), None, "a quarter of the load");
         assert_eq!(tried(&[(QUICK, 200), (OTHER, 16)]), None, "16 at once");
         assert_eq!(tried(&[(OTHER, 0)]), None, "it is the only path");
         // Without other load, a fifth of the time is spent on the slow path.
-        paces.answered(OTHER, at(13_300), 100 * MS);
-        paces.sent(OTHER, at(13_300));
-        paces.sent(QUICK, at(13_699));
-        assert_eq!(paces.pick_try(at(13_699), up(&[(QUICK, 0), (OTHER, 0)])), None);
-        assert_eq!(paces.pick_try(at(13_700), up(&[(QUICK, 0), (OTHER, 0)])), Some(OTHER));
-        paces.forget(OTHER);
-        assert!(!paces.is_slow(OTHER) && !paces.is_watching());
+        times.answered(OTHER, at(13_300), 100 * MS);
+        times.sent(OTHER, at(13_300));
+        times.sent(QUICK, at(13_699));
+        assert_eq!(times.pick_try(at(13_699), up(&[(QUICK, 0), (OTHER, 0)])), None);
+        assert_eq!(times.pick_try(at(13_700), up(&[(QUICK, 0), (OTHER, 0)])), Some(OTHER));
+        times.forget(OTHER);
+        assert!(!times.is_slow(OTHER) && !times.is_watching());
     }
 }

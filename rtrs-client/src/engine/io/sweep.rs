@@ -29,13 +29,13 @@ const LAST_TRY: Duration = Duration::from_secs(1);
 
 /// State of a connection that owes an overdue answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+enum Liveness {
     /// Something was received on it since the request was sent.
-    Proven,
+    Alive,
     /// A probe is in flight, or about to be.
-    Asked,
+    Probed,
     /// Nothing shows that the connection is alive.
-    Unproven,
+    Silent,
 }
 
 impl Shard {
@@ -104,10 +104,10 @@ impl Shard {
         let mut any = false;
         for row in overdue {
             let request = *self.requests.request(row);
-            match self.life(&request, ctx.now) {
-                Life::Proven => any |= self.note_slow(row, ctx.now),
-                Life::Asked => {}
-                Life::Unproven => {
+            match self.liveness(&request, ctx.now) {
+                Liveness::Alive => any |= self.note_slow(row, ctx.now),
+                Liveness::Probed => {}
+                Liveness::Silent => {
                     self.paths.abort(request.path, CloseReason::TimedOut, ctx);
                     any = true;
                 }
@@ -117,19 +117,19 @@ impl Shard {
     }
 
     /// State of the connection of an overdue request.
-    fn life(&self, request: &Request, now: Instant) -> Life {
+    fn liveness(&self, request: &Request, now: Instant) -> Liveness {
         if matches!(request.standing, Standing::Answered(_) | Standing::Exposed) {
             // The request no longer waits for the server.
-            return Life::Unproven;
+            return Liveness::Silent;
         }
         let heard = self.paths[request.path].heard();
         let (period, answer) = self.silence_bounds();
         if heard > request.sent && now.since(heard) <= period + answer + SWEEP * 2 {
-            return Life::Proven;
+            return Liveness::Alive;
         }
         // A probe of another path soon ends either way; then this one can be probed.
         let may_ask = self.probes.path().is_some() || self.requests.has_probe_permit();
-        if may_ask { Life::Asked } else { Life::Unproven }
+        if may_ask { Liveness::Probed } else { Liveness::Silent }
     }
 
     /// Handles an overdue request on a live connection. Returns whether the failure of its IO was
