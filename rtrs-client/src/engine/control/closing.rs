@@ -110,7 +110,7 @@ impl Closing {
         if self.detaching || paths.iter().any(|path| path.has(at)) {
             return false;
         }
-        let opens = |path: &Path| path.asked.is_some_and(|asked| asked.volume == at);
+        let opens = |path: &Path| path.terms.asked().is_some_and(|asked| asked.volume == at);
         let untried = |path: &Path| path.is_connected() && !path.terms.is_tried(at);
         let wanted = routes.volumes[at].is_wanted();
         let waits = !paths.are_connected() || paths.iter().any(untried);

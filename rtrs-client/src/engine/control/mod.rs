@@ -289,7 +289,7 @@ impl SessionControl {
             Due::Heartbeat => return self.poll_heartbeat(id, used, ctx),
             Due::Close => path.abort(ctx),
             Due::End(why) => {
-                path.overdue(ctx.now);
+                path.terms.mark_overdue(ctx.now);
                 self.end_path(id, End::failed(why), ctx);
             }
             Due::Start if self.routes.paths.another_opens_the_session(ctx.now, id) => {

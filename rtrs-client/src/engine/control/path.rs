@@ -25,7 +25,7 @@ use super::network::NetworkRetry;
 use super::path_fence::{Carried, PathFence};
 use super::reconnect::Reconnect;
 use super::status::PathStatus;
-use super::terms::{Asked, Terms};
+use super::terms::Terms;
 use crate::engine::ctx::Ctx;
 use crate::engine::message::ShardMessage;
 use crate::engine::path_end::PathEnd;
@@ -78,8 +78,6 @@ pub(super) struct Path {
     server: ServerInfo,
     /// Chunks of the path, until it is connected.
     pub(super) opening: Option<Arc<[RemoteMem]>>,
-    /// Outstanding request about a volume.
-    pub(super) asked: Option<Asked>,
     /// Outstanding challenge to the server.
     challenge: Option<Challenge>,
     pub(super) terms: Terms,
@@ -117,7 +115,6 @@ impl Path {
             connections: Connections::new(&target, epoch, config.shards),
             server: ServerInfo::UNKNOWN,
             opening: None,
-            asked: None,
             challenge: None,
             terms: Terms::new(waits, seed),
             fence: PathFence::default(),
@@ -185,7 +182,7 @@ impl Path {
     /// Whether silence proves nothing: a kernel server answers no heartbeat while it opens or
     /// closes a device.
     pub(super) fn may_be_silent(&self) -> bool {
-        self.asked.is_some() && !self.server.fences
+        self.terms.asked().is_some() && !self.server.fences
     }
 
     /// Server ID, as last reported.
@@ -472,7 +469,7 @@ impl Path {
             PathState::Connected if self.leave.as_ref().is_some_and(|l| now >= l.deadline()) => {
                 Due::End(PathEnd::LeaveTimeout)
             }
-            state if state.has_service() => match self.late(now) {
+            state if state.has_service() => match self.terms.late(now) {
                 Some(why) if state == PathState::Connected => Due::End(why),
                 _ => Due::Heartbeat,
             },
@@ -485,7 +482,7 @@ impl Path {
         let own = match self.state {
             PathState::Connected => {
                 let leave = self.leave.as_ref().map(Leave::deadline);
-                let asked = self.asked.map(|asked| asked.until);
+                let asked = self.terms.asked().map(|asked| asked.until);
                 earliest(earliest(self.heartbeat.deadline(), leave), asked)
             }
             state if state.has_service() => earliest(self.heartbeat.deadline(), Some(self.until)),
@@ -601,7 +598,7 @@ impl Path {
         self.state.advance(PathState::Closing);
         self.until = ctx.now + CLOSE_TIMEOUT;
         self.heartbeat.stop();
-        (self.opening, self.asked, self.challenge) = (None, None, None);
+        (self.opening, self.challenge) = (None, None);
         let carried = Carried {
             server: self.server.id,
             process: self.server.process,

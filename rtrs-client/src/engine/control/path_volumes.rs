@@ -35,7 +35,8 @@ impl Path {
             _ => return Err(self.internal_error("an open on a path that is not opening")),
         }
         let until = until.unwrap_or(ctx.now + STEP_TIMEOUT);
-        self.asks(volume, Ask::Open(volume.access()), until);
+        let ask = Ask::Open(volume.access());
+        self.terms.ask(Asked { volume: volume.index(), ask, until });
         let (export, access) = (volume.export(), volume.access());
         self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
     }
@@ -43,7 +44,8 @@ impl Path {
     /// Opens a volume again to learn what has changed.
     pub(super) fn open_again(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         self.terms.reopen(volume.index()).begin(ctx.now);
-        self.asks(volume, Ask::Again, ctx.now + STEP_TIMEOUT);
+        let until = ctx.now + STEP_TIMEOUT;
+        self.terms.ask(Asked { volume: volume.index(), ask: Ask::Again, until });
         let (export, access) = (volume.export(), volume.access());
         self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
     }
@@ -52,7 +54,8 @@ impl Path {
     pub(super) fn close(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), FabricError> {
         let device = self.terms.device_id(volume.index()).ok_or(FabricError::QpState)?;
         self.try_post(ctx, |service, fabric| service.post_close(device, fabric))?;
-        self.asks(volume, Ask::Close, ctx.now + STEP_TIMEOUT);
+        let until = ctx.now + STEP_TIMEOUT;
+        self.terms.ask(Asked { volume: volume.index(), ask: Ask::Close, until });
         Ok(())
     }
 
@@ -67,41 +70,14 @@ impl Path {
         let Some(device_id) = device_id else {
             return Err(self.internal_error("a move of a volume that is not open"));
         };
-        self.asked = Some(Asked { volume, ask: Ask::Move, until: ctx.now + STEP_TIMEOUT });
+        self.terms.ask(Asked { volume, ask: Ask::Move, until: ctx.now + STEP_TIMEOUT });
         self.post(ctx, |service, fabric| service.post_move(Move { device_id, away }, fabric))
-    }
-
-    fn asks(&mut self, volume: &Volume, ask: Ask, until: Instant) {
-        self.asked = Some(Asked { volume: volume.index(), ask, until });
     }
 
     /// Takes the request that the received answer belongs to.
     pub(super) fn answered(&mut self) -> Result<Asked, PathEnd> {
-        let asked = self.asked.take();
-        let asked = asked.ok_or_else(|| self.internal_error("an answer without a request"))?;
-        if asked.ask == Ask::Again {
-            self.terms.reopen(asked.volume).answered();
-        }
-        Ok(asked)
-    }
-
-    /// Returns why a connected path has to end if its request is overdue.
-    pub(super) fn late(&self, now: Instant) -> Option<PathEnd> {
-        let asked = self.asked.filter(|asked| now >= asked.until)?;
-        Some(match asked.ask {
-            Ask::Open(_) | Ask::Again => PathEnd::OpenTimeout,
-            Ask::Close => PathEnd::CloseTimeout,
-            Ask::Move => PathEnd::MoveTimeout,
-        })
-    }
-
-    /// Marks a volume whose open ran out of time, so that it comes last in the next attempt.
-    pub(super) fn overdue(&mut self, now: Instant) {
-        if let Some(Asked { volume, ask: Ask::Open(_), until }) = self.asked
-            && now >= until
-        {
-            self.terms.unanswered(volume);
-        }
+        let asked = self.terms.answered();
+        asked.ok_or_else(|| self.internal_error("an answer without a request"))
     }
 
     /// Whether the path is connected and can send a request.

@@ -61,6 +61,8 @@ struct Term {
 #[derive(Debug)]
 pub(super) struct Terms {
     rows: Vec<Term>,
+    /// Outstanding request about a volume.
+    asked: Option<Asked>,
     /// Volumes that the path has served since it connected.
     carried: DeviceSet,
     /// Bounds for waits; `seed` makes those of this path differ from others.
@@ -70,7 +72,7 @@ pub(super) struct Terms {
 
 impl Terms {
     pub(super) fn new(waits: (Duration, Duration), seed: u64) -> Self {
-        Self { rows: Vec::new(), carried: DeviceSet::default(), waits, seed }
+        Self { rows: Vec::new(), asked: None, carried: DeviceSet::default(), waits, seed }
     }
 
     /// Sets other bounds, from the next wait on.
@@ -97,7 +99,46 @@ impl Terms {
             (term.agreed, term.standby) = (None, None);
             (term.refused, term.reopen) = (None, Reopen::default());
         }
+        self.asked = None;
         std::mem::take(&mut self.carried)
+    }
+
+    /// Records a request that is being sent.
+    pub(super) fn ask(&mut self, asked: Asked) {
+        self.asked = Some(asked);
+    }
+
+    /// Outstanding request about a volume.
+    pub(super) fn asked(&self) -> Option<Asked> {
+        self.asked
+    }
+
+    /// Takes the request that the received answer belongs to.
+    pub(super) fn answered(&mut self) -> Option<Asked> {
+        let asked = self.asked.take()?;
+        if asked.ask == Ask::Again {
+            self.reopen(asked.volume).answered();
+        }
+        Some(asked)
+    }
+
+    /// Returns why a connected path has to end if its request is overdue.
+    pub(super) fn late(&self, now: Instant) -> Option<PathEnd> {
+        let asked = self.asked.filter(|asked| now >= asked.until)?;
+        Some(match asked.ask {
+            Ask::Open(_) | Ask::Again => PathEnd::OpenTimeout,
+            Ask::Close => PathEnd::CloseTimeout,
+            Ask::Move => PathEnd::MoveTimeout,
+        })
+    }
+
+    /// Marks a volume whose open ran out of time, so that it comes last in the next attempt.
+    pub(super) fn mark_overdue(&mut self, now: Instant) {
+        if let Some(Asked { volume, ask: Ask::Open(_), until }) = self.asked
+            && now >= until
+        {
+            self.term(volume).unanswered = true;
+        }
     }
 
     /// Forgets a volume whose index may be reused.
@@ -151,11 +192,6 @@ impl Terms {
         term.refused = Some(Refused { why, again: now + wait });
         (term.agreed, term.standby, term.reopen) = (None, None, Reopen::default());
         wait
-    }
-
-    /// Records that an unanswered open ends the path.
-    pub(super) fn unanswered(&mut self, volume: DeviceIndex) {
-        self.term(volume).unanswered = true;
     }
 
     /// Whether the last open of a volume was not answered on this path, so that others go first.
