@@ -1,5 +1,5 @@
-//! Handling of CHALLENGE and AUTH on a path without TLS: proves the client's identity and checks the server's
-//! before the path opens the device.
+//! Handling of CHALLENGE and AUTH on a path without TLS: proves the client's identity and checks
+//! the server's before the path opens the device.
 
 use rtrs_core::time::Instant;
 use rtrs_core::tls::ProofFacts;
