@@ -186,7 +186,9 @@ impl Volume {
                 None => open_hint(errno, asked).to_owned(),
             },
         };
-        let may_pass = matches!(errno, errno::EPERM | errno::EBUSY) && self.is_patient(now);
+        // A server answers ENOENT for an export that it cannot open yet, and tries again.
+        let may_pass = matches!(errno, errno::EPERM | errno::EBUSY | errno::ENOENT);
+        let may_pass = may_pass && self.is_patient(now);
         if !may_pass {
             self.fail(failure.clone());
         }
@@ -312,7 +314,10 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
             ": no access list lets this client open it, the server itself may not open it, or it \
              leads out of its search path (the server's log says which)"
         }
-        2 => ": the server has no export of that name (rtrs-client discover lists them)",
+        2 => {
+            ": the server has no export of that name (rtrs-client discover lists them), or cannot \
+             open it yet (its export list says why; --retry-for waits for it)"
+        }
         1 => ": another session has it open for writing (end that session, or use --access ro)",
         13 => ": the export is read-only (use --access ro)",
         15 => ": that is not a block device, and a kernel server exports nothing else",

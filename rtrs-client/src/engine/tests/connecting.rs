@@ -409,7 +409,11 @@ fn a_path_that_dies_before_its_open_delays_no_other() {
 #[test]
 fn a_refused_open_fails_the_session_with_an_explanation() {
     for (errno, name, word) in [
-        (2, "ENOENT", ": the server has no export of that name (rtrs-client discover lists them)"),
+        (
+            2,
+            "ENOENT",
+            ": the server has no export of that name (rtrs-client discover lists them), or cannot",
+        ),
         (1, "EPERM", "--access ro"),
         (15, "ENOTBLK", ": that is not a block device"),
         (16, "EBUSY", ": it is in use"),
@@ -441,12 +445,18 @@ fn a_successor_waits_for_the_export_to_be_free() {
         s.how.open_errno = 1;
         s.config.open_patience = 20 * SEC;
     };
-    let mut fixture = Fixture::new(setup);
-    fixture.run(5 * SEC);
-    assert!(fixture.client.control.failure().is_none());
-    assert!(fixture.client.last_error(0).contains("EPERM"), "{}", fixture.client.last_error(0));
-    fixture.server.how.open_errno = 0;
-    fixture.until("the device", 5 * SEC, Fixture::is_whole);
+    // A server that cannot open the export yet answers ENOENT.
+    for (errno, name) in [(1, "EPERM"), (2, "ENOENT"), (16, "EBUSY")] {
+        let mut fixture = Fixture::new(|s| {
+            setup(s);
+            s.how.open_errno = errno;
+        });
+        fixture.run(5 * SEC);
+        assert!(fixture.client.control.failure().is_none(), "{name}");
+        assert!(fixture.client.last_error(0).contains(name), "{}", fixture.client.last_error(0));
+        fixture.server.how.open_errno = 0;
+        fixture.until("the device", 5 * SEC, Fixture::is_whole);
+    }
     // Patience has a limit, and does not cover permanent errors.
     let mut fixture = Fixture::new(setup);
     fixture.run(19 * SEC);
@@ -454,7 +464,7 @@ fn a_successor_waits_for_the_export_to_be_free() {
     fixture.until("the failure", 5 * SEC, |s| s.client.control.failure().is_some());
     let mut fixture = Fixture::new(|s| {
         setup(s);
-        s.how.open_errno = 2;
+        s.how.open_errno = 15;
     });
     fixture.until("the failure", 2 * SEC, |s| s.client.control.failure().is_some());
 }
