@@ -31,6 +31,8 @@ pub enum AuditKind {
     Evict,
     /// The configuration was read again.
     Reload,
+    /// An export could not be opened at the start, or was opened later.
+    ExportOpen,
     /// A command added an export.
     ExportAdd,
     /// A command changed an export.

@@ -8,7 +8,7 @@
 //! the table consists of slots. A slot is not reused until no shard has the device of its former
 //! export open, so an index is unambiguous at any time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -203,6 +203,8 @@ pub struct ExportTable {
     gateways: AtomicBool,
     /// Whether an export is being replaced by the current target of its path.
     replacing: AtomicBool,
+    /// Names of exports of the configuration that could not be opened, without leading slashes.
+    failed: Mutex<BTreeSet<Vec<u8>>>,
     /// Access lists; replaced by the operator's threads.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
@@ -255,6 +257,7 @@ impl ExportTable {
             closer,
             gateways,
             replacing: AtomicBool::new(false),
+            failed: Mutex::default(),
             access,
             places,
             version: AtomicU64::new(0),
@@ -440,6 +443,23 @@ impl ExportTable {
     /// Whether an export is being replaced by the current target of its path.
     pub(crate) fn is_replacing(&self) -> bool {
         self.replacing.load(Ordering::SeqCst)
+    }
+
+    /// Records that an export of the configuration cannot be opened, or no longer.
+    pub(crate) fn set_failed(&self, name: &str, failed: bool) {
+        let (name, mut all) = (bare(name.as_bytes()).to_vec(), self.failed.lock());
+        let _ = if failed { all.insert(name) } else { all.remove(&name) };
+    }
+
+    /// Whether an export of the configuration has this name, but could not be opened.
+    pub(crate) fn is_failed(&self, name: &[u8]) -> bool {
+        self.failed.lock().contains(bare(name))
+    }
+
+    /// Names of exports of the configuration that could not be opened.
+    pub(crate) fn failed_names(&self) -> Vec<String> {
+        let all = self.failed.lock();
+        all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
     }
 
     /// Sets the examiner of targets, once.

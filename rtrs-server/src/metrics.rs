@@ -13,6 +13,8 @@ rtrs_core::metrics! {
         "Flushes and durable writes that the disk or file failed; each starts a new cache epoch.";
     EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]
         "1 while the path of an export leads elsewhere than to the exported file or device.";
+    EXPORT_FAILED = Gauge "rtrs_server_export_failed" ["export"]
+        "1 while an export of the configuration cannot be opened; the server tries again.";
     SESSIONS = Gauge "rtrs_server_sessions" ["state"]
         "Sessions by state.";
     PATHS = Gauge "rtrs_server_paths" ["transport"]

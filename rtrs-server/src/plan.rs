@@ -6,6 +6,8 @@
 //!
 //! Created by the binary; read by the rest of the server.
 
+pub(crate) mod partial;
+
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
@@ -19,6 +21,7 @@ use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
 use rtrs_core::tls::{Clients, PrivateKey, TlsConfigError, TlsDir, TlsServerConfig};
 
 use crate::error::{Error, ErrorKind};
+use crate::plan::partial::Partial;
 use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
 
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
@@ -80,7 +83,8 @@ impl Plan {
 
     /// Checks the system without changing it: at least one export is configured (unless the server
     /// only answers pings); each target exists, has a valid type and size, and is readable (and
-    /// writable, unless read-only); and RDMA is available if a portal needs it.
+    /// writable, unless read-only), or the server may start without it;
+    /// and RDMA is available if a portal needs it.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
@@ -100,7 +104,7 @@ impl Plan {
         if set.export.is_empty() && !later {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
-        set.export.iter().try_for_each(check_export)?;
+        Partial::open(set, check_export).enough(set)?;
         set.export.iter().try_for_each(|spec| check_below(spec, &set.search_path))?;
         self.listen.open_rdma().map(drop)
     }
@@ -279,6 +283,11 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     Ok(())
 }
 
+/// Hint for a missing file. Never to create one: an empty disk would replace lost data.
+const MISSING: &str = "check the path, and whether its file system is mounted";
+/// Problem of an empty file, which may be what is left of a lost one.
+const EMPTY: &str = "is empty; if it held data, restore that, and if it is new, set its size";
+
 /// Checks the target of an export.
 pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     let Target::Path(path) = &spec.target else { return Ok(()) };
@@ -289,11 +298,7 @@ pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let hint = if path.starts_with("/dev") {
-                "check the name (lsblk)"
-            } else {
-                "create it, for example with truncate -s 1G FILE"
-            };
+            let hint = if path.starts_with("/dev") { "check the name (lsblk)" } else { MISSING };
             return refuse(format!("does not exist; {hint}"));
         }
         Err(error) => return Err(inaccessible(spec, path, error)),
@@ -309,7 +314,7 @@ pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     }
     let block = u64::from(spec.block_size.bytes().unwrap_or(512));
     if kind.is_file() && meta.len() == 0 {
-        return refuse("is empty; give it a size, for example with truncate -s 1G FILE".to_owned());
+        return refuse(EMPTY.to_owned());
     }
     if kind.is_file() && meta.len() < block {
         return refuse(format!(

@@ -7,6 +7,7 @@
 
 mod audit;
 mod export;
+mod missing;
 mod nbd;
 mod rbd;
 mod search;
@@ -15,6 +16,7 @@ mod user;
 pub use crate::access_list::AccessRule;
 pub use audit::AuditLog;
 pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
+pub use missing::OnMissing;
 pub use nbd::NbdUrl;
 pub use rbd::RbdName;
 pub use search::SearchSpec;
@@ -63,6 +65,14 @@ rtrs_core::settings! {
         /// These are added to the exports of flags and configuration file. `reload` reads the files
         /// again.
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
+        /// Handling of exports that cannot be opened
+        ///
+        /// With refuse, the server does not start. With wait, it serves the other exports: `export
+        /// list` shows the rest as failed, with the reason, and the server tries again after 1 s,
+        /// and then at intervals that double up to 30 s. It still does not start if no export can
+        /// be opened and none can appear by itself. --strict is refuse. `--check` refuses each
+        /// export that cannot be opened.
+        on_missing: OnMissing = "wait",
         /// Directory in which clients may open any file or block device, or off
         ///
         /// A client opens a regular file or block device by its path relative to this directory.

@@ -478,6 +478,8 @@ choices! {
         Standby = "standby",
         /// Removed, but requests of sessions still run.
         Removing = "removing",
+        /// It cannot be opened; the server tries again.
+        Failed = "failed",
     }
 }
 
@@ -567,6 +569,9 @@ pub struct ExportSnapshot {
     /// Restriction in addition to the access lists, if any.
     #[serde(default)]
     pub access_limit: Option<AccessLimit>,
+    /// Reason for the state `failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// Access restriction of an export that does not match the configuration.

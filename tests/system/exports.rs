@@ -305,6 +305,48 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
+/// One missing file must not keep the other exports down, and is served once it appears.
+#[test]
+fn a_missing_export_does_not_keep_the_others_down() {
+    let scratch = Scratch::new();
+    let (late, never) = (scratch.text("late.img"), scratch.text("never.img"));
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .export(format!("late={late}"))
+        .export(format!("never={never}"))
+        .start();
+    let client = attach(&server, "vol0", &[]);
+    for (name, path) in [("late", &late), ("never", &never)] {
+        let failed = export(&server, name);
+        assert_eq!((&failed["state"], &failed["open_by"]), (&json!("failed"), &json!([])));
+        let why = failed["reason"].as_str().expect("a reason");
+        assert!(why.contains(&**path) && why.contains("does not exist"), "{why}");
+        let metric = format!("rtrs_server_export_failed{{export=\"{name}\"}} 1");
+        let _ = server.command(&["metrics"]).ok().says(&metric);
+        let _ = server.command(&["export", "list"]).ok().says(&format!("{path} does not exist"));
+        let taken = format!("{name}=mem:1M");
+        let _ = server.command(&["export", "add", &taken]).code(1).says("already");
+        let (_, done) = Client::attach(name).path(server.portal()).try_start();
+        let _ = done.code(1).says("ENOENT").says("--retry-for");
+    }
+    let _ = server.command(&["export", "save"]).ok().says(&late).says(&never);
+    let report = server.command(&["reload", "-o", "json"]).code(1).json();
+    assert_eq!(names(&report, "failed"), ["late", "never"], "{report}");
+    let waiting = Client::attach("late").path(server.portal()).args(&["--retry-for", "2m"]);
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiting.start());
+        let _ = server.wait_output("export=late");
+        sparse_file(&scratch.path("late.img"), MIB);
+        waiting.join().expect("an attached client")
+    });
+    assert_eq!(export(&server, "late")["state"], "open");
+    let _ = server.command(&["export", "remove", "never"]).ok();
+    assert_eq!(exports(&server).len(), 2);
+    waiting.detach();
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 #[test]
 fn flags_are_reloaded_like_a_configuration() {
     let server = Server::builder().export("vol0=null:1M").export("vol1=null:1M").start();

@@ -36,7 +36,7 @@ use self::top::TopArgs;
 use crate::daemon::{Reread, Running, check_start, serve, warnings};
 use crate::error::{Error, ErrorKind};
 use crate::plan::Plan;
-use crate::settings::Settings;
+use crate::settings::{OnMissing, Settings};
 
 /// Export files, disks and memory as network block devices
 ///
@@ -71,6 +71,13 @@ pub struct LowArgs {
     /// changes nothing.
     #[arg(long)]
     pub check: bool,
+
+    /// Do not start if any export cannot be opened
+    ///
+    /// The same as --on-missing refuse, which it overrides. By default the server serves the other
+    /// exports, and opens the rest as soon as that is possible.
+    #[arg(long)]
+    pub strict: bool,
 
     /// Print the settings in effect as YAML, then exit
     ///
@@ -190,6 +197,9 @@ impl LowArgs {
             None => Settings::default(),
         };
         self.settings.apply(&mut settings)?;
+        if self.strict {
+            settings.on_missing = OnMissing::Refuse;
+        }
         Ok(settings)
     }
 

@@ -11,8 +11,10 @@ use crate::daemon::portals::Portals;
 use crate::daemon::privileges::{self, RunAs};
 use crate::daemon::serve::session_params;
 use crate::error::{Error, ErrorKind, failed};
-use crate::plan::Plan;
+use crate::plan::partial::Partial;
+use crate::plan::{Plan, check_export};
 use crate::settings::{ExportSpec, Settings};
+use crate::stats::{ExportSnapshot, ExportState};
 
 /// Maximum time for a running server to report its status.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -60,7 +62,9 @@ impl Running {
             }
             let list = request::<ExportList>(&socket, &Request::ExportList, REPLY_TIMEOUT);
             let exports = list.map(|(list, _)| list.exports).unwrap_or_default();
-            let exports = exports.into_iter().map(|export| (export.name, export.backing)).collect();
+            let served = |export: &ExportSnapshot| export.state != ExportState::Failed;
+            let exports = exports.into_iter().filter(served);
+            let exports = exports.map(|export| (export.name, export.backing)).collect();
             let Status { name, pid, portals, .. } = status;
             return Ok(Some(Self { name, pid, holds: Vec::new(), portals, exports }));
         }
@@ -87,8 +91,8 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
     let portals = Portals::new(plan)?;
     let mut running = Running::find(set, &portals)?;
     let mut holds = Vec::new();
-    let exports = if set.ping_only { &[][..] } else { &set.export };
-    let opened = exports.iter().map(|spec| {
+    let open = |spec: &ExportSpec| {
+        check_export(spec)?;
         let text = format!("cannot export {:?}", spec.name());
         let mut spec = spec.clone();
         if running.as_ref().is_some_and(|running| running.has(&spec)) {
@@ -97,9 +101,9 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
             spec.ro = true;
         }
         open_target(&spec).map_err(failed(ErrorKind::Export, text))
-    });
+    };
     // Kept open simultaneously: two exports of one file exclude each other.
-    let _opened = opened.collect::<Result<Vec<_>, _>>()?;
+    let _opened = Partial::open(set, open).all()?;
     let held = running.as_ref().map_or(&[][..], |running| &running.portals);
     portals.check(held)?;
     holds.extend(portals.held_by(held));

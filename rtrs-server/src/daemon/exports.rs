@@ -8,6 +8,7 @@
 
 mod access;
 mod commands;
+pub(super) mod failed;
 mod replaced;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
+use self::failed::FailedExports;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
 use crate::control_protocol::{ExportDrained, ExportList, Removed, SavedExports};
@@ -233,6 +235,7 @@ pub(crate) struct Exports {
     changing: Mutex<()>,
     /// Exports whose path leads to a target that cannot be exported.
     not_reopened: Mutex<BTreeMap<String, NotReopened>>,
+    failed: FailedExports,
     access: Mutex<ServerAccess>,
     /// Certificates or keys of clients, if configured.
     keys: Option<Arc<TlsEndpoint>>,
@@ -251,8 +254,10 @@ impl Exports {
         set: &Settings,
         audit: AuditSink,
     ) -> Self {
+        let failed = FailedExports::new(&table);
         let exports = Self {
             table,
+            failed,
             opener,
             control,
             entries: Mutex::default(),
@@ -355,6 +360,11 @@ impl Exports {
                         export.backing = spec.target.to_string();
                     }
                 }
+                for mut failed in self.failed.snapshots() {
+                    failed.access = lists.of(&failed.name);
+                    failed.access_limit = lists.limit_of(&failed.name);
+                    exports.push(failed);
+                }
                 drop(lists);
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
                 Some(ExportList {
@@ -370,7 +380,9 @@ impl Exports {
 
     /// Settings of all named exports.
     pub(crate) fn save(&self) -> SavedExports {
-        SavedExports { exports: self.entries().into_values().map(|entry| entry.spec).collect() }
+        let mut all = self.failed.specs();
+        all.extend(self.entries().into_iter().map(|(name, entry)| (name, entry.spec)));
+        SavedExports { exports: all.into_values().collect() }
     }
 
     /// Checks the settings of an export from a command, before anything is opened.
@@ -406,7 +418,8 @@ impl Exports {
     /// Opens an export without exporting it.
     pub(super) fn open(&self, spec: &ExportSpec) -> Result<Arc<Export>, String> {
         let name = spec.name();
-        if self.table.find(name.as_bytes()).is_some() {
+        let bytes = name.as_bytes();
+        if self.table.find(bytes).is_some() || self.table.is_failed(bytes) {
             return Err(format!("cannot export {name:?}: there is an export of this name already"));
         }
         self.opener.open(spec).map(Arc::new).map_err(|error| error.chain().to_string())
@@ -448,6 +461,11 @@ impl Exports {
 
     fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
         let _turn = self.begin()?;
+        if self.failed.remove(name) {
+            self.forget_access(name);
+            self.check_access()?;
+            return Ok(Removed { removed: name.to_owned(), ended: Vec::new() });
+        }
         let hint = "; detach it there, or use --force";
         let (export, ended) = self
             .unpublish(name, force)
@@ -493,6 +511,9 @@ impl Exports {
                  move it out of search-path",
                 export.backing
             ),
+            Some(ExportSnapshot { reason: Some(why), .. }) => {
+                format!("export {name:?} is not served: {why}; the server tries again")
+            }
             Some(export) if export.state == ExportState::Removing => format!(
                 "export {name:?} is being removed already; its file stays locked until the \
                  requests that run at the backend finish"

@@ -102,6 +102,9 @@ impl ServerMetrics {
         for (name, sums) in &exports {
             add_export(&mut out, name, sums);
         }
+        for name in self.exports.failed_names() {
+            out.add(&m::EXPORT_FAILED, &[&name], 1_u64);
+        }
         add_reports(&mut out, &reports);
         add_sessions(&mut out, &sessions);
         Ok(out)

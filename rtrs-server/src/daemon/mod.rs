@@ -27,6 +27,7 @@ mod open_files;
 mod portals;
 mod privileges;
 mod reload;
+mod retry;
 #[cfg(test)]
 pub(crate) mod rig;
 mod search;

@@ -35,6 +35,7 @@ use crate::daemon::open_files;
 use crate::daemon::portals::Portals;
 use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
+use crate::daemon::retry;
 use crate::daemon::search::{FlushingCloser, SearchPath, Searcher};
 use crate::daemon::shards::{Setup, ShardThreads, mailboxes};
 use crate::daemon::sizes;
@@ -45,8 +46,9 @@ use crate::engine::message::{ControlMessage, Message};
 use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportTable};
-use crate::plan::Plan;
-use crate::settings::{Id, SearchSpec, Settings};
+use crate::plan::partial::Partial;
+use crate::plan::{Plan, check_export};
+use crate::settings::{ExportSpec, Id, OnMissing, SearchSpec, Settings};
 use crate::state::StateDir;
 
 /// Time for the flushes at the end of the process.
@@ -72,8 +74,11 @@ pub fn serve_over(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<(), Error> {
+    // An export that is opened later would lack the layer.
+    let mut plan = plan.clone();
+    plan.settings.on_missing = OnMissing::Refuse;
     let same = plan.clone();
-    run_server(plan, over, Box::new(move || Ok(same.clone())))
+    run_server(&plan, over, Box::new(move || Ok(same.clone())))
 }
 
 fn run_server(
@@ -89,7 +94,8 @@ fn run_server(
     // Collected as root, who can read all files.
     let warnings = warnings(set);
     open_files::prepare(set, set.shards.count());
-    let Opened { sources, state, opener, exports } = open_exports(set, user.as_ref(), over)?;
+    let Opened { sources, state, opener, exports, failures } =
+        open_exports(set, user.as_ref(), over)?;
     let portals = Portals::new(plan)?;
     let cores = set.shards.count();
     let server_id = sources.server(set.server_id.as_ref().get().map(Id::get));
@@ -119,7 +125,7 @@ fn run_server(
         Ok(portals)
     });
     let manager = ServiceManager::from_env();
-    let changes = watch_changes(set, reread, opener, &setup);
+    let changes = watch_changes(set, reread, opener, failures, &setup);
     let endpoints =
         listening.and_then(|portals| Endpoints::open(set, portals, &setup, &changes, &manager));
     let forwarding = forward_signals(signals, setup.control(), changes, &manager);
@@ -150,6 +156,8 @@ struct Opened {
     state: Arc<StateDir>,
     opener: Arc<Opener>,
     exports: Vec<Export>,
+    /// Exports that could not be opened, with the reasons.
+    failures: Vec<(ExportSpec, String)>,
 }
 
 /// Opens the exports of the settings, each with the layer `over` its block source.
@@ -158,15 +166,17 @@ fn open_exports(
     user: Option<&RunAs>,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
 ) -> Result<Opened, Error> {
-    let specs = if set.ping_only { &[][..] } else { &set.export };
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    let mut exports = specs.iter().map(|spec| opener.open(spec)).collect::<Result<Vec<_>, _>>()?;
+    let open = |spec: &ExportSpec| check_export(spec).and_then(|()| opener.open(spec));
+    let Partial { opened: mut exports, failed } = Partial::open(set, open).enough(set)?;
+    let text = |(spec, error): (_, Error)| (spec, error.chain().to_string());
+    let failures = failed.into_iter().map(text).collect();
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }
-    Ok(Opened { sources, state, opener, exports })
+    Ok(Opened { sources, state, opener, exports, failures })
 }
 
 /// Starts the threads that watch exports and certificates for changes. A thread that cannot be
@@ -175,6 +185,7 @@ fn watch_changes(
     set: &Settings,
     reread: Reread,
     opener: Arc<Opener>,
+    failures: Vec<(ExportSpec, String)>,
     setup: &Setup,
 ) -> Arc<Changes> {
     let table = &setup.exports;
@@ -189,6 +200,9 @@ fn watch_changes(
     let exports = Exports::new(Arc::clone(table), opener, control, tls.clone(), set, audit);
     let reload = Reload::new(set, reread, setup.audit.clone(), tls);
     let changes = Arc::new(Changes { exports, reload });
+    if let Err(error) = retry::watch(&changes, failures) {
+        tracing::error!("cannot try failed exports again: cannot start a thread: {error}");
+    }
     match targets::watch(&changes, setup.control()) {
         Ok(examiner) => table.set_examiner(examiner),
         Err(error) => {

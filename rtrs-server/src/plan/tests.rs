@@ -1,6 +1,7 @@
 //! Tests of every validation of a plan, by message, and of the round trip through printed settings.
 
 use super::*;
+use crate::settings::OnMissing;
 use rtrs_core::settings::print;
 use rtrs_core::skip::skip;
 use std::path::PathBuf;
@@ -37,9 +38,31 @@ fn export(spec: &str) -> Plan {
 }
 
 fn check_error(spec: &str) -> String {
-    let error = export(spec).check().unwrap_err();
+    let mut plan = export(spec);
+    plan.settings.on_missing = OnMissing::Refuse;
+    let error = plan.check().unwrap_err();
     assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Export, 1));
     error.chain().to_string()
+}
+
+#[test]
+fn a_start_waits_only_for_targets_that_may_appear() {
+    let check = |exports: &[&str], on_missing| {
+        let export = exports.iter().map(|spec| spec.parse().unwrap()).collect();
+        let set = Settings { export, on_missing, ..Settings::default() };
+        let checked = Plan::new(set).unwrap().check();
+        checked.map_err(|error| error.chain().to_string())
+    };
+    let (wait, refuse) = (OnMissing::Wait, OnMissing::Refuse);
+    for exports in [&["/none/a"][..], &["/none/a", "m=mem:1M"], &["/dev/null", "m=mem:1M"]] {
+        check(exports, wait).unwrap();
+        let why = check(exports, refuse).unwrap_err();
+        assert!(!why.contains("truncate"), "{why}");
+    }
+    let why = check(&["/dev/null"], wait).unwrap_err();
+    assert!(why.contains("neither a regular file nor a block device"), "{why}");
+    let both = check(&["/none/a", "m=mem:1M", "/none/b"], refuse).unwrap_err();
+    assert!(both.contains("/none/a does not") && both.contains("/none/b does not"), "{both}");
 }
 
 #[test]
@@ -176,9 +199,9 @@ fn targets_are_checked_before_anything_starts() {
     }
     for (spec, text) in [
         (format!("v={dir}"), format!("cannot export \"v\": {dir} is a directory; export a file")),
-        (empty, "is empty; give it a size, for example with truncate -s 1G FILE".into()),
+        (empty, "is empty; if it held data, restore that".into()),
         (small, "has 100 bytes, less than one block of 512; enlarge it".into()),
-        (format!("{dir}/missing"), format!("{dir}/missing does not exist; create it")),
+        (format!("{dir}/missing"), format!("{dir}/missing does not exist; check the path")),
         (
             format!("{file}/x"),
             "make it writable for this user, or export it with ,ro: Not a dir".into(),

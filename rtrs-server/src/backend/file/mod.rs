@@ -287,7 +287,7 @@ impl<'a> Opened<'a> {
         let exported = whole_blocks(&self.path.display().to_string(), size, u64::from(logical));
         if exported == 0 {
             let problem = format!("holds {size} bytes, less than one block of {logical}");
-            let hint = "give it a size first, as in `truncate -s 1G FILE`";
+            let hint = "if it held data, restore that, and if it is new, set its size";
             return Err(BackendError::path(self.path, problem, hint));
         }
         Ok(exported)
@@ -335,7 +335,7 @@ fn kind(path: &Path, meta: &Metadata) -> Result<bool, BackendError> {
 fn refused(path: &Path, read_only: bool, error: io::Error) -> BackendError {
     let (problem, hint) = match error.kind() {
         io::ErrorKind::NotFound => {
-            ("does not exist", "check the path, or make it with `truncate -s 1G FILE`")
+            ("does not exist", "check the path, and whether its file system is mounted")
         }
         io::ErrorKind::PermissionDenied if read_only => {
             ("cannot be read", "run as a user who may read it")

@@ -62,7 +62,9 @@ fn text(list: &ExportList) -> String {
             }
             _ => "",
         };
-        head + target + &access
+        let reason = export.reason.as_ref();
+        let reason = reason.map(|why| format!("  {}; the server tries again\n", printable(why)));
+        head + target + &reason.unwrap_or_default() + &access
     });
     let access = match (list.open_to_everyone, &list.access[..]) {
         (true, _) => "access: everyone, because there is no access list\n".to_owned(),

@@ -55,7 +55,11 @@ impl Exports {
         };
         // Done before the lists are locked: the control shard is asked whether an export is in use.
         let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
-        let done: Vec<&str> = done.map(|(name, _)| &**name).collect();
+        // A failed export gets its list before it is served.
+        let failed = self.failed.specs();
+        let failed = failed.iter().filter(|(name, spec)| wanted.get(&***name) == Some(spec));
+        let failed = failed.map(|(name, _)| &**name);
+        let done: Vec<&str> = done.map(|(name, _)| &**name).chain(failed).collect();
         self.change_access(|access| access.grant(number, done.into_iter()));
     }
 
@@ -89,7 +93,9 @@ impl Exports {
     fn withdrawn_by(&self, set: &Settings) -> BTreeMap<String, Holders> {
         let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
         let gone = self.entries().into_iter().filter(|(_, entry)| entry.configured);
-        let gone = gone.map(|(name, _)| name).filter(|name| !wanted.contains(name.as_str()));
+        // A failed export may be opened before the next reload: its list must not just vanish.
+        let gone = gone.map(|(name, _)| name).chain(self.failed.specs().into_keys());
+        let gone = gone.filter(|name| !wanted.contains(name.as_str()));
         let gone: Vec<String> = gone.collect();
         if gone.is_empty() {
             return BTreeMap::new();

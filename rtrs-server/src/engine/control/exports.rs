@@ -91,6 +91,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             epoch: export.epoch.number(),
             access: Vec::new(),
             access_limit: None,
+            reason: None,
         }
     });
     AdminReply::Exports(all.collect())

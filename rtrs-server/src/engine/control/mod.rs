@@ -333,7 +333,8 @@ impl Control {
         if replacing && index.is_none() && self.opens.waits(reply_to, name, mode) {
             return None;
         }
-        let (id, named, access) = (session.id, index.is_some(), mode.access);
+        let named = index.is_some() || self.exports.is_failed(name.as_bytes());
+        let (id, access) = (session.id, mode.access);
         let asked = OpenCheck { session: id, name, named, access };
         // The list of a removed export went with it, and its users must learn of that.
         if !self.opens.is_removed(id, name, mode)

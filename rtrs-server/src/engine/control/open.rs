@@ -73,6 +73,10 @@ impl Opens {
             }
             return Some(self.open_export(session, index, mode, ctx));
         }
+        // A file below the search path must not stand in for a named export.
+        if self.exports.is_failed(bytes) {
+            return Some(ControlAnswer::Refused(errno::ENOENT));
+        }
         let asked = self.exports.finder().zip(session_name).is_some_and(|(finder, session)| {
             finder.find(Search { reply_to, mode, session, name: *name })
         });

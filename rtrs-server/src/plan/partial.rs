@@ -1,0 +1,72 @@
+//! Starts with a part of the exports: decides whether a server starts although some cannot be
+//! opened.
+
+use std::fs;
+use std::io;
+
+use crate::error::Error;
+use crate::settings::{ExportSpec, OnMissing, Settings, Target};
+
+/// Exports that were opened, and failures of the others.
+pub(crate) struct Partial<T> {
+    /// Opened exports.
+    pub(crate) opened: Vec<T>,
+    /// Failed exports, with the reasons.
+    pub(crate) failed: Vec<(ExportSpec, Error)>,
+}
+
+impl<T> Partial<T> {
+    /// Opens each export of the settings.
+    pub(crate) fn open(set: &Settings, open: impl FnMut(&ExportSpec) -> Result<T, Error>) -> Self {
+        let specs = if set.ping_only { &[][..] } else { &set.export };
+        let (mut opened, mut failed) = (Vec::new(), Vec::new());
+        for (spec, result) in specs.iter().zip(specs.iter().map(open)) {
+            match result {
+                Ok(export) => opened.push(export),
+                Err(error) => failed.push((spec.clone(), error)),
+            }
+        }
+        Self { opened, failed }
+    }
+
+    /// Refuses any failure.
+    ///
+    /// # Errors
+    /// The failure, or one error with the text of all failures.
+    pub(crate) fn all(self) -> Result<Vec<T>, Error> {
+        let texts: Vec<String> =
+            self.failed.iter().map(|(_, error)| error.chain().to_string()).collect();
+        let mut failures = self.failed.into_iter().map(|(_, error)| error);
+        match (failures.next(), failures.next()) {
+            (None, _) => Ok(self.opened),
+            (Some(only), None) => Err(only),
+            (Some(first), Some(_)) => Err(Error::new(first.kind(), texts.join("; "))),
+        }
+    }
+
+    /// Accepts failures unless the settings refuse them, or no export was opened and waiting cannot
+    /// change that.
+    ///
+    /// # Errors
+    /// Those of [`Self::all`].
+    pub(crate) fn enough(self, set: &Settings) -> Result<Self, Error> {
+        let hopeless =
+            self.opened.is_empty() && !self.failed.iter().any(|(spec, _)| may_appear(&spec.target));
+        if self.failed.is_empty() || (set.on_missing == OnMissing::Wait && !hopeless) {
+            return Ok(self);
+        }
+        self.all().map(|opened| Self { opened, failed: Vec::new() })
+    }
+}
+
+/// Whether a target that cannot be opened may appear by itself: a file system may be mounted later,
+/// and a cluster or server may answer later.
+fn may_appear(target: &Target) -> bool {
+    match target {
+        Target::Path(path) => {
+            fs::metadata(path).is_err_and(|error| error.kind() != io::ErrorKind::PermissionDenied)
+        }
+        Target::Rbd(_) | Target::Nbd(_) => true,
+        Target::Memory(_) | Target::Null(_) => false,
+    }
+}
