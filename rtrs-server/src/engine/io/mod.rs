@@ -32,7 +32,7 @@ use rtrs_core::block::Core;
 use rtrs_core::fabric::{
     Access, BindResult, CloseReason, SgeList, WcOp, WcStatus, WorkCompletion, WrOp,
 };
-use rtrs_core::ids::{ChunkIndex, CoreIndex, PermitId, ProviderIndex, QpNum};
+use rtrs_core::ids::{ChunkIndex, ConnIndex, CoreIndex, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{Imm, InfoReq};
 
@@ -51,6 +51,15 @@ use crate::engine::session::SessionParams;
 use crate::export::ExportTable;
 use crate::path::io::bare_write;
 use crate::path::{PathEnd, PathKey, PeerFault};
+
+/// Connection that a completion belongs to, with the path that the connection belongs to.
+#[derive(Clone, Copy)]
+struct ConnRef {
+    conn: ConnRow,
+    path: PathRow,
+    cid: ConnIndex,
+    provider: ProviderIndex,
+}
 
 /// One shard's part of every session.
 #[derive(Debug)]
@@ -159,11 +168,12 @@ impl Shard {
         let known = WorkId::decode(wc.wr_id).and_then(|(work, at)| {
             let conn = self.conns.get(at)?;
             let same = (conn.provider, conn.qp) == (provider, wc.qp);
-            same.then_some((work, at, conn.path, conn.cid))
+            same.then_some((work, ConnRef { conn: at, path: conn.path, cid: conn.cid, provider }))
         });
-        let Some((work, at, row, cid)) = known else {
+        let Some((work, from)) = known else {
             return self.internal_error("a completion for an unknown connection");
         };
+        let ConnRef { path: row, cid, .. } = from;
         let path = &mut self.paths[row];
         match wc.status {
             WcStatus::Success => {}
@@ -175,7 +185,7 @@ impl Shard {
             }
         }
         match work {
-            WorkId::Recv => self.received(at, wc, ctx),
+            WorkId::Recv => self.received(from, wc, ctx),
             WorkId::Info => {
                 path.heard(ctx.now);
                 if wc.op != WcOp::Recv || wc.imm.is_some() {
@@ -187,7 +197,7 @@ impl Shard {
                 sge.slice.copy_out(0, &mut bytes);
                 ctx.out.control(ControlMessage::Info { path: path.shared.key, bytes });
             }
-            WorkId::Send(covered) => self.sent(at, covered, ctx),
+            WorkId::Send(covered) => self.sent(from, covered, ctx),
             WorkId::Revoke(permit) => {
                 self.step(RequestRef { path: row, permit }, ctx, |step, ctx| step.revoked(ctx));
             }
@@ -454,13 +464,12 @@ impl Shard {
     }
 
     /// Processes a message that arrived in a receive without a buffer.
-    fn received(&mut self, at: ConnRow, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
-        let conn = &self.conns[at];
-        let (row, cid) = (conn.path, conn.cid);
+    fn received(&mut self, from: ConnRef, wc: &WorkCompletion, ctx: &mut Ctx<'_>) {
+        let ConnRef { conn: at, path: row, cid, provider } = from;
         let path = &mut self.paths[row];
         // Done first, because the next message must find a receive.
         let wr_id = WorkId::Recv.encode(at);
-        if let Err(error) = ctx.fabrics[conn.provider.index()].post_recv(conn.qp, wr_id, None) {
+        if let Err(error) = ctx.fabrics[provider.index()].post_recv(wc.qp, wr_id, None) {
             return path.fail_by_fabric(&error, ctx.out);
         }
         path.heard(ctx.now);
@@ -511,11 +520,11 @@ impl Shard {
     }
 
     /// Processes a completed send, which makes room for waiting answers.
-    fn sent(&mut self, at: ConnRow, covered: u32, ctx: &mut Ctx<'_>) {
+    fn sent(&mut self, from: ConnRef, covered: u32, ctx: &mut Ctx<'_>) {
+        let ConnRef { conn: at, path, .. } = from;
         self.conns[at].sent(covered);
         while let Some(permit) = self.conns[at].next_waiting() {
-            let request = RequestRef { path: self.conns[at].path, permit };
-            self.step(request, ctx, |step, ctx| step.post_waiting(ctx));
+            self.step(RequestRef { path, permit }, ctx, |step, ctx| step.post_waiting(ctx));
         }
         self.send_announcements(at, ctx);
     }

@@ -72,6 +72,11 @@ impl LocalPath {
         self.mode
     }
 
+    /// Whether requests of the path are still answered.
+    pub(super) fn answers(&self) -> bool {
+        self.mode != Mode::Closing
+    }
+
     /// Queue depth and chunk size of the session.
     pub(super) fn limits(&self) -> Limits {
         self.limits

@@ -138,9 +138,10 @@ impl Step<'_> {
     /// revoke here and a bind later would cost two. A peer that guesses the next key can only
     /// corrupt its own data; the validated message is a copy, made after the old key is revoked.
     fn revoke(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
-        let Some(conn) = self.conns.get(arrival.conn).filter(|conn| self.serves(conn)) else {
-            return self.release(ctx.out);
-        };
+        let answers = self.path.answers();
+        let conn = self.conns.get(arrival.conn);
+        let conn = conn.filter(|conn| answers && conn.path == self.at.path);
+        let Some(conn) = conn else { return self.release(ctx.out) };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         let Some(window) = chunks.window(chunk) else { return self.parse(arrival, ctx) };
         let fabric = &mut ctx.fabrics[conn.provider.index()];
@@ -430,7 +431,7 @@ impl Step<'_> {
             return true;
         };
         let part_max = part_max(devices.geometry(io.export), io.op);
-        io.submitted = ctx.now;
+        io.device_time.begin(ctx.now);
         let order = if io.is_flush() {
             let (op, flags) = (IoOp::Flush, IoFlags::default());
             Io { tag, op, flags, offset: 0, len: 0, buf: None }
@@ -479,7 +480,7 @@ impl Step<'_> {
         let Some(io) = request.io_mut().filter(|_| submitted) else {
             return self.path.internal_error("a device completed an unknown IO", ctx.out);
         };
-        io.backend_ns += ctx.now.as_nanos().saturating_sub(io.submitted.as_nanos());
+        io.device_time.end(ctx.now);
         if is_device_error(status) {
             self.devices.log_error(io, status, ctx.now);
         }
@@ -563,7 +564,8 @@ impl Step<'_> {
     fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit].get() {
             State::Io(request, _, io) => {
-                let took = ServerTimes::new(request.arrival.since, ctx.now, io.backend_ns);
+                let took =
+                    ServerTimes::new(request.arrival.since, ctx.now, io.device_time.spent_ns());
                 self.devices.answered(&io, errno == 0, took);
                 self.finish(request, Reply::to_io(errno, &io), ctx);
             }
@@ -575,10 +577,9 @@ impl Step<'_> {
     /// answers, in order with the answers that wait for room in the send queue.
     fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         self.end_turn(ctx.out);
-        let at = request.arrival.conn;
-        let Some(conn) = self.conns.get(at).filter(|conn| self.serves(conn)) else {
-            return self.release(ctx.out);
-        };
+        let (at, answers) = (request.arrival.conn, self.path.answers());
+        let conn = self.conns.get_mut(at).filter(|conn| answers && conn.path == self.at.path);
+        let Some(conn) = conn else { return self.release(ctx.out) };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         if request.arrival.key.is_none()
             && let Some(window) = chunks.window(chunk)
@@ -598,12 +599,11 @@ impl Step<'_> {
                 }
             }
         }
-        match self.conns.get_mut(at) {
-            Some(conn) if !conn.takes_answer() => {
-                conn.wait(self.at.permit);
-                self.request().go(State::Responding(request, reply));
-            }
-            _ => self.post(request, reply, ctx),
+        if conn.takes_answer() {
+            self.post(request, reply, ctx);
+        } else {
+            conn.wait(self.at.permit);
+            self.request().go(State::Responding(request, reply));
         }
     }
 
@@ -655,11 +655,6 @@ impl Step<'_> {
 
     pub(super) fn request(&mut self) -> &mut Request {
         &mut self.path.requests[self.at.permit]
-    }
-
-    /// Whether answers of the path may be sent over this connection.
-    fn serves(&self, conn: &Conn) -> bool {
-        conn.path == self.at.path && self.path.mode() != Mode::Closing
     }
 
     /// Frees the row and the permit without an answer, because the connection has ended or the path

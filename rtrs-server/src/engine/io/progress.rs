@@ -34,6 +34,43 @@ pub(super) enum Turn {
     Runs,
 }
 
+/// State that decides about the durability of an IO (`sync.rs`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SyncProgress {
+    /// Epoch of the export at the first submission.
+    pub(super) epoch: Option<u32>,
+    /// Ledger position that a flush covers; unused by other operations.
+    pub(super) mark: FlushMark,
+    /// Number of an outstanding sync.
+    pub(super) number: Option<u64>,
+}
+
+/// Time that the steps of an IO spend at the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeviceTime {
+    /// Time when the current step was submitted.
+    submitted: Instant,
+    /// Nanoseconds that ended steps spent at the device.
+    spent_ns: u64,
+}
+
+impl DeviceTime {
+    /// Records the submission of a step.
+    pub(super) const fn begin(&mut self, now: Instant) {
+        self.submitted = now;
+    }
+
+    /// Adds the time of the current step, which has ended.
+    pub(super) const fn end(&mut self, now: Instant) {
+        self.spent_ns += now.as_nanos().saturating_sub(self.submitted.as_nanos());
+    }
+
+    /// Nanoseconds that ended steps spent at the device.
+    pub(super) const fn spent_ns(&self) -> u64 {
+        self.spent_ns
+    }
+}
+
 /// Progress of an IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IoProgress {
@@ -58,16 +95,8 @@ pub(super) struct IoProgress {
     pub(super) turn: Turn,
     /// Bytes of the chunk for the data, or for the answer of an extents request.
     pub(super) room: u32,
-    /// Epoch of the export at the first submission.
-    pub(super) epoch: Option<u32>,
-    /// Ledger position that a flush covers; unused by other operations.
-    pub(super) mark: FlushMark,
-    /// Number of an outstanding sync.
-    pub(super) number: Option<u64>,
-    /// Time when the current step was submitted.
-    pub(super) submitted: Instant,
-    /// Nanoseconds that earlier steps spent at the device.
-    pub(super) backend_ns: u64,
+    pub(super) sync: SyncProgress,
+    pub(super) device_time: DeviceTime,
 }
 
 impl IoProgress {

@@ -105,7 +105,7 @@ impl Reply {
     /// Creates the answer to a valid IO.
     pub(super) const fn to_io(errno: u16, io: &IoProgress) -> Self {
         let done = Some((io.op, io.flags.fua || io.post_flush));
-        Self { io: done, backend_ns: io.backend_ns, ..Self::errno(errno) }
+        Self { io: done, backend_ns: io.device_time.spent_ns(), ..Self::errno(errno) }
     }
 }
 

@@ -114,23 +114,23 @@ impl IoProgress {
     /// Records, before the submission, what decides about the result.
     fn begin_sync(&mut self, account: Account<'_>, devices: &mut Devices) {
         let rises = devices.epoch(self.export).rises();
-        self.epoch.get_or_insert(rises);
+        self.sync.epoch.get_or_insert(rises);
         if !self.is_sync() {
             return;
         }
         if self.covers_all()
             && let Some(ledger) = account.ledger
         {
-            self.mark = ledger.begin_flush(rises, account.path, account.permit);
+            self.sync.mark = ledger.begin_flush(rises, account.path, account.permit);
         }
-        self.number = devices.draw(self.export, self.covers_all());
+        self.sync.number = devices.draw(self.export, self.covers_all());
     }
 
     /// Undoes `begin_sync` because the device was full. Other shards are not woken: a shard whose
     /// device is full too would wake this one in response. Waiting requests are checked again
     /// anyway.
     fn withdraw_sync(&mut self, devices: &mut Devices) {
-        if let Some(number) = self.number.take() {
+        if let Some(number) = self.sync.number.take() {
             devices.back(self.export, number);
         }
     }
@@ -159,7 +159,7 @@ impl IoProgress {
                  flush of each session that has written fails"
             );
         }
-        let Some(number) = self.number.take() else { return (end, false) };
+        let Some(number) = self.sync.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);
         // Read after the number has returned: later syncs began after this end.
         end.horizon = devices.epoch(self.export).order().horizon();
@@ -207,7 +207,7 @@ impl IoProgress {
             Verdict::Fail(errno) => return Next::Answer(errno),
             Verdict::ReportLoss(hidden, errno) => {
                 if let Some(ledger) = account.ledger {
-                    ledger.report(self.mark, hidden, account.path, account.permit);
+                    ledger.report(self.sync.mark, hidden, account.path, account.permit);
                 }
                 return Next::ReportLoss(errno);
             }
@@ -244,10 +244,10 @@ impl IoProgress {
             if !status.is_ok() {
                 return Verdict::ReportLoss(Hidden::Loss, status.to_errno());
             }
-            let hidden = account.ledger.and_then(|own| own.hides_loss(self.mark, rises));
+            let hidden = account.ledger.and_then(|own| own.hides_loss(self.sync.mark, rises));
             return hidden.map_or(Verdict::Stands, |why| Verdict::ReportLoss(why, errno::EIO));
         }
-        let outdated = self.epoch.is_some_and(|began| rises > began);
+        let outdated = self.sync.epoch.is_some_and(|began| rises > began);
         if self.is_sync() && status.is_ok() && outdated {
             return Verdict::Fail(errno::EIO);
         }
@@ -264,7 +264,7 @@ impl IoProgress {
         if !self.changes() || self.flags.fua || uncounted {
             return;
         }
-        if let (Some(ledger), Some(began)) = (account.ledger, self.epoch) {
+        if let (Some(ledger), Some(began)) = (account.ledger, self.sync.epoch) {
             ledger.wrote(began, devices.epoch(self.export).rises());
         }
     }

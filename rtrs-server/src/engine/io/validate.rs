@@ -3,12 +3,10 @@
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::limits::{Limits, SECTOR_SIZE};
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::Instant;
 use rtrs_core::wire::{IoHeader, RwOp, errno};
 
-use super::progress::{IoProgress, IoStep, Turn};
+use super::progress::{DeviceTime, IoProgress, IoStep, SyncProgress, Turn};
 use crate::engine::device_table::{DeviceEntry, DeviceId};
-use crate::engine::ledger::FlushMark;
 use crate::engine::partial::PartOfBlock;
 
 /// Device of an IO.
@@ -74,11 +72,8 @@ pub(super) fn plan_io(
         partial,
         turn: Turn::None,
         room,
-        epoch: None,
-        mark: FlushMark::default(),
-        number: None,
-        submitted: Instant::ZERO,
-        backend_ns: 0,
+        sync: SyncProgress::default(),
+        device_time: DeviceTime::default(),
     })
 }
 

@@ -16,9 +16,8 @@ use rtrs_core::block::{BlockDevice, BlockSource, Completion, Core, Geometry, IoF
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::sync::model;
 
-use super::super::progress::Turn;
+use super::super::progress::{DeviceTime, SyncProgress, Turn};
 use super::*;
-use crate::engine::ledger::FlushMark;
 use crate::export::{Export, ExportIndex, ExportTable};
 
 const SHARDS: u16 = 3;
@@ -164,11 +163,8 @@ impl Request {
             partial: None,
             turn: Turn::None,
             room: 0,
-            epoch: None,
-            mark: FlushMark::default(),
-            number: None,
-            submitted: Instant::ZERO,
-            backend_ns: 0,
+            sync: SyncProgress::default(),
+            device_time: DeviceTime::default(),
         };
         Self { devices, io, settling: None }
     }
