@@ -48,6 +48,7 @@ use crate::shared::Shared;
 
 /// Timeout of the whole handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// Receive state of a connection.
 #[derive(Debug)]
 enum Phase {

@@ -57,7 +57,6 @@ impl Link {
         })
     }
 
-    /// Whether the other end is the kernel.
     pub(super) fn is_kernel(&self) -> bool {
         self.kernel
     }

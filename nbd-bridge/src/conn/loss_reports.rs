@@ -60,7 +60,6 @@ impl LossReports {
         self.older.filter(|(_, end)| offset <= *end).map(|(reported, _)| reported)
     }
 
-    /// Records whether requests wait.
     pub(super) fn set_stalled(&mut self, stalled: bool) {
         self.stalled = stalled;
     }

@@ -1,4 +1,4 @@
-//! Relations of a request to requests that overlap it.
+//! Waits between a request and the requests that overlap it.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ impl Overlaps {
         self.orphaned = true;
     }
 
-    /// Returns true when the request was an orphaned write, which it is no longer.
+    /// Clears the mark of an orphaned write. Returns whether it was set.
     pub(crate) fn take_orphaned(&mut self) -> bool {
         std::mem::take(&mut self.orphaned)
     }
@@ -65,7 +65,7 @@ impl Overlaps {
         self.queued = true;
     }
 
-    /// Returns true when the ready bytes were queued, which they are no longer.
+    /// Clears the mark of queued bytes. Returns whether it was set.
     pub(crate) fn take_queued(&mut self) -> bool {
         std::mem::take(&mut self.queued)
     }
@@ -79,7 +79,7 @@ impl Overlaps {
         self.awaited
     }
 
-    /// Records that changes of parts of blocks wait for this request, if they do.
+    /// Records that changes of parts of blocks wait for this request, if `awaited`.
     pub(crate) fn await_if(&mut self, awaited: bool) {
         self.awaited |= awaited;
     }
@@ -88,7 +88,7 @@ impl Overlaps {
         self.awaited = false;
     }
 
-    /// Returns how long the request has been seen waiting, as of now.
+    /// Returns the time since the first call after the wait began.
     pub(crate) fn waited(&mut self, now: Instant) -> Duration {
         now.since(*self.since.get_or_insert(now))
     }

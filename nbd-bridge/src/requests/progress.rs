@@ -46,7 +46,7 @@ impl Progress {
 
     /// Whether all ready bytes have been submitted.
     pub(crate) fn all_handed(&self) -> bool {
-        self.handed == self.ready
+        self.handed >= self.ready
     }
 
     pub(crate) fn ready(&self) -> u32 {

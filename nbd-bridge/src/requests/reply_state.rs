@@ -65,7 +65,6 @@ impl ReplyState {
         self.silent
     }
 
-    /// Suppresses the reply.
     pub(crate) fn silence(&mut self) {
         self.silent = true;
     }

@@ -96,7 +96,7 @@ impl NbdRow {
         self.command.changes().then(bytes)
     }
 
-    /// Whether the device may change bytes for this request that overlapping changes must await.
+    /// Whether this request changes whole blocks that are at the device or about to be submitted.
     pub(crate) fn is_changing(&self) -> bool {
         let waits = self.overlaps.is_queued() || self.overlaps.is_deferred();
         let unheld = !waits && self.progress.handed() < self.progress.ready();

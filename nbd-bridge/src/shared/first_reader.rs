@@ -1,9 +1,9 @@
 //! Precedence of a connection that waits for memory of a read.
 
-/// Slot of the connection whose read waits for memory; it takes precedence over larger reads of
-/// others.
+/// Precedence of one connection over larger reads of others.
 #[derive(Debug, Default)]
 pub(crate) struct FirstReader {
+    /// Connection whose read waits for memory.
     slot: Option<usize>,
 }
 
@@ -13,7 +13,7 @@ impl FirstReader {
         self.slot.is_some_and(|first| first != slot)
     }
 
-    /// Gives precedence to a connection, unless there is one that has it.
+    /// Gives precedence to a connection, unless another has it.
     pub(super) fn wait(&mut self, slot: usize) {
         self.slot.get_or_insert(slot);
     }

@@ -57,7 +57,7 @@ impl Turns {
         }
     }
 
-    /// Removes the row at this place of the list of those with a waiting part.
+    /// Removes the row at this index of the list.
     pub(super) fn remove_at(&mut self, at: usize) {
         self.waiting.remove(at);
     }

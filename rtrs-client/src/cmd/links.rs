@@ -41,6 +41,8 @@ impl FromStr for LinkArg {
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct LinkSource {
     /// Take the paths and keys from this YAML file of attach
+    ///
+    /// The file of attach --config, with the paths of a session and its keys or certificates.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
