@@ -45,9 +45,7 @@ impl Peer {
     pub(super) fn wants_connection(&self) -> bool {
         // Only another map can report that its ports are no longer congested.
         let is_congested = self.inbound.has_congestion();
-        self.outbound.has_messages()
-            || self.connection.is_restored(self.inbound.is_proven())
-            || is_congested
+        self.outbound.has_messages() || self.connection.is_restored() || is_congested
     }
 
     /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or

@@ -367,7 +367,7 @@ impl Peers {
             return;
         }
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        if let Some(trouble) = trouble.filter(|_| peer.wants_connection())
+        if let Some(trouble) = trouble.filter(|_| peer.outbound.has_messages())
             && let Some(left_out) = self.troubles.admit(now, address)
         {
             tracing::warn!(peer = %address, left_out, "cannot reach the peer: {trouble}");
@@ -472,8 +472,8 @@ impl Peers {
         self.drop_messages(dropped);
     }
 
-    /// Handles a map of a peer, which may announce a restart, and sends the messages that waited
-    /// for it. Returns the groups of ports that may have been cleared, or `None` if the map has not
+    /// Handles a map of a peer, which may announce a restart, and sends the messages that waited for
+    /// it. Returns the groups of ports that may have been cleared, or `None` if the map has not
     /// changed.
     pub(super) fn map_received(
         &mut self,

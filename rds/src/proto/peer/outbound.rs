@@ -59,7 +59,7 @@ impl Outbound {
     }
 
     /// Whether messages of users wait to be sent to the peer.
-    pub(super) fn has_messages(&self) -> bool {
+    pub(in crate::proto) fn has_messages(&self) -> bool {
         self.outbox.iter().any(|message| message.owner != Owner::Pong)
     }
 
