@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rtrs_tests::{Finished, Proc, is_root, requires, skip, wait_for};
+use rtrs_tests::{Finished, Proc, requires, wait_for};
 
 use crate::stand::{LIMIT, Stand};
 
@@ -164,49 +164,6 @@ assert b.recvmsg(10, 200)[1][0][:2] == (socket.SOL_SOCKET, TIMESTAMP_NEW)
 b.setsockopt(socket.SOL_SOCKET, TIMESTAMP, 0)
 a.sendto(b"off", (B, 4000))
 assert b.recvmsg(10, 200)[1] == []
-"#,
-    );
-}
-
-#[test]
-fn sockets_can_be_changed_after_setuid_and_chroot() {
-    if !is_root() {
-        skip("not root");
-        return;
-    }
-    python(
-        r#"
-import tempfile
-a, b = sock(A), sock(B, 4000)
-def use():
-    a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 200000)
-    assert a.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 400000
-    a.connect((B, 4000))
-    to = struct.pack("=HH4s8x", 2, socket.htons(4000), socket.inet_aton(B))
-    a.setsockopt(SOL_RDS, 1, to)
-    a.setsockopt(SOL_RDS, 6, 1)
-    # The counters.
-    fails(errno.ENOSPC, a.getsockopt, SOL_RDS, 10000, 1)
-    a.send(b"x")
-    assert b.recv(10) == b"x"
-def drop():
-    os.setgid(65534)
-    os.setuid(65534)
-with tempfile.TemporaryDirectory() as empty:
-    # In a child, as in a daemon.
-    for lose in (lambda: None, lambda: os.chroot(empty), drop):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                lose()
-                use()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-drop()
-use()
 "#,
     );
 }

@@ -74,7 +74,6 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
     }
     let (slot, board) = Access::bind(borrow(fd), ip, port)?;
     let access = share(Access::with_board(Box::new(AtPath(path)), board)?)?;
-    access.keep_connection();
     let bound = Bound { access, slot };
     // Values that cannot be set now keep their defaults.
     if let Some(bytes) = wishes.sndbuf {

@@ -145,10 +145,6 @@ pub(crate) extern "C" fn fork_ends() {
 pub(crate) extern "C" fn fork_ends_in_child() {
     hold(None);
     own();
-    // The connections of the parent are not for the child, which may soon lose its rights.
-    if let Ok(nodes) = NODES.try_lock() {
-        nodes.values().for_each(|node| node.keep_connection());
-    }
 }
 
 fn hold(locks: Option<Locks>) {
@@ -238,9 +234,7 @@ fn adopt(fd: i32) -> Option<()> {
     if let Some(peer) = unix(rustix::net::getpeername(borrow(fd)).ok().flatten()) {
         let path = Path::new(std::str::from_utf8(peer.path_bytes()?).ok()?).to_owned();
         if let Ok((access, slot)) = Access::find(Box::new(AtPath(path.clone())), &name) {
-            let access = share(access).ok()?;
-            access.keep_connection();
-            entry.set_bound(Bound { access, slot });
+            entry.set_bound(Bound { access: share(access).ok()?, slot });
         }
         *entry.path.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
     }

@@ -58,9 +58,6 @@ kinds! {
     /// User: this connection only reports refused sends, and gets no answer: `value` to congested
     /// ports, `extra` for lack of room in the send buffer; `len` sends wait for a congested port.
     Refused = 24,
-    /// User: keep this connection for requests, even if there are many others without a socket.
-    /// There is no answer.
-    Keep = 25,
     /// Node: success, or the errno in `value`. For information: `len` bytes in a memfd, with
     /// elements of `extra` bytes.
     Done = 22,

@@ -37,9 +37,9 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 /// Interval of the checks that the nodes still run.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Open files of the process in addition to its nodes, and of a node in addition to its sockets and
-/// peers, including 256 requests of users and 512 connections that users keep for requests.
+/// peers, including 256 requests of users.
 const PROCESS_FILES: u64 = 64;
-const NODE_FILES: u64 = 832;
+const NODE_FILES: u64 = 320;
 /// Time for the thread for commands to end, and interval of the checks that it has ended.
 const CONTROL_END: Duration = Duration::from_secs(1);
 const CONTROL_LOOK: Duration = Duration::from_millis(2);
@@ -534,9 +534,9 @@ mod tests {
     #[test]
     fn the_open_file_limit_covers_the_settings() {
         let mut settings = Settings::default();
-        assert_eq!(open_files(&settings, 1), 64 + 832 + 4096 + 2 * 1024);
+        assert_eq!(open_files(&settings, 1), 64 + 320 + 4096 + 2 * 1024);
         settings.sockets_max = "10".parse().unwrap();
         settings.peers_max = "5".parse().unwrap();
-        assert_eq!(open_files(&settings, 3), 64 + 3 * (832 + 10 + 10));
+        assert_eq!(open_files(&settings, 3), 64 + 3 * (320 + 10 + 10));
     }
 }

@@ -15,9 +15,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 
 use super::client::{Bound, Client, ClientId, Input};
-use super::idle::IdleClients;
 use super::report::ClientReport;
 use super::shortage::{Reserve, Starved};
+use super::unbound::UnboundClients;
 use crate::channel::{
     BoardWriter, INLINE_MAX, InfoOption, Packet, PacketKind, SocketView, encode_info,
 };
@@ -73,7 +73,7 @@ pub(super) struct Clients {
     accept_at: Option<Instant>,
     clients: BTreeMap<ClientId, Client>,
     by_socket: BTreeMap<SocketId, ClientId>,
-    idle: IdleClients,
+    unbound: UnboundClients,
     /// Users that have disconnected and whose messages wait.
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
@@ -98,7 +98,7 @@ impl Clients {
             accept_at: None,
             clients: BTreeMap::new(),
             by_socket: BTreeMap::new(),
-            idle: IdleClients::default(),
+            unbound: UnboundClients::default(),
             lingering: BTreeSet::new(),
             starved: Starved::default(),
             failures: LogLimit::default(),
@@ -129,17 +129,10 @@ impl Clients {
         };
         self.next += 1;
         self.clients.insert(self.next, client);
-        if let Some(oldest) = self.idle.add(self.next) {
+        if let Some(oldest) = self.unbound.add(self.next) {
             self.remove(oldest);
         }
         self.poll_read(self.next);
-    }
-
-    /// Keeps a connection for requests.
-    fn keep(&mut self, id: ClientId) {
-        if let Some(oldest) = self.idle.keep(id) {
-            self.remove(oldest);
-        }
     }
 
     /// Handles the users' requests. Returns true when anything was done.
@@ -335,7 +328,7 @@ impl Clients {
     }
 
     fn remove(&mut self, id: ClientId) -> Option<Bound> {
-        self.idle.remove(id);
+        self.unbound.remove(id);
         self.starved.remove(id);
         self.reserve.ended(id);
         let client = self.clients.remove(&id)?;
@@ -375,7 +368,6 @@ impl Clients {
                 let refused = node.reach(now, packet.address).is_err();
                 self.answer(id, refused.then_some(Errno::NOMEM));
             }
-            (PacketKind::Keep, None) => self.keep(id),
             (PacketKind::Refused, None) => node.sends_refused(Refused {
                 congested: packet.value.into(),
                 full: packet.extra.into(),
@@ -426,7 +418,7 @@ impl Clients {
         let (port, connected, monitors) = (socket.port, None, false);
         let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
         self.board.set_socket(slot, &view);
-        self.idle.remove(id);
+        self.unbound.remove(id);
         self.by_socket.insert(socket, id);
         if let Some(client) = self.clients.get_mut(&id) {
             let (is_full, ends_at) = (false, None);

@@ -8,12 +8,12 @@ mod client;
 mod clients;
 mod conn;
 mod driver;
-mod idle;
 mod listen;
 mod report;
 mod shortage;
 mod start;
 mod tcp;
+mod unbound;
 
 pub use driver::{App, Command, NoApp, NodeShard};
 pub use listen::UserSocket;

@@ -6,12 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::fcntl_getfl;
-use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::refusals::{Counts, Refusal, Refusals};
-use super::request::{ANSWER_TIME_MAX, Answer, KeptConnection, ask, exchange, tell, unclear};
+use super::request::{ANSWER_TIME_MAX, ask, exchange, unclear};
 use crate::channel::{Board, Connect, Packet, PacketKind, SocketView};
 
 /// A node that listens on a unix socket.
@@ -54,7 +53,6 @@ pub struct Access {
     way: Box<dyn Connect>,
     board: Board,
     refusals: Refusals,
-    kept: KeptConnection,
 }
 
 /// A socket's slot on the board.
@@ -82,8 +80,7 @@ impl Access {
     /// # Errors
     /// `InvalidData` for a board of another version.
     pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
-        let (board, refusals) = (Board::open(board)?, Refusals::default());
-        Ok(Self { way, board, refusals, kept: KeptConnection::default() })
+        Ok(Self { way, board: Board::open(board)?, refusals: Refusals::default() })
     }
 
     /// Connects to a node, and finds the slot of the socket with this name.
@@ -167,7 +164,7 @@ impl Access {
     /// # Errors
     /// ENOMEM if there is none; otherwise see [`Access::bind`].
     pub fn reach(&self, address: IpAddr) -> io::Result<()> {
-        self.request(&Packet { address, ..Packet::new(PacketKind::Reach) }).map(drop)
+        exchange(&*self.way, &Packet { address, ..Packet::new(PacketKind::Reach) }, &[]).map(drop)
     }
 
     /// Cancels what a socket has sent to a port of a peer.
@@ -200,25 +197,13 @@ impl Access {
         };
         // Without the node, or without a right to use it any more, the refusals are not counted.
         let Ok(socket) = self.way.connect() else { return };
-        let _ = tell(socket.as_fd(), &packet);
+        let (head, flags) = (packet.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        let _ = rustix::net::send(&socket, &head, flags);
     }
 
     fn ask_of(&self, slot: Slot, packet: Packet) -> io::Result<()> {
         let extra = u32::try_from(slot.index).unwrap_or(u32::MAX);
-        self.request(&Packet { extra, len: slot.serial, ..packet }).map(drop)
-    }
-
-    /// Keeps a connection for the requests of this process, which stay possible after it has lost
-    /// the right to make connections to the node, or the way to it.
-    pub fn keep_connection(&self) {
-        self.kept.make(&*self.way);
-    }
-
-    fn request(&self, packet: &Packet) -> io::Result<Answer> {
-        match exchange(&*self.way, packet, &[]) {
-            Err(error) if is_out_of_reach(&error) => self.kept.ask(packet).unwrap_or(Err(error)),
-            answer => answer,
-        }
+        exchange(&*self.way, &Packet { extra, len: slot.serial, ..packet }, &[]).map(drop)
     }
 
     /// Returns an info option of the node, and the size of each element.
@@ -227,7 +212,7 @@ impl Access {
     /// ENOPROTOOPT for a number that is not an info option; otherwise see [`Access::bind`].
     pub fn info(&self, option: u32) -> io::Result<(Vec<u8>, usize)> {
         let packet = Packet { value: option, ..Packet::new(PacketKind::Info) };
-        let (done, fd) = self.request(&packet)?;
+        let (done, fd) = exchange(&*self.way, &packet, &[])?;
         let mut bytes = vec![0; done.len as usize];
         if let Some(fd) = fd {
             use std::os::unix::fs::FileExt;
@@ -235,12 +220,6 @@ impl Access {
         }
         Ok((bytes, done.extra as usize))
     }
-}
-
-/// Whether a process may have lost its rights, or the way to the node.
-fn is_out_of_reach(error: &io::Error) -> bool {
-    let lost = [Errno::ACCESS, Errno::PERM, Errno::NOENT];
-    Errno::from_io_error(error).is_some_and(|errno| lost.contains(&errno))
 }
 
 /// Whether calls on the descriptor are nonblocking.

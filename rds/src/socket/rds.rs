@@ -153,12 +153,9 @@ impl RdsSocket {
         let address = node.address();
         let failed = |error| Error::new(Action::Bind(address, port), error);
         let (fd, slot, port) = match &node.0.kind {
-            Kind::User(access, handle) => {
+            Kind::User(access, _) => {
                 let fd = access.connect().map_err(failed)?;
                 let (slot, _) = Access::bind(fd.as_fd(), address, port).map_err(failed)?;
-                if handle.is_none() {
-                    access.keep_connection();
-                }
                 let port = access.view(slot).map_or(port, |view| view.port);
                 (fd, slot, port)
             }

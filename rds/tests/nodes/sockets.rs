@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
 
 use rds::channel::{InfoOption, connections_of, sockets_of};
-use rds::node::{NodeHandle, UserSocket};
+use rds::node::NodeHandle;
 use rds::socket::{How, Incoming};
 use rtrs_core::skip::skip;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -93,24 +93,6 @@ fn nonblocking_calls_return_would_block() {
     assert_eq!(b.receive(&mut buffer[..4], How::default()).unwrap(), whole);
     assert_eq!(&buffer[..4], b"0123");
     assert!(b.try_recv_from(&mut buffer).is_err());
-}
-
-/// As after chroot: the process cannot reach the path any more.
-#[test]
-fn sockets_can_be_changed_without_the_path_of_their_node() {
-    let path = std::env::temp_dir().join(format!("rds-nodes-{}.sock", std::process::id()));
-    let users = UserSocket::bind(&path, 0o600).unwrap();
-    let _node = NodeHandle::start(options(1, free_port()), Some(users)).unwrap();
-    let node = Node::open_at(&path).unwrap();
-    let (a, b) = (bind(&node, 3000), bind(&node, 4000));
-    std::fs::remove_file(&path).unwrap();
-    a.set_send_buffer(200_000).unwrap();
-    a.set_congestion_updates(true).unwrap();
-    a.cancel(to(&b)).unwrap();
-    let (bytes, size) = node.info(InfoOption::Sockets { v6: false }.number()).unwrap();
-    let sizes: Vec<_> = sockets_of(&bytes, size, false).iter().map(|s| s.sndbuf).collect();
-    assert!(sizes.contains(&200_000), "{sizes:?}");
-    assert!(RdsSocket::bind(&node, 0).is_err());
 }
 
 /// Each answer stays in a count until it is acknowledged; the count is limited.
