@@ -55,9 +55,6 @@ kinds! {
     Info = 21,
     /// User: reserve a place for the peer `address`, if there is one.
     Reach = 23,
-    /// User: this connection only reports refused sends, and gets no answer: `value` to congested
-    /// ports, `extra` for lack of room in the send buffer; `len` sends wait for a congested port.
-    Refused = 24,
     /// Node: success, or the errno in `value`. For information: `len` bytes in a memfd, with
     /// elements of `extra` bytes.
     Done = 22,

@@ -21,7 +21,7 @@ use super::unbound::UnboundClients;
 use crate::channel::{
     BoardWriter, INLINE_MAX, InfoOption, Packet, PacketKind, SocketView, encode_info,
 };
-use crate::proto::{BindError, Event, Node, Refused, SocketId};
+use crate::proto::{BindError, Event, Node, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
@@ -368,11 +368,6 @@ impl Clients {
                 let refused = node.reach(now, packet.address).is_err();
                 self.answer(id, refused.then_some(Errno::NOMEM));
             }
-            (PacketKind::Refused, None) => node.sends_refused(Refused {
-                congested: packet.value.into(),
-                full: packet.extra.into(),
-                waiting: packet.len.into(),
-            }),
             (PacketKind::Info, None) => self.info(node, id, packet.value),
             (
                 PacketKind::SetBuffer

@@ -31,4 +31,4 @@ pub use node::Node;
 pub(crate) use peer_log::PeerLog;
 pub use peers::Peers;
 pub use ports::{Ports, Received};
-pub use stats::{Refused, Stats};
+pub use stats::Stats;

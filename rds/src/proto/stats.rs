@@ -1,16 +1,5 @@
 //! Counters of a node, with the kernel's names where the kernel has them.
 
-/// Sends that users in other processes were refused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refused {
-    /// Because their port was congested.
-    pub congested: u64,
-    /// Because the send buffer was full.
-    pub full: u64,
-    /// Not refused: they wait because their port is congested.
-    pub waiting: u64,
-}
-
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Counters of a node since its start.
@@ -73,8 +62,6 @@ counters! {
     cong_update_received,
     /// Messages refused because their port was congested.
     cong_send_error,
-    /// Sends that waited because their port was congested.
-    cong_send_blocked,
     /// Peers refused for lack of a place (peers-max): connections closed, messages refused.
     peers_refused,
     /// Attempts to connect.

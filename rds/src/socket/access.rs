@@ -9,7 +9,6 @@ use rustix::fs::fcntl_getfl;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::refusals::{Counts, Refusal, Refusals};
 use super::request::{ANSWER_TIME_MAX, ask, exchange, unclear};
 use crate::channel::{Board, Connect, Packet, PacketKind, SocketView};
 
@@ -52,7 +51,6 @@ pub fn new_socket() -> io::Result<OwnedFd> {
 pub struct Access {
     way: Box<dyn Connect>,
     board: Board,
-    refusals: Refusals,
 }
 
 /// A socket's slot on the board.
@@ -80,7 +78,7 @@ impl Access {
     /// # Errors
     /// `InvalidData` for a board of another version.
     pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
-        Ok(Self { way, board: Board::open(board)?, refusals: Refusals::default() })
+        Ok(Self { way, board: Board::open(board)? })
     }
 
     /// Connects to a node, and finds the slot of the socket with this name.
@@ -174,31 +172,6 @@ impl Access {
     pub fn cancel(&self, slot: Slot, to: (IpAddr, u16)) -> io::Result<()> {
         let (address, port) = to;
         self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
-    }
-
-    /// Counts a refused send.
-    pub(super) fn count(&self, refusal: Refusal) {
-        self.refusals.add(refusal);
-        self.report_refusals();
-    }
-
-    /// Reports refused sends to the node, if there are any and the last report is long enough ago.
-    pub(super) fn report_refusals(&self) {
-        if self.refusals.is_empty() {
-            return;
-        }
-        let Some(counts) = self.refusals.take_due(std::time::Instant::now()) else { return };
-        let Counts { congested, waits, full } = counts;
-        let packet = Packet {
-            value: congested,
-            extra: full,
-            len: waits,
-            ..Packet::new(PacketKind::Refused)
-        };
-        // Without the node, or without a right to use it any more, the refusals are not counted.
-        let Ok(socket) = self.way.connect() else { return };
-        let (head, flags) = (packet.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-        let _ = rustix::net::send(&socket, &head, flags);
     }
 
     fn ask_of(&self, slot: Slot, packet: Packet) -> io::Result<()> {

@@ -4,7 +4,6 @@ mod access;
 mod error;
 mod kernel;
 mod rds;
-mod refusals;
 mod request;
 mod transfer;
 

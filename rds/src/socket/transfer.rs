@@ -18,7 +18,6 @@ use rustix::net::{
 };
 
 use super::access::{Access, Slot, is_nonblocking};
-use super::refusals::Refusal;
 use crate::channel::{
     INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, first_fd, put_rest, take_rest,
 };
@@ -104,12 +103,7 @@ pub fn send(
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
     await_room(access, socket, view.monitors, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
-    let sent = send_packet(socket, &packet, payload, dontwait);
-    match sent {
-        Err(Errno::AGAIN) => access.count(Refusal::Full),
-        _ => access.report_refusals(),
-    }
-    match sent {
+    match send_packet(socket, &packet, payload, dontwait) {
         Ok(()) => Ok(len),
         Err(Errno::AGAIN) if !dontwait && !is_nonblocking(socket) => Err(Errno::TIMEDOUT.into()),
         // Too many descriptors are in flight.
@@ -140,7 +134,6 @@ fn await_room(
         return Ok(());
     }
     if dontwait || is_nonblocking(socket) {
-        access.count(Refusal::Congested);
         if monitors {
             let watch = Packet { kind: PacketKind::Watch, ..*packet };
             // Without room for the request the socket counts as full (EAGAIN), and its user is
@@ -149,7 +142,6 @@ fn await_room(
         }
         return Err(Errno::NOBUFS.into());
     }
-    access.count(Refusal::Waits);
     let limit = socket_timeout(socket, Timeout::Send)?;
     let begun = std::time::Instant::now();
     loop {

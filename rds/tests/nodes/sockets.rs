@@ -109,32 +109,6 @@ fn single_pings_are_all_answered() {
     assert_eq!(counter(&far, "send_pong_dropped"), 0);
 }
 
-/// Users see on the board that a port is congested, and on their socket that it is full.
-#[test]
-fn refused_sends_are_counted() {
-    let [near, far] = nodes([1, 2]);
-    let (a, b) = (bind(&near, 0), bind(&far, 4000));
-    b.set_receive_buffer(20_000).unwrap();
-    let gone = SocketAddr::new(address(9), 4000);
-    let begun = Instant::now();
-    let (mut congested, mut full) = (0, 0);
-    while congested < 20 || full < 20 {
-        let destination = if congested < 20 { to(&b) } else { gone };
-        match a.try_send_to(&[7; 1000], destination) {
-            Ok(()) => {}
-            Err(error) if error.is_congested() => congested += 1,
-            Err(_) => full += 1,
-        }
-        assert!(begun.elapsed() < LIMIT, "{congested} and {full} sends are refused");
-    }
-    // The next call reports what is left.
-    wait_for("the refused sends to be counted", || {
-        full += u64::from(a.try_send_to(&[7; 1000], gone).is_err());
-        counter(&near, "cong_send_error") == congested && counter(&near, "send_queue_full") >= 20
-    });
-    assert!(counter(&near, "send_queue_full") <= full);
-}
-
 fn wait_readable(socket: &RdsSocket) {
     let limit = Timespec::try_from(LIMIT).unwrap();
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];

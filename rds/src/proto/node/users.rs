@@ -11,7 +11,6 @@ use crate::proto::info::{MessageInfo, QueueKind};
 use crate::proto::outbox::{Message, Owner};
 use crate::proto::peers::Crowded;
 use crate::proto::ports::{Buffers, Closed, Received};
-use crate::proto::stats::Refused;
 use crate::wire::{CongestionMap, PAYLOAD_MAX, PING_PORT};
 
 /// Returns the group of a port.
@@ -89,14 +88,6 @@ impl Node {
             return Err(SendError::Full);
         }
         Ok(())
-    }
-
-    /// Counts refused sends of users who check the board instead of calling
-    /// [`may_send`](Self::may_send).
-    pub fn sends_refused(&mut self, refused: Refused) {
-        self.stats.cong_send_error += refused.congested;
-        self.stats.cong_send_blocked += refused.waiting;
-        self.stats.send_queue_full += refused.full;
     }
 
     /// Checks whether messages can be sent to a node, and reserves a place for the peer.
