@@ -478,7 +478,7 @@ choices! {
         Standby = "standby",
         /// Removed, but requests of sessions still run.
         Removing = "removing",
-        /// It cannot be opened; the server tries again.
+        /// Cannot be opened; the server tries again.
         Failed = "failed",
     }
 }

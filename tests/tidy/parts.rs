@@ -2,8 +2,8 @@
 //! part and not the whole program.
 //!
 //! Counted from the text, as rustfmt leaves it: inherent methods over all files, and fields of
-//! types that have a method with `&mut self`. Types without one are records (settings, messages, JSON,
-//! statistics), whose fields are not limited. Code of tests does not count.
+//! types that have a method with `&mut self`. Types without such a method are records (settings,
+//! messages, JSON, statistics), whose fields are not limited. Code of tests does not count.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,36 @@ const METHODS_MAX: usize = 40;
 const FIELDS_MAX: usize = 15;
 
 /// Types above a limit, as the file that defines them and their name, and the reasons.
-const LARGE: &[(&str, &str, &str)] = &[];
+const LARGE: &[(&str, &str, &str)] = &[
+    (
+        "rtrs-client/src/daemon/driver.rs",
+        "ClientShard",
+        "its fabrics and mailboxes are not a part yet",
+    ),
+    (
+        "rtrs-client/src/engine/control/path.rs",
+        "Path",
+        "its connections and its leave are not parts yet",
+    ),
+    (
+        "rtrs-client/src/engine/io/mod.rs",
+        "Shard",
+        "its counters, resends and closing devices are not parts yet",
+    ),
+    (
+        "rtrs-server/src/backend/file/queue.rs",
+        "FileDevice",
+        "its operations in flight are not a part yet",
+    ),
+    ("rtrs-server/src/backend/nbd/queue.rs", "NbdDevice", "its connection is not a part yet"),
+    ("rtrs-server/src/daemon/exports.rs", "Exports", "its commands are not parts yet"),
+    (
+        "rtrs-server/src/engine/control/mod.rs",
+        "Control",
+        "its limits of unauthenticated sessions are not a part yet",
+    ),
+    ("rtrs-server/src/engine/control/path.rs", "Path", "its handshake is not a part yet"),
+];
 
 /// Folders with product code.
 const PRODUCT: &[&str] =

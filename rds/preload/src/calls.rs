@@ -184,7 +184,7 @@ pub(crate) fn receive_message(
     }
     let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
     let arrival = receive(borrow(fd), to, how)?;
-    let kind = entry.wishes().timestamps.and_then(timestamp_kind);
+    let kind = entry.timestamps().and_then(timestamp_kind);
     Ok(match arrival.incoming {
         Incoming::Message { len, total, from } => Got {
             result: if flags & libc::MSG_TRUNC != 0 { total } else { len },

@@ -99,7 +99,7 @@ pub(crate) fn set(
         // Not for the unix socket: its control messages are not those of RDS.
         (libc::SOL_SOCKET | SOL_RDS, option) if timestamp_kind(option).is_some() => {
             let on = int(value)? != 0;
-            entry.wish(|wishes| wishes.timestamps = on.then_some(option));
+            entry.set_timestamps(on.then_some(option));
         }
         (libc::SOL_SOCKET, SO_PASSRIGHTS) => return Err(errno(libc::ENOPROTOOPT)),
         (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
@@ -158,7 +158,7 @@ pub(crate) fn get(entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer
         },
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
         (libc::SOL_SOCKET, option) if timestamp_kind(option).is_some() => {
-            answer((entry.wishes().timestamps == Some(option)).into())
+            answer((entry.timestamps() == Some(option)).into())
         }
         (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
             answer((entry.wishes().passes & pass_bit(option) != 0).into())

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use libc::c_int;
@@ -34,8 +34,6 @@ pub(crate) struct Wishes {
     /// Requests a transport other than TCP, which does not exist.
     pub(crate) other_transport: bool,
     pub(crate) recverr: bool,
-    /// Option by which the program requested timestamps.
-    pub(crate) timestamps: Option<c_int>,
     /// Options for control messages of unix sockets, one bit each; RDS delivers none.
     pub(crate) passes: u8,
 }
@@ -55,12 +53,25 @@ pub(crate) struct Entry {
     pub(crate) path: Mutex<Option<PathBuf>>,
     bound: RwLock<Option<Bound>>,
     pub(crate) wishes: Mutex<Wishes>,
+    /// Option by which the program requested timestamps, or 0. No lock: another thread may fork
+    /// while this one receives.
+    timestamps: AtomicI32,
 }
 
 impl Entry {
     fn new(inode: u64) -> Self {
         let (path, wishes) = (Mutex::default(), Mutex::default());
-        Self { inode, path, bound: RwLock::new(None), wishes }
+        let timestamps = AtomicI32::new(0);
+        Self { inode, path, bound: RwLock::new(None), wishes, timestamps }
+    }
+
+    /// Returns the option by which the program requested timestamps.
+    pub(crate) fn timestamps(&self) -> Option<c_int> {
+        Some(self.timestamps.load(Ordering::Relaxed)).filter(|option| *option != 0)
+    }
+
+    pub(crate) fn set_timestamps(&self, option: Option<c_int>) {
+        self.timestamps.store(option.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Returns the socket of the node, once it is bound.

@@ -472,8 +472,8 @@ impl Peers {
         self.drop_messages(dropped);
     }
 
-    /// Handles a map of a peer, which may announce a restart, and sends the messages that waited for
-    /// it. Returns the groups of ports that may have been cleared, or `None` if the map has not
+    /// Handles a map of a peer, which may announce a restart, and sends the messages that waited
+    /// for it. Returns the groups of ports that may have been cleared, or `None` if the map has not
     /// changed.
     pub(super) fn map_received(
         &mut self,

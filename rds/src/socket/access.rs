@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::fs::fcntl_getfl;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::request::{ANSWER_TIME_MAX, ask, exchange, unclear};
 use crate::channel::{Board, Connect, Packet, PacketKind, SocketView};

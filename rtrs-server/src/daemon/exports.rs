@@ -8,7 +8,8 @@
 
 mod access;
 mod commands;
-pub(super) mod failed;
+mod failed;
+pub(super) mod recovery;
 mod replaced;
 
 use std::collections::BTreeMap;

@@ -19,7 +19,7 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Reloaded, UnlistedChange};
-use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, failed};
+use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, recovery};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
@@ -302,7 +302,7 @@ impl Difference {
 /// Changes the exports to the wanted ones. After an error they remain unchanged.
 fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     exports.examine_targets();
-    let (failed, wanted) = failed::partition(exports, wanted);
+    let (failed, wanted) = recovery::partition(exports, wanted);
     let have = exports.entries();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
@@ -350,7 +350,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     for spec in later {
         note_added(done, spec.name(), exports.open_new(&spec, true));
     }
-    failed::reconfigure(exports, failed, done);
+    recovery::reconfigure(exports, failed, done);
     for name in same {
         exports.note_configured(&name);
         let followed = exports.follow(&name);
@@ -361,7 +361,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
 
 fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     exports.examine_targets();
-    let (failed, wanted) = failed::partition(exports, wanted);
+    let (failed, wanted) = recovery::partition(exports, wanted);
     let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
     for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
         check(&mut spec.clone())?;
@@ -398,7 +398,7 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
         }
     }
     done.added = added.iter().map(|spec| spec.name().to_owned()).collect();
-    failed::preview(exports, &failed, done);
+    recovery::preview(exports, &failed, done);
     for name in same {
         let entry = exports.entry(&name);
         let followed = entry.map_or(Followed::Same, |entry| exports.standing(&entry));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::exports::failed;
+use super::exports::recovery;
 use super::reload::Changes;
 use crate::settings::ExportSpec;
 
@@ -20,7 +20,7 @@ pub(super) fn watch(
     if failures.is_empty() {
         return Ok(());
     }
-    failed::begin(&changes.exports, failures);
+    recovery::begin(&changes.exports, failures);
     let changes = Arc::downgrade(changes);
     let named = thread::Builder::new().name("export-retry".into());
     named.spawn(move || run(&changes)).map(drop)
@@ -30,7 +30,7 @@ pub(super) fn watch(
 fn run(changes: &Weak<Changes>) {
     loop {
         let Some(changes) = changes.upgrade() else { return };
-        let Some(wait) = failed::try_due(&changes.exports) else { return };
+        let Some(wait) = recovery::try_due(&changes.exports) else { return };
         drop(changes);
         thread::sleep(wait.min(LOOK_EVERY));
     }

@@ -8,8 +8,8 @@ use crate::proto::event::LinkId;
 /// Minimum interval between two attempts requested by a larger peer.
 const KICK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Number of connections in a row, each established and lost soon without a message, after which the
-/// peer is considered unable to communicate.
+/// Number of connections in a row, each established and lost soon without a message, after which
+/// the peer is considered unable to communicate.
 const FRUITLESS_MAX: u32 = 8;
 
 /// State of the connection to a peer.
@@ -125,9 +125,10 @@ impl Connection {
         self.candidate = Some(link);
     }
 
-    /// Whether the connection is to be restored when it is lost.
+    /// Whether the connection is to be restored when it is lost. In vain only if the peer asks for
+    /// it, which a proxy in its place does not.
     pub(super) fn is_restored(&self) -> bool {
-        self.connects && self.was_up && !self.is_in_vain()
+        self.connects && self.was_up && (!self.is_in_vain() || self.was_kicked)
     }
 
     fn is_in_vain(&self) -> bool {

@@ -10,14 +10,9 @@
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
-use super::SessionControl;
-use super::due::End;
 use super::path::Path;
 use super::routes::Routes;
-use super::volume::Volume;
-use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
-use crate::engine::message::ShardMessage;
 use crate::engine::session::CONTROL;
 
 /// Time limit for closes when a session ends, including the wait for their permit.
@@ -115,76 +110,5 @@ impl Closing {
         let wanted = routes.volumes[at].is_wanted();
         let waits = !paths.are_connected() || paths.iter().any(untried);
         paths.iter().any(opens) || wanted && waits
-    }
-}
-
-impl SessionControl {
-    /// Starts to end the session: closes the volumes in order, then every path.
-    pub(crate) fn detach(&mut self, ctx: &mut Ctx<'_>) {
-        if !self.closing.begin() {
-            return;
-        }
-        self.opening.wake();
-        let are_open = self.routes.volumes.iter().any(Volume::is_open);
-        for volume in self.routes.volumes.iter_mut() {
-            ctx.out.all_shards(self.config.shards, &ShardMessage::Closed(volume.index()));
-            volume.close();
-        }
-        if !are_open {
-            return self.end_all(ctx);
-        }
-        self.closing.await_closes(ctx.now);
-        self.send_close(ctx);
-    }
-
-    /// Sends the next pending close once the permit shared with opens is free. Returns whether
-    /// anything was done.
-    pub(super) fn send_close(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = false;
-        for at in self.routes.volumes.ids() {
-            match self.closing.step(&self.routes, at) {
-                CloseStep::Skip => {}
-                CloseStep::Wait => return any,
-                CloseStep::Finish => {
-                    self.on_volume_closed(at, ctx);
-                    any = true;
-                }
-                CloseStep::Send(id) => {
-                    let Routes { paths, volumes, .. } = &mut self.routes;
-                    match paths[id].close(&volumes[at], ctx) {
-                        Ok(()) => volumes[at].close_sent(id),
-                        Err(_) if self.closing.is_detaching() => self.end_all(ctx),
-                        Err(error) => self.end_path(id, End::failed(error), ctx),
-                    }
-                    return true;
-                }
-            }
-        }
-        any
-    }
-
-    /// Finishes a volume that the server has closed, or that no path can close any more.
-    pub(super) fn on_volume_closed(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
-        if !self.closing.is_detaching() {
-            self.routes.remove(at);
-            self.advance_fences(ctx);
-            self.open_beside(ctx);
-            return;
-        }
-        self.routes.volumes[at].end();
-        if !self.routes.volumes.are_closing() {
-            self.end_all(ctx);
-        }
-    }
-
-    pub(super) fn end_all(&mut self, ctx: &mut Ctx<'_>) {
-        self.closing.finish();
-        self.routes.volumes.iter_mut().for_each(Volume::end);
-        self.routes.give_up(ctx);
-        for id in self.routes.paths.ids() {
-            if self.routes.paths[id].detach() {
-                self.end_path(id, End::ASKED, ctx);
-            }
-        }
     }
 }

@@ -11,8 +11,6 @@ use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::Fence;
 
-use super::SessionControl;
-use super::due::End;
 use super::path::{Path, STEP_TIMEOUT};
 use super::paths::Paths;
 use super::routes::Routes;
@@ -183,7 +181,7 @@ pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
 
 /// Releases connected paths that wait for no fence, and volumes that were opened over paths already
 /// carrying IO. Returns whether there was one.
-fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
+pub(super) fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
     let mut any = false;
     for id in routes.paths.ids() {
         if may_carry(&routes.paths, id)
@@ -208,33 +206,4 @@ fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
         }
     }
     any
-}
-
-impl SessionControl {
-    /// Requests fences that are due, and releases paths that wait for none. Returns whether
-    /// anything was done.
-    pub(super) fn advance_fences(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let mut any = false;
-        let (permit, failover) = (self.bounds.fence_permit(), self.config.failover);
-        for id in self.routes.paths.ids() {
-            if let Some(over) = expire(&mut self.routes.paths, id, ctx.now) {
-                self.end_path(over, End::failed(PathEnd::FenceTimeout), ctx);
-            }
-            if self.routes.paths[id].fence.is_answered() || is_moved(&self.routes.paths, id) {
-                any |= self.routes.fenced(id, ctx);
-                continue;
-            }
-            let Routes { paths, volumes, .. } = &mut self.routes;
-            match ask(paths, id, volumes, permit, failover, ctx) {
-                Fencing::Waits => continue,
-                Fencing::Asked => {}
-                Fencing::NotNeeded => {
-                    self.routes.fenced(id, ctx);
-                }
-                Fencing::End(over, why) => self.end_path(over, End::failed(why), ctx),
-            }
-            any = true;
-        }
-        any | release(&mut self.routes, ctx)
-    }
 }

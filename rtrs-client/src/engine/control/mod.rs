@@ -20,7 +20,7 @@
 //!   `no_path.rs` (how long its IO waits);
 //! - `routes.rs`: the paths and the volumes, and which path serves which volume;
 //! - `opening.rs`: the order in which paths open volumes, and their answers; `closing.rs`: closing
-//!   of volumes and the end of the session;
+//!   of volumes and the end of the session; `steps.rs`: what these and fences do to other parts;
 //! - `change.rs`: changes on request;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
 //! - `bounds.rs`: limits granted by the server; `failure.rs`: failures;
@@ -53,6 +53,7 @@ mod reopen;
 mod routes;
 mod silence;
 pub(crate) mod status;
+mod steps;
 mod terms;
 pub(in crate::engine) mod view;
 mod volume;

@@ -15,10 +15,8 @@ use std::sync::Arc;
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{Extensions, OpenRefusal, errno, errno_name};
+use rtrs_core::wire::{Extensions, OpenRefusal, errno_name};
 
-use super::SessionControl;
-use super::due::End;
 use super::failure::SessionFailure;
 use super::fence;
 use super::identity::{self, MetServer, Mismatch, OtherPaths, PinnedServer};
@@ -74,14 +72,14 @@ fn may_open(routes: &Routes) -> bool {
 }
 
 /// Path and volume of the next open on a connecting path.
-fn next_connecting(routes: &Routes) -> Option<(PathId, DeviceIndex)> {
+pub(super) fn next_connecting(routes: &Routes) -> Option<(PathId, DeviceIndex)> {
     let id = routes.paths.first(PathState::Opening)?;
     let at = first(&routes.paths[id], &routes.volumes)?;
     (!routes.paths.is_using(CONTROL)).then_some((id, at))
 }
 
 /// Path and volume of the next due open on a connected path.
-fn next_connected(routes: &Routes, now: Instant) -> Option<(PathId, DeviceIndex)> {
+pub(super) fn next_connected(routes: &Routes, now: Instant) -> Option<(PathId, DeviceIndex)> {
     let due = |path: &Path| {
         let due = due(path, &routes.volumes).filter(|(at, _)| now >= *at);
         due.map(|(_, volume)| (path.id(), volume))
@@ -150,7 +148,7 @@ pub(super) struct OpenRefused {
 
 /// Work that an answer to an open leaves for the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+pub(super) enum Next {
     Nothing,
     /// Start the next open of a connecting path.
     OpenConnecting,
@@ -222,7 +220,7 @@ impl Opening {
     }
 
     /// Handles a successful open. An error ends the path.
-    fn opened(
+    pub(super) fn opened(
         &mut self,
         answer: OpenAnswer<'_>,
         routes: &mut Routes,
@@ -347,7 +345,7 @@ impl Opening {
 }
 
 /// Handles a refused open of a volume that was not removed. An error ends the path.
-fn refused(
+pub(super) fn refused(
     id: PathId,
     asked: Asked,
     refusal: OpenRefused,
@@ -369,7 +367,7 @@ fn refused(
 
 /// Records why a path does not serve a volume. An error ends the path: it then serves nothing,
 /// or leads to another server.
-fn refuse(
+pub(super) fn refuse(
     id: PathId,
     at: DeviceIndex,
     why: PathEnd,
@@ -404,116 +402,4 @@ fn refuse(
         Some((volume.export().to_owned(), why.clone()))
     });
     Err(PathEnd::Volumes(refused.collect()))
-}
-
-impl SessionControl {
-    /// Starts the next open on a connecting path. Returns whether one was started.
-    pub(super) fn open_next(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let next = if self.is_running() { next_connecting(&self.routes) } else { None };
-        let Some((id, volume)) = next else { return false };
-        let asked = self.routes.open(id, volume, ctx);
-        self.end_if_failed(id, asked, ctx);
-        true
-    }
-
-    /// Starts the next due open on a connected path. Returns whether one was started.
-    pub(super) fn open_beside(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let next = if self.is_running() { next_connected(&self.routes, ctx.now) } else { None };
-        let Some((id, volume)) = next else { return false };
-        let asked = self.routes.open(id, volume, ctx);
-        self.end_if_failed(id, asked, ctx);
-        true
-    }
-
-    /// Handles a successful open, unless the session is being ended. An error ends the path.
-    pub(super) fn on_opened(
-        &mut self,
-        answer: OpenAnswer<'_>,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
-        if self.closing.is_detaching() {
-            return Ok(());
-        }
-        let next = self.opening.opened(answer, &mut self.routes, ctx)?;
-        self.proceed(answer.path, next, ctx)
-    }
-
-    /// Handles a refused open. An error ends the path.
-    pub(super) fn on_open_refused(
-        &mut self,
-        id: PathId,
-        asked: Asked,
-        refusal: OpenRefused,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(), PathEnd> {
-        let at = asked.volume;
-        let was_open = asked.ask == Ask::Again || self.routes.volumes[at].was_open();
-        let next = if refusal.errno == errno::EIDRM && was_open {
-            self.on_removed(at, Some(id), ctx);
-            let why = PathEnd::from(SessionFailure::Removed);
-            if self.failure().is_some() {
-                return Err(why);
-            }
-            refuse(id, at, why, &mut self.routes, ctx)?
-        } else {
-            refused(id, asked, refusal, &mut self.routes, ctx)?
-        };
-        self.proceed(id, next, ctx)
-    }
-
-    /// Does the work that an answer to an open on this path leaves.
-    fn proceed(&mut self, id: PathId, next: Next, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
-        let is_connected = self.routes.paths[id].is_connected();
-        match next {
-            Next::Nothing => {}
-            Next::CheckAttach => self.check_attach(ctx.now),
-            Next::OpenConnecting => {
-                self.open_next(ctx);
-            }
-            Next::Serve | Next::StandBy if !is_connected => return self.connect(id, ctx),
-            Next::Serve => {
-                self.advance_fences(ctx);
-                self.open_beside(ctx);
-            }
-            Next::StandBy | Next::OpenConnected => {
-                self.open_beside(ctx);
-            }
-        }
-        Ok(())
-    }
-
-    /// Connects a path after its first open.
-    fn connect(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
-        self.routes.paths[id].connected(ctx.now)?;
-        // The server has ended the path's previous connections, if they were to this server.
-        let path = &self.routes.paths[id];
-        let has_gateways = self.opening.server().has_gateways();
-        let is_there = |(server, _)| server == path.server() || !has_gateways;
-        if path.fence.lost_at().is_none_or(is_there) {
-            self.routes.fenced(id, ctx);
-        }
-        if self.routes.paths[id].is_leaving() {
-            self.end_path(id, End::ASKED, ctx);
-        } else {
-            self.advance_fences(ctx);
-        }
-        Ok(())
-    }
-
-    /// Handles the removal of an open volume's export by the server's operator. A later export of
-    /// that name is not the one its users know, so no path tries again.
-    pub(super) fn on_removed(&mut self, at: DeviceIndex, over: Option<PathId>, ctx: &mut Ctx<'_>) {
-        let gone = self.routes.volumes.get(at).is_none_or(|volume| volume.failure().is_some());
-        let over_already = gone || self.failure().is_some() || self.closing.is_detaching();
-        if over_already || rtrs_core::mutated!(RemovedIgnored) {
-            return;
-        }
-        self.routes.volumes[at].removed();
-        self.routes.notify(&ShardMessage::GiveUp(at), ctx);
-        if self.failure().is_some() {
-            for other in self.routes.paths.ids().filter(|other| Some(*other) != over) {
-                self.end_path(other, End::failed(SessionFailure::Removed), ctx);
-            }
-        }
-    }
 }
