@@ -12,7 +12,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
@@ -27,6 +27,9 @@ use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
 /// 32-bit immediate).
 const IMM_PAYLOAD_BITS: u32 = 28;
+
+/// Maximum number of symbolic links in a path, as in the kernel.
+const LINKS_MAX: u32 = 40;
 
 /// Valid chunk sizes, in bytes.
 const CHUNK_BYTES: RangeInclusive<u64> = (8 << 10)..=(16 << 20);
@@ -334,10 +337,7 @@ pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), 
     let (Target::Path(path), SearchSpec::Below { prefix, .. }) = (&spec.target, search) else {
         return Ok(());
     };
-    // Missing paths are reported by another check.
-    let (Ok(path), Ok(prefix)) = (fs::canonicalize(path), fs::canonicalize(prefix)) else {
-        return Ok(());
-    };
+    let (path, prefix) = (resolve(path, LINKS_MAX), resolve(prefix, LINKS_MAX));
     if spec.access.is_empty() || !path.starts_with(&prefix) {
         return Ok(());
     }
@@ -348,6 +348,32 @@ pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), 
         path.display(),
         prefix.display()
     )))
+}
+
+/// Resolves a path whose last parts may be missing: the file may appear while the server runs.
+fn resolve(path: &Path, links: u32) -> PathBuf {
+    if let Ok(path) = fs::canonicalize(path) {
+        return path;
+    }
+    let parent = path.parent().map(|parent| match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    });
+    let Some(parent) = parent else { return path.to_owned() };
+    if let Ok(target) = fs::read_link(path)
+        && links > 0
+    {
+        return resolve(&parent.join(target), links - 1);
+    }
+    let mut resolved = resolve(parent, links);
+    match path.file_name() {
+        Some(name) => resolved.push(name),
+        // The path ends with two dots.
+        None => {
+            resolved.pop();
+        }
+    }
+    resolved
 }
 
 /// Opens and closes the path with the permissions that the export needs: mode bits alone are not

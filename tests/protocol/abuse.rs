@@ -53,7 +53,7 @@ fn unknown_export() {
 fn missing_path() {
     let path = Scratch::new().text("no-such-file.img");
     let export = format!("vol0={path}");
-    for words in [&["--strict"][..], &["--on-missing", "refuse"], &["--check"]] {
+    for words in [&[][..], &["--strict"], &["--on-missing", "refuse"], &["--check"]] {
         let server = Server::builder().export(&*export).listen("tcp://127.0.0.1:0").args(words);
         let done = server.run().code(1).says(&path).says("does not exist");
         assert!(!done.stderr.contains("truncate"), "{}", done.stderr);

@@ -182,7 +182,7 @@ fn the_policy_changes_under_load() {
     assert!(all.contains("\"name\": \"log-format\""), "{all}");
     for (bad, why) in [("no-path=fail crc=off", "crc cannot change"), ("policy=best", "best")] {
         let words = ["set", "vol0"].into_iter().chain(bad.split(' ')).collect::<Vec<_>>();
-        let _ = session.client.command(&words).code(1).says(why);
+        let _ = session.client.command(&words).code(2).says(why);
     }
     for words in [&["set", "vol0", "bogus=1"][..], &["get", "vol0", "bogus"]] {
         let _ = session.client.command(words).code(2).says("there is no setting bogus");

@@ -1,11 +1,8 @@
 //! Starts with a part of the exports: decides whether a server starts although some cannot be
 //! opened.
 
-use std::fs;
-use std::io;
-
 use crate::error::Error;
-use crate::settings::{ExportSpec, OnMissing, Settings, Target};
+use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings};
 
 /// Exports that were opened, and failures of the others.
 pub(crate) struct Partial<T> {
@@ -44,29 +41,15 @@ impl<T> Partial<T> {
         }
     }
 
-    /// Accepts failures unless the settings refuse them, or no export was opened and waiting cannot
-    /// change that.
+    /// Accepts failures unless the settings refuse them, or nothing else can be served.
     ///
     /// # Errors
     /// Those of [`Self::all`].
     pub(crate) fn enough(self, set: &Settings) -> Result<Self, Error> {
-        let hopeless =
-            self.opened.is_empty() && !self.failed.iter().any(|(spec, _)| may_appear(&spec.target));
-        if self.failed.is_empty() || (set.on_missing == OnMissing::Wait && !hopeless) {
+        let serves = !self.opened.is_empty() || set.search_path != SearchSpec::Off;
+        if self.failed.is_empty() || (set.on_missing == OnMissing::Wait && serves) {
             return Ok(self);
         }
         self.all().map(|opened| Self { opened, failed: Vec::new() })
-    }
-}
-
-/// Whether a target that cannot be opened may appear by itself: a file system may be mounted later,
-/// and a cluster or server may answer later.
-fn may_appear(target: &Target) -> bool {
-    match target {
-        Target::Path(path) => {
-            fs::metadata(path).is_err_and(|error| error.kind() != io::ErrorKind::PermissionDenied)
-        }
-        Target::Rbd(_) | Target::Nbd(_) => true,
-        Target::Memory(_) | Target::Null(_) => false,
     }
 }

@@ -46,7 +46,7 @@ fn check_error(spec: &str) -> String {
 }
 
 #[test]
-fn a_start_waits_only_for_targets_that_may_appear() {
+fn a_start_waits_for_targets_only_if_others_can_be_served() {
     let check = |exports: &[&str], on_missing| {
         let export = exports.iter().map(|spec| spec.parse().unwrap()).collect();
         let set = Settings { export, on_missing, ..Settings::default() };
@@ -54,15 +54,39 @@ fn a_start_waits_only_for_targets_that_may_appear() {
         checked.map_err(|error| error.chain().to_string())
     };
     let (wait, refuse) = (OnMissing::Wait, OnMissing::Refuse);
-    for exports in [&["/none/a"][..], &["/none/a", "m=mem:1M"], &["/dev/null", "m=mem:1M"]] {
+    for exports in [&["/none/a", "m=mem:1M"], &["/dev/null", "m=mem:1M"]] {
         check(exports, wait).unwrap();
         let why = check(exports, refuse).unwrap_err();
         assert!(!why.contains("truncate"), "{why}");
     }
     let why = check(&["/dev/null"], wait).unwrap_err();
     assert!(why.contains("neither a regular file nor a block device"), "{why}");
+    let why = check(&["/none/a", "/none/b"], wait).unwrap_err();
+    assert!(why.contains("/none/a does not exist"), "{why}");
     let both = check(&["/none/a", "m=mem:1M", "/none/b"], refuse).unwrap_err();
     assert!(both.contains("/none/a does not") && both.contains("/none/b does not"), "{both}");
+}
+
+#[test]
+fn a_missing_file_below_the_search_path_needs_the_list_of_the_server_too() {
+    let dir = std::env::temp_dir().join(format!("rtrs-below-{}", std::process::id()));
+    let (below, beside) = (dir.join("below"), dir.join("beside"));
+    std::fs::create_dir_all(&below).unwrap();
+    std::fs::create_dir_all(&beside).unwrap();
+    let _ = std::os::unix::fs::symlink("../below/later", beside.join("link"));
+    let search: SearchSpec = below.display().to_string().parse().unwrap();
+    let check = |path: &Path| {
+        let spec = format!("v={},access=db1:rw", path.display()).parse().unwrap();
+        check_below(&spec, &search).map_err(|error| error.to_string())
+    };
+    let last_up = below.join("none/../later");
+    for path in [below.join("later"), below.join("a/b"), beside.join("link"), last_up] {
+        let why = check(&path).unwrap_err();
+        assert!(why.contains("is below search-path"), "{}: {why}", path.display());
+    }
+    check(&beside.join("later")).unwrap();
+    check(&below.join("none/../../beside/later")).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

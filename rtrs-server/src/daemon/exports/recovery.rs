@@ -102,7 +102,7 @@ pub(in crate::daemon) fn preview(exports: &Exports, wanted: &[ExportSpec], done:
     done.removed.extend(unwanted(exports, wanted));
     for spec in wanted {
         let name = spec.name().to_owned();
-        match check_export(spec) {
+        match check_export(spec).and_then(|()| check_below(spec, &exports.set.search_path)) {
             Ok(()) => done.added.push(name),
             Err(error) => done.failed.push(Kept { name, why: error.chain().to_string() }),
         }
