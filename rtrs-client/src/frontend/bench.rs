@@ -16,7 +16,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Pool;
 use rtrs_core::time::{Duration, Instant};
 
-use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
 use crate::engine::SessionDevice;
 use crate::settings::BenchMode;
 

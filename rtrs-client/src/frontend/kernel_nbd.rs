@@ -7,13 +7,14 @@ use std::sync::{Arc, mpsc};
 use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group};
 use rtrs_core::time::Instant;
 
-use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
+use super::bridge::{bridge, group};
+use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
 use crate::engine::SessionDevice;
 
 /// Returns front ends that serve the kernel.
 pub(crate) fn device(config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
-        let group = shards.group();
+        let group = group(shards);
         shards.each(|_| {
             let group = Arc::clone(&group);
             Box::new(move || {

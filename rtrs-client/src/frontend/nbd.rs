@@ -11,7 +11,8 @@ use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Peer
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, bridge};
+use super::bridge::{bridge, group};
+use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
 use crate::engine::SessionDevice;
 
 /// Interval for checks whether the connections of clients with TLS have ended.
@@ -20,7 +21,7 @@ const RECHECK: Duration = Duration::from_millis(10);
 /// Returns front ends that serve the clients of this socket.
 pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
-        let (group, count) = (shards.group(), shards.count);
+        let (group, count) = (group(shards), shards.count);
         let relays = bound.relays();
         let mut bound = Some(bound);
         shards.each(|_| {

@@ -1,0 +1,103 @@
+//! Interface between a front end and the shard that turns it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+
+use nbd_bridge::{BridgeStats, BufferPools, Peer};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::rt::Ring;
+use rtrs_core::time::Instant;
+
+use crate::engine::SessionDevice;
+
+/// User of the device on one shard.
+pub(crate) trait FrontEnd {
+    /// Gives the front end its open device. Called once.
+    ///
+    /// # Errors
+    /// Returns the reason why the device cannot be used; the session then ends.
+    fn open(&mut self, now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()>;
+
+    /// Gives the front end a socket.
+    fn take_socket(&mut self, now: Instant, socket: FrontSocket);
+
+    /// Does all pending work. Returns whether anything happened.
+    fn turn(&mut self, now: Instant) -> bool;
+
+    /// Takes the next request to the driver; called after each turn until there is none.
+    fn next_request(&mut self) -> Option<FrontRequest>;
+
+    /// Time at which `turn` must be called even if nothing happens.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Stops starting new IO; IO in flight finishes.
+    fn stop(&mut self);
+
+    /// Ends the remaining IO, answered or not.
+    fn abort(&mut self);
+
+    /// Whether nothing is left after a stop. Also true before the device is open.
+    fn is_idle(&self) -> bool;
+
+    /// Counters for `stats`.
+    fn stats(&self) -> BridgeStats {
+        BridgeStats::default()
+    }
+
+    /// Clients whose connections a detach would cut.
+    fn clients(&self) -> Vec<Peer> {
+        Vec::new()
+    }
+}
+
+/// Environment of a front end.
+pub(crate) struct Place<'a> {
+    /// Shard of the front end.
+    pub(crate) shard: CoreIndex,
+    /// Ring of the shard.
+    pub(crate) ring: &'a Rc<Ring>,
+    /// Memory of the shard's bridges.
+    pub(crate) pools: &'a BufferPools,
+    /// Export name.
+    pub(crate) export: &'a str,
+}
+
+/// Socket for the front end of a shard.
+pub(crate) enum FrontSocket {
+    /// Socket of an NBD client.
+    Client(OwnedFd),
+    /// Other end of a socket to which the kernel sends this shard's requests. The sender is used
+    /// when the socket is served, and dropped when it cannot be.
+    Kernel(OwnedFd, mpsc::Sender<()>),
+}
+
+/// Request of a front end to the driver.
+pub(crate) enum FrontRequest {
+    /// Hand this client to another shard.
+    Client(CoreIndex, OwnedFd),
+    /// Notify the process that the kernel has closed its socket.
+    KernelGone,
+}
+
+/// Makes a shard's front end, on that shard's thread.
+pub(crate) type MakeFrontEnd = Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>;
+
+/// Makes a [`MakeFrontEnd`] for each shard, in order.
+pub(crate) type MakeFrontEnds = Box<dyn FnOnce(&Shards) -> Vec<MakeFrontEnd>>;
+
+/// Shards of a session.
+pub(crate) struct Shards {
+    /// Number of shards.
+    pub(crate) count: u16,
+    /// Makes a shard turn its front end soon.
+    pub(crate) wake: Arc<dyn Fn(usize) + Send + Sync>,
+}
+
+impl Shards {
+    /// Makes one value for each shard from its index.
+    pub(super) fn each(&self, make: impl FnMut(u16) -> MakeFrontEnd) -> Vec<MakeFrontEnd> {
+        (0..self.count).map(make).collect()
+    }
+}
