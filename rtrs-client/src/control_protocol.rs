@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use nbd_bridge::BridgeStats;
 use rtrs_core::choices;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::identity::Identity;
 use rtrs_core::metrics::Bucket;
 use serde::{Deserialize, Serialize};
 
+use crate::frontend::stats::FrontEndStats;
 use crate::parts::Part;
 use crate::path::state::PathState;
 use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};
@@ -486,7 +486,7 @@ pub(crate) struct Stats {
     /// Counters by transport.
     pub(crate) transports: BTreeMap<String, FabricCounters>,
     /// Counters of the NBD connections.
-    pub(crate) nbd: BridgeStats,
+    pub(crate) nbd: FrontEndStats,
 }
 
 /// Distribution of times in microseconds.

@@ -11,7 +11,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::Peer;
 use rtrs_core::local::{ControlSocket, reply};
 use rtrs_core::settings::Portal;
 use rtrs_core::time::Duration;
@@ -26,6 +25,7 @@ use super::roster::Roster;
 use super::waiting::{Add, Detach};
 use crate::control_protocol::{Changed, Leave, Request, SettingValues};
 use crate::engine::{Change, Leaving, Reported};
+use crate::frontend::FrontEndClient;
 use crate::plan::path_name;
 
 /// Maximum number of clients that an error names.
@@ -159,8 +159,9 @@ impl Session {
 }
 
 /// Error for a volume whose NBD clients are connected.
-fn served_to(name: &str, clients: &[Peer]) -> String {
-    let mut users: Vec<String> = clients.iter().take(CLIENTS_NAMED).map(Peer::describe).collect();
+fn served_to(name: &str, clients: &[FrontEndClient]) -> String {
+    let mut users: Vec<String> =
+        clients.iter().take(CLIENTS_NAMED).map(FrontEndClient::describe).collect();
     if clients.len() > CLIENTS_NAMED {
         users.push(format!("and {} more", clients.len() - CLIENTS_NAMED));
     }
@@ -179,8 +180,8 @@ mod tests {
 
     #[test]
     fn connected_clients_are_named() {
-        let client = |port: u16| Peer::Address(SocketAddr::from(([10, 0, 0, 7], port)));
-        let clients: Vec<Peer> = (1..=10).map(client).collect();
+        let client = |port: u16| FrontEndClient::Address(SocketAddr::from(([10, 0, 0, 7], port)));
+        let clients: Vec<FrontEndClient> = (1..=10).map(client).collect();
         assert_eq!(
             served_to("vol1", &clients[..2]),
             "\"vol1\" is served to NBD clients: 10.0.0.7:1, 10.0.0.7:2; end them first, or use \

@@ -7,7 +7,6 @@
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{BridgeStats, Peer};
 use rtrs_core::fabric::{Fabric, FabricCounters};
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::rt::{
@@ -23,7 +22,7 @@ use super::notices::{Event, Notices};
 use crate::engine::{
     Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, SessionConfig,
 };
-use crate::frontend::{FrontRequest, FrontSocket};
+use crate::frontend::{FrontEndClient, FrontEndStats, FrontRequest, FrontSocket};
 
 /// Time after a shutdown's deadline that paths wait for the shards to count unfinished IO. A shard
 /// counts when it wakes at that deadline, so only a stuck one takes longer.
@@ -46,7 +45,7 @@ pub(crate) enum Message {
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
     /// Requests the clients of a device whose connections a detach would cut.
-    Clients(DeviceIndex, mpsc::Sender<Vec<Peer>>),
+    Clients(DeviceIndex, mpsc::Sender<Vec<FrontEndClient>>),
     /// Changes paths or policy; for shard 0.
     Change {
         change: Change,
@@ -86,8 +85,8 @@ pub(crate) struct ClientShardReport {
     pub(crate) engine: EngineReport,
     /// Counters of each provider, by scheme.
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
-    /// NBD counters, by device.
-    pub(crate) bridges: Vec<(DeviceIndex, BridgeStats)>,
+    /// Counters of the front ends, by device.
+    pub(crate) fronts: Vec<(DeviceIndex, FrontEndStats)>,
 }
 
 /// Parameters of a shard.
@@ -333,7 +332,7 @@ impl ClientShard {
                 .iter()
                 .map(|one| (one.capabilities().scheme, one.counters()))
                 .collect(),
-            bridges: self.fronts.stats(),
+            fronts: self.fronts.stats(),
         }
     }
 

@@ -7,10 +7,12 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::{Instant, earliest};
 
-use nbd_bridge::{BridgeStats, BufferPools, Peer};
+use nbd_bridge::BufferPools;
 
 use crate::engine::{ClientEngine, DeviceIndex};
-use crate::frontend::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, Place};
+use crate::frontend::{
+    FrontEnd, FrontEndClient, FrontEndStats, FrontRequest, FrontSocket, MakeFrontEnd, Place,
+};
 
 /// Front end before its shard runs.
 pub(crate) struct NewFront {
@@ -205,12 +207,12 @@ impl Fronts {
     }
 
     /// Counters for `stats`, by device.
-    pub(crate) fn stats(&self) -> Vec<(DeviceIndex, BridgeStats)> {
+    pub(crate) fn stats(&self) -> Vec<(DeviceIndex, FrontEndStats)> {
         self.slots.iter().map(|slot| (slot.device, slot.front.stats())).collect()
     }
 
     /// Clients of a device whose connections a detach would cut.
-    pub(crate) fn clients(&self, device: DeviceIndex) -> Vec<Peer> {
+    pub(crate) fn clients(&self, device: DeviceIndex) -> Vec<FrontEndClient> {
         let of_device = self.slots.iter().filter(|slot| slot.device == device);
         of_device.flat_map(|slot| slot.front.clients()).collect()
     }

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use nbd_bridge::Peer;
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::rt::{Clock, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::settings::Scheme;
@@ -19,7 +18,7 @@ use super::link_watcher::LinkWatcher;
 use super::notices::Event;
 use crate::engine::{Change, DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
-use crate::frontend::{FrontSocket, MakeFrontEnds, Shards};
+use crate::frontend::{FrontEndClient, FrontSocket, MakeFrontEnds, Shards};
 use crate::settings::SessionSettings;
 
 /// Time for all shards to serve their sockets to the kernel. Nothing waits for the device yet, so
@@ -57,8 +56,8 @@ impl ShardHandle {
 
     /// Returns the clients of a device whose connections a detach would cut, each once; None if a
     /// shard does not answer.
-    pub(crate) fn clients(&self, device: DeviceIndex) -> Option<Vec<Peer>> {
-        let all: Vec<Vec<Peer>> = self.ask(|reply| Message::Clients(device, reply));
+    pub(crate) fn clients(&self, device: DeviceIndex) -> Option<Vec<FrontEndClient>> {
+        let all: Vec<Vec<FrontEndClient>> = self.ask(|reply| Message::Clients(device, reply));
         let is_complete = all.len() == self.0.len();
         let mut clients = all.concat();
         clients.sort_unstable();

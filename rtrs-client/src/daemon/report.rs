@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use hdrhistogram::Histogram;
-use nbd_bridge::BridgeStats;
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
@@ -21,6 +20,7 @@ use crate::control_protocol::{
 use crate::engine::{
     DeviceIndex, DeviceReport, NoPathWait, PathEnd, PathStatus, SessionFailure, VolumeStatus, Waits,
 };
+use crate::frontend::FrontEndStats;
 use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{DeviceStats, OP_NAMES, ShardStats};
@@ -172,15 +172,15 @@ pub(crate) fn status(
     }
 }
 
-/// NBD counters of the volume on a shard.
-fn bridge(identity: &Identity, report: &ClientShardReport) -> BridgeStats {
-    let found = report.bridges.iter().find(|(device, _)| *device == identity.index);
+/// Counters of the volume's front end on a shard.
+fn front_stats(identity: &Identity, report: &ClientShardReport) -> FrontEndStats {
+    let found = report.fronts.iter().find(|(device, _)| *device == identity.index);
     found.map(|(_, stats)| *stats).unwrap_or_default()
 }
 
 /// Number of NBD connections of the volume on a shard.
 fn connections(identity: &Identity, report: &ClientShardReport) -> u64 {
-    bridge(identity, report).connections
+    front_stats(identity, report).connections
 }
 
 fn path_info(
@@ -307,10 +307,10 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
     let mut total = ShardStats::new(count);
     let mut fabric = FabricCounters::default();
     let mut transports: BTreeMap<String, FabricCounters> = BTreeMap::new();
-    let mut nbd = BridgeStats::default();
+    let mut nbd = FrontEndStats::default();
     for report in reports {
         total.add(&report.engine.stats);
-        nbd.add(&bridge(identity, report));
+        nbd.add(&front_stats(identity, report));
         for (scheme, counters) in &report.fabrics {
             fabric.add(counters);
             transports.entry((*scheme).to_owned()).or_default().add(counters);

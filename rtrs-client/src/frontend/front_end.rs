@@ -5,11 +5,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{BridgeStats, BufferPools, Peer};
+use nbd_bridge::BufferPools;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
+use super::client::FrontEndClient;
+use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 
 /// User of the device on one shard.
@@ -42,12 +44,12 @@ pub(crate) trait FrontEnd {
     fn is_idle(&self) -> bool;
 
     /// Counters for `stats`.
-    fn stats(&self) -> BridgeStats {
-        BridgeStats::default()
+    fn stats(&self) -> FrontEndStats {
+        FrontEndStats::default()
     }
 
     /// Clients whose connections a detach would cut.
-    fn clients(&self) -> Vec<Peer> {
+    fn clients(&self) -> Vec<FrontEndClient> {
         Vec::new()
     }
 }

@@ -4,11 +4,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group};
+use nbd_bridge::{Bridge, BridgeConfig, Group};
 use rtrs_core::time::Instant;
 
-use super::bridge::{bridge, group};
+use super::bridge::{bridge, group, stats_of};
 use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 
 /// Returns front ends that serve the kernel.
@@ -111,7 +112,7 @@ impl FrontEnd for Kernel {
         self.bridge.as_ref().is_none_or(|bridge| bridge.connections() == 0)
     }
 
-    fn stats(&self) -> BridgeStats {
-        self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
+    fn stats(&self) -> FrontEndStats {
+        self.bridge.as_ref().map(|bridge| stats_of(bridge.stats())).unwrap_or_default()
     }
 }

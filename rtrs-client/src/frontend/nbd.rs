@@ -7,12 +7,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Group, Listener, Peer, Relays};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, Group, Listener, Relays};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::bridge::{bridge, group};
+use super::bridge::{bridge, client_of, group, stats_of};
+use super::client::FrontEndClient;
 use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 
 /// Interval for checks whether the connections of clients with TLS have ended.
@@ -146,11 +148,11 @@ impl FrontEnd for Sockets {
         idle && (self.ending.is_none() || self.are_relays_gone())
     }
 
-    fn stats(&self) -> BridgeStats {
-        self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
+    fn stats(&self) -> FrontEndStats {
+        self.bridge.as_ref().map(|bridge| stats_of(bridge.stats())).unwrap_or_default()
     }
 
-    fn clients(&self) -> Vec<Peer> {
-        self.bridge.as_ref().map(|bridge| bridge.clients().collect()).unwrap_or_default()
+    fn clients(&self) -> Vec<FrontEndClient> {
+        self.bridge.iter().flat_map(Bridge::clients).map(client_of).collect()
     }
 }
