@@ -7,11 +7,10 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::{Instant, earliest};
 
-use nbd_bridge::BufferPools;
-
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{
-    FrontEnd, FrontEndClient, FrontEndStats, FrontRequest, FrontSocket, MakeFrontEnd, Place,
+    FrontEnd, FrontEndClient, FrontEndPools, FrontEndStats, FrontRequest, FrontSocket,
+    MakeFrontEnd, Place,
 };
 
 /// Front end before its shard runs.
@@ -61,8 +60,7 @@ pub(crate) struct Fronts {
     slots: Vec<Slot>,
     /// Front ends of removed devices, with memory that may still be written to.
     leaving: Vec<Box<dyn FrontEnd>>,
-    /// Memory that the front ends share.
-    pools: BufferPools,
+    pools: FrontEndPools,
 }
 
 /// Result of giving a device to a front end.
@@ -75,7 +73,7 @@ pub(crate) enum Opened {
 
 impl Fronts {
     pub(crate) fn new(shard: CoreIndex, ring: &Rc<Ring>, fronts: Vec<NewFront>) -> Self {
-        let (slots, leaving, pools) = (Vec::new(), Vec::new(), BufferPools::default());
+        let (slots, leaving, pools) = (Vec::new(), Vec::new(), FrontEndPools::default());
         let mut all = Self { shard, ring: Rc::clone(ring), slots, leaving, pools };
         fronts.into_iter().for_each(|front| all.add(front));
         all

@@ -24,7 +24,7 @@ pub(super) fn bridge(
     group: &Arc<Group>,
 ) -> io::Result<Bridge> {
     let seat = Seat { group: Arc::clone(group), shard: place.shard.index() };
-    Bridge::seated(place.ring, place.pools, Box::new(device), place.export, config, seat)
+    Bridge::seated(place.ring, &place.pools.nbd, Box::new(device), place.export, config, seat)
 }
 
 /// Converts the other end of a client's socket.

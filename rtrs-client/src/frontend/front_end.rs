@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use nbd_bridge::BufferPools;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
 use super::client::FrontEndClient;
+use super::pools::FrontEndPools;
 use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 
@@ -60,8 +60,8 @@ pub(crate) struct Place<'a> {
     pub(crate) shard: CoreIndex,
     /// Ring of the shard.
     pub(crate) ring: &'a Rc<Ring>,
-    /// Memory of the shard's bridges.
-    pub(crate) pools: &'a BufferPools,
+    /// Memory that the shard's front ends share.
+    pub(crate) pools: &'a FrontEndPools,
     /// Export name.
     pub(crate) export: &'a str,
 }

@@ -10,7 +10,8 @@
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
 //! - `bench`: a workload, without NBD.
 //!
-//! `front_end` has the trait, `client` and `stats` its reports; `bridge` has what the front ends with NBD share.
+//! `front_end` has the trait, `client` and `stats` its reports, and `pools` the memory of a shard.
+//! `bridge` has what the front ends with NBD share.
 
 pub(crate) mod bench;
 mod bridge;
@@ -18,10 +19,12 @@ mod client;
 mod front_end;
 pub(crate) mod kernel_nbd;
 pub(crate) mod nbd;
+mod pools;
 pub(crate) mod stats;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{
     FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, Place, Shards,
 };
+pub(crate) use pools::FrontEndPools;
 pub(crate) use stats::FrontEndStats;
