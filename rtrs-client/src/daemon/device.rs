@@ -72,13 +72,20 @@ pub(crate) fn become_dependable() {
     }
 }
 
+/// Device of a dead process that a quick takeover has reached, until it is connected.
+pub(crate) struct ReachedDevice(Reached);
+
 /// Starts a quick takeover, if there is one to do, before the session opens.
 ///
 /// # Errors
 /// Returns the obstacle and its remedy.
-pub(crate) fn reach(options: &DeviceOptions, export_name: &str) -> Result<Option<Reached>, Error> {
+pub(crate) fn reach(
+    options: &DeviceOptions,
+    export_name: &str,
+) -> Result<Option<ReachedDevice>, Error> {
     let what = format!("cannot attach {export_name} to the kernel");
-    nbd_bridge::kernel::reach(options).map_err(device_failed(what))
+    let reached = nbd_bridge::kernel::reach(options).map_err(device_failed(what))?;
+    Ok(reached.map(ReachedDevice))
 }
 
 /// Connects the device to the session's shards, which must be serving, and waits until it can be
@@ -87,7 +94,7 @@ pub(crate) fn reach(options: &DeviceOptions, export_name: &str) -> Result<Option
 /// # Errors
 /// Returns the obstacle and its remedy; the device is then not connected.
 pub(crate) fn connect(
-    reached: Option<Reached>,
+    reached: Option<ReachedDevice>,
     options: &DeviceOptions,
     export_name: &str,
     index: DeviceIndex,
@@ -98,6 +105,7 @@ pub(crate) fn connect(
     let system = |error: io::Error| Error::with_source(ErrorKind::System, what(), error);
     let export = export_info(export_name, geometry);
     let adopt = |sockets| shards.adopt_kernel(index, sockets);
+    let reached = reached.map(|ReachedDevice(reached)| reached);
     let device = KernelDevice::connect(reached, &export, options, shards.count(), adopt);
     let device = device.map_err(device_failed(what()))?;
     let path = device.path();

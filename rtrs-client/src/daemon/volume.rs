@@ -3,21 +3,18 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nbd_bridge::kernel::{BUSY_BYTES, Reached};
-use nbd_bridge::{Bound, BridgeConfig, Endpoint};
 use rtrs_core::identity::Identity as Pinned;
 use rtrs_core::local::ControlSocket;
 
 use super::config::volume_config;
-use super::device::{self, Held};
+use super::device::{self, Held, ReachedDevice};
 use super::report::Identity;
 use super::saved::Saved;
 use super::waiting::{Add, Detach};
 use crate::engine::VolumeConfig;
 use crate::error::{Error, ErrorKind};
-use crate::frontend::{MakeFrontEnds, kernel_nbd, nbd};
+use crate::frontend::{self, MakeFrontEnds, PreparedFrontEnds};
 use crate::plan::{AttachPlan, Front};
-use crate::settings::{Access, SlowIo, give_socket};
 
 /// Progress of a volume between attach and detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +40,7 @@ pub(crate) struct Prepared {
     pub(crate) uri: Option<String>,
     /// State saved for a takeover, in case the process dies.
     pub(crate) saved: Option<Saved>,
-    reached: Option<Reached>,
+    reached: Option<ReachedDevice>,
 }
 
 /// Volume of the session.
@@ -53,7 +50,7 @@ pub(crate) struct Volume {
     pub(crate) control: ControlSocket,
     pub(crate) saved: Option<Saved>,
     /// Result of the first step of a quick takeover, until it is used.
-    pub(crate) reached: Option<Reached>,
+    pub(crate) reached: Option<ReachedDevice>,
     /// Kernel device, until it is disconnected.
     pub(crate) held: Held,
     pub(crate) step: Step,
@@ -161,60 +158,17 @@ pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
         Front::Device(options) => device::reach(options, name)?,
         _ => None,
     };
-    let (fronts, uri, saved) = front(plan)?;
+    if matches!(plan.front, Front::Device(_)) {
+        device::become_dependable();
+    }
+    let PreparedFrontEnds { make: fronts, uri } = frontend::prepare(plan)?;
+    let saved = Some(Saved::new(&plan.run_dir, name)?);
     let config = VolumeConfig {
         identity: pinned(plan, saved.as_ref())?,
         inherited_epoch: inherited(plan, saved.as_ref()),
         ..volume_config(&plan.session)
     };
     Ok(Prepared { config, fronts, control, uri, saved, reached })
-}
-
-/// Prepares the front end of the plan. Returns its maker, the URI for NBD clients, and the state
-/// for a takeover.
-fn front(plan: &AttachPlan) -> Result<(MakeFrontEnds, Option<String>, Option<Saved>), Error> {
-    let export = &plan.session.export_name;
-    let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
-    let fails = plan.slow_io() == SlowIo::Fail;
-    let deferred_max = fails.then(|| plan.session.settings.io_timeout.get());
-    let shared_writes = plan.session.access == Access::Migration;
-    let bridge =
-        BridgeConfig { buffer_bytes, deferred_max, shared_writes, ..BridgeConfig::default() };
-    let listen = |endpoint: Endpoint| {
-        let bound = Bound::new(&endpoint).map_err(|e| {
-            let what = format!("cannot serve NBD on {endpoint}");
-            Error::with_source(ErrorKind::InUse, what, e)
-        })?;
-        if let Endpoint::Unix(path) = &endpoint {
-            let set = &plan.settings;
-            give_socket(path, set.socket_owner.as_ref(), set.socket_mode).map_err(|e| {
-                let what = format!("cannot set owner and mode of the socket {}", path.display());
-                Error::with_source(ErrorKind::System, what, e)
-            })?;
-        }
-        let clients = bridge.connections_max * usize::from(plan.session.shards());
-        let bound = match plan.nbd_tls(clients)? {
-            Some(relays) => bound.offering(relays),
-            None => bound,
-        };
-        let uri = Some(bound.uri(export));
-        Ok((nbd::at(bound, bridge), uri, Some(Saved::new(&plan.run_dir, export)?)))
-    };
-    match &plan.front {
-        Front::Socket(path) => listen(Endpoint::Unix(path.clone())),
-        Front::Tcp(address) => listen(Endpoint::Tcp(*address)),
-        Front::Device(_) => {
-            device::become_dependable();
-            let fronts = kernel_nbd::device(BridgeConfig {
-                // The kernel has one connection on each shard, and later perhaps a second one that
-                // replaces it.
-                connections_max: 2,
-                touched_bytes: BUSY_BYTES,
-                ..bridge
-            });
-            Ok((fronts, None, Some(Saved::new(&plan.run_dir, export)?)))
-        }
-    }
 }
 
 /// Epoch in which a dead process may have left unflushed writes. NBD users of a socket or an

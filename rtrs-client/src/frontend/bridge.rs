@@ -9,6 +9,17 @@ use super::client::FrontEndClient;
 use super::front_end::{Place, Shards};
 use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
+use crate::plan::AttachPlan;
+use crate::settings::{Access, SlowIo};
+
+/// Returns the limits of a bridge that serves this plan's volume.
+pub(super) fn config_of(plan: &AttachPlan) -> BridgeConfig {
+    let buffer_bytes = usize::try_from(plan.settings.buffer_size.bytes()).unwrap_or(usize::MAX);
+    let fails = plan.slow_io() == SlowIo::Fail;
+    let deferred_max = fails.then(|| plan.session.settings.io_timeout.get());
+    let shared_writes = plan.session.access == Access::Migration;
+    BridgeConfig { buffer_bytes, deferred_max, shared_writes, ..BridgeConfig::default() }
+}
 
 /// Creates a group in which the bridges of these shards see each other's orphaned writes.
 pub(super) fn group(shards: &Shards) -> Arc<Group> {

@@ -89,6 +89,14 @@ pub(crate) type MakeFrontEnd = Box<dyn FnOnce() -> Box<dyn FrontEnd> + Send>;
 /// Makes a [`MakeFrontEnd`] for each shard, in order.
 pub(crate) type MakeFrontEnds = Box<dyn FnOnce(&Shards) -> Vec<MakeFrontEnd>>;
 
+/// Front ends of a volume whose socket or address is acquired, but not served yet.
+pub(crate) struct PreparedFrontEnds {
+    /// Makes the front end of each shard.
+    pub(crate) make: MakeFrontEnds,
+    /// URI for clients, if they connect by one.
+    pub(crate) uri: Option<String>,
+}
+
 /// Shards of a session.
 pub(crate) struct Shards {
     /// Number of shards.

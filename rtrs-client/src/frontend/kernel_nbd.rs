@@ -4,16 +4,32 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 
+use nbd_bridge::kernel::BUSY_BYTES;
 use nbd_bridge::{Bridge, BridgeConfig, Group};
 use rtrs_core::time::Instant;
 
-use super::bridge::{bridge, group, stats_of};
-use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use super::bridge::{bridge, config_of, group, stats_of};
+use super::front_end::{
+    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
+};
 use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
+use crate::plan::AttachPlan;
+
+/// Returns front ends that serve the plan's volume to the kernel.
+pub(super) fn prepare(plan: &AttachPlan) -> PreparedFrontEnds {
+    let config = BridgeConfig {
+        // The kernel has one connection on each shard, and later perhaps a second one that
+        // replaces it.
+        connections_max: 2,
+        touched_bytes: BUSY_BYTES,
+        ..config_of(plan)
+    };
+    PreparedFrontEnds { make: device(config), uri: None }
+}
 
 /// Returns front ends that serve the kernel.
-pub(crate) fn device(config: BridgeConfig) -> MakeFrontEnds {
+fn device(config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
         let group = group(shards);
         shards.each(|_| {

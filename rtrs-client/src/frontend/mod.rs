@@ -2,9 +2,9 @@
 //!
 //! Each device of the session has one front end on each shard. It is made on its shard's thread
 //! before the device is open, and gets the device once. The driver turns it and does not know its
-//! kind. A new kind needs a file here with a type that implements [`FrontEnd`] and a function that
-//! returns a [`MakeFrontEnds`]; a variant of `plan::Front` with its settings; and the arm of
-//! `front` in `daemon/volume.rs` that maps one to the other.
+//! kind. To add a kind: a file here with a type that implements [`FrontEnd`] and a function that
+//! returns [`PreparedFrontEnds`]; its arm in [`prepare`]; and its settings with their variant of
+//! [`Front`].
 //!
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
@@ -17,14 +17,30 @@ pub(crate) mod bench;
 mod bridge;
 mod client;
 mod front_end;
-pub(crate) mod kernel_nbd;
-pub(crate) mod nbd;
+mod kernel_nbd;
+mod nbd;
 mod pools;
 pub(crate) mod stats;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{
-    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, Place, Shards,
+    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, Place, PreparedFrontEnds,
+    Shards,
 };
 pub(crate) use pools::FrontEndPools;
 pub(crate) use stats::FrontEndStats;
+
+use crate::error::Error;
+use crate::plan::{AttachPlan, Front};
+
+/// Acquires the place where the plan's volume is served, and prepares its front ends.
+///
+/// # Errors
+/// Fails if the place is in use, or a file for it cannot be used.
+pub(crate) fn prepare(plan: &AttachPlan) -> Result<PreparedFrontEnds, Error> {
+    match &plan.front {
+        Front::Socket(path) => nbd::at_socket(plan, path),
+        Front::Tcp(address) => nbd::at_address(plan, *address),
+        Front::Device(_) => Ok(kernel_nbd::prepare(plan)),
+    }
+}

@@ -4,24 +4,72 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, Group, Listener, Relays};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, Endpoint, Group, Listener, Relays};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::bridge::{bridge, client_of, group, stats_of};
+use super::bridge::{bridge, client_of, config_of, group, stats_of};
 use super::client::FrontEndClient;
-use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use super::front_end::{
+    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
+};
 use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
+use crate::error::{Error, ErrorKind};
+use crate::plan::AttachPlan;
+use crate::settings::give_socket;
 
 /// Interval for checks whether the connections of clients with TLS have ended.
 const RECHECK: Duration = Duration::from_millis(10);
 
+/// Listens on a unix socket for the clients of the plan's volume.
+///
+/// # Errors
+/// Fails if the path is in use, or the socket cannot get its owner and mode.
+pub(super) fn at_socket(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontEnds, Error> {
+    listen(plan, &Endpoint::Unix(path.to_owned()))
+}
+
+/// Listens on a TCP address for the clients of the plan's volume.
+///
+/// # Errors
+/// Fails if the address is in use, or the files for TLS are unusable.
+pub(super) fn at_address(
+    plan: &AttachPlan,
+    address: SocketAddr,
+) -> Result<PreparedFrontEnds, Error> {
+    listen(plan, &Endpoint::Tcp(address))
+}
+
+fn listen(plan: &AttachPlan, endpoint: &Endpoint) -> Result<PreparedFrontEnds, Error> {
+    let config = config_of(plan);
+    let bound = Bound::new(endpoint).map_err(|e| {
+        let what = format!("cannot serve NBD on {endpoint}");
+        Error::with_source(ErrorKind::InUse, what, e)
+    })?;
+    if let Endpoint::Unix(path) = endpoint {
+        let set = &plan.settings;
+        give_socket(path, set.socket_owner.as_ref(), set.socket_mode).map_err(|e| {
+            let what = format!("cannot set owner and mode of the socket {}", path.display());
+            Error::with_source(ErrorKind::System, what, e)
+        })?;
+    }
+    let clients = config.connections_max * usize::from(plan.session.shards());
+    let bound = match plan.nbd_tls(clients)? {
+        Some(relays) => bound.offering(relays),
+        None => bound,
+    };
+    let uri = Some(bound.uri(&plan.session.export_name));
+    Ok(PreparedFrontEnds { make: at(bound, config), uri })
+}
+
 /// Returns front ends that serve the clients of this socket.
-pub(crate) fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
+fn at(bound: Bound, config: BridgeConfig) -> MakeFrontEnds {
     Box::new(move |shards| {
         let (group, count) = (group(shards), shards.count);
         let relays = bound.relays();
