@@ -116,6 +116,26 @@ const DRIVERS: &[&str] = &["rtrs-client/src/daemon/driver.rs", "rtrs-server/src/
 const ENGINE_ONLY: &[&str] =
     &["FabricEvent", "engine::control", "engine::io", "::path::", "::wire::", "::proto::"];
 
+/// Files of the client that work with every kind of front end.
+const ANY_FRONT_END: &[&str] = &[
+    "rtrs-client/src/control_protocol.rs",
+    "rtrs-client/src/daemon/attached.rs",
+    "rtrs-client/src/daemon/control_socket.rs",
+    "rtrs-client/src/daemon/driver.rs",
+    "rtrs-client/src/daemon/fronts.rs",
+    "rtrs-client/src/daemon/launch.rs",
+    "rtrs-client/src/daemon/notices.rs",
+    "rtrs-client/src/daemon/report.rs",
+    "rtrs-client/src/daemon/volume.rs",
+    "rtrs-client/src/frontend/client.rs",
+    "rtrs-client/src/frontend/front_end.rs",
+    "rtrs-client/src/frontend/mod.rs",
+    "rtrs-client/src/frontend/stats.rs",
+];
+
+/// Crate of one kind of front end, which those files must not name.
+const ONE_FRONT_END: &str = "nbd_bridge";
+
 /// Crates without import cycles between files.
 const ACYCLIC: &[&str] = &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server"];
 
@@ -333,6 +353,23 @@ fn drivers_do_not_know_the_protocol() {
     }
     assert_eq!(seen, DRIVERS.len(), "a driver does not exist: correct the list");
     breaches.none("drivers know nothing of the protocol");
+}
+
+#[test]
+fn the_daemon_knows_no_kind_of_front_end() {
+    let mut breaches = Breaches::default();
+    let mut seen = 0;
+    for source in sources().iter().filter(|s| ANY_FRONT_END.contains(&s.path.as_str())) {
+        seen += 1;
+        for (line, text) in (1..).zip(source.text.lines()) {
+            if text.contains(ONE_FRONT_END) {
+                let what = format!("`{ONE_FRONT_END}` belongs in the file of its front end");
+                breaches.add(&source.path, line, what);
+            }
+        }
+    }
+    assert_eq!(seen, ANY_FRONT_END.len(), "a file does not exist: correct the list");
+    breaches.none("the daemon knows no kind of front end");
 }
 
 #[test]
