@@ -71,8 +71,8 @@ fn a_start_waits_for_targets_only_if_others_can_be_served() {
 fn a_missing_file_below_the_search_path_needs_the_list_of_the_server_too() {
     let dir = std::env::temp_dir().join(format!("rtrs-below-{}", std::process::id()));
     let (below, beside) = (dir.join("below"), dir.join("beside"));
-    std::fs::create_dir_all(&below).unwrap();
-    std::fs::create_dir_all(&beside).unwrap();
+    fs::create_dir_all(&below).unwrap();
+    fs::create_dir_all(&beside).unwrap();
     let _ = std::os::unix::fs::symlink("../below/later", beside.join("link"));
     let search: SearchSpec = below.display().to_string().parse().unwrap();
     let check = |path: &Path| {
@@ -86,7 +86,7 @@ fn a_missing_file_below_the_search_path_needs_the_list_of_the_server_too() {
     }
     check(&beside.join("later")).unwrap();
     check(&below.join("none/../../beside/later")).unwrap();
-    std::fs::remove_dir_all(&dir).unwrap();
+    fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
