@@ -97,7 +97,7 @@ impl Outcome {
     }
 
     /// Warns that a volume is read-only although `rw` was tried first.
-    fn warn_of_fallback(&self) {
+    pub(super) fn warn_of_fallback(&self) {
         if let Self::Attached(attached) = self
             && attached.read_only_fallback
         {

@@ -12,7 +12,8 @@ use super::sessions::{Answer, find};
 use super::text::remark;
 use crate::control_protocol::SessionState;
 use crate::error::{Error, ErrorKind, system};
-use crate::volumes::session_of;
+use crate::plan::AttachPlan;
+use crate::volumes::session_of_volumes;
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -27,7 +28,7 @@ pub struct SaveArgs {
 pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    let mut sessions = Vec::new();
+    let mut sessions: Vec<Shared> = Vec::new();
     for found in find(&[(None, run_dir.clone())])? {
         // A file that lacks a session is dangerous: `apply --prune` would detach it.
         let cannot = |why: &dyn std::fmt::Display| {
@@ -38,13 +39,18 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
             Answer::Status(status) => {
                 let running = running(status, &run_dir, global);
                 let running = running.map_err(|error| cannot(&error.chain()))?;
-                if let Some(first) = status.volumes.first().filter(|first| **first != status.name) {
-                    remark(format_args!(
-                        "{} shares the session of {first}; apply attaches it in one of its own",
-                        status.name
-                    ));
+                // A volume that came meanwhile is in the list of only one of them.
+                let shares = |one: &&mut Shared| {
+                    let has = |name| status.volumes.contains(name);
+                    one.volumes.contains(&status.name) || one.names().any(has)
+                };
+                match sessions.iter_mut().find(shares) {
+                    Some(one) => one.plans.push(running.plan),
+                    None => sessions.push(Shared {
+                        volumes: status.volumes.clone(),
+                        plans: vec![running.plan],
+                    }),
                 }
-                sessions.push(Value::from(session_of(&running.plan)));
             }
             Answer::Silent(silent) if silent.state == SessionState::Dead => {
                 remark(format_args!("{} is dead and left out", silent.name));
@@ -52,6 +58,7 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
             Answer::Silent(silent) => return Err(cannot(&silent.reason)),
         }
     }
+    let sessions: Vec<Value> = sessions.into_iter().map(Shared::entry).collect();
     let file = Mapping::from_iter([("sessions".into(), Value::Sequence(sessions))]);
     let yaml = serde_yaml::to_string(&file).map_err(|error| {
         Error::with_source(ErrorKind::System, "cannot write the sessions", error)
@@ -62,6 +69,36 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
             replace(path, &yaml).map_err(system(what))
         }
         None => global.output.print(&file, |_| yaml),
+    }
+}
+
+/// Session with its volumes.
+struct Shared {
+    /// Names of its volumes; the one attached longest comes first.
+    volumes: Vec<String>,
+    plans: Vec<AttachPlan>,
+}
+
+impl Shared {
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.plans.iter().map(|plan| &plan.session.export_name)
+    }
+
+    /// Returns the session's entry in the file. Its volumes have the order of their attach.
+    fn entry(mut self) -> Value {
+        let place = |name: &String| self.volumes.iter().position(|one| one == name);
+        self.plans.sort_by_key(|plan| {
+            let place = place(&plan.session.export_name);
+            (place.is_none(), place)
+        });
+        let (session, differ) = session_of_volumes(&self.plans);
+        for name in differ {
+            remark(format_args!(
+                "{name} does not have the settings that the file gives to the volumes of its \
+                 session; apply reports the difference"
+            ));
+        }
+        session.into()
     }
 }
 

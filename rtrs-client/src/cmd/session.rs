@@ -56,6 +56,11 @@ impl Session {
         Ok(session)
     }
 
+    /// Creates a handle for another volume that a session of the run directory has named.
+    pub(super) fn sibling(&self, name: &str) -> Self {
+        Self { name: name.to_owned(), run_dir: self.run_dir.clone(), output: self.output }
+    }
+
     pub(super) fn control_socket(&self) -> PathBuf {
         self.run_dir.control_socket(&self.name)
     }

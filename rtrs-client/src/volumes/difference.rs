@@ -30,13 +30,15 @@ choices! {
     }
 }
 
-/// Session of the file.
+/// Volume of the file.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    /// Settings in the file.
+    /// Settings in the file; for a later volume of a session, those of the first.
     pub(crate) said: Settings,
     /// Plan made from the settings.
     pub(crate) plan: AttachPlan,
+    /// First volume of the session; None if this volume is the first.
+    pub(crate) first: Option<String>,
 }
 
 /// State found under a session's name.
@@ -211,7 +213,7 @@ mod tests {
     fn wanted(yaml: &str) -> Wanted {
         let said = Settings::from_yaml(yaml, "w.yaml").unwrap();
         let plan = AttachPlan::new("vol", said.clone(), Output::Text).unwrap();
-        Wanted { said, plan }
+        Wanted { said, plan, first: None }
     }
 
     fn running(yaml: &str) -> Running {

@@ -1,10 +1,12 @@
 //! File of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
 //!
 //! The keys are those of the configuration file (`settings.rs`); this module only knows their
-//! places. Keys of a volume are below `volumes`, because a session will have several.
+//! places. Keys of a volume are below `volumes`, because a session may have several.
 //! `difference.rs` compares the file with the running sessions.
 
 pub(crate) mod difference;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtrs_core::local::RunDir;
 use rtrs_core::settings::{
@@ -13,8 +15,9 @@ use rtrs_core::settings::{
 use serde_yaml::{Mapping, Value};
 
 use crate::control_protocol::SettingValue;
+use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, ErrorKind};
-use crate::plan::AttachPlan;
+use crate::plan::{AttachPlan, OF_ADDED, said};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// Settings for the place where a volume is served. A session has none of its own.
@@ -26,13 +29,23 @@ const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
 /// Setting that `apply` itself decides.
 const FOREGROUND: &str = "foreground";
 
-/// Volume in the file.
+/// Session in the file, with its first volume.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Volume {
-    /// Export name, which is also the session's name on this host.
+    /// Export name of the first volume, which is also the session's name on this host.
     pub(crate) name: String,
     /// Settings in the file, with defaults for those that are missing.
     pub(crate) settings: Settings,
+    /// Names of the other volumes of the session, with their own settings.
+    pub(crate) more: Vec<(String, BTreeMap<String, String>)>,
+}
+
+impl Volume {
+    /// Names of all volumes of the session.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let more = self.more.iter().map(|(name, _)| name.as_str());
+        std::iter::once(self.name.as_str()).chain(more)
+    }
 }
 
 /// All settings of a session and a volume.
@@ -87,12 +100,22 @@ pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
     for (at, session) in sessions.into_iter().enumerate() {
         let place = place_of(at, &session);
         let volume = volume(session).map_err(|what| wrong(format!("{place}: {what}")))?;
-        if volumes.iter().any(|other| other.name == volume.name) {
-            return Err(wrong(format!("{place}: it is listed twice; list each session once")));
-        }
+        check_listed_once(&volume, &volumes).map_err(|what| wrong(format!("{place}: {what}")))?;
         volumes.push(volume);
     }
     Ok(volumes)
+}
+
+/// Rejects a volume that the file lists twice.
+fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), String> {
+    let mut names: BTreeSet<&str> = others.iter().flat_map(Volume::names).collect();
+    match session.names().find(|name| !names.insert(name)) {
+        None => Ok(()),
+        Some(_) if session.more.is_empty() => {
+            Err("it is listed twice; list each session once".into())
+        }
+        Some(name) => Err(format!("volume {name:?} is listed twice; list each volume once")),
+    }
 }
 
 fn sessions(document: Value) -> Result<Vec<Value>, String> {
@@ -130,7 +153,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Reads a session with its volume.
+/// Reads a session with its volumes.
 fn volume(session: Value) -> Result<Volume, String> {
     let Value::Mapping(mut session) = session else {
         return Err("expected a map with name, path and volumes".into());
@@ -141,18 +164,12 @@ fn volume(session: Value) -> Result<Volume, String> {
         Some(Value::Null) | None => Vec::new(),
         Some(_) => return Err("volumes is not a list; begin each volume with a dash".into()),
     };
-    let volume = match <[Value; 1]>::try_from(volumes) {
-        Ok([volume]) => volume,
-        Err(none) if none.is_empty() => {
-            return Err("it has no volume; add one below volumes, with the key export".into());
-        }
-        Err(several) => {
-            return Err(format!(
-                "it has {} volumes: one volume per session for now; give each volume a session",
-                several.len()
-            ));
-        }
+    let mut volumes = volumes.into_iter();
+    let Some(volume) = volumes.next() else {
+        return Err("it has no volume; add one below volumes, with the key export".into());
     };
+    let more = volumes.map(added).collect::<Result<Vec<_>, String>>()?;
+    check_several(&session, more.len() + 1)?;
     let Value::Mapping(mut volume) = volume else {
         return Err("expected a map with export and device, socket or listen below volumes".into());
     };
@@ -160,8 +177,8 @@ fn volume(session: Value) -> Result<Volume, String> {
     let export = export.ok_or("its volume has no export; add the key export")?;
     if let Some(name) = name.filter(|name| *name != export) {
         return Err(format!(
-            "its export is {export:?}: a session has the name of its export for now; drop name \
-             {name:?}, or see session-name for the name at the server"
+            "its first export is {export:?}: a session has the name of that export for now; drop \
+             name {name:?}, or see session-name for the name at the server"
         ));
     }
     check_keys(&session, &volume)?;
@@ -169,7 +186,39 @@ fn volume(session: Value) -> Result<Volume, String> {
     let Keys(entry) = serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(session))
         .map_err(|error| error.to_string())?;
     let Entry { session, attach } = entry;
-    Ok(Volume { name: export, settings: Settings { session, attach, ..Settings::default() } })
+    Ok(Volume { name: export, settings: Settings { session, attach, ..Settings::default() }, more })
+}
+
+/// Checks a session of this number of volumes: settings of one volume have one place.
+fn check_several(session: &Mapping, count: usize) -> Result<(), String> {
+    if count > VOLUMES_MAX {
+        return Err(format!("{count} volumes are too many; use at most {VOLUMES_MAX}"));
+    }
+    let mut keys = session.keys().filter_map(text_of);
+    match keys.find(|key| count > 1 && OF_ADDED.contains(&key.as_str())) {
+        None => Ok(()),
+        Some(key) => Err(format!("{key} belongs to one of the volumes; move it below volumes")),
+    }
+}
+
+/// Reads a volume after the first of its session: its name and its own settings.
+fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), String> {
+    let Value::Mapping(mut volume) = volume else {
+        return Err("expected a map with export and device, socket or listen below volumes".into());
+    };
+    let export = take_name(&mut volume, "export")?;
+    let export = export.ok_or("one of its volumes has no export; add the key export")?;
+    check_keys(&Mapping::new(), &volume)?;
+    let keys: Vec<String> = volume.keys().filter_map(text_of).collect();
+    if let Some(key) = keys.iter().find(|key| !OF_ADDED.contains(&key.as_str())) {
+        return Err(format!(
+            "volume {export:?}: {key} is shared by the volumes; move it to the first one"
+        ));
+    }
+    let Keys(Entry { session, attach }) =
+        serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(volume))
+            .map_err(|error| format!("volume {export:?}: {error}"))?;
+    Ok((export, said(&session, &attach)))
 }
 
 /// Checks that each key is in its place. Unknown keys are found later.
@@ -258,6 +307,55 @@ pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     }
     session.insert("volumes".into(), Value::Sequence(vec![volume.into()]));
     session
+}
+
+/// Returns the session for the file that makes the plans of these volumes, without default values.
+/// The volumes stay in their order, except that the first is one whose settings the others inherit.
+/// Also returns the names of volumes that differ from what they inherit.
+pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
+    fn name(plan: &AttachPlan) -> &str {
+        &plan.session.export_name
+    }
+    let others = |first: &AttachPlan| {
+        let first = name(first).to_owned();
+        plans.iter().filter(move |plan| name(plan) != first)
+    };
+    let leads = |first: &&AttachPlan| others(first).all(|other| inherits(other, first));
+    let Some(first) = plans.iter().find(leads).or(plans.first()) else {
+        return (Mapping::new(), Vec::new());
+    };
+    let mut session = session_of(first);
+    if let Some(Value::Sequence(volumes)) = session.get_mut("volumes") {
+        volumes.extend(others(first).map(|plan| added_of(plan, first).into()));
+    }
+    let differ = others(first).filter(|other| !inherits(other, first)).map(name).collect();
+    (session, differ)
+}
+
+/// Whether the volume's own settings make its plan in the session of another.
+fn inherits(plan: &AttachPlan, first: &AttachPlan) -> bool {
+    first.adding(&plan.session.export_name, &plan.own()).is_ok_and(|made| made == *plan)
+}
+
+/// Returns the entry of a volume after the first of its session, without values that follow from
+/// others.
+fn added_of(plan: &AttachPlan, first: &AttachPlan) -> Mapping {
+    let name = &plan.session.export_name;
+    let mut own = plan.own();
+    let made = first.adding(name, &own).ok();
+    for key in OF_ADDED {
+        let mut without = own.clone();
+        without.remove(key);
+        if made.is_some() && first.adding(name, &without).ok() == made {
+            own = without;
+        }
+    }
+    let mut values = print(&plan.session.settings);
+    values.extend(print(&plan.settings));
+    values.retain(|key, _| key.as_str().is_some_and(|key| own.contains_key(key)));
+    let mut volume = Mapping::from_iter([("export".into(), name.as_str().into())]);
+    volume.extend(values);
+    volume
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Tests of the `apply` file: accepted contents, errors, and the output of `save`.
 
+use rtrs_core::prng::Prng;
+
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../configs/volumes.yaml");
@@ -59,6 +61,8 @@ sessions:
 #[test]
 fn errors_name_their_place() {
     let of = |session: &str| format!("sessions:\n- {session}");
+    let too_many: String = (0..=VOLUMES_MAX).map(|at| format!("{{export: v{at}}}, ")).collect();
+    let too_many = format!("{{volumes: [{too_many}]}}");
     for (text, told) in [
         ("[]".to_owned(), "v.yaml: expected the key sessions"),
         ("session: []".into(), "v.yaml: unknown key \"session\"; the only key is \"sessions\""),
@@ -67,14 +71,30 @@ fn errors_name_their_place() {
         (of("3"), "v.yaml: session 1: expected a map"),
         (of("{path: tcp://a}"), "session 1: it has no volume"),
         (
-            of("{name: v, volumes: [{export: v}, {export: w}]}"),
-            "session \"v\": it has 2 volumes: one volume per session for now",
+            of("{volumes: [{export: v}, {export: w, buffer-size: 80M}]}"),
+            "session \"v\": volume \"w\": buffer-size is shared by the volumes",
         ),
+        (of("{volumes: [{export: v}, {export: v}]}"), "volume \"v\" is listed twice"),
+        (
+            of("{volumes: [{export: v}]}\n- {volumes: [{export: w}, {export: v}]}"),
+            "\"v\" is listed",
+        ),
+        (
+            of("{read-only: true, volumes: [{export: v}, {export: w}]}"),
+            "session \"v\": read-only belongs to one of the volumes; move it below volumes",
+        ),
+        (of("{volumes: [{export: v}, {device: auto}]}"), "one of its volumes has no export"),
+        (of("{volumes: [{export: v}, {export: w, policy: x}]}"), "policy belongs to the session"),
+        (of("{volumes: [{export: v}, {export: w, access: x}]}"), "volume \"w\": access"),
+        (of(&too_many), "129 volumes are too many; use at most 128"),
         (of("{name: v, volumes: 3}"), "volumes is not a list"),
         (of("{name: v, volumes: [3]}"), "expected a map with export"),
         (of("{name: v, volumes: [{device: auto}]}"), "its volume has no export"),
         (of("{name: v, volumes: [{export: [1]}]}"), "export is not a text"),
-        (of("{name: v, volumes: [{export: w}]}"), "its export is \"w\": a session has the name"),
+        (
+            of("{name: v, volumes: [{export: w}]}"),
+            "its first export is \"w\": a session has the name",
+        ),
         (of("{device: auto, volumes: [{export: w}]}"), "session \"w\": device belongs to a volume"),
         (of("{volumes: [{export: w, policy: x}]}"), "policy belongs to the session"),
         (
@@ -132,4 +152,91 @@ fn running_volumes_are_written_as_they_are_read() {
         let default = ["buffer-size", "heartbeat", "log", "foreground", "poll"];
         assert!(default.iter().all(|key| !written.contains(key)), "{written}");
     }
+}
+
+/// Plans of the volumes of a session in the file.
+fn plans_wanted(session: &Volume) -> Vec<AttachPlan> {
+    let first = plan_wanted(session);
+    let more = session.more.iter().map(|(name, own)| first.adding(name, own).unwrap());
+    let mut plans: Vec<AttachPlan> = more.collect();
+    plans.insert(0, first);
+    plans
+}
+
+/// Session of a few volumes that share it, each with its own place and access.
+fn some_session(prng: &mut Prng, at: usize) -> Vec<AttachPlan> {
+    let pick = |prng: &mut Prng, from: &[&str]| from[prng.index(from.len())].to_owned();
+    let own = |prng: &mut Prng, name: &str| {
+        let mut own = match prng.index(4) {
+            0 => format!("socket: '/run/{name}'"),
+            1 => format!("socket: '/run/{{name}}', socket-mode: 660, socket-owner: root"),
+            2 => format!("listen: '127.0.0.1:{}'", prng.range(0..=65535)),
+            _ => pick(prng, &["device: auto", "device: /dev/nbd7"]),
+        };
+        own += &pick(prng, &["", "", ", access: rw", ", read-only: true", ", access: ro"]);
+        own + &pick(prng, &["", "", ", identity: -/00112233445566778899aabbccddeeff"])
+    };
+    let shared = [
+        pick(prng, &["", ", policy: min-latency", ", crc: off, log: debug"]),
+        pick(prng, &["", ", no-path: queue", ", no-path: queue-for=9s", ", io-timeout: 7s"]),
+        pick(prng, &["", &format!(", session-name: 's {at}'")]),
+    ];
+    let mut names: Vec<String> = (0..=prng.index(5)).map(|n| format!("v{at}.{n}")).collect();
+    // Names that need quotes, and one that looks like a number.
+    names.extend((at == 0).then(|| "7".to_owned()));
+    names.extend((at == 1).then(|| "pool/a: b".to_owned()));
+    let mut entries: Vec<String> = names
+        .iter()
+        .map(|name| format!("export: '{name}', {}", own(prng, &name.replace([' ', ':'], "-"))))
+        .collect();
+    entries[0] += &pick(prng, &["", ", buffer-size: 80M", ", slow-io: fail"]);
+    if entries[0].contains("device") {
+        entries[0] += &pick(prng, &["", ", takeover: true", ", device-timeout: 10m"]);
+    }
+    let text = format!(
+        "sessions: [{{path: [tcp://a{at}, 'tcp://[fd00::2]@[fd00::1]:7']{}, volumes: [{{{}}}]}}]",
+        shared.concat(),
+        entries.join("}, {")
+    );
+    let read = read(&text, "v.yaml").unwrap_or_else(|error| panic!("{}\n{text}", error.chain()));
+    let [session] = &read[..] else { panic!("one session") };
+    plans_wanted(session)
+}
+
+#[test]
+fn random_sessions_of_several_volumes_survive_a_save() {
+    let mut several = 0;
+    for seed in 0..40 {
+        let prng = &mut Prng::new(seed);
+        let mut sessions: Vec<Vec<AttachPlan>> =
+            (0..=prng.index(4)).map(|at| some_session(prng, at)).collect();
+        for plans in &mut sessions {
+            // Volumes come and go: the first may be gone, or have returned last.
+            let len = plans.len();
+            plans.rotate_left(prng.index(len));
+            plans.truncate(1 + prng.index(len));
+        }
+        let entries = sessions.iter().map(|plans| {
+            let (session, differ) = session_of_volumes(plans);
+            assert!(differ.is_empty(), "seed {seed}: {differ:?}");
+            Value::from(session)
+        });
+        let entries: Vec<Value> = entries.collect();
+        let map = Mapping::from_iter([("sessions".into(), entries.into())]);
+        let written = serde_yaml::to_string(&map).unwrap();
+        let read_again: Vec<Vec<AttachPlan>> =
+            read(&written, "w.yaml").unwrap().iter().map(plans_wanted).collect();
+        assert_eq!(read_again.len(), sessions.len(), "seed {seed}:\n{written}");
+        for (wanted, made) in sessions.iter().zip(&read_again) {
+            assert_eq!(made.len(), wanted.len(), "seed {seed}:\n{written}");
+            assert!(wanted.iter().all(|plan| made.contains(plan)), "seed {seed}:\n{written}");
+            several += usize::from(wanted.len() > 1);
+        }
+        // A second save writes the same text.
+        let again = read_again.iter().map(|plans| Value::from(session_of_volumes(plans).0));
+        let again: Vec<Value> = again.collect();
+        let again = Mapping::from_iter([("sessions".into(), again.into())]);
+        assert_eq!(serde_yaml::to_string(&again).unwrap(), written, "seed {seed}");
+    }
+    assert!(several > 20, "only {several} sessions had several volumes");
 }

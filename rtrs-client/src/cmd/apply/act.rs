@@ -1,18 +1,23 @@
 //! Performs the action for one session.
 
 use std::ffi::OsString;
+use std::time::{Duration, Instant};
 
 use rtrs_core::settings::print;
 use serde_yaml::Value;
 
-use crate::cmd::attach::{all_attached, start_daemon};
+use crate::cmd::attach::{Outcome, all_attached, start_daemon};
 use crate::cmd::detach::end;
 use crate::cmd::path::change::{Goal, Step, carry_out};
 use crate::cmd::session::{Session, Within};
-use crate::control_protocol::{Changed, Leave, Request};
+use crate::control_protocol::{Attached, Changed, Leave, Request, SessionState, Status};
 use crate::error::{Error, ErrorKind};
+use crate::plan::OF_ADDED;
 use crate::settings::{AttachSettings, SessionSettings, Settings};
 use crate::volumes::difference::{Action, Task, Wanted};
+
+/// Interval of the attempts to attach a volume to a running session.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Permitted actions.
 #[derive(Clone, Copy, Debug)]
@@ -27,29 +32,32 @@ pub(super) struct Allowed {
     pub(super) retry_for: Within,
 }
 
-/// Performs the action for a session and returns the result; None if there was nothing to do.
-/// `wanted` is None if the file does not list the session.
+/// Volume whose turn it is.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    pub(super) session: &'a Session,
+    /// None if the file does not list the volume.
+    pub(super) wanted: Option<&'a Wanted>,
+    pub(super) task: &'a Task,
+    /// Other volumes that share the session in the file.
+    pub(super) mates: &'a [Session],
+    /// Time until which an attach to a running session is retried.
+    pub(super) retry_until: Instant,
+}
+
+/// Performs the action for a volume and returns the result; None if there was nothing to do.
 ///
 /// # Errors
 /// Returns the failure of the action.
-pub(super) fn act(
-    session: &Session,
-    wanted: Option<&Wanted>,
-    task: &Task,
-    may: Allowed,
-) -> Result<Option<&'static str>, Error> {
-    match (task.action, wanted) {
+pub(super) fn act(turn: &Turn<'_>, may: Allowed) -> Result<Option<&'static str>, Error> {
+    let Turn { session, task, .. } = turn;
+    match (task.action, turn.wanted) {
         (Action::Attach, Some(wanted)) => {
-            start(wanted, session, may.retry_for)?;
+            attach(turn, wanted, turn.mates, may.retry_for)?;
             Ok(Some("attached"))
         }
         (Action::NeedsReattach, Some(wanted)) if may.reattach => {
-            // Finds problems that would keep the session from coming back.
-            wanted.plan.session.check()?;
-            let ended = end(session, may.within_ms, may.force)?;
-            // IO that was cut off is reported when the session is back.
-            start(wanted, session, may.retry_for)?;
-            ended.verdict(&session.name)?;
+            reattach(turn, wanted, may)?;
             Ok(Some("reattached"))
         }
         (Action::NeedsReattach, _) => {
@@ -102,6 +110,97 @@ fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
         carry_out(session, &Step { goal, path, request, within_ms })?;
     }
     Ok(())
+}
+
+/// Detaches a volume and attaches it again. Finds before the detach what would keep the volume from
+/// coming back.
+fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error> {
+    let session = turn.session;
+    wanted.plan.session.check()?;
+    let status = session.status()?;
+    let sharers = status.volumes.iter().filter(|name| **name != session.name);
+    let sharers: Vec<Session> = sharers.map(|name| session.sibling(name)).collect();
+    let stays = !sharers.is_empty() && status.session == wanted.plan.session.session_name;
+    if !sharers.is_empty() {
+        check_shared(turn, &status, stays)?;
+    }
+    let mates = if stays { &sharers[..] } else { turn.mates };
+    if wanted.first.is_some() {
+        let _ = running_mate(wanted, mates).ok_or_else(|| no_session(wanted))?;
+    }
+    if stays {
+        // The session keeps its settings when the volume returns.
+        change(session, turn.task, may.within_ms)?;
+    }
+    let ended = end(session, may.within_ms, may.force)?;
+    // IO that was cut off is reported when the volume is back.
+    attach(turn, wanted, mates, may.retry_for)?;
+    ended.verdict(&session.name)
+}
+
+/// Rejects the reattach of a volume that shares its running session, unless the volume comes back
+/// with other settings of its own, or leaves a session that does not write the volume's log.
+fn check_shared(turn: &Turn<'_>, status: &Status, stays: bool) -> Result<(), Error> {
+    let has_ended = matches!(status.state, SessionState::Evicted | SessionState::Failed);
+    let mut offline = turn.task.differences.iter().filter(|one| !one.online);
+    let is_own = offline.all(|one| OF_ADDED.contains(&one.setting.as_str()));
+    if stays && is_own && !has_ended || !stays && status.log != turn.session.name {
+        return Ok(());
+    }
+    let text = format!(
+        "cannot attach it again alone: volumes share its session; detach them with \
+         `rtrs-client detach {}`, then apply again",
+        status.volumes.join(" ")
+    );
+    Err(Error::new(ErrorKind::InUse, text))
+}
+
+/// Attaches a volume: to the session of its mates if that runs, otherwise in a new process.
+fn attach(
+    turn: &Turn<'_>,
+    wanted: &Wanted,
+    mates: &[Session],
+    retry_for: Within,
+) -> Result<(), Error> {
+    match running_mate(wanted, mates) {
+        Some(mate) => add(mate, turn, wanted),
+        None if wanted.first.is_none() => start(wanted, turn.session, retry_for),
+        None => Err(no_session(wanted)),
+    }
+}
+
+/// Finds a volume that runs in the session that the file names.
+fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<&'a Session> {
+    let name = &wanted.plan.session.session_name;
+    mates.iter().find(|mate| mate.status().is_ok_and(|status| status.session == *name))
+}
+
+/// Error for a volume whose session was not started.
+fn no_session(wanted: &Wanted) -> Error {
+    let first = wanted.first.as_deref().unwrap_or_default();
+    let text = format!(
+        "cannot add it to the session of {first:?}: that session does not run as in the file; see \
+         the result of {first:?}"
+    );
+    Error::new(ErrorKind::NotAttached, text)
+}
+
+/// Adds a volume to the running session of another.
+fn add(mate: &Session, turn: &Turn<'_>, wanted: &Wanted) -> Result<(), Error> {
+    let name = turn.session.name.clone();
+    let request = Request::VolumeAdd { name, settings: wanted.plan.own() };
+    loop {
+        match mate.request::<Attached>(&request) {
+            Ok(attached) => {
+                Outcome::Attached(Box::new(attached)).warn_of_fallback();
+                return Ok(());
+            }
+            Err(_) if Instant::now() + RETRY_INTERVAL < turn.retry_until => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Starts the process of a session.

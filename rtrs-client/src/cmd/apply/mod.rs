@@ -5,13 +5,14 @@ mod lock;
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rtrs_core::local::RunDir;
 use rtrs_core::settings::{config_text, printable, without_bom};
 use serde::Serialize;
 
-use self::act::{Allowed, act, dead};
+use self::act::{Allowed, Turn, act, dead};
 use self::lock::Lock;
 use super::at_once::at_once;
 use super::global::GlobalArgs;
@@ -21,7 +22,7 @@ use crate::control_protocol::{Request, SessionState, SettingValues, Status};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
 use crate::volumes::difference::{Action, Difference, Found, Running, Task, Wanted, task};
-use crate::volumes::{plan_of, read};
+use crate::volumes::{Volume, plan_of, read};
 
 /// Number of sessions handled at the same time: enough for a fast boot, without flooding a server.
 const AT_ONCE: usize = 16;
@@ -122,10 +123,20 @@ pub(super) struct Item {
     error: Option<Error>,
 }
 
+/// Result of the action for a session.
+#[derive(Default)]
+struct Outcome {
+    result: Option<&'static str>,
+    error: Option<Error>,
+    /// Action found at the volume's turn, if the volumes before it may have changed it.
+    now: Option<Task>,
+}
+
 impl Item {
     /// Output for the session, with the result of the action.
-    fn row(self, result: Option<&'static str>, error: Option<Error>) -> Row {
-        let Task { action, differences, reason } = self.task;
+    fn row(self, outcome: Outcome) -> Row {
+        let Outcome { result, error, now } = outcome;
+        let Task { action, differences, reason } = now.unwrap_or(self.task);
         let error = self.error.or(error).map(|error| error.chain().to_string());
         Row { name: self.name, action, result, differences, reason, error }
     }
@@ -164,26 +175,63 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     let items = compare(&args.file, global)?;
     let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
     let may = Allowed { reattach: args.reattach, force: args.force, within_ms, retry_for };
-    let results = at_once(&items, AT_ONCE, |item| {
-        if item.error.is_some() {
-            return (None, None);
-        }
-        let session = Session::new(&item.name, global);
-        match session.and_then(|session| act(&session, item.wanted.as_ref(), &item.task, may)) {
-            Ok(result) => (result, None),
-            Err(error) => (None, Some(error)),
-        }
-    });
-    let rows =
-        items.into_iter().zip(results).map(|(item, (result, error))| item.row(result, error));
+    // Volumes of one session take turns: the first starts the process that the others join.
+    let is_later = |item: &Item| item.wanted.as_ref().is_some_and(|one| one.first.is_some());
+    let groups: Vec<&[Item]> = items.chunk_by(|_, next| is_later(next)).collect();
+    let results = at_once(&groups, AT_ONCE, |group| apply_group(group, may, global));
+    let results: Vec<Outcome> = results.into_iter().flatten().collect();
+    let rows = items.into_iter().zip(results).map(|(item, outcome)| item.row(outcome));
     let rows = Report { sessions: rows.collect() };
     global.output.print(&rows, text)?;
     verdict(&rows)
 }
 
+/// Performs the actions for the volumes of a session, in their order.
+fn apply_group(group: &[Item], may: Allowed, global: &GlobalArgs) -> Vec<Outcome> {
+    let retry_until = Instant::now() + Duration::from_millis(may.retry_for.millis());
+    let outcome = |item: &Item| {
+        if item.error.is_some() {
+            return Outcome::default();
+        }
+        apply_one(item, group, may, retry_until, global)
+            .unwrap_or_else(|error| Outcome { error: Some(error), ..Outcome::default() })
+    };
+    group.iter().map(outcome).collect()
+}
+
+/// Performs the action for a volume of a group.
+fn apply_one(
+    item: &Item,
+    group: &[Item],
+    may: Allowed,
+    retry_until: Instant,
+    global: &GlobalArgs,
+) -> Result<Outcome, Error> {
+    let session = Session::new(&item.name, global)?;
+    let mates = group.iter().filter(|other| other.name != item.name);
+    let mates: Vec<Session> = mates.map(|other| session.sibling(&other.name)).collect();
+    let wanted = item.wanted.as_ref();
+    // What was done for the volumes before applies to their session, and a takeover attaches all
+    // volumes of a session.
+    let does = matches!(item.task.action, Action::Attach | Action::Change | Action::NeedsReattach);
+    let now = wanted.filter(|wanted| does && wanted.first.is_some());
+    let now = now.map(|wanted| task(wanted, &state_of(&item.name, &session.run_dir, global)));
+    if now.as_ref().is_some_and(|now| now.action == Action::Unchanged) {
+        let attaches = item.task.action == Action::Attach;
+        let result = Some(if attaches { "attached" } else { "changed" });
+        return Ok(Outcome { result, ..Outcome::default() });
+    }
+    let task = now.as_ref().unwrap_or(&item.task);
+    let turn = Turn { session: &session, wanted, task, mates: &mates, retry_until };
+    match act(&turn, may) {
+        Ok(result) => Ok(Outcome { result, error: None, now }),
+        Err(error) => Ok(Outcome { result: None, error: Some(error), now }),
+    }
+}
+
 /// Report without any action.
 fn plain(items: Vec<Item>) -> Report {
-    Report { sessions: items.into_iter().map(|item| item.row(None, None)).collect() }
+    Report { sessions: items.into_iter().map(|item| item.row(Outcome::default())).collect() }
 }
 
 /// Returns an error if sessions failed or differ from the file.
@@ -221,43 +269,66 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     Ok((without_bom(text), "stdin".to_owned()))
 }
 
-/// Plans of the sessions in the file.
+/// Plans of the volumes in the file. Those of a session follow each other.
 fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
     let mut wanted: Vec<Wanted> = Vec::new();
-    for volume in read(&text, &file)? {
-        let mut said = volume.settings;
-        said.place.run_dir = Some(run_dir.path().to_path_buf());
+    for mut volume in read(&text, &file)? {
+        volume.settings.place.run_dir = Some(run_dir.path().to_path_buf());
         let wrong = |error: &Error| {
             let text = format!("{file}: session {:?}: {}", volume.name, error.chain());
             Error::new(ErrorKind::Config, text)
         };
-        let plan = AttachPlan::new(&volume.name, said.clone(), global.output);
-        let plan = plan.map_err(|error| wrong(&error))?;
-        if plan.session.settings.path.is_empty() {
-            let error = Error::new(ErrorKind::Config, "it has no path; add path: tcp://HOST");
-            return Err(wrong(&error));
+        for one in plans_of(&volume, global).map_err(|error| wrong(&error))? {
+            check_front(&one, &wanted).map_err(|error| wrong(&error))?;
+            wanted.push(one);
         }
-        let set = &plan.settings;
-        for other in &wanted {
-            let has = &other.plan.settings;
-            let device = set.device.filter(|device| device.to_string() != "auto");
-            let listen = set.listen.filter(|address| address.get().port() != 0);
-            let front = match () {
-                () if set.socket.is_some() && set.socket == has.socket => "socket",
-                () if listen.is_some() && listen == has.listen => "listen address",
-                () if device.is_some() && device == has.device => "device",
-                () => continue,
-            };
-            let name = &other.plan.session.export_name;
-            let error =
-                Error::new(ErrorKind::Config, format!("it has the {front} of session {name:?}"));
-            return Err(wrong(&error));
-        }
-        wanted.push(Wanted { said, plan });
     }
     Ok(wanted)
+}
+
+/// Plans of the volumes of a session.
+fn plans_of(volume: &Volume, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
+    let said = volume.settings.clone();
+    let plan = AttachPlan::new(&volume.name, said.clone(), global.output)?;
+    if plan.session.settings.path.is_empty() {
+        return Err(Error::new(ErrorKind::Config, "it has no path; add path: tcp://HOST"));
+    }
+    let mut all = vec![Wanted { said, plan, first: None }];
+    for (name, own) in &volume.more {
+        let plan = all[0].plan.adding(name, own).map_err(|error| {
+            let text = format!("volume {name:?}: {}", error.chain());
+            Error::new(ErrorKind::Config, text)
+        })?;
+        let said = all[0].said.clone();
+        all.push(Wanted { said, plan, first: Some(volume.name.clone()) });
+    }
+    Ok(all)
+}
+
+/// Rejects a place where another volume of the file is served.
+fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
+    let set = &one.plan.settings;
+    let this = &one.plan.session.export_name;
+    for other in others {
+        let has = &other.plan.settings;
+        let device = set.device.filter(|device| device.to_string() != "auto");
+        let listen = set.listen.filter(|address| address.get().port() != 0);
+        let front = match () {
+            () if set.socket.is_some() && set.socket == has.socket => "socket",
+            () if listen.is_some() && listen == has.listen => "listen address",
+            () if device.is_some() && device == has.device => "device",
+            () => continue,
+        };
+        let name = &other.plan.session.export_name;
+        let text = match &one.first {
+            None => format!("it has the {front} of session {name:?}"),
+            Some(_) => format!("volume {this:?} has the {front} of {name:?}"),
+        };
+        return Err(Error::new(ErrorKind::Config, text));
+    }
+    Ok(())
 }
 
 /// Determines the actions. Changes nothing, and checks everything that can be checked in advance.
