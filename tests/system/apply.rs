@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Finished, Front, Innocent, Proc, RawNbd, STOP_TIME_MAX, Server, bin,
-    wait_for,
+    COMMAND_TIME_MAX, Client, Finished, Front, Innocent, Proc, RawNbd, STOP_TIME_MAX, Scratch,
+    Server, bin, run, wait_for,
 };
 use serde_json::{Value, json};
 
@@ -183,7 +183,7 @@ fn unlisted_volumes_stay_unless_pruned() {
     }
     assert_eq!(host.pids().len(), 1, "nothing was done");
     let pid = host.status("vol0")["pid"].to_string();
-    let _ = rtrs_tests::run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+    let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
     let other = [host.entry("vol2", &[0], "")];
     let dead = wait_for("it to be dead", COMMAND_TIME_MAX, || {
         let dead = host.with(&other, &["apply", "--prune", "--dry-run"]);
@@ -225,7 +225,7 @@ fn one_failing_volume_does_not_block_others() {
     let _ = host.with(&[bad], &["diff"]).code(2).says("did you mean");
     // A session that died is attached again.
     let pid = host.status("vol1")["pid"].to_string();
-    let _ = rtrs_tests::run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+    let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
     let good = [file[0].clone(), file[2].clone()];
     let again = wait_for("it to be dead", COMMAND_TIME_MAX, || {
         let dead = host.with(&good, &["diff"]);
@@ -323,4 +323,48 @@ fn a_byte_order_mark_is_ignored() {
     assert!(piped.status.success(), "{piped:?}");
     assert!(String::from_utf8_lossy(&piped.stdout).contains("unchanged"), "{piped:?}");
     host.end();
+}
+
+#[test]
+fn a_saved_session_of_several_volumes_is_applied_again() {
+    let server = Server::builder().export("a=mem:1M").export("b=mem:1M").export("c=mem:1M").start();
+    let scratch = Scratch::new();
+    let (run_dir, file) = (scratch.text("run"), scratch.text("saved.yaml"));
+    let socket = scratch.text("{name}.nbd");
+    let client = |words: &[&str]| {
+        let args = [words, &["--run-dir", &run_dir]].concat();
+        run(bin("rtrs-client"), &args, COMMAND_TIME_MAX)
+    };
+    let processes = || {
+        let listed = client(&["list", "-o", "json"]).ok().json();
+        let sessions = listed.as_array().expect("a list of sessions").clone();
+        let pid = |name: &str| {
+            let session = sessions.iter().find(|session| session["name"] == name);
+            session.map(|session| session["pid"].clone())
+        };
+        ["a", "b", "c"].map(pid)
+    };
+    let path = ["--path", server.portal(), "--socket", &socket];
+    let _ = client(&[&["attach", "a", "b"], &path[..]].concat()).ok();
+    let _ = client(&[&["attach", "c"], &path[..]].concat()).ok();
+    let [a, b, c] = processes();
+    assert!(a.is_some() && a == b && b != c, "{a:?} {b:?} {c:?}");
+    let _ = client(&["save", "--output-file", &file]).ok();
+    let saved = fs::read_to_string(&file).expect("the saved file");
+
+    // As after a restart of the host.
+    let _ = client(&["detach", "--all"]).ok();
+    let _ = client(&["apply", "-f", &file]).ok();
+    let [a, b, c] = processes();
+    assert!(a.is_some() && a == b && b != c, "{a:?} {b:?} {c:?}");
+    assert_eq!(client(&["save"]).ok().stdout, saved);
+    let _ = client(&["diff", "-f", &file]).code(0);
+
+    // A volume that is missing joins the session, which keeps its process.
+    let _ = client(&["detach", "b"]).ok();
+    let _ = client(&["diff", "-f", &file]).code(1);
+    let _ = client(&["apply", "-f", &file]).ok();
+    assert_eq!(processes(), [a.clone(), a, c]);
+    let _ = client(&["detach", "--all"]).ok();
+    let _ = server.stop(STOP_TIME_MAX);
 }

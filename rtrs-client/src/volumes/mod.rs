@@ -321,7 +321,7 @@ pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
         plans.iter().filter(move |plan| name(plan) != first)
     };
     let leads = |first: &&AttachPlan| others(first).all(|other| inherits(other, first));
-    let Some(first) = plans.iter().find(leads).or(plans.first()) else {
+    let Some(first) = plans.iter().find(leads).or_else(|| plans.first()) else {
         return (Mapping::new(), Vec::new());
     };
     let mut session = session_of(first);

@@ -169,7 +169,7 @@ fn some_session(prng: &mut Prng, at: usize) -> Vec<AttachPlan> {
     let own = |prng: &mut Prng, name: &str| {
         let mut own = match prng.index(4) {
             0 => format!("socket: '/run/{name}'"),
-            1 => format!("socket: '/run/{{name}}', socket-mode: 660, socket-owner: root"),
+            1 => "socket: '/run/{name}', socket-mode: 660, socket-owner: root".to_owned(),
             2 => format!("listen: '127.0.0.1:{}'", prng.range(0..=65535)),
             _ => pick(prng, &["device: auto", "device: /dev/nbd7"]),
         };
