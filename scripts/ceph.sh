@@ -27,12 +27,14 @@ has_packages() { command -v ceph-mon ceph-osd ceph rbd >/dev/null 2>&1; }
 
 install_packages() {
     has_packages && return
-    local log
+    export DEBIAN_FRONTEND=noninteractive
+    local log apt=(apt-get -o DPkg::Lock::Timeout=120)
     log=$(mktemp)
     say "installing ${PACKAGES[*]} (apt-get)"
-    if ! { apt-get -o DPkg::Lock::Timeout=120 update && DEBIAN_FRONTEND=noninteractive apt-get \
-        -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "${PACKAGES[@]}"; } \
-        >"$log" 2>&1; then
+    # qemu-block-extra removes a qemu-utils of another release, such as one of backports; the second
+    # install then gets the one that fits.
+    if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${PACKAGES[@]}" &&
+        "${apt[@]}" install -y --no-install-recommends qemu-utils; } >"$log" 2>&1; then
         tail -n 15 "$log" >&2
         rm -f "$log"
         say "cannot install ${PACKAGES[*]}"
