@@ -98,6 +98,9 @@ impl LinkSource {
             }
             links.extend(self.of_settings(&settings.session));
         }
+        if links.is_empty() {
+            return Err(usage("the session has no path; add one with path add"));
+        }
         links.into_iter().map(Link::checked).collect()
     }
 
