@@ -64,7 +64,7 @@ impl Output {
         &mut self.greeting
     }
 
-    /// Whether so many handshake bytes wait that no further options are to be processed.
+    /// Whether the handshake bytes that wait exceed their limit. Further options then wait too.
     pub(super) fn is_greeting_full(&self) -> bool {
         self.greeting.len() > GREETING_MAX
     }

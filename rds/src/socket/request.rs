@@ -58,8 +58,9 @@ fn wait_readable(socket: BorrowedFd<'_>) -> io::Result<()> {
     let deadline = std::time::Instant::now() + ANSWER_TIME_MAX;
     loop {
         let left = deadline.saturating_duration_since(std::time::Instant::now());
-        let limit = Timespec::try_from(left).ok();
-        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], limit.as_ref()) {
+        // Without a limit, the wait would have no end.
+        let limit = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit)) {
             Ok(0) => return Err(Errno::TIMEDOUT.into()),
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}

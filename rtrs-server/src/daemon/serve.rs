@@ -171,8 +171,10 @@ fn open_exports(
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
     let open = |spec: &ExportSpec| check_export(spec).and_then(|()| opener.open(spec));
     let Partial { opened: mut exports, failed } = Partial::open(set, open).enough(set)?;
-    let text = |(spec, error): (_, Error)| (spec, error.chain().to_string());
-    let failures = failed.into_iter().map(text).collect();
+    let mut failures = Vec::new();
+    for (spec, error) in failed {
+        failures.push((spec, error.chain().to_string()));
+    }
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }

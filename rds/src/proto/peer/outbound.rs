@@ -63,7 +63,7 @@ impl Outbound {
         self.outbox.iter().any(|message| message.owner != Owner::Pong)
     }
 
-    /// Whether so many answers to pings are unacknowledged that further pings may soon get none.
+    /// Whether the unacknowledged answers to pings have reached half of their limit.
     pub(in crate::proto) fn has_many_pongs(&self, pongs_max: usize) -> bool {
         self.pongs * 2 >= pongs_max
     }

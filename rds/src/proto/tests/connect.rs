@@ -294,7 +294,7 @@ fn connections_that_carry_nothing_back_off() {
         let hour = minute + Duration::from_secs(3600);
         assert_eq!(attempts_at_a_closing_peer(&mut node, greeting, soon..hour), 0);
         // The peer itself may have come back.
-        let _ = node.accepted(hour, address(5));
+        assert_eq!(node.accepted(hour, address(5)), None, "a request to connect");
         let later = hour + Duration::from_secs(60);
         assert!(attempts_at_a_closing_peer(&mut node, greeting, hour..later) > 0);
     }

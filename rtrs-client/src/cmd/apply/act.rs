@@ -125,8 +125,10 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
         check_shared(turn, &status, stays)?;
     }
     let mates = if stays { &sharers[..] } else { turn.mates };
-    if wanted.first.is_some() {
-        let _ = running_mate(wanted, mates).ok_or_else(|| no_session(wanted))?;
+    if let Some(first) = &wanted.first
+        && running_mate(wanted, mates).is_none()
+    {
+        return Err(no_session(first));
     }
     if stays {
         // The session keeps its settings when the volume returns.
@@ -162,10 +164,10 @@ fn attach(
     mates: &[Session],
     retry_for: Within,
 ) -> Result<(), Error> {
-    match running_mate(wanted, mates) {
-        Some(mate) => add(mate, turn, wanted),
-        None if wanted.first.is_none() => start(wanted, turn.session, retry_for),
-        None => Err(no_session(wanted)),
+    match (running_mate(wanted, mates), &wanted.first) {
+        (Some(mate), _) => add(mate, turn, wanted),
+        (None, None) => start(wanted, turn.session, retry_for),
+        (None, Some(first)) => Err(no_session(first)),
     }
 }
 
@@ -175,9 +177,8 @@ fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<&'a Session
     mates.iter().find(|mate| mate.status().is_ok_and(|status| status.session == *name))
 }
 
-/// Error for a volume whose session was not started.
-fn no_session(wanted: &Wanted) -> Error {
-    let first = wanted.first.as_deref().unwrap_or_default();
+/// Error for a volume of a session whose `first` volume was not attached.
+fn no_session(first: &str) -> Error {
     let text = format!(
         "cannot add it to the session of {first:?}: that session does not run as in the file; see \
          the result of {first:?}"

@@ -211,8 +211,8 @@ fn apply_one(
     let mates = group.iter().filter(|other| other.name != item.name);
     let mates: Vec<Session> = mates.map(|other| session.sibling(&other.name)).collect();
     let wanted = item.wanted.as_ref();
-    // What was done for the volumes before applies to their session, and a takeover attaches all
-    // volumes of a session.
+    // Compares again: earlier turns may have changed the settings of the session, and a takeover
+    // attaches all volumes of a session.
     let does = matches!(item.task.action, Action::Attach | Action::Change | Action::NeedsReattach);
     let now = wanted.filter(|wanted| does && wanted.first.is_some());
     let now = now.map(|wanted| task(wanted, &state_of(&item.name, &session.run_dir, global)));
