@@ -18,7 +18,11 @@ pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
 #[serde(rename_all = "kebab-case", tag = "command")]
 pub(crate) enum Request {
     /// Describe the server: [`Status`].
-    Status,
+    Status {
+        /// Whether to include the [`Load`], for which the control shard is asked.
+        #[serde(default)]
+        load: bool,
+    },
     /// Return all metrics: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
     /// List the sessions: [`Sessions`].
@@ -111,10 +115,50 @@ pub(crate) struct Status {
     pub(crate) pid: u32,
     /// Version of the server.
     pub(crate) version: String,
+    /// Version with revision and features of the build, as `--version` prints it.
+    #[serde(default)]
+    pub(crate) build: String,
+    /// Milliseconds since the server became ready.
+    #[serde(default)]
+    pub(crate) uptime_ms: u64,
     /// Portals that the server listens on.
     pub(crate) portals: Vec<String>,
     /// Whether a drain has begun.
     pub(crate) draining: bool,
+    /// Address of the metrics; None if they are not served.
+    #[serde(default)]
+    pub(crate) metrics: Option<String>,
+    /// Exports, sessions and memory, if requested.
+    #[serde(flatten)]
+    pub(crate) load: Option<Load>,
+}
+
+/// Exports, sessions and memory of a server.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    /// Listening addresses.
+    pub(crate) listeners: Vec<Listener>,
+    /// Number of exports by state.
+    pub(crate) exports: BTreeMap<String, usize>,
+    /// Number of sessions by state.
+    pub(crate) sessions: BTreeMap<String, usize>,
+    /// Number of paths by state.
+    pub(crate) paths: BTreeMap<String, usize>,
+    /// Memory used by the chunks of all sessions.
+    pub(crate) memory: MemorySnapshot,
+}
+
+/// A listening address of a server.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Listener {
+    /// Portal, as SCHEME://ADDRESS:PORT.
+    pub(crate) portal: String,
+    /// Transport: `tcp` or `rdma`.
+    pub(crate) transport: String,
+    /// Whether TLS encrypts the connections.
+    pub(crate) tls: bool,
+    /// False if the device of the portal was removed.
+    pub(crate) serving: bool,
 }
 
 /// Sessions of a server.
@@ -321,7 +365,8 @@ mod tests {
     #[test]
     fn requests_match_the_manual() {
         for (text, request) in [
-            (r#"{"command":"status"}"#, Request::Status),
+            (r#"{"command":"status"}"#, Request::Status { load: false }),
+            (r#"{"command":"status","load":true}"#, Request::Status { load: true }),
             (r#"{"command":"metrics"}"#, Request::Metrics),
             (r#"{"command":"session-list"}"#, Request::SessionList),
             (

@@ -11,7 +11,7 @@ use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Front, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, bin,
     consts, fill_pattern, free_port, requires, run, sparse_file, wait_for,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const EIO: u32 = 5;
 
@@ -71,6 +71,53 @@ fn sessions_are_listed_with_paths_exports_and_counters() {
     drop(raw);
     client.detach();
     assert_eq!(server.sessions(), [] as [Value; 0]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn the_status_counts_exports_sessions_and_paths() {
+    let missing = Scratch::new();
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        .export("vol1=mem:16M")
+        .export(format!("vol2={}", missing.text("none.img")))
+        .listen("tcp://127.0.0.1:0")
+        .listen("tcp://127.0.0.2:0")
+        .args(&["--metrics", "127.0.0.1:0"])
+        .start();
+    let status = || server.command(&["status", "-o", "json"]).ok().json();
+    let idle = status();
+    assert_eq!(idle["exports"], json!({ "failed": 1, "unused": 2 }), "{idle}");
+    assert_eq!((&idle["sessions"], &idle["paths"]), (&json!({}), &json!({})), "{idle}");
+    assert_eq!((&idle["pid"], &idle["draining"]), (&server.pid().into(), &false.into()), "{idle}");
+    assert_eq!(idle["version"], env!("CARGO_PKG_VERSION"), "{idle}");
+    assert!(idle["metrics"].as_str().is_some_and(|at| at.starts_with("http://127.")), "{idle}");
+    let listeners = server.portals().iter().map(
+        |portal| json!({ "portal": portal, "transport": "tcp", "tls": false, "serving": true }),
+    );
+    assert_eq!(idle["listeners"], listeners.collect::<Value>(), "{idle}");
+
+    let client = attach(server.portals(), &[]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 0, &[7; 8192]), Reply::Error(0));
+    let _ = wait_up(&server, 2);
+    let busy = status();
+    assert_eq!(busy["exports"], json!({ "failed": 1, "open": 1, "unused": 1 }), "{busy}");
+    assert_eq!(busy["sessions"], json!({ "up": 1 }), "{busy}");
+    assert_eq!(busy["paths"], json!({ "connected": 2 }), "{busy}");
+    assert!(busy["memory"]["used_bytes"].as_u64() > Some(0), "{busy}");
+    assert!(busy["uptime_ms"].as_u64() >= idle["uptime_ms"].as_u64(), "{busy}");
+    let shown = server.command(&["status"]).ok().stdout;
+    for line in [
+        "state      serving\n",
+        "exports    3: 1 failed, 1 open, 1 unused\n",
+        "paths      2: 2 connected\n",
+        &format!("listening  {} (TCP without TLS)\n", server.portal()),
+    ] {
+        assert!(shown.contains(line), "no {line:?} in {shown}");
+    }
+    drop(raw);
+    client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -37,7 +37,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     let timeout = args.within.get() + DRAIN_MORE;
     let server = Server::find(&args.server)?;
     // A stopped or hanging server would not begin to drain; this detects it much sooner.
-    server.request_within::<Status>(&Request::Status, ALIVE_TIMEOUT)?;
+    server.request_within::<Status>(&Request::Status { load: false }, ALIVE_TIMEOUT)?;
     let (drained, stream) = server.request_within::<Drained>(&request, timeout)?;
     wait_exit(&stream)?;
     args.server.output.print(&drained, |_| "drained\n".to_owned())

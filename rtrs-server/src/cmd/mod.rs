@@ -13,6 +13,7 @@ mod metrics;
 mod reload;
 mod server;
 mod session;
+mod status;
 mod text;
 mod top;
 
@@ -31,6 +32,7 @@ use self::drain::DrainArgs;
 use self::export::ExportCommand;
 use self::metrics::MetricsArgs;
 use self::reload::ReloadArgs;
+use self::server::ServerArgs;
 use self::session::SessionCommand;
 use self::top::TopArgs;
 use crate::daemon::{Reread, Running, check_start, serve, warnings};
@@ -99,6 +101,11 @@ pub struct LowArgs {
 /// The commands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
+    /// Show the state of a running server
+    ///
+    /// Version, uptime, addresses, and the numbers of exports, sessions and paths by state. `export
+    /// list` and `session list` have the details.
+    Status(ServerArgs),
     /// List and end the sessions of a running server
     ///
     /// The server is found by its control socket in the run directory.
@@ -177,6 +184,7 @@ impl LowArgs {
     pub fn output(&self) -> Output {
         match &self.command {
             None | Some(Command::Documents(_)) => self.output,
+            Some(Command::Status(args)) => args.output,
             Some(Command::Session(command)) => command.server().output,
             Some(Command::Top(args)) => args.server.output,
             Some(Command::Metrics(args)) => args.server.output,
@@ -220,6 +228,7 @@ impl LowArgs {
     /// [`ErrorKind::Usage`] for invalid arguments, otherwise errors of the server or the system.
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
+            Some(Command::Status(args)) => return status::run(args),
             Some(Command::Session(command)) => return session::run(command),
             Some(Command::Top(args)) => return top::run(args),
             Some(Command::Metrics(args)) => return metrics::run(args),
@@ -310,7 +319,7 @@ mod tests {
             let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
             all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
         }
-        assert_eq!(all.len(), 18);
+        assert_eq!(all.len(), 19);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));

@@ -99,7 +99,7 @@ impl Server {
 
     /// Name of the server, or the reason why it is unknown.
     fn name(&self) -> String {
-        match self.request::<Status>(&Request::Status) {
+        match self.request::<Status>(&Request::Status { load: false }) {
             Ok(status) => status.name,
             Err(error) => format!("{} ({})", self.0.display(), error.chain()),
         }

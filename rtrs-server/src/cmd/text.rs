@@ -20,6 +20,17 @@ pub(super) fn bytes(bytes: u64) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{size:.1} {unit}") }
 }
 
+/// Formats a time in its two largest units.
+pub(super) fn age(millis: u64) -> String {
+    let seconds = millis / 1000;
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
+        (days, hours, _) => format!("{days}d{hours:02}h"),
+    }
+}
+
 /// Formats losses of clients, with `would` before each verb.
 pub(super) fn losses_text(losses: &Losses, would: &str) -> String {
     let closed = losses

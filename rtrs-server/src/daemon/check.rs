@@ -48,7 +48,8 @@ impl Running {
             if socket_state(&socket)? != SocketState::InUse {
                 continue;
             }
-            let Ok((status, _)) = request::<Status>(&socket, &Request::Status, REPLY_TIMEOUT)
+            let Ok((status, _)) =
+                request::<Status>(&socket, &Request::Status { load: false }, REPLY_TIMEOUT)
             else {
                 if named.is_some() {
                     let socket = socket.display();

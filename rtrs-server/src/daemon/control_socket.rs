@@ -24,10 +24,12 @@ use crate::daemon::exports::wait_saved;
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::privileges;
 use crate::daemon::reload::Changes;
+use crate::daemon::status;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
 use crate::export::ExportTable;
 use crate::settings::Settings;
+use crate::stats::millis;
 
 /// Minimum time for a flush at the end of a drain, even if the drain's time has expired.
 const FLUSH_MIN: Duration = Duration::from_secs(1);
@@ -47,6 +49,8 @@ pub(crate) struct Served {
     pub(crate) changes: Arc<Changes>,
     pub(crate) control: ControlShard,
     pub(crate) metrics: Arc<ServerMetrics>,
+    /// Address at which the metrics are served.
+    pub(crate) metrics_at: Option<String>,
 }
 
 /// State shared by the threads of the control socket.
@@ -57,6 +61,8 @@ struct Shared {
     changes: Arc<Changes>,
     control: ControlShard,
     metrics: Arc<ServerMetrics>,
+    metrics_at: Option<String>,
+    started: Instant,
     /// Whether a drain is in progress.
     busy: AtomicBool,
     draining: Mutex<Option<Draining>>,
@@ -111,7 +117,7 @@ impl ServerControl {
             Error::with_source(ErrorKind::InUse, what, error)
         };
         let socket = ControlSocket::bind(&path).map_err(failed)?;
-        let Served { exports, changes, control, metrics } = served;
+        let Served { exports, changes, control, metrics, metrics_at } = served;
         let shared = Arc::new(Shared {
             name,
             portals: portals.to_vec(),
@@ -119,6 +125,8 @@ impl ServerControl {
             changes,
             control,
             metrics,
+            metrics_at,
+            started: Instant::now(),
             busy: AtomicBool::new(false),
             draining: Mutex::new(None),
         });
@@ -176,7 +184,7 @@ impl ServerControl {
 impl Shared {
     fn handle(self: &Arc<Self>, request: Request, stream: UnixStream) {
         match request {
-            Request::Status => reply(&stream, Ok(self.status())),
+            Request::Status { load } => reply(&stream, self.status(load)),
             Request::Metrics => reply(&stream, self.metrics.samples()),
             Request::SessionList => reply(&stream, self.control.sessions()),
 
@@ -229,14 +237,22 @@ impl Shared {
         }
     }
 
-    fn status(&self) -> Status {
-        Status {
+    fn status(&self, with_load: bool) -> Result<Status, String> {
+        let load = with_load.then(|| {
+            let exports = self.changes.exports.list()?;
+            Ok::<_, String>(status::load(&self.portals, &exports, &self.control.sessions()?))
+        });
+        Ok(Status {
             name: self.name.clone(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            build: env!("RTRS_VERSION").to_owned(),
+            uptime_ms: millis(self.started.elapsed()),
             portals: self.portals.clone(),
             draining: self.busy.load(Ordering::SeqCst),
-        }
+            metrics: self.metrics_at.clone(),
+            load: load.transpose()?,
+        })
     }
 
     fn end_paths(&self, request: AdminRequest) -> Result<Ended, String> {

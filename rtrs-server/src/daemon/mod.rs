@@ -5,7 +5,8 @@
 //! exports below the search path; `identity` determines the IDs of disks and files;
 //! `control_socket` serves the commands, which reach the control shard through `control_shard`;
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
-//! configuration; `sizes` detects exports that grow; `targets` reopens exports whose path leads to
+//! configuration; `status` summarizes the server; `sizes`
+//! detects exports that grow; `targets` reopens exports whose path leads to
 //! another file; `audit` writes the audit log; `expiry` reminds of a certificate that expires;
 //! `authenticate` checks the proofs of clients on threads; `metrics` collects the data of scrapes;
 //! `open_files` compares the limit of descriptors with the settings; `privileges` changes to
@@ -34,6 +35,7 @@ mod search;
 mod serve;
 mod shards;
 mod sizes;
+mod status;
 mod targets;
 mod warnings;
 

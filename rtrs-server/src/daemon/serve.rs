@@ -241,6 +241,7 @@ impl Endpoints {
             changes: Arc::clone(changes),
             control: setup.control(),
             metrics,
+            metrics_at: serving.as_ref().map(|server| server.at().to_owned()),
         };
         let control = ServerControl::open(set, &portals, served)?;
         Ok(Self { portals, control, metrics: serving })

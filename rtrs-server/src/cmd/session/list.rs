@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use rtrs_core::settings::printable;
 
 use crate::cmd::server::{Server, ServerArgs};
+use crate::cmd::text::age;
 use crate::control_protocol::Sessions;
 use crate::error::Error;
 use crate::stats::{PathAuth, PathSnapshot, PathStage};
@@ -108,16 +109,6 @@ fn path_text(path: &PathSnapshot) -> String {
 
 fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
-fn age(millis: u64) -> String {
-    let seconds = millis / 1000;
-    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, minutes) => format!("{minutes}m{:02}s", seconds % 60),
-        (0, hours, minutes) => format!("{hours}h{minutes:02}m"),
-        (days, hours, _) => format!("{days}d{hours:02}h"),
-    }
 }
 
 #[cfg(test)]
