@@ -87,12 +87,15 @@ impl Routes {
     /// Updates a volume after a path has stopped serving it.
     pub(super) fn check_lost(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         let volume = &mut self.volumes[at];
-        if !volume.is_open() {
+        if !volume.is_open() && !volume.is_settling() {
             return;
         }
         // A connected path that still waits for fences cannot carry IO.
         if !self.paths.iter().any(|path| path.carries(at)) {
             volume.no_path.begin(ctx.now);
+        }
+        if volume.is_settling() {
+            return;
         }
         // The server closes the volume with the last path of the session.
         if !self.paths.iter().any(|path| path.has(at)) {

@@ -105,6 +105,11 @@ impl Volume {
         self.state == State::Open
     }
 
+    /// Whether the volume is being closed and its IO has yet to end.
+    pub(super) fn is_settling(&self) -> bool {
+        matches!(self.state, State::Settling(_))
+    }
+
     /// Device, while the volume is open at the server.
     pub(super) fn get(&self) -> Option<&Arc<OpenDevice>> {
         self.last.as_ref().filter(|_| self.is_open())

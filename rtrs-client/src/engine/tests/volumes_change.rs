@@ -197,6 +197,25 @@ fn a_closed_volume_keeps_its_index_until_all_its_io_has_ended_on_all_shards() {
 }
 
 #[test]
+fn a_closed_volume_without_a_path_keeps_its_permits_only_as_long_as_an_open_one() {
+    let mut fixture = with_second(|s| {
+        (s.paths, s.how.hold) = (2, true);
+        s.config.no_path = NoPath::QueueFor(3 * SEC);
+    });
+    let mut second = Users::of(&fixture, SECOND);
+    let tag = second.submit(&mut fixture, 0, IoOp::Write, 0, 4096);
+    fixture.until("the write", SEC, |s| s.server.held.len() == 1);
+    close(&mut fixture, "vol1").expect("another is left");
+    for path in 0..2 {
+        fixture.link_down(path);
+    }
+    fixture.until("no path", 5 * SEC, |s| s.serving(DeviceIndex::FIRST).is_empty());
+    assert_eq!(fixture.client.permits_held(0), 1);
+    fixture.until("the end of the write", 5 * SEC, |s| s.client.permits_held(0) == 0);
+    assert!(second.status(tag).is_some_and(|status| !status.is_ok()));
+}
+
+#[test]
 fn unreaped_completions_of_a_closed_volume_keep_no_shard_busy() {
     let mut fixture = with_second(|s| s.how.hold = true);
     let mut second = Users::of(&fixture, SECOND);
