@@ -273,6 +273,8 @@ fi
 times+=("$(printf '%-18s %5d s' deps $SECONDS)")
 
 export CARGO_TERM_COLOR=never RTRS_SKIP_FILE="$scratch/skipped"
+# Random programs of a run can be repeated: the seed is one of nine, as the block of seeds.
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-$((turn % 9))}
 if [ $quick -eq 1 ]; then
     export RTRS_QUICK=1 PROPTEST_CASES=${PROPTEST_CASES:-64}
 fi

@@ -4,6 +4,7 @@
 //! on their command line, and ended when the handle is dropped.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -254,12 +255,21 @@ impl Client {
         self.wait_gone(COMMAND_TIME_MAX);
     }
 
-    /// Waits until no process of this run directory is left.
+    /// Waits until no process of this run directory is left and its sockets are closed. A dying
+    /// process loses its command line before its sockets.
     ///
     /// # Panics
     /// Panics when `limit` has passed.
     pub fn wait_gone(&self, limit: Duration) {
-        wait_for("the session's process to end", limit, || self.pids().is_empty().then_some(()));
+        wait_for("the session's process to end", limit, || {
+            (self.pids().is_empty() && !self.is_answering()).then_some(())
+        });
+    }
+
+    /// Whether a socket of this run directory accepts connections.
+    fn is_answering(&self) -> bool {
+        let Ok(entries) = fs::read_dir(self.run_dir()) else { return false };
+        entries.flatten().any(|entry| UnixStream::connect(entry.path()).is_ok())
     }
 
     /// Returns the processes of its sessions: those of `rtrs-client` that name our run directory.
