@@ -39,7 +39,7 @@ const LARGE: &[(&str, &str, &str)] = &[
     (
         "rtrs-server/src/engine/control/mod.rs",
         "Control",
-        "its limits of unauthenticated sessions are not a part yet",
+        "its ends of paths and sessions are not a part yet",
     ),
     ("rtrs-server/src/engine/control/path.rs", "Path", "its handshake is not a part yet"),
 ];

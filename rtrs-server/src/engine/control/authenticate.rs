@@ -245,12 +245,11 @@ impl Control {
         }
         let id = shared.session.id;
         self.registry.path_mut(key).into_iter().for_each(Path::end_proving);
-        self.connector.proved(&shared);
+        self.limiter.authenticated(&shared, self.connector.meter());
         self.registry.session_mut(id).into_iter().for_each(|session| session.adopt(&shared));
         self.registry.note_paths(id);
         let opened = shared.session.has_opened();
         shared.chunks.get().into_iter().for_each(|pool| pool.let_write(opened));
-        self.admission.proved(id);
         self.end_others(id, ctx);
         self.log.proved(&shared);
         self.path_up(&shared, name, ctx);

@@ -15,17 +15,17 @@ use rtrs_core::fabric::{
 use rtrs_core::identity::ServerId;
 use rtrs_core::ids::{ConnIndex, CoreIndex, ProviderIndex};
 use rtrs_core::limits::{CONNECTION_BUFFERS_MAX, Limits, PATHS_PER_SESSION_MAX};
-use rtrs_core::mem::Counting;
+use rtrs_core::mem::{Counting, MemoryMeter};
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{ClientExtensions, ConnReq, Extensions};
 
 use super::chunk_pool::CachedChunks;
 use super::client_log::ClientLog;
+use super::limiter::{Limiter, Newcomer};
 use super::memory::{Memory, SessionMemory};
 use super::path::{Held, Path};
 use super::registry::{Registry, Session};
-use super::unproved::{Newcomer, Unproved};
 use crate::engine::control::refusal::{Refusal, acceptance};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{AcceptOrder, ShardMessage};
@@ -50,25 +50,35 @@ pub(super) struct Attempt<'a> {
     pub(super) must_authenticate: bool,
 }
 
+/// Tables that a new path changes.
+#[derive(Debug)]
+pub(super) struct Tables<'a> {
+    pub(super) registry: &'a mut Registry,
+    pub(super) limiter: &'a mut Limiter,
+}
+
 /// Checks connection requests and creates paths.
 #[derive(Debug)]
 pub(super) struct Connector {
     params: SessionParams,
     exports: Arc<ExportTable>,
     memory: Memory,
-    unproved: Unproved,
 }
 
 impl Connector {
     pub(super) fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
         let memory = Memory::new(params.memory_max);
-        Self { params, exports, memory, unproved: Unproved::new(params.memory_max) }
+        Self { params, exports, memory }
     }
 
-    /// Memory used by chunks, and its limit.
+    /// Memory used by chunks, and its limit, without the chunks of unauthenticated paths.
     pub(super) fn memory(&self) -> MemorySnapshot {
-        let MemorySnapshot { used_bytes, max_bytes } = self.memory.snapshot();
-        MemorySnapshot { used_bytes: used_bytes + self.unproved.bytes(), max_bytes }
+        self.memory.snapshot()
+    }
+
+    /// Meter of the chunks of all paths whose clients are known.
+    pub(super) fn meter(&self) -> &Arc<MemoryMeter> {
+        self.memory.meter()
     }
 
     /// Shard of a connection of a session.
@@ -76,32 +86,29 @@ impl Connector {
         core_of(cid, session.first_shard, self.params.cores)
     }
 
-    /// Selects the paths that must end to make room for a new path whose client must authenticate.
-    /// Selects none for a path that would be refused for another reason.
-    pub(super) fn room_unproved(
+    /// Resources that the path of a client that must authenticate asks for. None if the connection
+    /// joins an existing path.
+    pub(super) fn newcomer(
         &self,
         attempt: Attempt<'_>,
         registry: &Registry,
         ctx: &Ctx<'_>,
-    ) -> Result<Vec<PathKey>, Refusal> {
+    ) -> Result<Option<Newcomer>, Refusal> {
         let Attempt { provider, request, conn, .. } = attempt;
         let peer = request.peer.ip();
         let mut paths = registry.paths_of(conn.session_id);
         if paths.any(|path| path.is_named(conn) && path.is_connect(conn, peer)) {
-            return Ok(Vec::new());
+            return Ok(None);
         }
-        if !conn.first_conn && registry.session(conn.session_id).is_none() {
-            return Err(Refusal::NoSession);
-        }
+        // No path ends for one that would be refused for another reason.
+        check_session_exists(conn, registry)?;
         Self::check_path(attempt, registry)?;
         // On other devices memory is committed when written.
         let bytes = match ctx.fabrics[provider.index()].capabilities().pins_memory {
             true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
             false => 0,
         };
-        let session = conn.session_id;
-        let newcomer = Newcomer { session, source: Source::of(peer), bytes };
-        self.unproved.room(newcomer, registry, ctx.now)
+        Ok(Some(Newcomer { session: conn.session_id, source: Source::of(peer), bytes }))
     }
 
     /// Limits of a new path.
@@ -141,12 +148,13 @@ impl Connector {
     /// Returns the path of a connection request, creating it if necessary, and the deadline of the
     /// handshake of a new path.
     pub(super) fn path_of(
-        &mut self,
+        &self,
         attempt: Attempt<'_>,
-        registry: &mut Registry,
+        tables: Tables<'_>,
         ctx: &mut Ctx<'_>,
     ) -> Result<(PathKey, Option<Instant>), Refusal> {
         let Attempt { request, conn, must_authenticate, .. } = attempt;
+        let registry = &*tables.registry;
         // A path whose client must authenticate takes no other client's place before that.
         let peer = request.peer.ip();
         let same = |path: &Path| match must_authenticate {
@@ -159,7 +167,7 @@ impl Connector {
         }
         Self::check_path(attempt, registry)?;
         let deadline = ctx.now + self.params.handshake_timeout;
-        let key = self.new_path(attempt, registry, ctx)?;
+        let key = self.new_path(attempt, tables, ctx)?;
         Ok((key, Some(deadline)))
     }
 
@@ -199,11 +207,12 @@ impl Connector {
     }
 
     fn new_path(
-        &mut self,
+        &self,
         attempt: Attempt<'_>,
-        registry: &mut Registry,
+        tables: Tables<'_>,
         ctx: &mut Ctx<'_>,
     ) -> Result<PathKey, Refusal> {
+        let Tables { registry, limiter } = tables;
         let Attempt { provider, request, conn, must_authenticate } = attempt;
         let fabric = &mut *ctx.fabrics[provider.index()];
         check_buffers(fabric, conn)?;
@@ -235,7 +244,7 @@ impl Connector {
         let (mut held, mut early) = (None, None);
         if let Some(mut wanted) = wanted {
             if must_authenticate {
-                self.unproved.count(key, Source::of(request.peer.ip()), &wanted.region);
+                limiter.count(key, Source::of(request.peer.ip()), &wanted.region);
             }
             let waits = Held::default();
             wanted.wanted = Some(waits.wanted());
@@ -262,16 +271,6 @@ impl Connector {
         registry.add(Path::new(shared, conn.recon_cnt, ctx.now, deadline, held));
         tracing::debug!(path = %key, peer = %request.peer, cons = conn.cid_num, "path connecting");
         Ok(key)
-    }
-
-    /// Updates the accounting when the client of a path has authenticated.
-    pub(super) fn proved(&mut self, path: &PathShared) {
-        self.unproved.proved(path, self.memory.meter());
-    }
-
-    /// Updates the accounting when a path ends.
-    pub(super) fn ended(&mut self, path: &Path, end: &PathEnd, now: Instant) {
-        self.unproved.ended(path, end, now);
     }
 
     /// Lets the shard of a connection accept it.
@@ -346,10 +345,11 @@ impl Connector {
     /// Creates the chunks of a path without any, synchronously. Its domain is fixed, so only the
     /// memory of a cached pool can be used.
     pub(super) fn make_chunks(
-        &mut self,
+        &self,
         path: &PathShared,
-        registry: &mut Registry,
+        tables: Tables<'_>,
     ) -> Result<(), RegisterError> {
+        let Tables { registry, limiter } = tables;
         if path.chunks.get().is_some() {
             return Ok(());
         }
@@ -367,12 +367,20 @@ impl Connector {
             }
         };
         if path.is_unproved() {
-            self.unproved.count(path.key, Source::of(peer), &wanted.region);
+            limiter.count(path.key, Source::of(peer), &wanted.region);
         }
         give_chunks(path, ChunkPool::new(limits, wanted.register()?));
         tracing::debug!(path = %path.key, "chunks: made");
         registry.note_paths(id);
         Ok(())
+    }
+}
+
+/// Checks that the session of a connection exists, or that its client asks to create it.
+pub(super) fn check_session_exists(conn: &ConnReq, registry: &Registry) -> Result<(), Refusal> {
+    match conn.first_conn || registry.session(conn.session_id).is_some() {
+        true => Ok(()),
+        false => Err(Refusal::NoSession),
     }
 }
 

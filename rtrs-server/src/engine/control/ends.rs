@@ -34,7 +34,7 @@ impl Control {
             self.not_proved(key, &why, ctx);
         }
         if let Some(path) = self.registry.path(key) {
-            self.connector.ended(path, end, ctx.now);
+            self.limiter.path_ended(path, end, ctx.now);
             self.log.ended(&Opener::of_path(path, &self.registry), end);
         }
         self.advance_end(key, ctx);
@@ -90,7 +90,7 @@ impl Control {
         let who = session.shared().name_of_client();
         let client = Opener { name, session: id, peer: session.peer().unwrap_or(last), who };
         self.log.closed(&client, session.shared(), &self.exports, None);
-        self.admission.ended(id, session.has_opened());
+        self.limiter.session_ended(id, session.has_opened());
         self.opens.session_ended(session.shared(), ctx.now, ctx.out);
         // Without a name, none of its paths was up.
         if name.is_some() {

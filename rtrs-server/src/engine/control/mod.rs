@@ -4,14 +4,14 @@
 //! not depend on the others; this file connects them:
 //!
 //! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path;
-//! - `admission.rs` admission control; `known.rs` addresses of sessions;
-//! - `admit.rs` accepted connections; `authenticate.rs` authentication of clients, with
-//!   `proving.rs`;
+//! - `admit.rs` admission of connections; `info.rs` INFO_REQ, which ends the handshake;
+//!   `authenticate.rs` authentication of clients, with `proving.rs`;
+//! - `permission.rs` checks of the access lists; `limiter` limits for clients that have proved
+//!   nothing; `refusal.rs` reasons for refusals; `known.rs` addresses of sessions;
 //! - `connect.rs` resources of a path; `memory.rs` queue depth of a session; `chunk_pool.rs` memory
-//!   of former paths; `unproved.rs` limits for unauthenticated paths;
+//!   of former paths;
 //! - `client_log.rs` log messages about clients;
-//! - `open.rs` opens and closes of exports, with `access.rs`, `close.rs` and `ended.rs`;
-//!   `permission.rs` checks of the access lists;
+//! - `open.rs` opens and closes of exports, with `open_modes.rs`, `close.rs` and `ended.rs`;
 //! - `exports.rs` changes of exports; `removed.rs` removed exports that sessions had open;
 //!   `announce.rs` devices that clients must open again;
 //! - `backlog.rs` queue of client requests; `requests.rs` their scheduling;
@@ -19,9 +19,7 @@
 //! - `ends.rs` ends of paths and sessions;
 //! - `admin.rs` the operator's commands; `drain.rs` the server's end.
 
-pub mod access;
 mod admin;
-mod admission;
 mod admit;
 mod announce;
 mod authenticate;
@@ -37,9 +35,12 @@ mod ends;
 mod exports;
 mod fence;
 mod gateway;
+mod info;
 mod known;
+mod limiter;
 mod memory;
 mod open;
+pub mod open_modes;
 mod path;
 mod permission;
 mod proving;
@@ -47,7 +48,6 @@ mod refusal;
 mod registry;
 mod removed;
 mod requests;
-mod unproved;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,7 +62,6 @@ pub use self::connect::DRAINING_MAX;
 pub(crate) use self::refusal::REASONS;
 
 use self::admin::{Ends, Evicted, lost_portals};
-use self::admission::Admission;
 use self::backlog::{Backlog, Waiting};
 use self::client_log::{Asked, ClientLog, Opener};
 use self::connect::Connector;
@@ -70,6 +69,7 @@ use self::discover::Lists;
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, Own, fence};
 use self::known::{KnownPeers, report_address};
+use self::limiter::Limiter;
 use self::open::Opens;
 use self::path::Path;
 use self::permission::{OpenCheck, check_open, identities, revoked, to_end};
@@ -87,7 +87,7 @@ use crate::engine::session::{SessionParams, SessionShared};
 use crate::export::{Export, ExportTable};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
-use crate::stats::SessionSnapshot;
+use crate::stats::{MemorySnapshot, SessionSnapshot};
 
 /// Interval of checks whether a device that cached memory is registered with was removed.
 const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
@@ -107,7 +107,7 @@ pub struct Control {
     params: SessionParams,
     exports: Arc<ExportTable>,
     registry: Registry,
-    admission: Admission,
+    limiter: Limiter,
     known: KnownPeers,
     connector: Connector,
     opens: Opens,
@@ -131,7 +131,7 @@ impl Control {
         Self {
             params,
             registry: Registry::default(),
-            admission: Admission::new(&params),
+            limiter: Limiter::new(&params),
             known: KnownPeers::default(),
             connector: Connector::new(params, Arc::clone(&exports)),
             opens: Opens::new(params, Arc::clone(&exports)),
@@ -451,7 +451,7 @@ impl Control {
         let paths = self.registry.paths_of(session.id);
         let paths = paths.filter(|path| !path.is_unproved());
         paths.filter_map(|path| path.shared().chunks.get()).for_each(|pool| pool.let_write(true));
-        self.admission.opened(session.id);
+        self.limiter.opened(session.id);
         self.make_known(session.id, ctx);
     }
 
@@ -508,9 +508,10 @@ impl Control {
     /// Lists the sessions with the memory that they use and the refusals so far.
     fn list_sessions(&self, ctx: &Ctx<'_>) -> AdminReply {
         let silent = ctx.fabrics.iter().map(|fabric| fabric.crowded_out()).sum();
+        let MemorySnapshot { used_bytes, max_bytes } = self.connector.memory();
         AdminReply::Sessions {
             sessions: self.snapshot(ctx.now),
-            memory: self.connector.memory(),
+            memory: MemorySnapshot { used_bytes: used_bytes + self.limiter.bytes(), max_bytes },
             lost_portals: lost_portals(ctx),
             refused: self.refused.all(silent),
         }

@@ -13,9 +13,9 @@ use rtrs_core::limits::{Limits, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
 
-use super::access::AccessBook;
 use super::close::Closings;
 use super::ended::{Ended, Known};
+use super::open_modes::OpenModes;
 use super::removed::Removed;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
@@ -32,7 +32,7 @@ use crate::stats::OpenSnapshot;
 pub(super) struct Opens {
     params: SessionParams,
     exports: Arc<ExportTable>,
-    access: AccessBook,
+    access: OpenModes,
     closings: Closings,
     ended: Ended,
     removed: Removed,
@@ -42,7 +42,7 @@ impl Opens {
     pub(super) fn new(params: SessionParams, exports: Arc<ExportTable>) -> Self {
         Self {
             params,
-            access: AccessBook::default(),
+            access: OpenModes::default(),
             exports,
             closings: Closings::default(),
             ended: Ended::default(),

@@ -216,6 +216,14 @@ impl Refusal {
         }
     }
 
+    /// Adds that a client without a name may be let in if it authenticates.
+    pub(super) fn with_hint(self, can_authenticate: bool) -> Self {
+        match self {
+            Self::NotAllowed(why) if can_authenticate => Self::Nameless(why),
+            refusal => refusal,
+        }
+    }
+
     /// Whether the operator of this server must act.
     pub(crate) const fn is_ours(&self) -> bool {
         matches!(self, Self::Memory(_) | Self::MemoryMax { .. } | Self::Windows(_))

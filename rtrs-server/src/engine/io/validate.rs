@@ -30,7 +30,7 @@ pub(super) fn plan_io(
 ) -> Result<IoProgress, u16> {
     let IoTarget { device, entry, geometry, reads_only, .. } = target;
     let op = device_op(rw_op)?;
-    // No session may write to a read-only export (`engine/control/access.rs`).
+    // No session may write to a read-only export (`engine/control/open_modes.rs`).
     if op.changes() && !entry.writable {
         return Err(IoStatus::ReadOnly.to_errno());
     }

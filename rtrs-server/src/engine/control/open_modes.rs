@@ -12,11 +12,11 @@ use crate::export::ExportIndex;
 
 /// Open exports of all sessions.
 #[derive(Debug, Default)]
-pub struct AccessBook {
+pub struct OpenModes {
     opens: Vec<Vec<(SessionId, AccessMode)>>,
 }
 
-impl AccessBook {
+impl OpenModes {
     /// Checks and records an open. It replaces an earlier open of the same session. However, a
     /// session that may have writes in flight excludes other writers until it closes the export
     /// (`close.rs`), even if it requests a lesser mode meanwhile.
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_second_writer_is_allowed_only_for_migration() {
-        let mut book = AccessBook::default();
+        let mut book = OpenModes::default();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
         assert_eq!(book.open(E, false, id(2), ReadOnly), Ok(()));
         assert_eq!(book.open(E, false, id(3), ReadWrite), Err(errno::EPERM));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_second_open_by_a_session_replaces_the_first() {
-        let mut book = AccessBook::default();
+        let mut book = OpenModes::default();
         book.open(E, false, id(1), ReadOnly).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
         assert_eq!(book.open(E, false, id(1), ReadWrite), Ok(()));
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_former_writer_excludes_other_writers_until_it_closes() {
-        let mut book = AccessBook::default();
+        let mut book = OpenModes::default();
         book.open(E, false, id(1), ReadWrite).unwrap();
         assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()));
         assert_eq!(book.open(E, false, id(2), ReadWrite), Err(errno::EPERM));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_read_only_export_is_never_opened_for_writing() {
-        let mut book = AccessBook::default();
+        let mut book = OpenModes::default();
         assert_eq!(book.open(E, true, id(1), ReadWrite), Err(errno::EACCES));
         assert_eq!(book.open(E, true, id(1), Migration), Err(errno::EACCES));
         assert_eq!(book.open(E, true, id(1), ReadOnly), Ok(()));

@@ -24,14 +24,14 @@ use rtrs_core::mem::{MemoryMeter, Region};
 use rtrs_core::proto::quota::Source;
 use rtrs_core::time::{Duration, Instant};
 
-use super::path::Path;
-use super::refusal::Refusal;
-use super::registry::Registry;
+use crate::engine::control::path::Path;
+use crate::engine::control::refusal::Refusal;
+use crate::engine::control::registry::Registry;
 use crate::path::{PathEnd, PathKey, PathShared};
 
 /// Maximum number of such paths of a session, doubled for known sources. At least the number of
 /// paths of an honest client.
-pub(super) const UNPROVED_MAX: usize = 32;
+const UNPROVED_MAX: usize = 32;
 
 /// Divisor of `memory-max` for all such paths together; one path is always permitted.
 const MEMORY_SHARE: u64 = 4;
@@ -46,16 +46,16 @@ const LOST_MAX: usize = 1024;
 
 /// A path that is to be created.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Newcomer {
-    pub(super) session: SessionId,
-    pub(super) source: Source,
+pub(in crate::engine::control) struct Newcomer {
+    pub(in crate::engine::control) session: SessionId,
+    pub(in crate::engine::control) source: Source,
     /// Bytes of its chunks before the proof.
-    pub(super) bytes: u64,
+    pub(in crate::engine::control) bytes: u64,
 }
 
 /// Memory of such paths, and the known sources.
 #[derive(Debug)]
-pub(super) struct Unproved {
+pub(super) struct UnprovedPaths {
     meter: Arc<MemoryMeter>,
     /// Counted memory, with its path and source.
     regions: Vec<(PathKey, Source, Weak<Region>)>,
@@ -100,7 +100,7 @@ struct Places {
     ending_from: BTreeSet<Source>,
 }
 
-impl Unproved {
+impl UnprovedPaths {
     /// Creates the limits of a server with a limit of `memory_max` bytes for all chunks.
     pub(super) fn new(memory_max: u64) -> Self {
         let meter = MemoryMeter::new(memory_max / MEMORY_SHARE);

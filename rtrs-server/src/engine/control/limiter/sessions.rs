@@ -1,4 +1,4 @@
-//! Admission control: limits unproven sessions and selects the one to evict.
+//! Limits for unproven sessions, and the selection of the one to evict.
 //!
 //! A session is *unproven* until it has opened an export. A client does that right after its first
 //! path is up (the kernel's maps a device with the call that creates the session, `rtrs-client`
@@ -6,8 +6,8 @@
 //! sessions, during the handshake and after it, are limited by `half-open-max`. When that limit or
 //! `sessions-max` is reached, the oldest unproven session of the source with the most such sessions
 //! is evicted ([`Quota`]), instead of the new one being refused. Creating and ending sessions takes
-//! time from working sessions, so evictions are rate limited ([`Turnover`]); beyond that rate the
-//! new session is refused. A source without unproven sessions has a budget of its own.
+//! time from working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that rate
+//! the new session is refused. A source without unproven sessions has a budget of its own.
 //!
 //! Sessions that have opened an export are exempt, and so are those that had one open and
 //! reconnect: their ID is a random number of 128 bits, which over plain TCP only both ends and
@@ -22,55 +22,54 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::proto::quota::{Quota, Source};
 use rtrs_core::time::{Duration, Instant};
 
-use super::refusal::Refusal;
+use crate::engine::control::refusal::Refusal;
 use crate::engine::session::SessionParams;
 
 /// Maximum number of evicted sessions that are still being torn down. A driver may take long to
 /// release their memory; at this limit unproven sessions are refused.
-const ENDING_MAX: usize = 64;
+const TEARDOWN_MAX: usize = 64;
 /// Maximum number of remembered ended sessions; the oldest is dropped first.
-const RETURNING_MAX: usize = 1024;
+const REMEMBERED_MAX: usize = 1024;
 
-/// Period to which [`TURNOVER_MAX`] applies.
-const TURNOVER_WINDOW: Duration = Duration::from_millis(100);
+/// Period to which [`BUDGET_PER_PERIOD`] applies.
+const BUDGET_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum number of evictions per period, for sources that already have unproven sessions, and for
 /// sources that have none.
-const TURNOVER_MAX: [u32; 2] = [5, 20];
+const BUDGET_PER_PERIOD: [u32; 2] = [5, 20];
 
 /// An unproven session: its sequence number and its ID.
-type Stranger = (u64, SessionId);
+type Unproven = (u64, SessionId);
 
-/// Outcome of an admission check.
+/// Decision on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// Admit the connection.
-    Free,
-    /// Admit the connection after evicting this session.
-    After(SessionId),
+pub(in crate::engine::control) enum Decision {
+    Accept,
+    /// Accept once this session has been evicted.
+    AcceptAfterEvicting(SessionId),
 }
 
 /// A connection that asks for admission.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
-    pub(super) session: SessionId,
-    pub(super) source: Source,
+pub(in crate::engine::control) struct Candidate {
+    pub(in crate::engine::control) session: SessionId,
+    pub(in crate::engine::control) source: Source,
     /// Whether the client must still authenticate, so that its session ID proves nothing.
-    pub(super) must_authenticate: bool,
+    pub(in crate::engine::control) must_authenticate: bool,
 }
 
 /// Remaining evictions in the current period.
 #[derive(Debug, Default)]
-struct Turnover {
+struct EvictionBudget {
     until: Option<Instant>,
     left: [u32; 2],
 }
 
-impl Turnover {
+impl EvictionBudget {
     /// Consumes one eviction from the budget; `first` selects the budget of sources without
     /// unproven sessions. Returns false if the budget is used up.
     fn take(&mut self, first: bool, now: Instant) -> bool {
         if self.until.is_none_or(|until| now >= until) {
-            *self = Self { until: Some(now + TURNOVER_WINDOW), left: TURNOVER_MAX };
+            *self = Self { until: Some(now + BUDGET_PERIOD), left: BUDGET_PER_PERIOD };
         }
         let left = &mut self.left[usize::from(first)];
         let some = *left > 0;
@@ -79,26 +78,26 @@ impl Turnover {
     }
 }
 
-/// State of the admission control.
+/// Unproven sessions, and the budget for evicting them.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(super) struct UnprovenSessions {
     half_open_max: u32,
     sessions_max: usize,
-    strangers: Quota<Stranger>,
-    turnover: Turnover,
+    unproven: Quota<Unproven>,
+    budget: EvictionBudget,
     numbers: BTreeMap<SessionId, u64>,
     last_number: u64,
     ending: BTreeSet<SessionId>,
     returning: VecDeque<SessionId>,
 }
 
-impl Admission {
+impl UnprovenSessions {
     pub(super) fn new(params: &SessionParams) -> Self {
         Self {
             half_open_max: params.half_open_max,
             sessions_max: usize::try_from(params.sessions_max).unwrap_or(usize::MAX),
-            strangers: Quota::default(),
-            turnover: Turnover::default(),
+            unproven: Quota::default(),
+            budget: EvictionBudget::default(),
             numbers: BTreeMap::new(),
             last_number: 0,
             ending: BTreeSet::new(),
@@ -108,15 +107,15 @@ impl Admission {
 
     /// Checks whether a connection can be admitted. `exists`: whether its session has opened an
     /// export, if the session exists; `sessions`: the number of sessions.
-    pub(super) fn room(
+    pub(super) fn decide(
         &mut self,
         candidate: Candidate,
         exists: Option<bool>,
         sessions: usize,
         now: Instant,
-    ) -> Result<Room, Refusal> {
+    ) -> Result<Decision, Refusal> {
         let Candidate { session: id, source, .. } = candidate;
-        let most = self.strangers.total();
+        let most = self.unproven.total();
         if self.ending.contains(&id) {
             return Err(Refusal::HalfOpen(most));
         }
@@ -127,12 +126,12 @@ impl Admission {
         } else if !trusted && most >= self.half_open_max {
             Refusal::HalfOpen(most)
         } else {
-            return Ok(Room::Free);
+            return Ok(Decision::Accept);
         };
         let Some(victim) = self.victim(id) else { return Err(refusal) };
-        let first = self.strangers.peers_of(source) == 0;
-        if trusted || self.turnover.take(first, now) {
-            Ok(Room::After(victim))
+        let first = self.unproven.peers_of(source) == 0;
+        if trusted || self.budget.take(first, now) {
+            Ok(Decision::AcceptAfterEvicting(victim))
         } else {
             Err(Refusal::Turnover)
         }
@@ -145,7 +144,7 @@ impl Admission {
 
     /// Selects the unproven session to evict for a connection of this session.
     fn victim(&self, of: SessionId) -> Option<SessionId> {
-        let (_, id) = self.strangers.victim().filter(|_| self.ending.len() < ENDING_MAX)?;
+        let (_, id) = self.unproven.victim().filter(|_| self.ending.len() < TEARDOWN_MAX)?;
         (id != of).then_some(id)
     }
 
@@ -161,7 +160,7 @@ impl Admission {
             self.last_number += 1;
             self.last_number
         });
-        self.strangers.add((number, id), source);
+        self.unproven.add((number, id), source);
     }
 
     /// Records that a client has proved to own a session. If the session is one that may reconnect,
@@ -175,12 +174,12 @@ impl Admission {
     /// Records that a session opened an export, so that it is no longer unproven.
     pub(super) fn opened(&mut self, id: SessionId) {
         if let Some(number) = self.numbers.remove(&id) {
-            self.strangers.remove((number, id));
+            self.unproven.remove((number, id));
         }
     }
 
     /// Records that a session is being evicted.
-    pub(super) fn crowded_out(&mut self, id: SessionId) {
+    pub(super) fn evicting(&mut self, id: SessionId) {
         self.opened(id);
         self.ending.insert(id);
     }
@@ -193,7 +192,7 @@ impl Admission {
             return;
         }
         self.returning.retain(|other| *other != id);
-        if self.returning.len() >= RETURNING_MAX {
+        if self.returning.len() >= REMEMBERED_MAX {
             self.returning.pop_front();
         }
         self.returning.push_back(id);
@@ -220,102 +219,113 @@ mod tests {
     }
 
     /// Checks the admission of a session from a source with many connections.
-    fn room(
-        admission: &mut Admission,
+    fn decide(
+        sessions: &mut UnprovenSessions,
         n: usize,
         exists: Option<bool>,
-        sessions: usize,
-    ) -> Result<Room, Refusal> {
-        admission.room(candidate(id(n), MANY), exists, sessions, Instant::ZERO)
+        count: usize,
+    ) -> Result<Decision, Refusal> {
+        sessions.decide(candidate(id(n), MANY), exists, count, Instant::ZERO)
     }
 
-    fn admission(half_open_max: u32, sessions_max: u32) -> Admission {
-        Admission::new(&SessionParams { half_open_max, sessions_max, ..SessionParams::default() })
+    fn sessions(half_open_max: u32, sessions_max: u32) -> UnprovenSessions {
+        UnprovenSessions::new(&SessionParams {
+            half_open_max,
+            sessions_max,
+            ..SessionParams::default()
+        })
     }
 
     #[test]
     fn evicts_the_oldest_session_of_the_busiest_source() {
-        let mut admission = admission(4, 100);
-        admission.joined(candidate(id(1), FEW), false);
+        let mut sessions = sessions(4, 100);
+        sessions.joined(candidate(id(1), FEW), false);
         for n in 2..5 {
-            assert_eq!(room(&mut admission, n, None, n), Ok(Room::Free));
-            admission.joined(candidate(id(n), MANY), false);
+            assert_eq!(decide(&mut sessions, n, None, n), Ok(Decision::Accept));
+            sessions.joined(candidate(id(n), MANY), false);
         }
-        assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::After(id(2))));
+        assert_eq!(decide(&mut sessions, 5, None, 4), Ok(Decision::AcceptAfterEvicting(id(2))));
         // A connection is refused if its own session would be the one to evict.
-        assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(4)));
-        admission.crowded_out(id(2));
-        assert_eq!(room(&mut admission, 5, None, 4), Ok(Room::Free));
-        assert_eq!(room(&mut admission, 2, Some(false), 4), Err(Refusal::HalfOpen(3)));
-        admission.ended(id(2), false);
+        assert_eq!(decide(&mut sessions, 2, Some(false), 4), Err(Refusal::HalfOpen(4)));
+        sessions.evicting(id(2));
+        assert_eq!(decide(&mut sessions, 5, None, 4), Ok(Decision::Accept));
+        assert_eq!(decide(&mut sessions, 2, Some(false), 4), Err(Refusal::HalfOpen(3)));
+        sessions.ended(id(2), false);
         // A session that has opened an export is not counted.
-        admission.joined(candidate(id(5), MANY), false);
-        admission.opened(id(5));
-        assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
-        admission.joined(candidate(id(6), MANY), true);
-        assert_eq!(room(&mut admission, 6, None, 4), Ok(Room::Free));
+        sessions.joined(candidate(id(5), MANY), false);
+        sessions.opened(id(5));
+        assert_eq!(decide(&mut sessions, 6, None, 4), Ok(Decision::Accept));
+        sessions.joined(candidate(id(6), MANY), true);
+        assert_eq!(decide(&mut sessions, 6, None, 4), Ok(Decision::Accept));
     }
 
     #[test]
     fn known_and_returning_sessions_are_admitted_despite_unproven_ones() {
-        let mut admission = admission(2, 100);
-        admission.ended(id(9), true);
-        admission.joined(candidate(id(1), MANY), false);
-        admission.joined(candidate(id(2), MANY), false);
+        let mut sessions = sessions(2, 100);
+        sessions.ended(id(9), true);
+        sessions.joined(candidate(id(1), MANY), false);
+        sessions.joined(candidate(id(2), MANY), false);
         for (n, exists) in [(8, Some(true)), (9, None), (9, Some(false))] {
-            assert_eq!(room(&mut admission, n, exists, 3), Ok(Room::Free), "{n}");
-            admission.joined(candidate(id(n), MANY), exists == Some(true));
+            assert_eq!(decide(&mut sessions, n, exists, 3), Ok(Decision::Accept), "{n}");
+            sessions.joined(candidate(id(n), MANY), exists == Some(true));
         }
-        assert_eq!(admission.strangers.total(), 2);
-        assert_eq!(room(&mut admission, 3, None, 4), Ok(Room::After(id(1))));
+        assert_eq!(sessions.unproven.total(), 2);
+        assert_eq!(decide(&mut sessions, 3, None, 4), Ok(Decision::AcceptAfterEvicting(id(1))));
     }
 
     #[test]
     fn a_session_id_is_no_proof() {
-        let mut admission = admission(2, 100);
-        admission.ended(id(9), true);
-        admission.joined(authenticating(id(9), FEW), false);
-        assert_eq!(admission.strangers.total(), 1, "the ID may be another client's");
-        admission.joined(candidate(id(1), MANY), false);
-        let full = admission.room(authenticating(id(9), FEW), Some(false), 2, Instant::ZERO);
+        let mut sessions = sessions(2, 100);
+        sessions.ended(id(9), true);
+        sessions.joined(authenticating(id(9), FEW), false);
+        assert_eq!(sessions.unproven.total(), 1, "the ID may be another client's");
+        sessions.joined(candidate(id(1), MANY), false);
+        let full = sessions.decide(authenticating(id(9), FEW), Some(false), 2, Instant::ZERO);
         assert_eq!(full, Err(Refusal::HalfOpen(2)), "this session is the oldest itself");
-        assert_eq!(room(&mut admission, 9, Some(false), 2), Ok(Room::Free));
-        admission.proved(id(1));
-        assert_eq!(admission.strangers.total(), 2, "that session never had anything open");
-        admission.proved(id(9));
-        assert_eq!(admission.strangers.total(), 1);
+        assert_eq!(decide(&mut sessions, 9, Some(false), 2), Ok(Decision::Accept));
+        sessions.proved(id(1));
+        assert_eq!(sessions.unproven.total(), 2, "that session never had anything open");
+        sessions.proved(id(9));
+        assert_eq!(sessions.unproven.total(), 1);
     }
 
     #[test]
     fn unproven_sessions_are_evicted_at_the_session_limit() {
-        let mut admission = admission(100, 3);
-        admission.joined(candidate(id(1), MANY), false);
+        let mut sessions = sessions(100, 3);
+        sessions.joined(candidate(id(1), MANY), false);
         // A session that reconnects needs a place too.
-        admission.ended(id(9), true);
+        sessions.ended(id(9), true);
         for new in [7, 9] {
-            assert_eq!(room(&mut admission, new, None, 2), Ok(Room::Free));
-            assert_eq!(room(&mut admission, new, None, 3), Ok(Room::After(id(1))));
+            assert_eq!(decide(&mut sessions, new, None, 2), Ok(Decision::Accept));
+            assert_eq!(
+                decide(&mut sessions, new, None, 3),
+                Ok(Decision::AcceptAfterEvicting(id(1)))
+            );
         }
-        admission.crowded_out(id(1));
-        assert_eq!(room(&mut admission, 7, None, 3), Ok(Room::Free), "one of the three is ending");
-        assert_eq!(room(&mut admission, 7, None, 4), Err(Refusal::Sessions(4)), "no stranger");
-        assert_eq!(room(&mut admission, 8, Some(true), 4), Ok(Room::Free));
+        sessions.evicting(id(1));
+        assert_eq!(
+            decide(&mut sessions, 7, None, 3),
+            Ok(Decision::Accept),
+            "one of the three is ending"
+        );
+        assert_eq!(decide(&mut sessions, 7, None, 4), Err(Refusal::Sessions(4)), "no victim");
+        assert_eq!(decide(&mut sessions, 8, Some(true), 4), Ok(Decision::Accept));
     }
 
     #[test]
     fn the_number_of_evictions_per_second_is_limited() {
-        let mut admission = admission(8, 100);
+        let mut sessions = sessions(8, 100);
         for n in 0..8 {
-            admission.joined(candidate(id(n), MANY), false);
+            sessions.joined(candidate(id(n), MANY), false);
         }
-        admission.ended(id(99), true);
+        sessions.ended(id(99), true);
         let begin = Instant::ZERO;
         let mut ask = |n, source, now| {
-            let room = admission.room(candidate(id(n), source), None, 8, now);
-            if let Ok(Room::After(stranger)) = room {
-                admission.crowded_out(stranger);
-                admission.ended(stranger, false);
-                admission.joined(candidate(id(n), source), false);
+            let room = sessions.decide(candidate(id(n), source), None, 8, now);
+            if let Ok(Decision::AcceptAfterEvicting(victim)) = room {
+                sessions.evicting(victim);
+                sessions.ended(victim, false);
+                sessions.joined(candidate(id(n), source), false);
             }
             room
         };
@@ -332,26 +342,29 @@ mod tests {
             assert!(ask(n, Source::V4(100 + n as u32), begin).is_ok(), "{n}");
         }
         assert_eq!(ask(40, Source::V4(200), begin), Err(Refusal::Turnover));
-        assert!(ask(41, MANY, begin + TURNOVER_WINDOW).is_ok());
+        assert!(ask(41, MANY, begin + BUDGET_PERIOD).is_ok());
     }
 
     #[test]
     fn the_number_of_remembered_sessions_is_bounded() {
-        let mut admission = admission(1, 1 << 16);
-        for n in 0..=RETURNING_MAX {
-            admission.ended(id(n), true);
-            admission.ended(id(n), true);
+        let mut sessions = sessions(1, 1 << 16);
+        for n in 0..=REMEMBERED_MAX {
+            sessions.ended(id(n), true);
+            sessions.ended(id(n), true);
         }
-        assert_eq!(admission.returning.len(), RETURNING_MAX);
-        assert!(!admission.returning.contains(&id(0)), "the oldest is forgotten");
-        for n in 2000..2000 + ENDING_MAX {
-            admission.joined(candidate(id(n), FEW), false);
-            admission.crowded_out(id(n));
+        assert_eq!(sessions.returning.len(), REMEMBERED_MAX);
+        assert!(!sessions.returning.contains(&id(0)), "the oldest is forgotten");
+        for n in 2000..2000 + TEARDOWN_MAX {
+            sessions.joined(candidate(id(n), FEW), false);
+            sessions.evicting(id(n));
         }
-        admission.joined(candidate(id(3000), FEW), false);
-        assert_eq!(room(&mut admission, 3001, None, 99), Err(Refusal::HalfOpen(1)));
-        admission.ended(id(2000), false);
-        assert_eq!(room(&mut admission, 3001, None, 98), Ok(Room::After(id(3000))));
-        assert_eq!(admission.numbers.len(), 1);
+        sessions.joined(candidate(id(3000), FEW), false);
+        assert_eq!(decide(&mut sessions, 3001, None, 99), Err(Refusal::HalfOpen(1)));
+        sessions.ended(id(2000), false);
+        assert_eq!(
+            decide(&mut sessions, 3001, None, 98),
+            Ok(Decision::AcceptAfterEvicting(id(3000)))
+        );
+        assert_eq!(sessions.numbers.len(), 1);
     }
 }

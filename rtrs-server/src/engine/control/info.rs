@@ -1,0 +1,103 @@
+//! INFO_REQ, which ends the handshake of a path.
+
+use std::sync::Arc;
+
+use rtrs_core::fabric::Who;
+use rtrs_core::identity::SessionTag;
+use rtrs_core::ids::{CoreIndex, SessionId};
+use rtrs_core::wire::Name;
+
+use super::Control;
+use super::client_log::Opener;
+use super::connect::Tables;
+use super::path::Path;
+use super::permission::check_session;
+use super::refusal::Refusal;
+use super::registry::Session;
+use crate::engine::ctx::Ctx;
+use crate::engine::message::ShardMessage;
+use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
+
+impl Control {
+    /// Ends paths that disagree with the session, now that its client is known.
+    pub(super) fn end_others(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
+        let Some(session) = self.registry.session(id) else { return };
+        let others = self.registry.paths_of(id).filter(|path| !session.is_of(path));
+        let others: Vec<PathKey> = others.map(Path::key).collect();
+        others.iter().for_each(|key| self.end_path(*key, &PathEnd::OtherClient, ctx));
+    }
+
+    /// Refuses a path because another session has the requested name.
+    pub(super) fn refuse_name(&mut self, key: PathKey, name: Name, who: &Who, ctx: &mut Ctx<'_>) {
+        let Some(path) = self.registry.path(key) else { return };
+        let (id, peer) = (path.shared().session.id, path.shared().origin.peer);
+        let of_name = |session: &&Session| session.name() == Some(name);
+        let has: Vec<_> = self.registry.sessions().filter(of_name).map(Session::id).collect();
+        self.hurry(&has, id, ctx);
+        let refusal = Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned());
+        self.refused.count(refusal.reason());
+        self.log.refused(ctx.now, peer, who, &refusal);
+        let Refusal::NameTaken(name) = refusal else { return };
+        self.end_path(key, &PathEnd::NameTaken(name), ctx);
+    }
+
+    /// Processes INFO_REQ: validates it, creates the chunks, and lets the shard of connection 0
+    /// answer.
+    pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
+        let Some(path) = self.live_path(key) else { return };
+        // No INFO_REQ is expected if the path is already ending.
+        let Some(admitted) = path.admit(bytes) else { return };
+        let shared = Arc::clone(path.shared());
+        let name = match admitted {
+            Ok(name) => name,
+            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
+        };
+        let id = shared.session.id;
+        let unproved = shared.is_unproved();
+        // A client that has not authenticated must not learn which names exist.
+        if !unproved && self.evicted.is_taken(name, id, &self.registry) {
+            let who = shared.session.name_of_client();
+            return self.refuse_name(key, name, &who, ctx);
+        }
+        let client = shared.client();
+        if !unproved
+            && check_session(&self.exports.access(), &self.exports, client, id, &self.registry)
+                .is_err()
+        {
+            return self.end_path(key, &PathEnd::NotAllowed, ctx);
+        }
+        let tables = Tables { registry: &mut self.registry, limiter: &mut self.limiter };
+        if let Err(error) = self.connector.make_chunks(&shared, tables) {
+            return self.end_path(key, &PathEnd::Unserved(error.to_string()), ctx);
+        }
+        let Some(path) = self.registry.path_mut(key) else { return };
+        path.connected();
+        ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
+        if let Some(proving) = path.proving_mut() {
+            // Until then the path belongs to no client, and changes nothing in the session.
+            proving.begin(name);
+            return;
+        }
+        self.path_up(&shared, name, ctx);
+    }
+
+    /// Completes the handshake of a path whose client is known.
+    pub(super) fn path_up(&mut self, shared: &PathShared, name: Name, ctx: &mut Ctx<'_>) {
+        let (id, key) = (shared.session.id, shared.key);
+        let (peer, transport) = (shared.origin.peer, shared.origin.transport);
+        if shared.identity().cipher.is_some() {
+            self.log.proved(shared);
+        }
+        let who = shared.session.name_of_client();
+        let client = Opener { name: Some(name), session: id, peer, who };
+        if self.log.connected(ctx.now, &client, shared.session.has_opened()) {
+            let session = SessionTag::of(id);
+            tracing::info!(path = %key, transport, %peer, %session, %name, "path connected");
+        }
+        let Some(session) = self.registry.session_mut(id) else { return };
+        session.set_name(name);
+        if session.has_opened() {
+            self.make_known(id, ctx);
+        }
+    }
+}
