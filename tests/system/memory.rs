@@ -91,7 +91,22 @@ fn a_session_without_memory_is_refused_with_the_reason() {
     let server = server("1M").start();
     let _ = server.wait_output("memory-max 1M is less than the chunks of one path (4348k)");
     let (_client, done) = Client::attach("vol0").path(server.portal()).try_start();
-    let _ = done.code(1).says("ENOMEM (the server has no memory for this; its log says why)");
+    let _ = done.code(1).says("ENOMEM (the session's chunks do not fit memory-max at the server");
     let _ = server.wait_output("memory-max (1.0 MiB) has 1.0 MiB left; raise memory-max");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_session_too_many_is_refused_with_the_setting() {
+    let server = Server::builder().export("vol0=mem:16M").args(&["--sessions-max", "1"]).start();
+    let held = Client::attach("vol0").path(server.portal()).start();
+    let words = ["--session-name", "other", "--access", "ro"];
+    let (_client, done) = Client::attach("vol0").path(server.portal()).args(&words).try_start();
+    let _ = done.code(1).says(
+        "EUSERS (the server has as many sessions as it may have: raise \
+                               sessions-max there, or end sessions)",
+    );
+    let _ = server.wait_output("there are already 1 sessions (sessions-max)");
+    held.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }

@@ -183,7 +183,7 @@ mod tests {
         let refused = PathEnd::Rejected(Rejection::decode(&reject));
         assert_eq!(refused.errno(), Some(errno::ENOMEM));
         let refused = PathEnd::Connection(ConnIndex(2), Box::new(refused)).to_string();
-        let text = "connection 2: refused by the server: ENOMEM (the server has no memory";
+        let text = "connection 2: refused by the server: ENOMEM (the session's chunks do not fit";
         assert!(refused.starts_with(text), "{refused}");
         let silent = |confirmed| PathEnd::Silent { ms: 700, confirmed }.to_string();
         assert_eq!(silent(false), "silent for 700 ms");

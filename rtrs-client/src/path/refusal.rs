@@ -49,7 +49,18 @@ impl fmt::Display for Rejection {
                  authenticate, use tls:// or rdma:// with key-file and server-key, or tls-dir)"
             }
             13 => NOT_ADMITTED,
-            12 => " (the server has no memory for this; its log says why)",
+            errno::ENOMEM => {
+                " (the session's chunks do not fit memory-max at the server, or it has no memory; \
+                 its log says which)"
+            }
+            errno::EUSERS => {
+                " (the server has as many sessions as it may have: raise sessions-max there, or \
+                 end sessions)"
+            }
+            errno::EDQUOT => {
+                " (a limit of the server: half-open-max, or the number of paths or connections of \
+                 a session; its log says which)"
+            }
             116 => " (the server's operator evicted this session: detach, and attach again)",
             95 => " (it answers pings only, or its RDMA device lacks something; see its log)",
             _ => "",
@@ -65,4 +76,22 @@ pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret
     let rsp = ConnRsp::decode(data.as_bytes()).ok()?;
     let evicted = rsp.errno.unsigned_abs() == errno::ESTALE;
     evicted.then(|| Extensions::decode(&rsp.ext).identity.map(EvictionSecret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacity_refusals_name_the_setting() {
+        for (errno, name, setting) in [
+            (errno::EUSERS, "EUSERS", "raise sessions-max there"),
+            (errno::EDQUOT, "EDQUOT", "half-open-max"),
+            (errno::ENOMEM, "ENOMEM", "memory-max at the server"),
+        ] {
+            let text = Rejection::decode(&ConnRsp::reject(errno).encode()).to_string();
+            assert!(text.starts_with(&format!("refused by the server: {name} (")), "{text}");
+            assert!(text.contains(setting), "{text}");
+        }
+    }
 }

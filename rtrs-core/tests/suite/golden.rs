@@ -163,6 +163,8 @@ fn check_handshake(vectors: &Vectors) {
         ("con_rsp_reject_enxio", errno::ENXIO),
         ("con_rsp_reject_eexist", errno::EEXIST),
         ("con_rsp_reject_enomem", errno::ENOMEM),
+        ("con_rsp_reject_eusers", errno::EUSERS),
+        ("con_rsp_reject_edquot", errno::EDQUOT),
     ] {
         let rsp = ConnRsp::reject(errno);
         vectors.check(name, rsp, rsp.encode(), ConnRsp::decode);

@@ -56,8 +56,8 @@ fn invalid_connection_requests_are_refused() {
 #[test]
 fn a_path_with_more_connections_than_its_memory_allows() {
     let mut scene = Scene::new();
-    let enomem = -(errno::ENOMEM.cast_signed());
-    for (cid_num, answer) in [(257, Err(enomem)), (4096, Err(enomem)), (256, Ok(()))] {
+    let edquot = -(errno::EDQUOT.cast_signed());
+    for (cid_num, answer) in [(257, Err(edquot)), (4096, Err(edquot)), (256, Ok(()))] {
         let options = PeerOptions { cid_num, ..scene.options() };
         assert_eq!(Peer::new(scene.server, options).connect(0), answer, "{cid_num} connections");
     }
@@ -128,9 +128,9 @@ fn sessions_beyond_the_limit() {
     for peer in &mut held {
         peer.open("ro", AccessMode::ReadOnly).expect("open ro");
     }
-    let enomem = -(errno::ENOMEM.cast_signed());
+    let eusers = -(errno::EUSERS.cast_signed());
     let options = scene.options();
-    assert_eq!(Peer::new(scene.server, options).connect(0), Err(enomem));
+    assert_eq!(Peer::new(scene.server, options).connect(0), Err(eusers));
     // A further path does not count as a session.
     let options = PeerOptions { path: 99, local: 7, ..held[0].options };
     Peer::up(scene.server, options, "peer1").check_alive("a second path");

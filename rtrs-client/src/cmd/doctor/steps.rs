@@ -522,7 +522,13 @@ fn judge_refusal(response: &ConnRsp) -> Step {
             "start rtrs-server without --ping-only; over RDMA, see its --always-invalidate"
         }
         rtrs_core::wire::errno::EACCES => NOT_LISTED,
-        rtrs_core::wire::errno::ENOMEM => "the server lacks memory or sessions: see its log",
+        rtrs_core::wire::errno::ENOMEM => {
+            "raise memory-max at the server, or find out from its log which memory it lacks"
+        }
+        rtrs_core::wire::errno::EUSERS => "raise sessions-max at the server, or end sessions there",
+        rtrs_core::wire::errno::EDQUOT => {
+            "raise half-open-max at the server, or see its log for the limit"
+        }
         _ => "see the server's log",
     };
     bad(9, Verdict::Fail, found, remedy)

@@ -203,10 +203,14 @@ impl Refusal {
     pub(crate) const fn errno(&self) -> u16 {
         match self {
             Self::NoSession => errno::ENXIO,
-            Self::Sessions(_)
-            | Self::Connections { .. }
-            | Self::MemoryMax { .. }
-            | Self::Memory(_) => errno::ENOMEM,
+            Self::Sessions(_) => errno::EUSERS,
+            Self::HalfOpen(_)
+            | Self::Turnover
+            | Self::UnprovedPaths(_)
+            | Self::UnprovedMemory(_)
+            | Self::Paths(_)
+            | Self::Connections { .. } => errno::EDQUOT,
+            Self::MemoryMax { .. } | Self::Memory(_) => errno::ENOMEM,
             Self::Windows(_) | Self::PingOnly => errno::EOPNOTSUPP,
             Self::SameAddresses | Self::NameTaken(_) => errno::EEXIST,
             Self::Identity(_) => errno::EACCES,
@@ -286,7 +290,9 @@ mod tests {
             (Refusal::PathExists, 0x98, 0xff),
             (Refusal::NoSession, 0xfa, 0xff),
             (Refusal::SameAddresses, 0xef, 0xff),
-            (Refusal::Sessions(1), 0xf4, 0xff),
+            (Refusal::Sessions(1), 0xa9, 0xff),
+            (Refusal::HalfOpen(1), 0x86, 0xff),
+            (Refusal::Paths(128), 0x86, 0xff),
             (Refusal::MemoryMax { needs: 3, room: 2, max: 5 }, 0xf4, 0xff),
             (Refusal::Depth { has: 5, asked: 6 }, 0x98, 0xff),
             (Refusal::Identity(Who::Anonymous), 0xf3, 0xff),

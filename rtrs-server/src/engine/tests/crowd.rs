@@ -124,7 +124,7 @@ fn the_proof_timeout_starts_when_the_client_can_answer() {
     let mut waiting: Vec<_> = (0..4).map(|n| asks(&mut fixture, alone(n, STRANGE + n))).collect();
     fixture.pass(Duration::from_secs(2));
     let (mut other, refused) = asks(&mut fixture, alone(8, STRANGE + 8));
-    assert_eq!(other.answer(&mut fixture, refused), Some(Err(-104)));
+    assert_eq!(other.answer(&mut fixture, refused), Some(Err(-122)));
     fixture.make();
     for (peer, asked) in &mut waiting {
         continue_handshake(&mut fixture, peer, *asked);
@@ -140,7 +140,7 @@ fn unauthenticated_peers_do_not_prevent_a_reconnect() {
     let (mut fixture, clerk, mut owner) = owner(short_of(16));
     let mut strangers = crowd(&mut fixture, 0);
     let mut late = Peer::new(&fixture, alone(8, STRANGE + 8));
-    assert_eq!(late.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(late.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
     // A client whose path is up, and one that has just lost its last one.
     let again = |recon_cnt| PeerOptions { recon_cnt, ..first(1, 0) };
@@ -158,7 +158,7 @@ fn unauthenticated_peers_do_not_prevent_a_reconnect() {
     fixture.pass(Duration::from_secs(601));
     let mut strangers = crowd(&mut fixture, 20);
     let mut back = Peer::new(&fixture, proving(again(5)));
-    assert_eq!(back.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(back.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
 }
 
@@ -175,7 +175,7 @@ fn clients_are_evicted_last() {
     let mut next = Peer::new(&fixture, alone(8, STRANGE + 8));
     assert_eq!(
         next.connect(&mut fixture, 0),
-        Err(-104),
+        Err(-122),
         "a known source with more paths is refused"
     );
     fixture.pass(Duration::from_millis(1100));
@@ -204,7 +204,7 @@ fn a_known_address_has_half_of_the_memory() {
         strangers.push(next);
     }
     let mut third = Peer::new(&fixture, alone(10, STRANGE + 3));
-    assert_eq!(third.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(third.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut slow), 2);
     drop(strangers);
 }
@@ -245,7 +245,7 @@ fn a_path_that_would_not_fit_evicts_nothing() {
     // The seventh has more to begin with, and the same amount when it has lost one.
     let half = with_depth(8, alone(10, STRANGE + 10));
     let mut next = Peer::new(&fixture, half);
-    assert_eq!(next.connect(&mut fixture, 0), Err(-104));
+    assert_eq!(next.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
     // Two paths are ended if that makes room.
     let mut peer = unproved(&mut fixture, with_depth(4, alone(11, STRANGE + 11)));

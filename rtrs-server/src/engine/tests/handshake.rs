@@ -139,14 +139,14 @@ fn limits_on_sessions_and_half_open_connections_apply() {
     let mut fixture = small(|params| params.sessions_max = 1);
     let _one = Peer::open(&mut fixture, PeerOptions::default());
     let mut two = Peer::new(&fixture, PeerOptions { session: 2, ..PeerOptions::default() });
-    assert_eq!(two.connect(&mut fixture, 0).unwrap_err(), -12);
+    assert_eq!(two.connect(&mut fixture, 0).unwrap_err(), -87);
 
     let mut fixture = small(|params| params.half_open_max = 2);
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     peer.connect(&mut fixture, 0).unwrap();
     peer.connect(&mut fixture, 1).unwrap();
     // A session is not evicted for a connection of its own.
-    assert_eq!(peer.connect(&mut fixture, 2).unwrap_err(), -104);
+    assert_eq!(peer.connect(&mut fixture, 2).unwrap_err(), -122);
     fixture.pass(Duration::from_secs(6));
     fixture.assert_empty();
     let _fits = Peer::up(&mut fixture, PeerOptions { cid_num: 2, ..PeerOptions::default() }, "s");
@@ -302,7 +302,7 @@ fn the_number_of_connections_per_path_is_limited() {
         let mut peer = Peer::new(&fixture, PeerOptions { cid_num, ..PeerOptions::default() });
         assert_eq!(
             peer.connect(&mut fixture, 0),
-            if fits { Ok(()) } else { Err(-12) },
+            if fits { Ok(()) } else { Err(-122) },
             "{cid_num}"
         );
     }
