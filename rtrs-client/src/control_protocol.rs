@@ -246,6 +246,9 @@ pub(crate) struct Status {
     /// Requests that the server does not answer although their path works.
     #[serde(default)]
     pub(crate) slow_requests: SlowRequests,
+    /// IOs that failed since attach.
+    #[serde(default)]
+    pub(crate) io_errors: IoErrors,
     /// Number of NBD connections.
     pub(crate) nbd_connections: u64,
     /// Paths of the session; None if it does not answer.
@@ -338,6 +341,32 @@ pub(crate) struct SlowRequests {
     pub(crate) oldest_ms: Option<u64>,
     /// Total since attach.
     pub(crate) total: u64,
+}
+
+/// IOs that failed since attach, except for operations that the server does not offer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct IoErrors {
+    /// Number of failed IOs.
+    pub(crate) count: u64,
+    /// Last of them.
+    pub(crate) last: Option<IoError>,
+}
+
+/// Failed IO.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct IoError {
+    /// Name of the errno, such as `ENOSPC`.
+    pub(crate) errno: String,
+    /// Operation, as in [`Stats::ops`].
+    pub(crate) op: String,
+    /// Offset of the first byte; 0 for a flush.
+    pub(crate) offset: u64,
+    /// Length in bytes; 0 for a flush.
+    pub(crate) bytes: u32,
+    /// Path whose answer or end failed the IO, if one did.
+    pub(crate) path: Option<String>,
+    /// Time since the failure in milliseconds.
+    pub(crate) age_ms: u64,
 }
 
 /// Path of a session.

@@ -75,18 +75,27 @@ impl Default for DeviceStats {
     }
 }
 
+/// Outcome of a counted IO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    Succeeded,
+    Failed,
+}
+
 impl DeviceStats {
-    pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) {
+    pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) -> Done {
         let op = op_index(io.op);
         self.times[op].record(nanos(latency));
+        self.latency.saturating_record(nanos(latency));
         let count = &mut self.ops[op];
         count.count += 1;
         if status.is_ok() {
             count.bytes += u64::from(io.len);
+            Done::Succeeded
         } else {
             count.errors += 1;
+            Done::Failed
         }
-        self.latency.saturating_record(nanos(latency));
     }
 
     /// Adds the counters of another shard or volume.
@@ -125,6 +134,11 @@ pub struct ShardStats {
 /// Names of `ShardStats::ops`, in the same order.
 pub(crate) const OP_NAMES: [&str; 6] =
     ["read", "write", "flush", "discard", "write-zeroes", "extents"];
+
+/// Name of an operation in messages and replies.
+pub(crate) const fn op_name(op: IoOp) -> &'static str {
+    OP_NAMES[op_index(op)]
+}
 
 const fn op_index(op: IoOp) -> usize {
     match op {

@@ -27,6 +27,7 @@ mod daemons;
 mod discover;
 mod documents;
 mod exports;
+mod failed_io;
 mod faults;
 mod identity;
 mod instructions;

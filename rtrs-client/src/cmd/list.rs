@@ -54,12 +54,13 @@ fn text(sessions: &[Found]) -> String {
         Some(found) => format!("{:<8} ", or_dash(found.uid)),
     };
     let mut out = format!(
-        "{}{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}\n",
+        "{}{:<16} {:<18} {:>10} {:>6} {:>6} {:<8} {:>8}  {}\n",
         uid(None),
         "NAME",
         "STATE",
         "SIZE",
         "PATHS",
+        "ERRORS",
         "VIA",
         "PID",
         "DEVICE"
@@ -80,18 +81,26 @@ fn silent_lines(silent: &Silent) -> Vec<String> {
     let Silent { name, state, reason, pid } = silent;
     let remedy = state.remedy().unwrap_or_default();
     vec![
-        format!("{name:<16} {state:<18} {:>10} {:>6} {:<8} {:>8}  -", "-", "-", "-", or_dash(*pid)),
+        format!(
+            "{name:<16} {state:<18} {:>10} {:>6} {:>6} {:<8} {:>8}  -",
+            "-",
+            "-",
+            "-",
+            "-",
+            or_dash(*pid)
+        ),
         format!("  {reason}; {remedy}"),
     ]
 }
 
 fn status_lines(session: &Status) -> Vec<String> {
     let mut lines = vec![format!(
-        "{:<16} {:<18} {:>10} {:>6} {:<8} {:>8}  {}",
+        "{:<16} {:<18} {:>10} {:>6} {:>6} {:<8} {:>8}  {}",
         session.name,
         session.state,
         or_dash(session.size.map(size_text)),
         counts(session),
+        session.io_errors.count,
         transports(session.paths()),
         session.pid,
         session.served_at(),

@@ -3,7 +3,7 @@
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session};
 use super::sessions::{Answer, REPLY_TIMEOUT, Silent, ask};
-use super::text::{or_dash, size_text, slow_text};
+use super::text::{errors_text, or_dash, size_text, slow_text};
 use crate::control_protocol::{OldestIo, PathInfo, Status};
 use crate::error::{Error, ErrorKind};
 
@@ -65,6 +65,9 @@ fn text(status: &Status) -> String {
     }
     if let Some(slow) = slow_text(&status.slow_requests) {
         line("slow requests", slow);
+    }
+    if let Some(errors) = errors_text(&status.io_errors) {
+        line("failed IO", errors);
     }
     line("nbd clients", status.nbd_connections.to_string());
     out.extend(status.paths().iter().map(path_text));

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use crate::control_protocol::SlowRequests;
+use crate::control_protocol::{IoError, IoErrors, SlowRequests};
 
 /// Formats a value, or a dash if there is none.
 pub(super) fn or_dash<T: Display>(value: Option<T>) -> String {
@@ -26,6 +26,29 @@ pub(super) fn slow_text(slow: &SlowRequests) -> Option<String> {
     (slow.total > 0).then_some(now)
 }
 
+/// Formats the failed IOs; None if there is none.
+pub(super) fn errors_text(errors: &IoErrors) -> Option<String> {
+    let last = errors.last.as_ref().map(|last| {
+        let IoError { errno, op, offset, bytes, path, age_ms } = last;
+        let what = match bytes {
+            0 => op.clone(),
+            _ => format!("{op} of {bytes} bytes at offset {offset}"),
+        };
+        let path = path.as_ref().map(|path| format!(" on {path}")).unwrap_or_default();
+        format!(", the last {} ago: {errno}, {what}{path}", age_text(*age_ms))
+    });
+    (errors.count > 0).then(|| format!("{}{}", errors.count, last.unwrap_or_default()))
+}
+
+/// Formats a time since an event.
+fn age_text(ms: u64) -> String {
+    match ms / 1000 {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds => format!("{} h", seconds / 3600),
+    }
+}
+
 /// Prints a remark beside the output. Standard error may be closed.
 pub(super) fn remark(text: impl Display) {
     let _ = writeln!(io::stderr(), "rtrs-client: {text}");
@@ -34,4 +57,37 @@ pub(super) fn remark(text: impl Display) {
 /// Shows progress. The terminal may be closed.
 pub(super) fn progress(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_failed_io_is_described() {
+        let last = |bytes, path: Option<&str>, age_ms| IoErrors {
+            count: 3,
+            last: Some(IoError {
+                errno: "ENOSPC".to_owned(),
+                op: if bytes > 0 { "write" } else { "flush" }.to_owned(),
+                offset: if bytes > 0 { 8192 } else { 0 },
+                bytes,
+                path: path.map(str::to_owned),
+                age_ms,
+            }),
+        };
+        for (errors, text) in [
+            (IoErrors::default(), None),
+            (
+                last(4096, Some("tcp://h:1"), 61_500),
+                Some(
+                    "3, the last 61 s ago: ENOSPC, write of 4096 bytes at offset 8192 on tcp://h:1",
+                ),
+            ),
+            (last(0, None, 120_000), Some("3, the last 2 min ago: ENOSPC, flush")),
+            (last(0, None, 7_200_000), Some("3, the last 2 h ago: ENOSPC, flush")),
+        ] {
+            assert_eq!(errors_text(&errors).as_deref(), text);
+        }
+    }
 }

@@ -10,20 +10,23 @@ use rtrs_core::block::Geometry;
 use rtrs_core::fabric::FabricCounters;
 use rtrs_core::ids::PathId;
 use rtrs_core::metrics::Bucket;
+use rtrs_core::rt::Clock;
 use rtrs_core::time::Duration;
+use rtrs_core::wire::errno_name;
 
 use super::driver::ClientShardReport;
 use crate::control_protocol::{
-    Attached, Heartbeats, Latency, OldestIo, PartTimes, PathInfo, PathStats, SessionState,
-    SettingValue, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
+    Attached, Heartbeats, IoError, IoErrors, Latency, OldestIo, PartTimes, PathInfo, PathStats,
+    SessionState, SettingValue, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
 use crate::engine::{
-    DeviceIndex, DeviceReport, NoPathWait, PathEnd, PathStatus, SessionFailure, VolumeStatus, Waits,
+    DeviceIndex, DeviceReport, Failures, NoPathWait, PathEnd, PathStatus, SessionFailure,
+    VolumeStatus, Waits,
 };
 use crate::frontend::FrontEndStats;
 use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
-use crate::stats::{DeviceStats, OP_NAMES, ShardStats};
+use crate::stats::{DeviceStats, OP_NAMES, ShardStats, op_name};
 
 /// Properties of an attached volume that do not change.
 #[derive(Clone, Debug)]
@@ -167,6 +170,7 @@ pub(crate) fn status(
         identity: volume.and_then(|volume| volume.identity),
         oldest_io: oldest(identity, reports),
         slow_requests: slow_requests(identity, reports),
+        io_errors: io_errors(identity, reports),
         nbd_connections: reports.iter().map(|report| connections(identity, report)).sum(),
         paths,
     }
@@ -238,12 +242,32 @@ fn is_slow(path: &PathStatus, reports: &[ClientShardReport]) -> bool {
     reports.iter().any(|report| report.engine.path_slow.get(at).copied().unwrap_or_default())
 }
 
+/// Name of a path, which may have been removed.
+fn path_name(path: PathId, reports: &[ClientShardReport]) -> String {
+    let names = control(reports).map_or(&[][..], |control| control.engine.names.as_slice());
+    names.get(path.index()).cloned().unwrap_or_else(|| "?".into())
+}
+
+/// Failed IOs of the volume.
+fn io_errors(identity: &Identity, reports: &[ClientShardReport]) -> IoErrors {
+    let mut all = Failures::default();
+    identity.devices(reports).for_each(|device| all.add(&device.failures));
+    let last = all.last.map(|failed| IoError {
+        errno: errno_name(failed.status.to_errno()).to_owned(),
+        op: op_name(failed.op).to_owned(),
+        offset: failed.offset,
+        bytes: failed.len,
+        path: failed.path.map(|path| path_name(path, reports)),
+        age_ms: millis(Clock.now().since(failed.at)),
+    });
+    IoErrors { count: all.count, last }
+}
+
 /// Oldest waiting IO.
 fn oldest(identity: &Identity, reports: &[ClientShardReport]) -> Option<OldestIo> {
     let oldest =
         identity.devices(reports).filter_map(|device| device.oldest).max_by_key(|o| o.age)?;
-    let names = control(reports).map_or(&[][..], |control| control.engine.names.as_slice());
-    let name = |path: PathId| Some(names.get(path.index()).cloned().unwrap_or_else(|| "?".into()));
+    let name = |path: PathId| Some(path_name(path, reports));
     let (waits_for, path) = match oldest.waits {
         Waits::Answer(path) => (WaitsFor::Answer, name(path)),
         Waits::Fence(path) => (WaitsFor::Fence, name(path)),

@@ -50,8 +50,8 @@ pub(crate) enum ShardMessage {
     Fenced { path: PathId, epoch: u32 },
     /// Fail waiting and new IO of this device until a path that serves it is up.
     GiveUp(DeviceIndex),
-    /// Add a volume, at an index that is new or free again.
-    AddDevice(DeviceIndex),
+    /// Add the volume of this export, at an index that is new or free again.
+    AddDevice(DeviceIndex, Arc<str>),
     /// Close a device: fail its queued IO, and report when the rest has ended.
     CloseDevice(DeviceIndex),
     /// Add a path, in a new slot or in that of a removed path.

@@ -43,6 +43,7 @@ pub use self::device_set::DeviceIndex;
 use self::io::Shard;
 pub use self::io::block_device::SessionDevice;
 pub(crate) use self::io::devices::{DeviceReport, Reported};
+pub(crate) use self::io::failed_ios::Failures;
 pub(crate) use self::io::retry::Waits;
 pub use self::message::ClientMessage;
 use self::message::{ConnectionEnd, Message, Outbox};

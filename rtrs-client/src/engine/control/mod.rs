@@ -178,8 +178,8 @@ impl SessionControl {
                 let export = volume.export.clone();
                 let server = self.opening.server().id();
                 let at = self.routes.volumes.add(ctx.now, volume, server)?;
-                tracing::info!(%export, "volume added");
-                self.routes.notify(&ShardMessage::AddDevice(at), ctx);
+                tracing::info!(export, "volume added");
+                self.routes.notify(&ShardMessage::AddDevice(at, export.into()), ctx);
                 self.open_beside(ctx);
                 Ok(())
             }

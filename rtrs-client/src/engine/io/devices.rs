@@ -4,10 +4,13 @@
 //! permits and memory, until the server has answered or can no longer start them. Then the number
 //! of the device is free, and the control shard is notified.
 
+use std::sync::Arc;
+
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
 use super::Shard;
+use super::failed_ios::Failures;
 use super::requests::{Request, Standing};
 use super::retry::{OldestIo, Waits};
 use super::slow_requests::SlowReport;
@@ -38,13 +41,15 @@ pub(crate) struct DeviceReport {
     pub(crate) slow_requests: SlowReport,
     /// Number of times that the server may have lost acknowledged writes, over all shards.
     pub(crate) cache_losses: u64,
+    pub(crate) failures: Failures,
 }
 
 impl Shard {
     /// Adds a device that was not open yet.
-    pub(super) fn add_device(&mut self, device: DeviceIndex) {
+    pub(super) fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.devices.add(device);
         self.requests.add_device(device);
+        self.requests.failed.add_device(device, export);
         self.syncs.add_device(device);
         // The previous volume with this number may have been opened once more in order to close it.
         self.paths.forget_device(device);
@@ -100,6 +105,7 @@ impl Shard {
             oldest: self.oldest(now, device),
             slow_requests: self.slow_requests(now, device),
             cache_losses: self.devices.cache_losses(device),
+            failures: self.requests.failed.of(device),
         };
         let is_reported = |device: &DeviceIndex| match reported {
             Reported::All => true,

@@ -11,6 +11,7 @@
 //!   requests that a slow disk delays;
 //! - `syncs.rs`, `held_flushes.rs`: the order of flushes and writes with FUA; a successful flush
 //!   waits for those that overlap it;
+//! - `failed_ios.rs`: number and last of the failed IOs, and their log lines;
 //! - `zeroes.rs`: zeroes written as data if the server cannot write them;
 //! - `block_device.rs`: a device of the session for its user; `devices.rs`: addition and removal of
 //!   devices.
@@ -21,6 +22,7 @@
 
 pub(crate) mod block_device;
 pub(crate) mod devices;
+pub(crate) mod failed_ios;
 mod held_flushes;
 mod paths;
 pub(crate) mod permits;
@@ -46,6 +48,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::errno;
 
+use self::failed_ios::FailedIo;
 use self::paths::Paths;
 use self::permits::share;
 use self::probe::Probes;
@@ -65,7 +68,7 @@ use crate::parts::RequestTimes;
 use crate::path::handshake::check_accept;
 use crate::path::io::Answer;
 use crate::path::shard::PathEvent;
-use crate::stats::{DeviceStats, ShardStats};
+use crate::stats::{DeviceStats, Done, ShardStats};
 
 /// Loss count of an IO with an individually lost part; no real count reaches this value.
 const PART_LOST: u64 = u64::MAX;
@@ -114,7 +117,9 @@ impl Shard {
             internal_errors: 0,
             config: Arc::clone(config),
         };
-        DeviceIndex::all().zip(&config.volumes).for_each(|(device, _)| shard.add_device(device));
+        for (device, volume) in DeviceIndex::all().zip(&config.volumes) {
+            shard.add_device(device, volume.export.as_str().into());
+        }
         shard
     }
 
@@ -163,7 +168,7 @@ impl Shard {
             ShardMessage::Closed(device) => self.devices.pause(device),
             ShardMessage::Fenced { path, epoch } => self.on_fenced(path, epoch),
             ShardMessage::GiveUp(device) => self.give_up(device),
-            ShardMessage::AddDevice(device) => self.add_device(device),
+            ShardMessage::AddDevice(device, export) => self.add_device(device, export),
             ShardMessage::CloseDevice(device) => self.close_device(device),
             ShardMessage::AddPath { path, target } => {
                 self.paths.add(path, *target);
@@ -386,7 +391,7 @@ impl Shard {
     /// Completes an IO that has ended.
     fn complete(&mut self, row: IoRow) {
         let taken = self.requests.take_ended(row);
-        let TakenIo { device, io, mark, status, submitted, epoch, .. } = taken;
+        let TakenIo { device, io, mark, status, submitted, epoch, given_up, .. } = taken;
         if let (IoOp::Flush, true, Some(cache)) =
             (io.op, status.is_ok(), self.devices.cache(device))
         {
@@ -394,7 +399,14 @@ impl Shard {
         }
         let mark = (io.op == IoOp::Flush).then_some(mark);
         self.devices.ended(device, Completion { tag: io.tag, status }, mark);
-        self.device_stats[device.index()].io_done(&io, status, self.now.since(submitted));
+        let stats = &mut self.device_stats[device.index()];
+        if stats.io_done(&io, status, self.now.since(submitted)) == Done::Failed {
+            let path = self.requests.failed.take_path(row);
+            if !given_up {
+                let failed = FailedIo { path, ..FailedIo::new(&io, status, self.now) };
+                self.requests.failed.note(device, failed, &self.paths);
+            }
+        }
     }
 
     /// Fails a waiting IO as soon as its requests in flight have ended.
@@ -578,7 +590,10 @@ impl Shard {
 
     /// Time at which `pump` must be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        (self.requests.inflight() > 0).then_some(self.next_sweep)
+        if self.requests.inflight() > 0 {
+            return Some(self.next_sweep);
+        }
+        self.requests.failed.deadline().map(|at| at.max(self.next_sweep))
     }
 
     /// Number of unfinished IOs.

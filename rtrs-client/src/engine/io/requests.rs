@@ -14,6 +14,7 @@ use rtrs_core::shares::Shares;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
+use super::failed_ios::FailedIos;
 use super::permits::Permits;
 use super::syncs::Sync;
 use super::waiting::{IoRow, Waiting};
@@ -182,6 +183,7 @@ pub(super) struct Requests {
     free: Vec<u32>,
     waiting: Waiting,
     turn: u64,
+    pub(super) failed: FailedIos,
 }
 
 impl Requests {
@@ -195,6 +197,7 @@ impl Requests {
             free: (0..IOS_MAX as u32).rev().collect(),
             waiting: Waiting::default(),
             turn: 0,
+            failed: FailedIos::default(),
         }
     }
 
@@ -376,10 +379,12 @@ impl Requests {
         self.shares.give(self.io(request.io).device.index());
         let io = self.io_mut(request.io);
         io.pending -= 1;
-        if !status.is_ok() && io.status.is_ok() && !rtrs_core::mutated!(RequestErrorDropped) {
+        let fails = !status.is_ok() && io.status.is_ok();
+        if fails && !rtrs_core::mutated!(RequestErrorDropped) {
             io.status = status;
-        }
-        if !io.status.is_ok() {
+            self.failed.failed_on(request.io, request.path);
+            self.unqueue(request.io);
+        } else if !io.status.is_ok() {
             self.unqueue(request.io);
         }
         request

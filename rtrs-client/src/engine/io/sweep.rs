@@ -14,6 +14,7 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
 use super::Shard;
+use super::failed_ios::FailedIo;
 use super::probe::is_due;
 use super::requests::{Request, RequestRow, Standing};
 use super::waiting::IoRow;
@@ -61,6 +62,7 @@ impl Shard {
         if ctx.now < self.next_sweep {
             return false;
         }
+        self.requests.failed.log_suppressed(ctx.now);
         let due = std::mem::replace(&mut self.next_sweep, ctx.now + SWEEP);
         if self.probes.came_late(ctx.now, due, SWEEP) {
             return false;
@@ -162,6 +164,8 @@ impl Shard {
             return false;
         }
         let (device, tag) = (taken.device, taken.io.tag);
+        let failed = FailedIo::new(&taken.io, IoStatus::TimedOut, self.now);
+        self.requests.failed.note(device, failed, &self.paths);
         self.give_sync_up(row);
         self.requests.fail(row, IoStatus::TimedOut);
         self.devices.give_up(device, tag);
