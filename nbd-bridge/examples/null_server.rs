@@ -11,8 +11,9 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, Endpoint, Listener};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, Endpoint, Listener};
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::mem::Region;
 use rtrs_core::rt::{
     Inbox, Mailbox, PollPolicy, ReactorStats, Ring, Sender, Shard, allowed_cpus, mailbox, pin_to,
@@ -69,7 +70,7 @@ impl BlockDevice for MemoryDevice {
 
 enum Message {
     Adopt(OwnedFd),
-    Query(mpsc::Sender<(BridgeStats, u64)>),
+    Query(mpsc::Sender<(FrontEndStats, u64)>),
     Exit,
 }
 
@@ -248,7 +249,7 @@ fn report(senders: &[Sender<Message>]) {
         sender.send(Message::Query(reply.clone()));
     }
     drop(reply);
-    let (mut sum, mut enters) = (BridgeStats::default(), 0);
+    let (mut sum, mut enters) = (FrontEndStats::default(), 0);
     for (stats, calls) in answers {
         sum.add(&stats);
         enters += calls;

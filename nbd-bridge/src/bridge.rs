@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use rtrs_core::block::BlockDevice;
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::rt::{Fd, Op as RingOp, Port, Ring};
 use rtrs_core::time::{Duration, Instant, earliest};
 
@@ -21,7 +22,6 @@ use crate::notices::{self, Notice};
 use crate::peer::Peer;
 use crate::requests::ConnId;
 use crate::shared::Shared;
-use crate::stats::BridgeStats;
 
 /// Time for which a bridge waits for memory that others hold before it switches to other memory.
 /// Others hold memory far less long, unless their device hangs.
@@ -179,8 +179,8 @@ impl Bridge {
     }
 
     /// Counters of this shard.
-    pub fn stats(&self) -> BridgeStats {
-        BridgeStats { connections: self.connections() as u64, ..self.shared.stats }
+    pub fn stats(&self) -> FrontEndStats {
+        FrontEndStats { connections: self.connections() as u64, ..self.shared.stats }
     }
 
     /// Does all work that is possible now. Returns true when anything happened.

@@ -35,7 +35,6 @@ mod requests;
 mod send_buffer;
 mod shared;
 mod starttls;
-mod stats;
 mod status;
 
 pub use bridge::Bridge;
@@ -51,7 +50,6 @@ pub use proto::{
     ProtocolError, Refusal, Request, Rules, Terms, Validated, client, reply, wire,
 };
 pub use starttls::{RELAYS_MAX, Relays, TlsMode};
-pub use stats::BridgeStats;
 
 /// Bodies of the fuzz targets; not part of the API.
 #[cfg(any(test, feature = "test-util"))]

@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, IoOp};
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::losses::Losses;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
@@ -38,7 +39,7 @@ use crate::group::Seat;
 use crate::notices::{Notice, Notices};
 use crate::proto::{ExportInfo, Exports, Op};
 use crate::requests::{ConnId, Late, Requests};
-use crate::stats::BridgeStats;
+use crate::status::is_device_fault;
 
 /// State shared by all NBD connections of a shard.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(crate) struct Shared {
     pub(crate) buffers: Buffers,
     pub(crate) first_reader: FirstReader,
     pub(crate) requests: Requests,
-    pub(crate) stats: BridgeStats,
+    pub(crate) stats: FrontEndStats,
     /// Rate limits of log lines that clients can cause.
     pub(crate) notices: Notices,
     pub(crate) internal_errors: internal_error::InternalErrors,
@@ -79,7 +80,7 @@ impl Shared {
             buffers,
             first_reader: FirstReader::default(),
             requests: Requests::new(config.requests_max),
-            stats: BridgeStats::default(),
+            stats: FrontEndStats::default(),
             notices: Notices::default(),
             internal_errors: internal_error::InternalErrors::default(),
             now: Instant::ZERO,
@@ -383,7 +384,10 @@ impl Shared {
                 continue;
             }
             let (row, fragment) = row_of(done.tag);
-            self.stats.completed(done.status);
+            self.stats.completed += 1;
+            if is_device_fault(done.status) {
+                self.stats.failed += 1;
+            }
             if let Some(which) = fragment {
                 self.on_fragment(row, which, done.status);
                 continue;

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 
 use rtrs_core::choices;
 use rtrs_core::fabric::FabricCounters;
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::identity::Identity;
 use rtrs_core::metrics::Bucket;
 use serde::{Deserialize, Serialize};
 
-use crate::frontend::stats::FrontEndStats;
 use crate::parts::Part;
 use crate::path::state::PathState;
 use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};

@@ -15,6 +15,7 @@
 pub mod block;
 pub mod extents;
 pub mod fabric;
+pub mod front_end;
 pub mod gateway;
 pub mod identity;
 pub mod ids;

@@ -130,7 +130,6 @@ const ANY_FRONT_END: &[&str] = &[
     "rtrs-client/src/frontend/client.rs",
     "rtrs-client/src/frontend/front_end.rs",
     "rtrs-client/src/frontend/mod.rs",
-    "rtrs-client/src/frontend/stats.rs",
 ];
 
 /// Crate of one kind of front end, which those files must not name.

@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
-use nbd_bridge::{Bound, Bridge, BridgeConfig, BridgeStats, BufferPools, Group, Listener, Seat};
+use nbd_bridge::{Bound, Bridge, BridgeConfig, BufferPools, Group, Listener, Seat};
 use rtrs_core::block::Geometry;
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
 use rtrs_core::time::{Instant, earliest};
 
@@ -28,7 +29,7 @@ pub(crate) enum Message {
 pub(crate) struct Report {
     pub(crate) connections: usize,
     pub(crate) inflight: usize,
-    pub(crate) stats: BridgeStats,
+    pub(crate) stats: FrontEndStats,
 }
 
 struct TestShard {
@@ -209,7 +210,7 @@ impl Fixture {
     }
 
     /// Waits until all connections are closed, and everything they held has been returned.
-    pub(crate) fn finish(mut self) -> BridgeStats {
+    pub(crate) fn finish(mut self) -> FrontEndStats {
         let report = self.wait("rest", |report| report.connections == 0 && report.inflight == 0);
         self.mail.send(Message::Exit);
         self.thread.take().unwrap().join().expect("the core ends without a panic");

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
 use rtrs_core::fabric::{Fabric, FabricCounters};
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::rt::{
     Clock, Inbox, Mailbox, PollPolicy, Ring, Sender, Shard, become_io_flusher, pin_to, run,
@@ -22,7 +23,7 @@ use super::notices::{Event, Notices};
 use crate::engine::{
     Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, SessionConfig,
 };
-use crate::frontend::{FrontEndClient, FrontEndStats, FrontRequest, FrontSocket};
+use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket};
 
 /// Time after a shutdown's deadline that paths wait for the shards to count unfinished IO. A shard
 /// counts when it wakes at that deadline, so only a stuck one takes longer.

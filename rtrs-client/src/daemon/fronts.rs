@@ -3,14 +3,14 @@
 use std::rc::Rc;
 
 use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::{Instant, earliest};
 
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{
-    FrontEnd, FrontEndClient, FrontEndPools, FrontEndStats, FrontRequest, FrontSocket,
-    MakeFrontEnd, Place,
+    FrontEnd, FrontEndClient, FrontEndPools, FrontRequest, FrontSocket, MakeFrontEnd, Place,
 };
 
 /// Front end before its shard runs.

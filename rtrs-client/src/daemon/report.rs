@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use hdrhistogram::Histogram;
 use rtrs_core::block::Geometry;
 use rtrs_core::fabric::FabricCounters;
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::PathId;
 use rtrs_core::metrics::Bucket;
 use rtrs_core::rt::Clock;
@@ -23,7 +24,6 @@ use crate::engine::{
     DeviceIndex, DeviceReport, Failures, NoPathWait, PathEnd, PathStatus, SessionFailure,
     VolumeStatus, Waits,
 };
-use crate::frontend::FrontEndStats;
 use crate::parts::Parts;
 use crate::settings::{Access, Failover, NoPath, SlowIo};
 use crate::stats::{DeviceStats, OP_NAMES, ShardStats, op_name};

@@ -3,11 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use nbd_bridge::{Bridge, BridgeConfig, BridgeStats, Group, Peer, Seat};
+use nbd_bridge::{Bridge, BridgeConfig, Group, Peer, Seat};
 
 use super::client::FrontEndClient;
 use super::front_end::{Place, Shards};
-use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 use crate::plan::AttachPlan;
 use crate::settings::{Access, SlowIo};
@@ -48,75 +47,9 @@ pub(super) fn client_of(peer: Peer) -> FrontEndClient {
     }
 }
 
-/// Converts the counters of a bridge.
-pub(super) fn stats_of(stats: BridgeStats) -> FrontEndStats {
-    // Without `..`, so that a counter added to the bridge is not forgotten here.
-    let BridgeStats {
-        connections,
-        negotiated,
-        completed,
-        failed,
-        bytes_received,
-        bytes_sent,
-        bytes_moved,
-        orphaned,
-        deferred,
-        fragments,
-        given_up,
-    } = stats;
-    FrontEndStats {
-        connections,
-        negotiated,
-        completed,
-        failed,
-        bytes_received,
-        bytes_sent,
-        bytes_moved,
-        orphaned,
-        deferred,
-        fragments,
-        given_up,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Counters that differ from each other.
-    fn distinct() -> BridgeStats {
-        BridgeStats {
-            connections: 1,
-            negotiated: 2,
-            completed: 3,
-            failed: 4,
-            bytes_received: 5,
-            bytes_sent: 6,
-            bytes_moved: 7,
-            orphaned: 8,
-            deferred: 9,
-            fragments: 10,
-            given_up: 11,
-        }
-    }
-
-    #[test]
-    fn stats_have_the_names_and_order_of_the_bridge() {
-        let (theirs, ours) = (distinct(), stats_of(distinct()));
-        let text = serde_json::to_string(&ours).unwrap();
-        assert_eq!(text, serde_json::to_string(&theirs).unwrap());
-        assert_eq!(serde_json::from_str::<FrontEndStats>(&text).unwrap(), ours);
-        // Other versions may have fewer counters.
-        assert_eq!(serde_json::from_str::<FrontEndStats>("{}").unwrap(), FrontEndStats::default());
-    }
-
-    #[test]
-    fn stats_of_shards_add_up_as_those_of_bridges() {
-        let (mut theirs, mut ours) = (distinct(), stats_of(distinct()));
-        theirs.add(&distinct());
-        ours.add(&stats_of(distinct()));
-        assert_eq!(ours, stats_of(theirs));
-    }
 
     #[test]
     fn clients_have_the_description_and_order_of_peers() {

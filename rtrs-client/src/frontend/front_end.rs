@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
 use super::client::FrontEndClient;
 use super::pools::FrontEndPools;
-use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 
 /// User of the device on one shard.

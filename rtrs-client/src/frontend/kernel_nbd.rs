@@ -6,13 +6,13 @@ use std::sync::{Arc, mpsc};
 
 use nbd_bridge::kernel::BUSY_BYTES;
 use nbd_bridge::{Bridge, BridgeConfig, Group};
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::time::Instant;
 
-use super::bridge::{bridge, config_of, group, stats_of};
+use super::bridge::{bridge, config_of, group};
 use super::front_end::{
     FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
 };
-use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 use crate::plan::AttachPlan;
 
@@ -129,6 +129,6 @@ impl FrontEnd for Kernel {
     }
 
     fn stats(&self) -> FrontEndStats {
-        self.bridge.as_ref().map(|bridge| stats_of(bridge.stats())).unwrap_or_default()
+        self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
     }
 }

@@ -10,7 +10,8 @@
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
 //! - `bench`: a workload, without NBD.
 //!
-//! `front_end` has the trait, `client` and `stats` its reports, and `pools` the memory of a shard.
+//! `front_end` has the trait, `client` and `rtrs_core::front_end` its reports, and `pools` the memory
+//! of a shard.
 //! `bridge` has what the front ends with NBD share.
 
 pub(crate) mod bench;
@@ -20,7 +21,6 @@ mod front_end;
 mod kernel_nbd;
 mod nbd;
 mod pools;
-pub(crate) mod stats;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{
@@ -28,7 +28,6 @@ pub(crate) use front_end::{
     Shards,
 };
 pub(crate) use pools::FrontEndPools;
-pub(crate) use stats::FrontEndStats;
 
 use crate::error::Error;
 use crate::plan::{AttachPlan, Front};

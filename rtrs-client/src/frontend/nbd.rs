@@ -10,15 +10,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nbd_bridge::{Bound, Bridge, BridgeConfig, Endpoint, Group, Listener, Relays};
+use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::bridge::{bridge, client_of, config_of, group, stats_of};
+use super::bridge::{bridge, client_of, config_of, group};
 use super::client::FrontEndClient;
 use super::front_end::{
     FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
 };
-use super::stats::FrontEndStats;
 use crate::engine::SessionDevice;
 use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
@@ -197,7 +197,7 @@ impl FrontEnd for Sockets {
     }
 
     fn stats(&self) -> FrontEndStats {
-        self.bridge.as_ref().map(|bridge| stats_of(bridge.stats())).unwrap_or_default()
+        self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
     }
 
     fn clients(&self) -> Vec<FrontEndClient> {

@@ -1,4 +1,4 @@
-//! Counters of a front end on one shard.
+//! Counters of a front end, which serves a block device to its users.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,36 +6,36 @@ use serde::{Deserialize, Serialize};
 /// have stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct FrontEndStats {
+pub struct FrontEndStats {
     /// Clients connected now.
-    pub(crate) connections: u64,
+    pub connections: u64,
     /// Successful handshakes.
-    pub(crate) negotiated: u64,
+    pub negotiated: u64,
     /// IOs completed by the device.
-    pub(crate) completed: u64,
+    pub completed: u64,
     /// IOs that the device failed, and flushes that failed because of a loss not yet reported to
     /// the client although the device completed them.
-    pub(crate) failed: u64,
+    pub failed: u64,
     /// Bytes received from clients.
-    pub(crate) bytes_received: u64,
+    pub bytes_received: u64,
     /// Bytes sent to clients.
-    pub(crate) bytes_sent: u64,
+    pub bytes_sent: u64,
     /// Bytes moved because a request straddled the end of a buffer.
-    pub(crate) bytes_moved: u64,
+    pub bytes_moved: u64,
     /// Writes that closed connections left unanswered and that may still have landed.
-    pub(crate) orphaned: u64,
+    pub orphaned: u64,
     /// Requests that waited for such writes, for requests that were given up, or for changes of
     /// parts of blocks.
-    pub(crate) deferred: u64,
+    pub deferred: u64,
     /// Changes of parts of blocks; a request has at most two.
-    pub(crate) fragments: u64,
+    pub fragments: u64,
     /// Requests that failed because the device took too long, while it still worked on them.
-    pub(crate) given_up: u64,
+    pub given_up: u64,
 }
 
 impl FrontEndStats {
     /// Adds the counters of another shard.
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         self.connections += other.connections;
         self.negotiated += other.negotiated;
         self.completed += other.completed;
@@ -47,5 +47,42 @@ impl FrontEndStats {
         self.deferred += other.deferred;
         self.fragments += other.fragments;
         self.given_up += other.given_up;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Returns counters that differ from each other, as JSON.
+    fn distinct(factor: u64) -> serde_json::Value {
+        json!({
+            "connections": factor,
+            "negotiated": 2 * factor,
+            "completed": 3 * factor,
+            "failed": 4 * factor,
+            "bytes_received": 5 * factor,
+            "bytes_sent": 6 * factor,
+            "bytes_moved": 7 * factor,
+            "orphaned": 8 * factor,
+            "deferred": 9 * factor,
+            "fragments": 10 * factor,
+            "given_up": 11 * factor,
+        })
+    }
+
+    #[test]
+    fn stats_of_shards_add_up() {
+        let one: FrontEndStats = serde_json::from_value(distinct(1)).unwrap();
+        let mut sum = one;
+        sum.add(&one);
+        assert_eq!(json!(sum), distinct(2));
+    }
+
+    #[test]
+    fn counters_that_another_version_lacks_are_zero() {
+        assert_eq!(serde_json::from_str::<FrontEndStats>("{}").unwrap(), FrontEndStats::default());
     }
 }
