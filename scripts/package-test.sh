@@ -290,6 +290,9 @@ check "rtrs-server has its files" contains rtrs-server usr/bin/rtrs-server etc/r
 check "rtrs-client has its files" contains rtrs-client usr/bin/rtrs-client etc/rtrs/volumes.yaml \
     usr/lib/systemd/system/rtrs-client@.service usr/lib/systemd/system/rtrs-apply.service \
     usr/lib/systemd/system/rtrs-apply-check.service \
+    usr/lib/systemd/system/rtrs-client-exporter.service \
+    usr/lib/systemd/system/rtrs-client-exporter.socket \
+    usr/share/man/man8/rtrs-client-exporter.8.gz \
     usr/lib/udev/rules.d/60-rtrs.rules usr/share/man/man8/rtrs-client-attach.8.gz \
     usr/share/man/man5/rtrs-client.yaml.5.gz usr/share/man/man5/volumes.yaml.5.gz
 check "rds has its files" contains rds usr/bin/rds usr/lib/rds/librds_preload.so \

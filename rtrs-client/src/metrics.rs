@@ -1,5 +1,6 @@
 //! Metrics of a session, declared once: the text of a scrape and the table of
-//! docs/reference/metrics.md are made from this list. `daemon/metrics.rs` collects the values.
+//! docs/reference/metrics.md are made from this list. `daemon/metrics.rs` collects the values, and
+//! `cmd/metrics.rs` those of all sessions of a host.
 
 rtrs_core::metrics! {
     of ["export"];
@@ -7,6 +8,8 @@ rtrs_core::metrics! {
         "Parts of the time of requests, all paths together.";
     INFO = Gauge "rtrs_client_info" ["export", "session", "device"]
         "Name of the session at the server, and its block device if it has one; the value is 1.";
+    SESSION_UP = Gauge "rtrs_client_session_up" ["session"]
+        "1 if the session answered rtrs-client exporter or metrics; 0 if it is dead or unresponsive.";
     UP = Gauge "rtrs_client_up" ["export"]
         "1 while the export is open and a path is connected.";
     SIZE = Gauge "rtrs_client_size_bytes" ["export"]

@@ -262,8 +262,9 @@ rtrs_core::settings! {
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
         /// With port 0 the system chooses one, which the log names. Each session is a process and
-        /// needs an address of its own. Anyone who can connect can read the metrics, so use an
-        /// address of a trusted network. `rtrs-client metrics` prints those of all sessions.
+        /// needs an address of its own; `rtrs-client exporter` serves those of all sessions at one.
+        /// Anyone who can connect can read the metrics, so use an address of a trusted network.
+        /// `rtrs-client metrics` prints those of all sessions.
         metrics: Option<MetricsAddress> = "",
     }
 }

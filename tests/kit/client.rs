@@ -231,6 +231,12 @@ impl Client {
         Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
     }
 
+    /// Starts `rtrs-client WORDS --run-dir ...`, a command that does not end by itself.
+    #[must_use]
+    pub fn spawn<S: AsRef<str>>(&self, words: &[S]) -> Proc {
+        Proc::start(self.process(words))
+    }
+
     /// Returns the output of `status -o json` for its session, whether that serves IO or not.
     ///
     /// # Panics

@@ -4,7 +4,8 @@
 //! detach, restarts, idle CPU · `commands.rs` output of commands for programs · `apply.rs` sessions
 //! from a file · `blocks.rs` command lines of documents · `admin.rs` and `online.rs` the operator's
 //! work under load · `settings.rs` agreement of flags, files and documents · `discover.rs` lists of
-//! exports · `documents.rs` manual pages, completions, versions · `exports.rs` changes of exports ·
+//! exports · `documents.rs` manual pages, completions, versions · `exporter.rs` scrapes of all
+//! sessions of a host · `exports.rs` changes of exports ·
 //! `faults.rs` faults under load · `identity.rs` other servers under one name · `instructions.rs`
 //! the cost of hot paths · `logs.rs` the logs of both daemons · `memory.rs` the limit of chunk
 //! memory · `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS · `network.rs` changes of
@@ -26,6 +27,7 @@ mod commands;
 mod daemons;
 mod discover;
 mod documents;
+mod exporter;
 mod exports;
 mod failed_io;
 mod faults;

@@ -32,7 +32,7 @@ const PAGES: &[&str] = &[
     "docs/reference/metrics.md",
 ];
 const SERVER: &[&Metric] = rtrs_server::metrics::ALL;
-const CLIENT: &[&Metric] = rtrs_client::metrics::ALL;
+pub(super) const CLIENT: &[&Metric] = rtrs_client::metrics::ALL;
 
 /// Returns the address at which a daemon serves its metrics.
 fn address(server: &Server) -> String {
@@ -43,12 +43,12 @@ fn address(server: &Server) -> String {
     })
 }
 
-fn parse(text: &str) -> Exposition {
+pub(super) fn parse(text: &str) -> Exposition {
     Exposition::parse(text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
 /// Checks that a text has declared metrics only, with their types and labels.
-fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
+pub(super) fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
     for family in &exposition.0 {
         let metric = metrics.iter().find(|metric| metric.name == family.name);
         let metric = metric.unwrap_or_else(|| panic!("{} is not declared", family.name));
@@ -62,7 +62,7 @@ fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
 }
 
 /// Runs `promtool check metrics` over a text, if it is installed.
-fn check_by_promtool(text: &str) {
+pub(super) fn check_by_promtool(text: &str) {
     if !requires(&["promtool"]) {
         return;
     }

@@ -9,13 +9,17 @@ use rtrs_tests::{COMMAND_TIME_MAX, Finished, Scratch, bin, requires, run};
 use crate::settings::root;
 
 const TOOL: &str = "systemd-analyze";
-const UNITS: [&str; 5] = [
+const UNITS: [&str; 7] = [
     "rtrs-server.service",
     "rtrs-client@.service",
     "rtrs-apply.service",
     "rtrs-apply-check.service",
+    "rtrs-client-exporter.service",
+    "rtrs-client-exporter.socket",
     "rds-node.service",
 ];
+/// Units whose programs serve no IO.
+const WITHOUT_IO: [&str; 2] = ["rtrs-apply-check.service", "rtrs-client-exporter.service"];
 const DROP_IN: &str = "rtrs-server.service.d/rdma.conf";
 
 /// Copies the units to a directory, with existing programs; `drop_in` adds the drop-in for RDMA.
@@ -78,6 +82,7 @@ fn the_units_have_a_low_exposure() {
         without.path("rtrs-client@.service"),
         without.path("rtrs-apply.service"),
         without.path("rtrs-apply-check.service"),
+        without.path("rtrs-client-exporter.service"),
         without.path("rds-node.service"),
     ] {
         let _ = rate(&unit).ok().says("Overall exposure level");
@@ -134,10 +139,10 @@ fn the_units_allow_the_system_calls_of_the_daemons() {
         return;
     }
     let configs = root().join("configs");
-    for name in UNITS {
+    for name in UNITS.iter().filter(|name| name.ends_with(".service")) {
         let allowed = allowed(&configs.join(name));
-        let is_daemon = name != "rtrs-apply-check.service";
-        for call in CALLS.iter().chain(&["mlockall", "prctl"]).filter(|_| is_daemon) {
+        let serves_io = !WITHOUT_IO.contains(name);
+        for call in CALLS.iter().chain(&["mlockall", "prctl"]).filter(|_| serves_io) {
             assert!(allowed.contains(*call), "{name} denies {call}");
         }
         for call in ["mount", "setuid", "init_module", "ptrace", "bpf", "kexec_load", "reboot"] {

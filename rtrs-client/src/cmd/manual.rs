@@ -7,8 +7,8 @@ use crate::volumes::key_groups;
 
 /// Commands that use the sockets or logs of sessions.
 const SESSIONS: &[&str] = &[
-    "attach", "apply", "diff", "save", "list", "status", "stats", "top", "metrics", "logs",
-    "detach", "path", "set", "get", "policy",
+    "attach", "apply", "diff", "save", "list", "status", "stats", "top", "metrics", "exporter",
+    "logs", "detach", "path", "set", "get", "policy",
 ];
 
 const FILES: &[FileUse] = &[

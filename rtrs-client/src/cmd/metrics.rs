@@ -1,15 +1,18 @@
-//! `metrics`.
+//! `metrics`, and the metrics of all sessions of a host for `exporter`.
 
 use clap::Args;
+use rtrs_core::local::{RequestError, RunDir};
 use rtrs_core::metrics::Samples;
 use rtrs_core::settings::{Output, print_text};
+use rtrs_core::time::Duration;
 
 use super::global::GlobalArgs;
 use super::session::Session;
-use super::sessions::replies;
+use super::sessions::{REPLY_TIMEOUT, Reply, replies};
+use super::text::remark;
 use crate::control_protocol::Request;
 use crate::error::{Error, usage};
-use crate::metrics::ALL;
+use crate::metrics::{ALL, SESSION_UP};
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -23,15 +26,48 @@ pub(super) fn run(args: &MetricsArgs, global: &GlobalArgs) -> Result<(), Error> 
     if global.output == Output::Json {
         return Err(usage("metrics prints the text format of Prometheus; drop -o json"));
     }
-    let mut all = Samples::default();
-    let samples: Vec<Samples> = match &args.name {
-        Some(name) => vec![Session::find(name, global)?.request(&Request::Metrics)?],
+    let samples = match &args.name {
+        Some(name) => Session::find(name, global)?.request(&Request::Metrics)?,
         None => {
-            let run_dir = global.run_dir()?;
-            run_dir.check()?;
-            replies(&Request::Metrics, &run_dir)?
+            let found = gather(&global.run_dir()?, |_| REPLY_TIMEOUT)?;
+            for (name, error) in &found.silent {
+                // `list` reports dead sessions.
+                if !matches!(error, RequestError::NotRunning) {
+                    remark(format_args!("{name}: {error}"));
+                }
+            }
+            found.samples
         }
     };
-    samples.iter().for_each(|samples| all.merge(samples));
-    print_text(&all.text(ALL))
+    print_text(&samples.text(ALL))
+}
+
+/// Metrics of all sessions of a run directory.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// Samples of all sessions, with the sample of each that says whether it answered.
+    pub(super) samples: Samples,
+    /// Sessions that did not answer, by name, and the reasons.
+    pub(super) silent: Vec<(String, RequestError)>,
+}
+
+/// Requests the metrics of all sessions at the same time. `timeout` returns the time limit for the
+/// session of a name.
+///
+/// # Errors
+/// Fails on a directory that cannot be read or that other users can change.
+pub(super) fn gather(
+    run_dir: &RunDir,
+    timeout: impl Fn(&str) -> Duration + Sync,
+) -> Result<Gathered, Error> {
+    run_dir.check()?;
+    let mut found = Gathered { samples: Samples::default(), silent: Vec::new() };
+    for Reply { name, result } in replies::<Samples>(&Request::Metrics, run_dir, timeout)? {
+        found.samples.add(&SESSION_UP, &[&name], result.is_ok());
+        match result {
+            Ok(samples) => found.samples.merge(&samples),
+            Err(error) => found.silent.push((name, error)),
+        }
+    }
+    Ok(found)
 }

@@ -14,6 +14,7 @@ mod bench;
 mod detach;
 mod discover;
 mod doctor;
+mod exporter;
 mod global;
 mod link;
 mod link_target;
@@ -49,6 +50,7 @@ use self::bench::BenchArgs;
 use self::detach::DetachArgs;
 use self::discover::DiscoverArgs;
 use self::doctor::DoctorArgs;
+use self::exporter::ExporterArgs;
 use self::global::GlobalArgs;
 use self::list::ListArgs;
 use self::logs::LogsArgs;
@@ -136,6 +138,13 @@ pub enum Command {
     /// In the text format of Prometheus, as GET /metrics answers (attach --metrics). For the
     /// textfile collector of node_exporter, write it to a temporary file and rename that.
     Metrics(MetricsArgs),
+    /// Serve the metrics of all sessions at one address
+    ///
+    /// Answers GET /metrics in the text format of Prometheus until SIGTERM, with the metrics of all
+    /// sessions in the run directory at the time. A session that hangs has
+    /// rtrs_client_session_up 0 and does not delay the others. rtrs-client-exporter.socket of the
+    /// package starts it with the first scrape.
+    Exporter(ExporterArgs),
     /// Print the log of a background session
     ///
     /// NAME is the name of the export that was attached. The log is kept when the session ends, and
@@ -236,6 +245,7 @@ impl LowArgs {
             Command::Stats(args) => stats::run(args, global),
             Command::Top(args) => top::run(args, global),
             Command::Metrics(args) => metrics::run(args, global),
+            Command::Exporter(args) => exporter::run(args, global),
             Command::Logs(args) => logs::run(args, global),
             Command::Detach(args) => detach::run(args, global),
             Command::Discover(args) => discover::run(args, global),

@@ -9,7 +9,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::at_once::at_once;
-use super::text::remark;
 use crate::control_protocol::{Request, SessionState, Status};
 use crate::error::Error;
 
@@ -120,25 +119,31 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
     }
 }
 
-/// Returns the replies of all sessions of a run directory to a request, by name. Sessions without a
-/// reply are omitted; if the process of one exists, this prints a remark.
+/// Reply of a session to a request.
+#[derive(Debug)]
+pub(super) struct Reply<T> {
+    pub(super) name: String,
+    pub(super) result: Result<T, RequestError>,
+}
+
+/// Sends a request to all sessions of a run directory, many at the same time, each with the time
+/// limit that `timeout` returns for its name. The replies have the order of the names. Sessions that
+/// ended in order are omitted.
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.
 pub(super) fn replies<T: DeserializeOwned + Send>(
     what: &Request,
     run_dir: &RunDir,
-) -> Result<Vec<T>, Error> {
+    timeout: impl Fn(&str) -> Duration + Sync,
+) -> Result<Vec<Reply<T>>, Error> {
     let sockets = run_dir.session_sockets()?;
-    let replies =
-        at_once(&sockets, AT_ONCE, |(name, path)| match request(path, what, REPLY_TIMEOUT) {
-            Ok((reply, _)) => Some(reply),
-            Err(RequestError::NotRunning) => None,
-            Err(error) => {
-                remark(format_args!("{name}: {error}"));
-                None
-            }
-        });
+    let replies = at_once(&sockets, AT_ONCE, |(name, path)| {
+        let result = request(path, what, timeout(name)).map(|(reply, _)| reply);
+        let has_ended = matches!(result, Err(RequestError::NotRunning))
+            && std::fs::symlink_metadata(path).is_err();
+        (!has_ended).then(|| Reply { name: name.clone(), result })
+    });
     Ok(replies.into_iter().flatten().collect())
 }
 

@@ -198,7 +198,7 @@ pub enum RequestError {
 }
 
 /// Sends a request to the daemon that listens on a control socket, and waits for the reply for at
-/// most `timeout`.
+/// most `timeout`. Connecting to a daemon that has stopped accepting takes no longer either.
 ///
 /// # Errors
 /// See [`RequestError`].
@@ -227,10 +227,14 @@ pub fn request<T: DeserializeOwned>(
 fn exchange(path: &Path, line: &str, timeout: Duration) -> io::Result<(String, UnixStream)> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // Also limits the connect, which waits while the backlog is full (unix(7)).
-    socket.set_write_timeout(Some(TIMEOUT))?;
-    socket.connect(&SockAddr::unix(path)?)?;
+    let sending = TIMEOUT.min(timeout);
+    socket.set_write_timeout(Some(sending))?;
+    socket.connect(&SockAddr::unix(path)?).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => timed_out("the connection", sending),
+        _ => error,
+    })?;
     let stream = UnixStream::from(OwnedFd::from(socket));
-    write_line(&stream, line, TIMEOUT)?;
+    write_line(&stream, line, sending)?;
     let line = read_line(&stream, REPLY_MAX, timeout).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => timed_out("the reply", timeout),
         io::ErrorKind::UnexpectedEof => {
@@ -366,6 +370,20 @@ mod tests {
         drop(control);
         let thread = over.recv_timeout(Duration::from_secs(60));
         assert_eq!(thread, Err(mpsc::RecvTimeoutError::Disconnected), "its thread has ended");
+    }
+
+    #[test]
+    fn a_daemon_that_has_stopped_accepting_delays_a_request_no_longer_than_its_limit() {
+        let scratch = Scratch::new("control-full");
+        let path = scratch.0.join("s.ctl");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        let _queued = UnixStream::connect(&path).unwrap();
+        let begin = Instant::now();
+        let error = request::<String>(&path, &"x", Duration::from_millis(100)).unwrap_err();
+        assert_eq!(error.to_string(), "the connection took longer than 100ms");
+        assert!(begin.elapsed() < TIMEOUT, "after {:?}", begin.elapsed());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Local resources of a daemon besides the network: the run directory, Unix sockets that are bound
 //! safely when several processes want the same path, the control socket to which commands connect,
-//! the service manager, and small text files.
+//! the service manager and the sockets that it passes, and small text files.
 //!
 //! Runs off the IO path. Used by both daemons, the NBD listener and the metrics server.
 
+mod activation;
 mod control;
 mod denied;
 mod own_files;
@@ -14,6 +15,7 @@ mod text_file;
 pub(crate) mod timed;
 mod unix_socket;
 
+pub use activation::passed_sockets;
 pub use control::{ControlSocket, RequestError, reply, request};
 pub use denied::{why_denied, why_denied_to};
 pub use own_files::OwnFiles;

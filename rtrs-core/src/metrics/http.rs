@@ -42,6 +42,8 @@ pub struct MetricsServer {
     listener: Arc<Socket>,
     at: String,
     ending: Arc<AtomicBool>,
+    /// Whether the service manager holds the socket too.
+    is_passed: bool,
     _file: Option<SocketFile>,
 }
 
@@ -62,7 +64,31 @@ impl MetricsServer {
                 (Socket::from(listener), address.to_string(), Some(file))
             }
         };
-        Ok(Self { listener: Arc::new(listener), at, ending: Arc::default(), _file: file })
+        Ok(Self::new(listener, at, file))
+    }
+
+    /// Serves on a listening socket that the service manager passed
+    /// ([`passed_sockets`](crate::local::passed_sockets)). The manager keeps it open, so the thread
+    /// that accepts ends with the process.
+    ///
+    /// # Errors
+    /// Returns the system's error.
+    pub fn on_passed(listener: Socket) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let at = match (address.as_socket(), address.as_pathname()) {
+            (Some(address), _) => format!("http://{address}/metrics"),
+            (None, Some(path)) => MetricsAddress::Unix(path.to_owned()).to_string(),
+            (None, None) => "a socket without a path".to_owned(),
+        };
+        listener.set_nonblocking(false)?;
+        let mut server = Self::new(listener, at, None);
+        server.is_passed = true;
+        Ok(server)
+    }
+
+    fn new(listener: Socket, at: String, file: Option<SocketFile>) -> Self {
+        let listener = Arc::new(listener);
+        Self { listener, at, ending: Arc::default(), is_passed: false, _file: file }
     }
 
     /// Returns the address of the server: `http://ADDR:PORT/metrics` or `unix:PATH`.
@@ -107,8 +133,10 @@ impl MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Wake the thread that waits in accept.
-        end(&self.listener);
+        // Wake the thread that waits in accept. A shutdown would also end the manager's socket.
+        if !self.is_passed {
+            end(&self.listener);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::ffi::CString;
 use std::io;
 use std::marker::PhantomData;
 use std::mem;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::syscall::check;
@@ -79,6 +79,20 @@ pub fn close_descriptors_on_exec() -> io::Result<()> {
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
     Ok(())
+}
+
+/// Duplicates a descriptor that the process inherited under this number. The duplicate is closed on
+/// exec.
+///
+/// # Errors
+/// The system's error; EBADF if no such descriptor is open.
+pub fn duplicate_inherited(number: RawFd) -> io::Result<OwnedFd> {
+    if number < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: the borrow ends with this statement, which only passes the number to fcntl. The
+    // number is not -1, and one that is not open makes the call fail.
+    unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()
 }
 
 /// Returns a number that identifies the boot of the host, never 0. `None` if the kernel does not

@@ -1,0 +1,150 @@
+//! `rtrs-client exporter`: one address for the metrics of all sessions of a host.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Exposition, Proc, STOP_TIME_MAX, Server, bin, run, scrape_tcp,
+    wait_for,
+};
+
+use super::metrics::{CLIENT, assert_declared, check_by_promtool, parse};
+
+const UP: &str = "rtrs_client_session_up";
+
+/// Two sessions of one run directory, vol0 and vol1.
+struct Host {
+    client: Client,
+    server: Server,
+}
+
+impl Host {
+    fn new() -> Self {
+        let server = Server::builder().export("vol0=mem:1M").export("vol1=mem:1M").start();
+        let client = Client::attach("vol0").path(server.portal()).start();
+        let host = Self { client, server };
+        host.attach_second();
+        host
+    }
+
+    fn attach_second(&self) {
+        let socket = self.client.run_dir().join("second.sock").display().to_string();
+        let words = ["attach", "vol1", "--path", self.server.portal(), "--socket", &socket];
+        let _ = self.client.command(&words).ok();
+    }
+
+    fn pid_of_second(&self) -> String {
+        let status = self.client.command(&["status", "vol1", "-o", "json"]).ok().json();
+        status["pid"].as_u64().expect("a process").to_string()
+    }
+}
+
+fn signal(name: &str, pid: &str) {
+    let _ = run("kill", &["-s", name, pid], COMMAND_TIME_MAX).ok();
+}
+
+/// Scrapes, and checks the text.
+fn scraped(at: &str) -> Exposition {
+    let text = scrape_tcp(at);
+    check_by_promtool(&text);
+    let all = parse(&text);
+    assert_declared(&all, CLIENT);
+    all
+}
+
+fn up(all: &Exposition, name: &str) -> f64 {
+    all.value(UP, &[("session", name)])
+}
+
+#[test]
+fn a_session_that_hangs_or_died_shows_as_down() {
+    let host = Host::new();
+    let mut exporter = host.client.spawn(&["exporter", "--listen", "127.0.0.1:0"]);
+    let at = exporter.wait_lines("serving metrics address=http://", 1, COMMAND_TIME_MAX);
+    let at = at[0].strip_suffix("/metrics").expect("an address");
+
+    let all = scraped(at);
+    for name in ["vol0", "vol1"] {
+        assert_eq!(up(&all, name), 1.0);
+        assert_eq!(all.value("rtrs_client_up", &[("export", name)]), 1.0);
+    }
+    assert_eq!(all.count(UP), 2);
+
+    let pid = host.pid_of_second();
+    signal("STOP", &pid);
+    // The text of a scrape can be 250 ms old.
+    wait_for("vol1 to be down", COMMAND_TIME_MAX, || {
+        (up(&scraped(at), "vol1") == 0.0).then_some(())
+    });
+    let all = scraped(at);
+    assert_eq!((up(&all, "vol0"), up(&all, "vol1")), (1.0, 0.0));
+    assert_eq!(all.value("rtrs_client_up", &[("export", "vol0")]), 1.0);
+    assert_eq!(all.count("rtrs_client_up"), 1, "vol1 has no other samples");
+    // The command prints the same, and names the session.
+    let printed = host.client.command(&["metrics"]).ok().says("vol1: the reply took longer than");
+    assert_eq!(up(&parse(&printed.stdout), "vol1"), 0.0);
+
+    signal("CONT", &pid);
+    wait_for("vol1 to be up", COMMAND_TIME_MAX, || (up(&scraped(at), "vol1") == 1.0).then_some(()));
+    let output = exporter.output();
+    assert_eq!(output.matches("session \"vol1\" does not answer").count(), 1, "{output}");
+    assert_eq!(output.matches("session \"vol1\" answers again").count(), 1, "{output}");
+
+    signal("KILL", &pid);
+    wait_for("vol1 to be dead", COMMAND_TIME_MAX, || {
+        (up(&scraped(at), "vol1") == 0.0).then_some(())
+    });
+    host.attach_second();
+    wait_for("vol1 to be back", COMMAND_TIME_MAX, || {
+        (up(&scraped(at), "vol1") == 1.0).then_some(())
+    });
+    let _ = host.client.command(&["detach", "vol1"]).ok();
+    wait_for("vol1 to be gone", COMMAND_TIME_MAX, || (scraped(at).count(UP) == 1).then_some(()));
+
+    let _ = exporter.terminate(STOP_TIME_MAX).ok();
+    host.client.detach();
+    let _ = host.server.stop(STOP_TIME_MAX);
+}
+
+/// Starts the exporter as systemd does: the socket is descriptor 3. The program's log goes to
+/// standard output.
+fn activated(socket: impl Into<OwnedFd>, run_dir: &Path, args: &str) -> Proc {
+    let script = format!(
+        "exec 3>&2 2>&1; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" exporter --run-dir \"$1\" {args}"
+    );
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(bin("rtrs-client")).arg(run_dir);
+    Proc::start_with(command, Some(Stdio::from(socket.into())))
+}
+
+#[test]
+fn the_socket_of_the_service_manager_is_used_and_stays_open() {
+    let host = Host::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = listener.local_addr().expect("its address").to_string();
+    let socket = || listener.try_clone().expect("a descriptor");
+    let run_dir = host.client.run_dir();
+    // The second process shows that the first has not shut down the socket.
+    for _ in 0..2 {
+        let mut exporter = activated(socket(), run_dir, "");
+        let serving = exporter.wait_lines("serving metrics address=", 1, COMMAND_TIME_MAX);
+        assert_eq!(serving[0], format!("http://{at}/metrics"));
+        assert_eq!(up(&scraped(&at), "vol1"), 1.0);
+        let _ = exporter.terminate(STOP_TIME_MAX).ok();
+    }
+
+    let refused = activated(socket(), run_dir, "--listen 127.0.0.1:0").wait(COMMAND_TIME_MAX);
+    let _ = refused.code(2).says("--listen 127.0.0.1:0 cannot be used with socket activation");
+    let file = std::fs::File::open("/dev/null").expect("a file");
+    let refused = activated(file, run_dir, "").wait(COMMAND_TIME_MAX);
+    let _ = refused.code(1).says("descriptor 3, which LISTEN_FDS passes");
+    // Without that socket, the address of another process is an error.
+    let words = ["exporter", "--listen", &at];
+    let _ = host.client.command(&words).code(1).says(&format!("cannot serve metrics at {at}"));
+    let _ = host.client.command(&["exporter", "-o", "json"]).code(2).says("drop -o json");
+    let _ = host.client.command(&["detach", "vol1"]).ok();
+    host.client.detach();
+    let _ = host.server.stop(STOP_TIME_MAX);
+}
