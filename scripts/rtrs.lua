@@ -71,7 +71,10 @@ local f = {
     ext_client_times = ProtoField.bool("rtrs.ext.client_times", "Times in answers", 8, nil, 4),
     ext_client_auth = ProtoField.bool("rtrs.ext.client_authenticates", "Can authenticate", 8, nil,
         8),
+    ext_client_info = ProtoField.bool("rtrs.ext.client_info_refusals", "Takes refusals in INFO_RSP",
+        8, nil, 32),
     ext_depth = ProtoField.uint16("rtrs.ext.depth", "Queue depth of the session"),
+    info_errno = ProtoField.uint32("rtrs.info.errno", "errno"),
     con_errno = ProtoField.int16("rtrs.con.errno", "errno"),
     queue_depth = ProtoField.uint16("rtrs.con.queue_depth", "Queue depth"),
     max_io_size = ProtoField.uint32("rtrs.con.max_io_size", "max_io_size"),
@@ -242,7 +245,8 @@ local function con_req(tree, range)
         tree:add(f.ext, range(45, 4))
         add_all(tree, range, {
             { f.ext_client, 49, 1 }, { f.ext_smaller, 49, 1 }, { f.ext_client_changed, 49, 1 },
-            { f.ext_client_times, 49, 1 }, { f.ext_client_auth, 49, 1 }, { f.ext_depth, 50, 2 },
+            { f.ext_client_times, 49, 1 }, { f.ext_client_auth, 49, 1 }, { f.ext_client_info, 49, 1 },
+            { f.ext_depth, 50, 2 },
         })
     end
 end
@@ -402,6 +406,10 @@ local function sent_message(conn, tree, range, first_pass)
     elseif kind == 1 and range:len() >= 8 then
         tree:add_le(f.msg_type, range(0, 2))
         tree:add_le(f.count, range(2, 2))
+        if range(2, 2):le_uint() == 0 then
+            tree:add_le(f.info_errno, range(4, 4))
+            return string.format("INFO_RSP, refused with errno %d", range(4, 4):le_uint())
+        end
         for at = 8, range:len() - 16, 16 do
             descriptor(tree, range(at, 16))
         end

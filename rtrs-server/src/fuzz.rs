@@ -514,6 +514,7 @@ fn con_req(cid: u16, cid_num: u16, path: u8, session: u8, first: bool, recon: u1
         ext: ClientExtensions {
             times: path & 1 == 0,
             authenticates: path == 3,
+            info_refusals: path == 2,
             ..ClientExtensions::default()
         }
         .encode(),
@@ -558,11 +559,11 @@ impl Clients {
         self.received += 1;
         if wc.op == WcOp::Recv {
             let bytes = self.sge(at, (wc.byte_len as usize).min(RECV_LEN)).slice.to_vec();
-            if wc.imm.is_none() {
+            if wc.imm.is_none() && InfoRsp::refused(&bytes).is_none() {
                 let info = InfoRsp::decode(&bytes).expect("INFO_RSP of a server of ours");
                 let chunks = info.chunks(DEPTH, CHUNK).expect("a chunk for each permit");
                 self.chunks.insert(path, chunks);
-            } else {
+            } else if wc.imm.is_some() {
                 let key = RkeyRsp::decode(&bytes).expect("RKEY_RSP of a server of ours");
                 let chunks = self.chunks.get_mut(&path);
                 if let Some(chunk) = chunks.and_then(|all| all.get_mut(key.permit.index())) {

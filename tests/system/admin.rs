@@ -285,7 +285,7 @@ fn an_export_is_taken_over_from_a_hanging_client() {
     let words = ["--session-name", "sess"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
     let done =
-        done.code(1).says("perhaps another session there has the name sess (--session-name)");
+        done.code(1).says("the server refused session \"sess\": EEXIST (another session there has");
     assert!(!done.stderr.contains("protocol"), "{done:?}");
     let _ = server.wait_output("another session has the name \\\"sess\\\"");
     assert_eq!(server.list()["refused"]["session-name"], 1);

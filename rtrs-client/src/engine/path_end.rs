@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricError};
 use rtrs_core::ids::ConnIndex;
+use rtrs_core::wire::{errno, errno_name};
 
 use super::control::failure::SessionFailure;
 use super::control::identity::Mismatch;
@@ -23,9 +24,12 @@ pub(crate) enum PathEnd {
     /// A connection ended.
     #[error("{0}")]
     Closed(CloseReason),
+    /// The server refused the session after INFO_REQ, which carries the session's name.
+    #[error("{}", describe_session_refusal(*.errno, .session))]
+    SessionRefused { errno: u16, session: String },
     /// A connection ended instead of INFO_RSP.
-    #[error("{}", describe_info_refusal(.reason, .session))]
-    InfoRefused { reason: CloseReason, session: String },
+    #[error("{}", describe_info_end(.reason, .session))]
+    InfoUnanswered { reason: CloseReason, session: String },
     /// One of the connections above connection 0 caused the end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
@@ -112,7 +116,9 @@ impl PathEnd {
     pub(crate) fn errno(&self) -> Option<u16> {
         match self {
             Self::Rejected(rejection) => rejection.errno(),
-            Self::Auth(AuthError::Refused { errno, .. }) => Some(*errno),
+            Self::SessionRefused { errno, .. } | Self::Auth(AuthError::Refused { errno, .. }) => {
+                Some(*errno)
+            }
             _ => None,
         }
     }
@@ -142,15 +148,26 @@ fn describe_unconnected(reason: &CloseReason) -> String {
     }
 }
 
-/// Describes why a connection ended instead of INFO_RSP, with the likely cause first.
-fn describe_info_refusal(reason: &CloseReason, session: &str) -> String {
-    let (what, reason) = match reason {
-        CloseReason::PeerTerminated(_) => ("refused by the server", String::new()),
-        reason => ("the connection ended in the handshake", format!(" ({reason})")),
+/// Describes the refusal of a session by its server.
+fn describe_session_refusal(errno: u16, session: &str) -> String {
+    let hint = match errno {
+        errno::EEXIST => {
+            "another session there has this name; choose another with --session-name, or end the \
+             other session"
+        }
+        errno::EINVAL => "the server does not accept this name; choose another with --session-name",
+        errno::EACCES => "the server's access lists do not admit this client to the session",
+        errno::ENOMEM => "the server has no memory for the session; its log says why",
+        _ => "the server's log says why",
     };
+    format!("the server refused session {session:?}: {} ({hint})", errno_name(errno))
+}
+
+/// Describes the end of a connection instead of INFO_RSP, with a cause if the server ended it.
+fn describe_info_end(reason: &CloseReason, session: &str) -> String {
     format!(
-        "{what}: perhaps another session there has the name {session} (--session-name); the \
-         server's log says why{reason}"
+        "the connection ended in the handshake of session {session:?}: {reason}; perhaps another \
+         session there has this name (--session-name): the server's log says why"
     )
 }
 
@@ -161,7 +178,7 @@ fn describe_volumes(volumes: &[(String, PathEnd)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rtrs_core::wire::{ConnRsp, errno};
+    use rtrs_core::wire::ConnRsp;
 
     use super::*;
 
@@ -197,14 +214,25 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_handshake_reports_its_likely_cause_first() {
-        let text = |reason| describe_info_refusal(&reason, "host-vol0");
-        let lost = text(CloseReason::Lost("Connection reset by peer".into()));
-        let cause = "the connection ended in the handshake: perhaps another session there has the \
-                     name host-vol0 (--session-name)";
-        assert!(lost.starts_with(cause) && lost.contains("Connection reset by peer"), "{lost}");
-        let refused = text(CloseReason::PeerTerminated("x".into()));
-        assert!(refused.starts_with("refused by the server: perhaps"), "{refused}");
-        assert!(refused.ends_with("log says why"), "{refused}");
+    fn a_refused_session_is_named_with_the_reason() {
+        let session = || "host-vol0".to_owned();
+        let refused = |errno| PathEnd::SessionRefused { errno, session: session() };
+        let taken = refused(errno::EEXIST);
+        assert_eq!(taken.errno(), Some(errno::EEXIST));
+        let text = "the server refused session \"host-vol0\": EEXIST (another session there has \
+                    this name";
+        assert!(taken.to_string().starts_with(text), "{taken}");
+        let invalid = refused(errno::EINVAL).to_string();
+        assert!(invalid.contains("EINVAL (the server does not accept this name"), "{invalid}");
+        for (reason, shown) in [
+            (CloseReason::Lost("reset".into()), "connection lost: reset"),
+            (CloseReason::PeerTerminated("x".into()), "terminated by the peer: x"),
+        ] {
+            let ended = PathEnd::InfoUnanswered { reason, session: session() }.to_string();
+            let text = "the connection ended in the handshake of session \"host-vol0\": ";
+            let text = text.to_owned() + shown;
+            assert!(ended.starts_with(&text), "{ended}");
+            assert!(ended.contains("perhaps another session there has this name"), "{ended}");
+        }
     }
 }

@@ -88,6 +88,7 @@ pub(crate) fn conn_request(
             times: true,
             authenticates: claims.proves,
             gateways: true,
+            info_refusals: true,
             queue_depth: claims.queue_depth,
         }
         .encode(),
@@ -137,10 +138,8 @@ pub(crate) enum ServiceEvent {
     Changed {
         device: u32,
     },
-    /// INFO_RSP arrived, with the server's chunks.
-    Info {
-        chunks: Arc<[RemoteMem]>,
-    },
+    /// INFO_RSP arrived, with the server's chunks, or with the errno of a refusal.
+    Info(Result<Arc<[RemoteMem]>, u16>),
     /// A step of the mutual authentication.
     Proof(Proof),
     /// The device is open.
@@ -481,6 +480,9 @@ impl ServiceConnection {
         }
         let mut bytes = vec![0; len.min(InfoRsp::len_for(usize::from(granted.queue_depth)))];
         self.memory()?.copy_out(INFO_RSP_AT, &mut bytes);
+        if let Some(errno) = InfoRsp::refused(&bytes) {
+            return Ok(ServiceEvent::Info(Err(errno)));
+        }
         let table = InfoRsp::decode(&bytes)
             .and_then(|rsp| rsp.chunks(granted.queue_depth, granted.chunk_size))
             .map_err(ConnectionFault::message("INFO_RSP"))?;
@@ -488,7 +490,7 @@ impl ServiceConnection {
             table.iter().map(|c| RemoteMem { addr: c.addr, rkey: c.key }).collect();
         self.chunks = [chunks.first().copied(), chunks.get(1).copied()];
         self.step = Step::Idle;
-        Ok(ServiceEvent::Info { chunks })
+        Ok(ServiceEvent::Info(Ok(chunks)))
     }
 
     fn on_answer(

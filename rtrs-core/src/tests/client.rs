@@ -138,6 +138,8 @@ pub struct PlayedClient {
     pub timed: bool,
     /// The server requires a proof of the client's identity first.
     pub proof_wanted: bool,
+    /// Errno with which the server refused INFO_REQ, if it did.
+    pub info_refused: Option<u16>,
     /// Last answer with times.
     pub times: Option<TimedRkeyRsp>,
     /// Parameters of the path.
@@ -182,6 +184,7 @@ impl PlayedClient {
             new_rkey: false,
             timed: false,
             proof_wanted: false,
+            info_refused: None,
             times: None,
             options,
             fabric,
@@ -298,6 +301,10 @@ impl PlayedClient {
         })?;
         assert_eq!(wc.status, WcStatus::Success);
         let bytes = self.sge(INFO_AT, wc.byte_len as usize).slice.to_vec();
+        self.info_refused = InfoRsp::refused(&bytes);
+        if self.info_refused.is_some() {
+            return Some(());
+        }
         let message = InfoRsp::decode(&bytes).expect("an INFO_RSP");
         let depth = u16::try_from(bytes.len() / SgDesc::LEN).expect("a depth");
         self.chunks = message.chunks(depth, self.chunk_size).expect("chunks");

@@ -14,6 +14,7 @@ const CHANGED: u8 = 2;
 const TIMES: u8 = 4;
 const AUTHENTICATES: u8 = 8;
 const GATEWAYS: u8 = 16;
+const INFO_REFUSALS: u8 = 32;
 
 /// Features of a client beyond the kernel's: 11 bytes at offset 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct ClientExtensions {
     /// The client supports exports that this server does not serve at the moment (standby), and
     /// requests them with MOVE ([`Move`](super::Move)).
     pub gateways: bool,
+    /// The client supports refusals in INFO_RSP ([`InfoRsp::refusal`](super::InfoRsp::refusal)).
+    pub info_refusals: bool,
     /// Queue depth of the client's session; 0 before its first connect.
     pub queue_depth: u16,
 }
@@ -45,6 +48,7 @@ impl ClientExtensions {
                 (self.times, TIMES),
                 (self.authenticates, AUTHENTICATES),
                 (self.gateways, GATEWAYS),
+                (self.info_refusals, INFO_REFUSALS),
             ];
             out[4] = bits.iter().fold(0, |all, (has, bit)| if *has { all | bit } else { all });
             put(&mut out, 5, self.queue_depth.to_le_bytes());
@@ -65,6 +69,7 @@ impl ClientExtensions {
             times: bits & TIMES != 0,
             authenticates: bits & AUTHENTICATES != 0,
             gateways: bits & GATEWAYS != 0,
+            info_refusals: bits & INFO_REFUSALS != 0,
             queue_depth: u16_at(ext, 5),
         }
     }
@@ -82,10 +87,11 @@ mod tests {
             times: true,
             authenticates: true,
             gateways: true,
+            info_refusals: true,
             queue_depth: 0x0102,
         };
         let bytes = ours.encode();
-        assert_eq!(bytes, *b"RTRX\x1f\x02\x01\0\0\0\0");
+        assert_eq!(bytes, *b"RTRX\x3f\x02\x01\0\0\0\0");
         assert_eq!(ClientExtensions::decode(&bytes), ours);
         assert_eq!(ClientExtensions::default().encode(), [0; 11], "as a kernel's client");
         for (at, byte) in [(0, 0), (3, b'Y')] {
@@ -96,7 +102,7 @@ mod tests {
         let mut later = bytes;
         (later[4], later[7], later[10]) = (0xff, 9, 9);
         assert_eq!(ClientExtensions::decode(&later), ours);
-        for bits in 0..32 {
+        for bits in 0..64 {
             let has = |bit| bits & bit != 0;
             let other = ClientExtensions {
                 smaller_depth: has(1),
@@ -104,6 +110,7 @@ mod tests {
                 times: has(4),
                 authenticates: has(8),
                 gateways: has(16),
+                info_refusals: has(32),
                 queue_depth: 7,
             };
             assert_eq!(ClientExtensions::decode(&other.encode()), other);

@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use super::bytes::{expect_type, fixed, put, u16_at};
+use super::bytes::{expect_type, fixed, put, u16_at, u32_at};
+use super::errno;
 use super::error::{Fault, WireError};
 use super::name::Name;
 use crate::ids::Rkey;
@@ -85,7 +86,7 @@ pub struct InfoRsp {
 impl InfoRsp {
     /// Number of bytes before the descriptors.
     pub const HEAD_LEN: usize = 8;
-    /// Space for extensions: zero, and ignored by kernels.
+    /// Errno of a refusal ([`InfoRsp::refusal`]); otherwise zero, and ignored by kernels.
     pub const EXT: Range<usize> = 4..8;
     const NAME: &str = "INFO_RSP";
     const TYPE: u16 = 1;
@@ -116,6 +117,29 @@ impl InfoRsp {
             put(at, 0, desc.encode());
         }
         self.encoded_len()
+    }
+
+    /// Returns the message that refuses INFO_REQ with this positive errno: no descriptors. Only for
+    /// clients that support it
+    /// ([`ClientExtensions::info_refusals`](super::ClientExtensions::info_refusals)). 0 becomes
+    /// ECONNRESET.
+    pub fn refusal(errno: u16) -> [u8; Self::HEAD_LEN] {
+        let errno = match errno::fit(i32::from(errno)) {
+            0 => errno::ECONNRESET,
+            errno => errno,
+        };
+        let mut out = [0; Self::HEAD_LEN];
+        put(&mut out, 0, Self::TYPE.to_le_bytes());
+        put(&mut out, Self::EXT.start, u32::from(errno).to_le_bytes());
+        out
+    }
+
+    /// Returns the errno of a refusal; None for any other message.
+    pub fn refused(bytes: &[u8]) -> Option<u16> {
+        let head: &[u8; Self::HEAD_LEN] = fixed(Self::NAME, bytes).ok()?;
+        let errno = u16::try_from(u32_at(head, Self::EXT.start)).ok()?;
+        let refuses = u16_at(head, 0) == Self::TYPE && u16_at(head, 2) == 0;
+        (refuses && (1..errno::ERRNO_END).contains(&errno)).then_some(errno)
     }
 
     /// Decodes the message. Its descriptors are validated by [`InfoRsp::chunks`].
@@ -191,6 +215,22 @@ impl InfoRsp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_have_an_errno_and_no_descriptors() {
+        let bytes = InfoRsp::refusal(17);
+        assert_eq!(bytes, [1, 0, 0, 0, 17, 0, 0, 0]);
+        assert_eq!(InfoRsp::refused(&bytes), Some(17));
+        assert!(InfoRsp::decode(&bytes).is_err(), "a client without the extension ends the path");
+        assert_eq!(InfoRsp::refused(&InfoRsp::refusal(0)), Some(errno::ECONNRESET));
+        assert_eq!(InfoRsp::refused(&InfoRsp::refusal(524)), Some(errno::EOPNOTSUPP));
+        for (at, byte) in [(0, 0), (2, 1), (4, 0), (5, 2), (7, 1)] {
+            let mut other = bytes;
+            other[at] = byte;
+            assert_eq!(InfoRsp::refused(&other), None, "byte {at}");
+        }
+        assert_eq!(InfoRsp::refused(&bytes[..7]), None);
+    }
 
     fn desc(addr: u64, key: u32, len: u32) -> SgDesc {
         SgDesc { addr, key: Rkey(key), len }

@@ -132,11 +132,15 @@ fn check_handshake(vectors: &Vectors) {
             times: true,
             authenticates: false,
             gateways: true,
+            info_refusals: false,
             queue_depth: 128,
         }
         .encode(),
     };
     vectors.check("con_req_known_depth", req, req.encode(), ConnReq::decode);
+    let extensions = ClientExtensions { info_refusals: true, ..ClientExtensions::decode(&req.ext) };
+    let req = ConnReq { ext: extensions.encode(), ..req };
+    vectors.check("con_req_info_refusals", req, req.encode(), ConnReq::decode);
 
     for (name, new_rkey) in [("con_rsp_accept_new_rkey", true), ("con_rsp_accept", false)] {
         let rsp = ConnRsp::accept(Limits::DEFAULT, new_rkey);
@@ -181,6 +185,8 @@ fn check_handshake(vectors: &Vectors) {
     let chunk = |addr, key| SgDesc { addr, key: Rkey(key), len: 131_072 };
     let rsp = InfoRsp { descs: vec![chunk(0x1000_0000, 0x3b5), chunk(0x1002_0000, 0x3b6)] };
     vectors.check_info_rsp("info_rsp_two_desc", &rsp);
+    let decode = |bytes: &[u8]| Ok(InfoRsp::refused(bytes).unwrap_or_default());
+    vectors.check("info_rsp_refused", errno::EEXIST, InfoRsp::refusal(errno::EEXIST), decode);
 }
 
 fn check_export(vectors: &Vectors) {

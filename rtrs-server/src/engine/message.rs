@@ -156,6 +156,13 @@ pub enum ShardMessage {
         /// Number of the path.
         path: PathKey,
     },
+    /// Refuse INFO_REQ on connection 0. To the shard of connection 0.
+    RefuseInfo {
+        /// Number of the path.
+        path: PathKey,
+        /// Positive errno for the client.
+        errno: u16,
+    },
     /// Send HB_MSG on connection 0. To the shard of connection 0.
     Heartbeat {
         /// Number of the path.

@@ -232,9 +232,18 @@ impl MessageBuffers {
     pub fn info_rsp(&self, message: &InfoRsp) -> Sge {
         let mut bytes = vec![0; message.encoded_len()];
         let len = message.encode(&mut bytes);
+        self.put_info_rsp(&bytes[..len])
+    }
+
+    /// Writes INFO_RSP with the errno of a refusal and returns it.
+    pub fn info_refusal(&self, errno: u16) -> Sge {
+        self.put_info_rsp(&InfoRsp::refusal(errno))
+    }
+
+    fn put_info_rsp(&self, bytes: &[u8]) -> Sge {
         let keys = Self::KEY_ROOM * usize::from(self.queue_depth);
-        let sge = self.sge(Self::REQUEST_ROOM + keys, len);
-        sge.slice.copy_in(0, &bytes[..len]);
+        let sge = self.sge(Self::REQUEST_ROOM + keys, bytes.len());
+        sge.slice.copy_in(0, bytes);
         sge
     }
 }

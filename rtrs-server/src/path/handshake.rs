@@ -2,11 +2,14 @@
 //!
 //! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which must
 //! not arrive before all connections (rtrs-srv.c, post_recv_path), and returns the session's name.
-//! Names are validated here; the session table checks whether a name is taken.
+//! Names are validated here; the session table checks whether a name is taken. If INFO_REQ is
+//! refused, a client that supports it learns the reason and closes the path.
 
 use rtrs_core::ids::ConnIndex;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{InfoReq, Name, NameError, WireError};
+use rtrs_core::wire::{InfoReq, Name};
+
+use super::end::{InfoError, PathEnd};
 
 /// A path whose connections are arriving; INFO_REQ may follow when it is complete.
 #[derive(Debug)]
@@ -14,6 +17,8 @@ pub struct Joining {
     seen: Box<[bool]>,
     missing: u16,
     deadline: Instant,
+    /// Reason why INFO_REQ was refused, if the client was told.
+    refused: Option<PathEnd>,
 }
 
 /// Reason why a connection cannot join its path.
@@ -32,24 +37,11 @@ pub enum JoinError {
     Twice(ConnIndex),
 }
 
-/// Reason why INFO_REQ was not accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InfoError {
-    /// The message is not an INFO_REQ.
-    #[error("{0}")]
-    Wire(WireError),
-    /// Connections are missing.
-    #[error("INFO_REQ came with {0} connections missing")]
-    Early(u16),
-    /// The name is not a valid session name.
-    #[error("{0}")]
-    Name(NameError),
-}
-
 impl Joining {
     /// Creates a path that expects `cid_num` connections.
     pub fn new(cid_num: u16, deadline: Instant) -> Self {
-        Self { seen: vec![false; usize::from(cid_num)].into(), missing: cid_num, deadline }
+        let seen = vec![false; usize::from(cid_num)].into();
+        Self { seen, missing: cid_num, deadline, refused: None }
     }
 
     /// Deadline of the handshake.
@@ -60,6 +52,16 @@ impl Joining {
     /// Sets the deadline of the handshake.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
+    }
+
+    /// Records that INFO_REQ was refused and the client is told.
+    pub fn refuse(&mut self, why: PathEnd) {
+        self.refused = Some(why);
+    }
+
+    /// Reason why INFO_REQ was refused, if the client was told.
+    pub fn refused(&self) -> Option<&PathEnd> {
+        self.refused.as_ref()
     }
 
     /// Adds a connection.

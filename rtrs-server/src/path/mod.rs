@@ -1,10 +1,12 @@
 //! A path at the server: the state that its connections share across shards.
 //!
-//! The control shard owns the state of a path (`state.rs`, `handshake.rs`). Each shard with a
+//! The control shard owns the state of a path (`state.rs`, `handshake.rs`), which
+//! ends for a reason in `end.rs`. Each shard with a
 //! connection of the path owns that connection and the requests that arrived over it. `io.rs` posts
 //! answers.
 
 pub mod chunks;
+pub mod end;
 pub mod handshake;
 pub mod io;
 pub mod key;
@@ -14,17 +16,16 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rtrs_core::fabric::{CloseReason, PeerIdentity, ProtectionDomain};
+use rtrs_core::fabric::{PeerIdentity, ProtectionDomain};
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathUuid, PermitId, ProviderIndex};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::WireError;
 
 use crate::access_list::Client;
 use crate::engine::io::permits::{Holder, PermitTable};
 use crate::engine::session::SessionShared;
 use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::stats::PathCounters;
-use handshake::InfoError;
+pub use end::{InfoError, PathEnd, PeerFault};
 pub use key::PathKey;
 use state::PathState;
 
@@ -86,6 +87,8 @@ pub struct PathOrigin {
     pub takes_standby: bool,
     /// Whether the client accepts the time that its requests took here.
     pub takes_times: bool,
+    /// Whether the client supports refusals in INFO_RSP.
+    pub takes_info_refusals: bool,
     /// Whether the client must authenticate on the path.
     pub must_authenticate: bool,
     /// Identity that the first connection proved; all others proved the same. Anonymous without
@@ -205,119 +208,4 @@ pub const HEARD_EVERY: Duration = Duration::from_millis(1);
 pub fn core_of(cid: ConnIndex, first: CoreIndex, cores: u16) -> CoreIndex {
     let turn = cid.0.checked_sub(1).map_or(0, |turn| u32::from(turn) + u32::from(first.0));
     CoreIndex(u16::try_from(turn % u32::from(cores.max(1))).unwrap_or(0))
-}
-
-/// Protocol violation of a peer that ends its path.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PeerFault {
-    /// Request before the handshake was over.
-    #[error("request before the end of the handshake")]
-    Early,
-    /// Immediate with an invalid chunk or offset.
-    #[error("immediate {0:#010x} has an invalid chunk or offset")]
-    Immediate(u32),
-    /// Unexpected message without an immediate.
-    #[error("unexpected message")]
-    Message,
-    /// Permit that is in flight on this path.
-    #[error("permit {0} was reused before its answer")]
-    PermitReused(u16),
-    /// Malformed request without a recipient for an error answer.
-    #[error("{0}")]
-    Wire(WireError),
-    /// INFO_REQ was refused.
-    #[error("{0}")]
-    Info(InfoError),
-}
-
-/// Reason why a path ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PathEnd {
-    /// The peer violated the protocol.
-    #[error("protocol violation by the peer: {0}")]
-    Peer(PeerFault),
-    /// Another session has the name.
-    #[error("another session has the name {0:?} (session-name)")]
-    NameTaken(String),
-    /// A connection ended.
-    #[error("connection {cid} ended: {reason}")]
-    Connection {
-        /// Index of the connection.
-        cid: ConnIndex,
-        /// Reason for its end.
-        reason: CloseReason,
-    },
-    /// The local transport refused an operation.
-    #[error("transport error: {0}")]
-    Fabric(String),
-    /// An impossible state: a bug of this server.
-    #[error("internal error: {0}")]
-    Internal(&'static str),
-    /// Memory or another resource for the path is missing.
-    #[error("cannot serve the path: {0}")]
-    Unserved(String),
-    /// The handshake took too long.
-    #[error("the handshake timed out")]
-    HandshakeTimeout,
-    /// The client has not authenticated in time.
-    #[error("the client did not authenticate in time")]
-    Unproved,
-    /// The client has not authenticated, and others need its place.
-    #[error("the client had not authenticated, and others needed its place")]
-    CrowdedUnproved,
-    /// Another path has determined the session's client, with other limits.
-    #[error("another path authenticated the session's client, with another queue depth")]
-    OtherClient,
-    /// No client of the session has authenticated in time.
-    #[error("the session has no authenticated path left")]
-    Orphaned,
-    /// The session has opened no export, and others need its place.
-    #[error(
-        "the session had opened no export, and others needed its place (half-open-max, \
-         sessions-max)"
-    )]
-    Crowded,
-    /// The session has opened no export in time.
-    #[error("the session opened no export in time (open-timeout)")]
-    Unopened,
-    /// The peer is silent.
-    #[error("the peer does not answer heartbeats")]
-    Silent,
-    /// The client reconnects this path, so its current connections are dead.
-    #[error("the client reconnected the path")]
-    Replaced,
-    /// The client abandoned it and reported that over another path.
-    #[error("the client abandoned the path")]
-    Fenced,
-    /// The client resent a request over another path while this one still has it, so it abandoned
-    /// this path.
-    #[error("the client resent a request over path {0}")]
-    Superseded(PathKey),
-    /// The operator ended it.
-    #[error("ended by the operator")]
-    Operator,
-    /// The operator ended its session.
-    #[error("the session was evicted by the operator")]
-    Evicted,
-    /// The access lists changed and no longer allow the client what the session does.
-    #[error("the access lists no longer allow the client")]
-    NotAllowed,
-    /// The server no longer accepts the client's certificate or key.
-    #[error("the client's certificate or key is no longer accepted")]
-    Unknown,
-    /// Another gateway serves an export of its session.
-    #[error("an export of the session moved to another gateway")]
-    Moved,
-    /// The server shuts down.
-    #[error("the server stops")]
-    Shutdown,
-}
-
-impl PathEnd {
-    /// Whether connections should end at once instead of in order.
-    pub const fn is_abrupt(&self) -> bool {
-        !matches!(self, Self::Shutdown)
-    }
 }

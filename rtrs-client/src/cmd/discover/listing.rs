@@ -197,6 +197,7 @@ fn ask(
         first_conn: true,
         ext: ClientExtensions {
             smaller_depth: true,
+            info_refusals: true,
             authenticates: prover.is_some(),
             ..ClientExtensions::default()
         }
@@ -270,7 +271,7 @@ impl Asking<'_> {
             FabricEvent::Closed { reason, .. } => {
                 self.over = true;
                 let end = match self.step {
-                    Step::Start => PathEnd::InfoRefused { reason, session: self.name.clone() },
+                    Step::Start => PathEnd::InfoUnanswered { reason, session: self.name.clone() },
                     _ => PathEnd::Closed(reason),
                 };
                 Err(end.into())
@@ -288,7 +289,10 @@ impl Asking<'_> {
             ServiceEvent::HeartbeatAsked => {
                 return Ok(self.conn.post_heartbeat_ack(self.fabric)?);
             }
-            ServiceEvent::Info { .. } => {
+            ServiceEvent::Info(Err(errno)) => {
+                return Err(PathEnd::SessionRefused { errno, session: self.name.clone() }.into());
+            }
+            ServiceEvent::Info(Ok(_)) => {
                 if self.proving.begin(&mut self.conn, self.fabric)? {
                     self.step = Step::Authenticate;
                     return Ok(());

@@ -489,9 +489,9 @@ impl SessionControl {
                     self.open_beside(ctx);
                 }
             }
-            ServiceEvent::Info { chunks } => {
+            ServiceEvent::Info(answer) => {
                 let until = self.routes.paths.turn_until(ctx.now);
-                self.routes.paths[id].on_info(chunks, until, ctx)?;
+                self.routes.paths[id].on_info(answer, until, ctx)?;
                 self.open_next(ctx);
             }
             ServiceEvent::Proof(proof) => {

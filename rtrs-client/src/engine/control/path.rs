@@ -340,7 +340,7 @@ impl Path {
     pub(super) fn closed(&self, reason: CloseReason) -> PathEnd {
         match self.state {
             PathState::InfoExchange => {
-                PathEnd::InfoRefused { reason, session: self.config.name.clone() }
+                PathEnd::InfoUnanswered { reason, session: self.config.name.clone() }
             }
             _ => PathEnd::Closed(reason),
         }
@@ -371,13 +371,15 @@ impl Path {
     /// Handles INFO_RSP. The path opens the device when its turn comes, at `until` at the latest.
     pub(super) fn on_info(
         &mut self,
-        chunks: Arc<[RemoteMem]>,
+        answer: Result<Arc<[RemoteMem]>, u16>,
         until: Instant,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
         if self.state != PathState::InfoExchange {
             return Err(self.internal_error("unexpected INFO_RSP"));
         }
+        let refused = |errno| PathEnd::SessionRefused { errno, session: self.config.name.clone() };
+        let chunks = answer.map_err(refused)?;
         self.opening = Some(chunks);
         self.heartbeat.start(ctx.now, self.server.fences, self.server.idle_max);
         if self.connections.service().is_some_and(ServiceConnection::is_challenged) {

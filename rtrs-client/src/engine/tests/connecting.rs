@@ -6,7 +6,7 @@ use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{ClientExtensions, ConnReq, ConnRsp, InfoRsp, OpenRsp, errno_name};
+use rtrs_core::wire::{ClientExtensions, ConnReq, ConnRsp, InfoRsp, OpenRsp, errno, errno_name};
 
 use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::{How, Rewrite, Seen};
@@ -592,10 +592,37 @@ fn a_path_that_ends_at_info_req_names_the_likely_reason() {
         fixture.server.end_connection(fixture.now(), 0, first);
         fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
         let error = fixture.client.control.failure().unwrap().to_string();
+        assert!(error.contains("in the handshake of session \"fixture\": "), "{error}");
         assert!(
-            error.contains("another session there has the name fixture (--session-name)"),
+            error.contains("perhaps another session there has this name (--session-name)"),
             "{error}"
         );
         assert!(error.contains("the server's log says why"), "{error}");
     }
+}
+
+#[test]
+fn a_refused_session_fails_with_its_name_and_the_reason() {
+    for (errno, reason) in [
+        (errno::EEXIST, "EEXIST (another session there has this name"),
+        (errno::EINVAL, "EINVAL (the server does not accept this name"),
+        (errno::EACCES, "EACCES (the server's access lists do not admit this client"),
+        (errno::ENOMEM, "ENOMEM (the server has no memory"),
+        (errno::EIO, "EIO (the server's log says why)"),
+    ] {
+        let refuse = move |_| InfoRsp::refusal(errno).to_vec();
+        let mut fixture = Fixture::new(|s| s.how.info_rsp = Some(Box::new(refuse)));
+        fixture.until("the failure", SEC, |s| s.client.control.failure().is_some());
+        let error = fixture.client.control.failure().unwrap().to_string();
+        assert!(error.contains(&format!("refused session \"fixture\": {reason}")), "{error}");
+        let (connect, ..) = fixture.server.connects()[0];
+        assert!(ClientExtensions::decode(&connect.ext).info_refusals);
+    }
+    // A session that was up tries again.
+    let mut fixture = Fixture::open(|_| {});
+    fixture.server.how.info_rsp = Some(Box::new(|_| InfoRsp::refusal(errno::EEXIST).to_vec()));
+    fixture.server.end_path(fixture.now(), 0);
+    fixture.until("the refusal", 5 * SEC, |s| s.client.last_error(0).contains("EEXIST"));
+    fixture.server.how.info_rsp = None;
+    fixture.until("a good path", 10 * SEC, Fixture::is_whole);
 }

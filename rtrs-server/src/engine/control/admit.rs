@@ -18,6 +18,7 @@ use rtrs_core::wire::{ClientExtensions, ConnReq};
 use super::Control;
 use super::backlog::CONNECT;
 use super::connect::{Attempt, Tables, check_session_exists, refuse};
+use super::info::end_others;
 use super::limiter::{Candidate, Decision};
 use super::permission::check_connect;
 use super::refusal::Refusal;
@@ -97,7 +98,7 @@ fn admit(
     let opened = control.registry.session(id).is_some_and(Session::has_opened);
     control.limiter.joined(candidate, opened);
     if !must_authenticate {
-        control.end_others(id, ctx);
+        end_others(control, id, ctx);
     }
     if is_new {
         log_depth(control, attempt, path.session.limits, ctx);

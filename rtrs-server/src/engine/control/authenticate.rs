@@ -16,6 +16,7 @@ use rtrs_core::wire::{AUTH_VERSION, Challenge, Fence, Name, errno};
 
 use super::Control;
 use super::connect::way_of;
+use super::info::{end_others, name_taken, refuse_name};
 use super::path::Path;
 use super::permission::check_proof;
 use super::refusal::Refusal;
@@ -133,7 +134,11 @@ impl Control {
             self.refused.count(refusal.reason());
             self.log.refused(ctx.now, peer, who, refusal);
         }
-        reply_to.answer(ControlAnswer::Refused(errno::EACCES), ctx.out);
+        let errno = match refusal {
+            Refusal::NameTaken(_) => errno::EEXIST,
+            _ => errno::EACCES,
+        };
+        reply_to.answer(ControlAnswer::Refused(errno), ctx.out);
     }
 
     /// Counts and logs a failed proof.
@@ -236,7 +241,12 @@ impl Control {
         let Some(path) = self.registry.path_mut(key) else { return };
         let shared = Arc::clone(path.shared());
         if self.evicted.is_taken(name, shared.session.id, &self.registry) {
-            return self.refuse_name(key, name, &identity.who, ctx);
+            // A client that supports refusals closes the path itself.
+            if shared.origin.takes_info_refusals {
+                let refusal = name_taken(self, name, shared.session.id, ctx);
+                return self.refuse_proof(reply_to, &identity.who, &refusal, ctx);
+            }
+            return refuse_name(self, key, name, &identity.who, ctx);
         }
         if !shared.session.prove(&identity.who) || !shared.prove(identity) {
             tracing::error!(path = %key, "internal error: a client authenticated twice on a path");
@@ -250,7 +260,7 @@ impl Control {
         self.registry.note_paths(id);
         let opened = shared.session.has_opened();
         shared.chunks.get().into_iter().for_each(|pool| pool.let_write(opened));
-        self.end_others(id, ctx);
+        end_others(self, id, ctx);
         self.log.proved(&shared);
         self.path_up(&shared, name, ctx);
         reply_to.answer(ControlAnswer::Done, ctx.out);

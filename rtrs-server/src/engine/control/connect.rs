@@ -408,6 +408,7 @@ fn origin_of(attempt: Attempt<'_>, transport: &'static str) -> PathOrigin {
         takes_changed: extensions.changed,
         takes_standby: extensions.gateways,
         takes_times: extensions.times,
+        takes_info_refusals: extensions.info_refusals,
         must_authenticate,
         identity: request.identity.clone(),
     }

@@ -21,6 +21,9 @@ impl Control {
     /// Begins the end of a path, unless it is ending already.
     pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(key) else { return };
+        // After a refused INFO_REQ, the client closes the path.
+        let refused = path.info_refused().cloned();
+        let end = refused.as_ref().unwrap_or(end);
         let peer = path.shared().origin.peer;
         let is_loud = path.shared().session.has_opened() && !path.is_unproved()
             || path.state().is_ending()
@@ -71,7 +74,7 @@ impl Control {
         }
         let Some(path) = self.live_path(key) else { return };
         let peer = path.shared().origin.peer;
-        let place = path.is_known().then(|| path.place());
+        let place = path.known_place();
         if let Some(place) = place.and_then(|place| self.known.path_ended(place)) {
             report_address(place, false, ctx);
         }

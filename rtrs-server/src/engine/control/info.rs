@@ -19,28 +19,6 @@ use crate::engine::message::ShardMessage;
 use crate::path::{PathEnd, PathKey, PathShared, PeerFault};
 
 impl Control {
-    /// Ends paths that disagree with the session, now that its client is known.
-    pub(super) fn end_others(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
-        let Some(session) = self.registry.session(id) else { return };
-        let others = self.registry.paths_of(id).filter(|path| !session.is_of(path));
-        let others: Vec<PathKey> = others.map(Path::key).collect();
-        others.iter().for_each(|key| self.end_path(*key, &PathEnd::OtherClient, ctx));
-    }
-
-    /// Refuses a path because another session has the requested name.
-    pub(super) fn refuse_name(&mut self, key: PathKey, name: Name, who: &Who, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.registry.path(key) else { return };
-        let (id, peer) = (path.shared().session.id, path.shared().origin.peer);
-        let of_name = |session: &&Session| session.name() == Some(name);
-        let has: Vec<_> = self.registry.sessions().filter(of_name).map(Session::id).collect();
-        self.hurry(&has, id, ctx);
-        let refusal = Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned());
-        self.refused.count(refusal.reason());
-        self.log.refused(ctx.now, peer, who, &refusal);
-        let Refusal::NameTaken(name) = refusal else { return };
-        self.end_path(key, &PathEnd::NameTaken(name), ctx);
-    }
-
     /// Processes INFO_REQ: validates it, creates the chunks, and lets the shard of connection 0
     /// answer.
     pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
@@ -50,25 +28,27 @@ impl Control {
         let shared = Arc::clone(path.shared());
         let name = match admitted {
             Ok(name) => name,
-            Err(error) => return self.end_path(key, &PathEnd::Peer(PeerFault::Info(error)), ctx),
+            Err(error) => {
+                return refuse_info(self, key, &PathEnd::Peer(PeerFault::Info(error)), ctx);
+            }
         };
         let id = shared.session.id;
         let unproved = shared.is_unproved();
         // A client that has not authenticated must not learn which names exist.
         if !unproved && self.evicted.is_taken(name, id, &self.registry) {
             let who = shared.session.name_of_client();
-            return self.refuse_name(key, name, &who, ctx);
+            return refuse_name(self, key, name, &who, ctx);
         }
         let client = shared.client();
         if !unproved
             && check_session(&self.exports.access(), &self.exports, client, id, &self.registry)
                 .is_err()
         {
-            return self.end_path(key, &PathEnd::NotAllowed, ctx);
+            return refuse_info(self, key, &PathEnd::NotAllowed, ctx);
         }
         let tables = Tables { registry: &mut self.registry, limiter: &mut self.limiter };
         if let Err(error) = self.connector.make_chunks(&shared, tables) {
-            return self.end_path(key, &PathEnd::Unserved(error.to_string()), ctx);
+            return refuse_info(self, key, &PathEnd::Unserved(error.to_string()), ctx);
         }
         let Some(path) = self.registry.path_mut(key) else { return };
         path.connected();
@@ -99,5 +79,52 @@ impl Control {
         if session.has_opened() {
             self.make_known(id, ctx);
         }
+    }
+}
+
+/// Ends paths that disagree with the session, now that its client is known.
+pub(super) fn end_others(control: &mut Control, id: SessionId, ctx: &mut Ctx<'_>) {
+    let Some(session) = control.registry.session(id) else { return };
+    let others = control.registry.paths_of(id).filter(|path| !session.is_of(path));
+    let others: Vec<PathKey> = others.map(Path::key).collect();
+    others.iter().for_each(|key| control.end_path(*key, &PathEnd::OtherClient, ctx));
+}
+
+/// Returns the refusal of a name that another session has, and checks soon whether the client of
+/// that session is dead. `id` is the session that requested the name.
+pub(super) fn name_taken(
+    control: &mut Control,
+    name: Name,
+    id: SessionId,
+    ctx: &mut Ctx<'_>,
+) -> Refusal {
+    let of_name = |session: &&Session| session.name() == Some(name);
+    let has: Vec<_> = control.registry.sessions().filter(of_name).map(Session::id).collect();
+    control.hurry(&has, id, ctx);
+    Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned())
+}
+
+/// Refuses a path because another session has the requested name.
+pub(super) fn refuse_name(
+    control: &mut Control,
+    key: PathKey,
+    name: Name,
+    who: &Who,
+    ctx: &mut Ctx<'_>,
+) {
+    let Some(path) = control.registry.path(key) else { return };
+    let (id, peer) = (path.shared().session.id, path.shared().origin.peer);
+    let refusal = name_taken(control, name, id, ctx);
+    control.refused.count(refusal.reason());
+    control.log.refused(ctx.now, peer, who, &refusal);
+    let Refusal::NameTaken(name) = refusal else { return };
+    refuse_info(control, key, &PathEnd::NameTaken(name), ctx);
+}
+
+/// Refuses INFO_REQ: reports the reason to a client that supports it, or ends the path.
+fn refuse_info(control: &mut Control, key: PathKey, why: &PathEnd, ctx: &mut Ctx<'_>) {
+    let path = control.registry.path_mut(key);
+    if !path.is_some_and(|path| path.refuse_info(why, ctx.out)) {
+        control.end_path(key, why, ctx);
     }
 }

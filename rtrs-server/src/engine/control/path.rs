@@ -20,9 +20,9 @@ use crate::engine::control::refusal::Refusal;
 use crate::engine::device_table::DeviceId;
 use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
 use crate::path::chunks::ChunkPool;
-use crate::path::handshake::{InfoError, Joining};
+use crate::path::handshake::Joining;
 use crate::path::state::PathState;
-use crate::path::{PathEnd, PathKey, PathShared};
+use crate::path::{InfoError, PathEnd, PathKey, PathShared};
 use crate::stats::{PathAuth, PathSnapshot, PathStage, micros, millis};
 
 /// A shard that has connections of the path, and its last report.
@@ -127,22 +127,20 @@ impl Path {
         }
     }
 
-    /// Provider and address of the client.
-    pub(super) fn place(&self) -> PeerAddress {
-        (self.shared.origin.provider, self.shared.origin.peer.ip().to_canonical())
+    /// Provider and address of the client, if they were reported to the listeners as known.
+    pub(super) fn known_place(&self) -> Option<PeerAddress> {
+        let origin = &self.shared.origin;
+        self.known.then(|| (origin.provider, origin.peer.ip().to_canonical()))
     }
 
     /// Marks its address as known and returns it, if it was not known yet, the handshake is over
     /// and the client has authenticated.
     pub(super) fn make_known(&mut self) -> Option<PeerAddress> {
-        let due = !self.known && self.state == PathState::Connected && !self.is_unproved();
-        self.known |= due;
-        due.then(|| self.place())
-    }
-
-    /// Whether its address was reported as known.
-    pub(super) fn is_known(&self) -> bool {
-        self.known
+        if self.known || self.state != PathState::Connected || self.is_unproved() {
+            return None;
+        }
+        self.known = true;
+        self.known_place()
     }
 
     /// Whether it may carry requests of its session, and has chunks or is getting them.
@@ -255,6 +253,26 @@ impl Path {
         Some(joining.admit(bytes))
     }
 
+    /// Reports to the client why INFO_REQ is refused, if the reason has an errno and the client
+    /// supports it; the client then closes the path. Returns false if the server must close it.
+    pub(super) fn refuse_info(&mut self, why: &PathEnd, out: &mut Outbox) -> bool {
+        let takes = self.shared.origin.takes_info_refusals;
+        let (Some(errno), Some(joining)) =
+            (why.info_errno().filter(|_| takes), self.joining.as_mut())
+        else {
+            return false;
+        };
+        joining.refuse(why.clone());
+        let path = self.shared.key;
+        out.shard(CoreIndex(0), ShardMessage::RefuseInfo { path, errno });
+        true
+    }
+
+    /// Reason why INFO_REQ was refused, if the client was told.
+    pub(super) fn info_refused(&self) -> Option<&PathEnd> {
+        self.joining.as_ref().and_then(Joining::refused)
+    }
+
     /// Records that INFO_REQ was accepted. Called before INFO_RSP is sent: requests may follow it
     /// at once, on any shard.
     pub(super) fn connected(&mut self) {
@@ -326,14 +344,9 @@ impl Path {
         self.timer
     }
 
-    /// Sets the time of the next check. Returns the previous one.
-    pub(super) fn set_timer(&mut self, at: Instant) -> Option<Instant> {
-        self.timer.replace(at)
-    }
-
-    /// Clears the timer when the check is done.
-    pub(super) fn timer_over(&mut self) {
-        self.timer = None;
+    /// Sets the time of the next check; None when the check is done. Returns the previous one.
+    pub(super) fn set_timer(&mut self, at: Option<Instant>) -> Option<Instant> {
+        mem::replace(&mut self.timer, at)
     }
 
     /// Checks the timers. Returns the reason if the path must end, and otherwise the time of the

@@ -212,7 +212,7 @@ impl Registry {
     /// Schedules a check of a path at a time, replacing any other.
     pub(super) fn arm_anew(&mut self, key: PathKey, at: Option<Instant>) {
         let (Some(at), Some(path)) = (at, self.paths.get_mut(&key)) else { return };
-        if let Some(before) = path.set_timer(at) {
+        if let Some(before) = path.set_timer(Some(at)) {
             self.timers.remove(&(before, key));
         }
         self.timers.insert((at, key));
@@ -228,7 +228,7 @@ impl Registry {
         self.next_timer().filter(|at| *at <= now)?;
         let (_, key) = self.timers.pop_first()?;
         let path = self.paths.get_mut(&key)?;
-        path.timer_over();
+        path.set_timer(None);
         Some(path)
     }
 

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use rtrs_core::block::Core;
 use rtrs_core::fabric::{
-    Access, BindResult, CloseReason, SgeList, WcOp, WcStatus, WorkCompletion, WrOp,
+    Access, BindResult, CloseReason, Sge, SgeList, WcOp, WcStatus, WorkCompletion, WrOp,
 };
 use rtrs_core::ids::{ChunkIndex, ConnIndex, CoreIndex, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant, earliest};
@@ -111,6 +111,12 @@ impl Shard {
             ShardMessage::Accept(order) => self.accept(*order, ctx),
             ShardMessage::Serve { path } => {
                 self.with_path(path, ctx, |shard, row, ctx| shard.serve(row, ctx));
+            }
+            ShardMessage::RefuseInfo { path, errno } => {
+                self.with_path(path, ctx, |shard, row, ctx| {
+                    let sge = shard.paths[row].shared.messages.info_refusal(errno);
+                    shard.post_info_rsp(row, sge, ctx);
+                });
             }
             ShardMessage::Heartbeat { path } => {
                 let row = self.by_key.get(&path).and_then(|row| self.paths.get(*row));
@@ -451,16 +457,24 @@ impl Shard {
 
     /// Sends INFO_RSP, the first message on connection 0; from then on the peer may send requests.
     fn send_info_rsp(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
-        let path = &mut self.paths[row];
-        // Connection 0 may have ended meanwhile.
-        let Some(service) = path.service() else { return };
-        let conn = &mut self.conns[service];
+        let path = &self.paths[row];
         let sge = path.shared.messages.info_rsp(&path.chunks().describe());
-        let op = WrOp::Send { imm: None, invalidate: None };
-        match conn.send(service, op, SgeList::one(sge), ctx.fabrics) {
-            Ok(()) => ctx.out.control(ControlMessage::Serving { path: path.shared.key }),
-            Err(error) => path.fail_by_fabric(&error, ctx.out),
+        let key = path.shared.key;
+        if self.post_info_rsp(row, sge, ctx) {
+            ctx.out.control(ControlMessage::Serving { path: key });
         }
+    }
+
+    /// Posts INFO_RSP. Returns false if connection 0 has ended or fails.
+    fn post_info_rsp(&mut self, row: PathRow, sge: Sge, ctx: &mut Ctx<'_>) -> bool {
+        let path = &mut self.paths[row];
+        let Some(service) = path.service() else { return false };
+        let op = WrOp::Send { imm: None, invalidate: None };
+        let sent = self.conns[service].send(service, op, SgeList::one(sge), ctx.fabrics);
+        if let Err(error) = &sent {
+            path.fail_by_fabric(error, ctx.out);
+        }
+        sent.is_ok()
     }
 
     /// Processes a message that arrived in a receive without a buffer.

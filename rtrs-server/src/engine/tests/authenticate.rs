@@ -199,6 +199,30 @@ fn a_proof_names_the_client_of_a_path() {
 }
 
 #[test]
+fn a_name_that_another_session_has_is_refused_after_the_proof() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let _holder = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    for info_refusals in [true, false] {
+        let extensions = ClientExtensions { info_refusals, ..ClientExtensions::default() };
+        let options = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
+        let options = proving(PeerOptions { extensions, ..options });
+        let mut second = Peer::up(&mut fixture, options, "sess1");
+        let data = proof(&mut fixture, &clerk, &mut second, &client_config(1));
+        second.send_auth((0, 0), &data);
+        clerk.work(&mut fixture);
+        if info_refusals {
+            assert_eq!(second.reply(&mut fixture).errno, errno::EEXIST);
+            assert_eq!(second.closed(&mut fixture), 0, "the client closes the path");
+            second.leave(&mut fixture);
+        } else {
+            assert_eq!(second.closed(&mut fixture), 3, "no answer");
+        }
+        assert_eq!(fixture.sessions().len(), 1);
+    }
+}
+
+#[test]
 fn a_client_that_cannot_authenticate_is_anonymous() {
     let mut fixture = Fixture::new(StandOptions::default());
     let _clerk = Clerk::hire(&mut fixture, &[1]);

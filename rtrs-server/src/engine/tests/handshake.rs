@@ -3,6 +3,7 @@
 use rtrs_core::limits::Limits;
 use rtrs_core::settings::AutoSwitch;
 use rtrs_core::time::Duration;
+use rtrs_core::wire::ClientExtensions;
 
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions};
@@ -173,11 +174,7 @@ fn invalid_info_requests_end_only_their_path() {
     let mut fixture = Fixture::new(StandOptions::default());
     let one = PeerOptions::default();
     let mut taken = Peer::open(&mut fixture, one);
-    let message = |name: &[u8]| {
-        let mut bytes = vec![0; 272];
-        bytes[2..2 + name.len()].copy_from_slice(name);
-        bytes
-    };
+    let message = info_req;
     let mut wrong_type = message(b"x");
     wrong_type[0] = 4;
     let cases: [(&str, Vec<u8>); 8] = [
@@ -201,6 +198,61 @@ fn invalid_info_requests_end_only_their_path() {
     }
     taken.send_flush((1, 0));
     assert_eq!(taken.reply(&mut fixture).errno, 0);
+}
+
+/// An INFO_REQ with this name.
+fn info_req(name: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 272];
+    bytes[2..2 + name.len()].copy_from_slice(name);
+    bytes
+}
+
+/// A client that supports refusals in INFO_RSP.
+fn takes_refusals() -> PeerOptions {
+    let extensions = ClientExtensions { info_refusals: true, ..ClientExtensions::default() };
+    PeerOptions { session: 9, path: 9, local: 1, extensions, ..PeerOptions::default() }
+}
+
+#[test]
+fn refused_info_requests_are_answered_for_clients_that_support_it() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let _taken = Peer::open(&mut fixture, PeerOptions::default());
+    for (name, errno) in [(&b"sess"[..], 17), (b"a/b", 22), (b"", 22)] {
+        let mut peer = Peer::new(&fixture, takes_refusals());
+        (0..3).for_each(|cid| peer.connect(&mut fixture, cid).unwrap());
+        fixture.posted();
+        peer.send_info(&mut fixture, &info_req(name));
+        // The holder of the name gets a heartbeat, which has no bytes.
+        let posted = fixture.posted().into_iter().map(|posted| posted.bytes);
+        let answers: Vec<_> = posted.filter(|bytes| !bytes.is_empty()).collect();
+        assert_eq!(answers, [[1, 0, 0, 0, errno, 0, 0, 0]]);
+        peer.take_info().expect("a refusal");
+        assert_eq!(peer.info_refused, Some(errno.into()));
+        assert_eq!(peer.closed(&mut fixture), 0, "the client closes the path");
+        assert_eq!(fixture.sessions().len(), 2);
+        peer.leave(&mut fixture);
+        assert_eq!(fixture.sessions().len(), 1);
+    }
+    // A client that sends requests at once loses the path.
+    let mut eager = Peer::new(&fixture, takes_refusals());
+    (0..3).for_each(|cid| eager.connect(&mut fixture, cid).unwrap());
+    eager.send_info(&mut fixture, &info_req(b"a/b"));
+    eager.send_imm(1, 72);
+    assert_eq!(eager.closed(&mut fixture), 3);
+    // No INFO_REQ, no answer.
+    let mut wrong = Peer::new(&fixture, takes_refusals());
+    (0..3).for_each(|cid| wrong.connect(&mut fixture, cid).unwrap());
+    fixture.posted();
+    wrong.send_info(&mut fixture, &info_req(b"x")[..271]);
+    assert_eq!(wrong.closed(&mut fixture), 3);
+    assert!(fixture.posted().iter().all(|posted| posted.bytes.is_empty()));
+    assert_eq!(fixture.sessions().len(), 1);
+    // One that does not close the path loses it with the handshake timeout.
+    let mut idle = Peer::new(&fixture, takes_refusals());
+    (0..3).for_each(|cid| idle.connect(&mut fixture, cid).unwrap());
+    idle.send_info(&mut fixture, &info_req(b"a/b"));
+    fixture.pass(Duration::from_secs(6));
+    assert_eq!(idle.closed(&mut fixture), 3);
 }
 
 #[test]
@@ -266,6 +318,13 @@ fn insufficient_memory_is_reported_with_the_first_connection() {
     bytes[2] = b'x';
     peer.send_info(&mut fixture, &bytes);
     assert_eq!(peer.closed(&mut fixture), 1);
+    fixture.assert_empty();
+    let mut peer = Peer::new(&fixture, PeerOptions { cid_num: 1, ..takes_refusals() });
+    peer.connect(&mut fixture, 0).unwrap();
+    peer.send_info(&mut fixture, &bytes);
+    peer.take_info().expect("a refusal");
+    assert_eq!(peer.info_refused, Some(12));
+    peer.leave(&mut fixture);
     fixture.assert_empty();
 }
 

@@ -3,7 +3,7 @@
 
 use rtrs_core::time::Instant;
 use rtrs_core::tls::ProofFacts;
-use rtrs_core::wire::{ChallengeRsp, Extensions};
+use rtrs_core::wire::{ChallengeRsp, Extensions, errno};
 
 use super::{Path, STEP_TIMEOUT};
 use crate::engine::ctx::Ctx;
@@ -48,6 +48,10 @@ impl Path {
         match proof {
             Proof::Server(answer) => self.challenged(&answer, ctx).map(|()| false),
             Proof::Accepted => self.authenticated(until).map(|()| true),
+            // Only then does the server compare the name of the session with others.
+            Proof::Refused(errno @ errno::EEXIST) => {
+                Err(PathEnd::SessionRefused { errno, session: self.config.name.clone() })
+            }
             Proof::Refused(errno) => {
                 let asked = self.challenge.is_some();
                 Err(AuthError::Refused { errno, asked }.into())
