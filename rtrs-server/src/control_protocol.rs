@@ -3,6 +3,7 @@
 //! (`rtrs_core::local`).
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -104,6 +105,11 @@ pub(crate) enum Request {
     ReloadPreview,
     /// Return the settings of the running exports: [`SavedExports`].
     ExportSave,
+    /// Return where the configuration defines an export: [`Origin`].
+    ExportOrigin {
+        /// Name of the export.
+        name: String,
+    },
 }
 
 /// State of a server.
@@ -221,6 +227,17 @@ pub(crate) struct SavedExports {
     pub(crate) exports: Vec<ExportSpec>,
 }
 
+/// Where the configuration defines an export, or can define it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    /// Directory of files with exports (`exports-dir`), if there is one.
+    pub(crate) exports_dir: Option<PathBuf>,
+    /// Configuration file, if there is one.
+    pub(crate) config: Option<PathBuf>,
+    /// Whether the configuration file or a flag defines the export, and no file of the directory.
+    pub(crate) elsewhere: bool,
+}
+
 /// Reply to a request that adds or changes an export.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Changed {
@@ -234,6 +251,9 @@ pub(crate) struct Changed {
     /// Access that clients have lost.
     #[serde(flatten)]
     pub(crate) losses: Losses,
+    /// File in which the command saved the export (`--save`).
+    #[serde(default)]
+    pub(crate) saved: Option<PathBuf>,
 }
 
 /// Access that clients lose when access lists, certificates or keys change.
@@ -299,6 +319,9 @@ pub(crate) struct Removed {
     pub(crate) removed: String,
     /// Sessions that had the export open.
     pub(crate) ended: Vec<String>,
+    /// File from which the command removed the export (`--save`).
+    #[serde(default)]
+    pub(crate) saved: Option<PathBuf>,
 }
 
 /// Result of a reload.
@@ -407,6 +430,10 @@ mod tests {
             (r#"{"command":"reload","force":true}"#, Request::Reload { force: true }),
             (r#"{"command":"reload-preview"}"#, Request::ReloadPreview),
             (r#"{"command":"export-save"}"#, Request::ExportSave),
+            (
+                r#"{"command":"export-origin","name":"v"}"#,
+                Request::ExportOrigin { name: "v".into() },
+            ),
         ] {
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
         }

@@ -50,6 +50,8 @@ pub struct Plan {
     pub settings: Settings,
     /// Portals to listen on.
     pub listen: Listen,
+    /// Configuration file, if one was named.
+    pub config: Option<PathBuf>,
 }
 
 impl Plan {
@@ -66,7 +68,7 @@ impl Plan {
         settings.export.iter_mut().try_for_each(validate_export)?;
         let chunk_bytes = check_chunk_size(settings.chunk_size)?;
         check_immediate_bits(settings.queue_depth.get(), chunk_bytes)?;
-        let plan = Self { listen: Listen::new(settings.listen.clone())?, settings };
+        let plan = Self { listen: Listen::new(settings.listen.clone())?, settings, config: None };
         plan.check_tls_settings()?;
         plan.check_names()?;
         plan.check_pings()?;

@@ -7,6 +7,7 @@
 
 mod audit;
 mod export;
+pub(crate) mod exports_dir;
 mod missing;
 mod nbd;
 mod rbd;
@@ -22,18 +23,14 @@ pub use rbd::RbdName;
 pub use search::SearchSpec;
 pub use user::UserSpec;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use rtrs_core::settings::{
     Auto, AutoSwitch, ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, MetricsAddress,
-    Portal, Shards, Switch, Time, config_text, deserialize_list, settings_from_yaml, yaml_error,
+    Portal, Shards, Switch, Time, settings_from_yaml,
 };
 
-use crate::error::{Error, ErrorKind};
-
-/// Directory next to the configuration file whose files contain exports.
-const EXPORTS_DIR: &str = "exports.d";
+use crate::error::Error;
 
 rtrs_core::settings! {
     /// The settings of the server.
@@ -307,35 +304,18 @@ impl Settings {
     /// file, and records which directory that is.
     ///
     /// # Errors
-    /// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
+    /// `ErrorKind::ConfigFile` and `ErrorKind::Config`, with name, line and remedy.
     pub(crate) fn add_exports_of_dir(&mut self, config: Option<&Path>) -> Result<(), Error> {
-        let beside =
-            || config?.parent().map(|dir| dir.join(EXPORTS_DIR)).filter(|dir| dir.is_dir());
+        let beside = || {
+            config?.parent().map(|dir| dir.join(exports_dir::DEFAULT)).filter(|dir| dir.is_dir())
+        };
         self.exports_dir = self.exports_dir.take().or_else(beside);
         let Some(dir) = &self.exports_dir else { return Ok(()) };
-        let unreadable = |source| {
-            let text = format!("cannot read the directory {} (exports-dir)", dir.display());
-            Error::with_source(ErrorKind::ConfigFile, text, source)
-        };
-        let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        let mut files: Vec<PathBuf> =
-            entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
-        files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
-        files.sort_unstable();
-        for file in files {
-            self.export.extend(exports_from_file(&file)?);
+        for file in exports_dir::files(dir)? {
+            self.export.extend(exports_dir::read(&file)?);
         }
         Ok(())
     }
-}
-
-/// Reads the exports of one file. An empty file has none.
-fn exports_from_file(file: &Path) -> Result<Vec<ExportSpec>, Error> {
-    let text = config_text(file)?;
-    let document = serde_yaml::Deserializer::from_str(&text);
-    let exports = deserialize_list(document);
-    let exports = exports.map_err(|error| yaml_error(&error, &file.display().to_string()))?;
-    Ok(exports.unwrap_or_default())
 }
 
 #[cfg(test)]

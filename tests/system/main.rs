@@ -11,7 +11,7 @@
 //! memory · `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS · `network.rs` changes of
 //! cables and addresses · `privileges.rs` a server that switches to another user · `proxmox.rs` the
 //! storage plugin of Proxmox VE · `resize.rs`
-//! exports that grow · `server_log.rs` the server's log · `service.rs` messages to the service
+//! exports that grow · `saved.rs` changes that outlast a restart · `server_log.rs` the server's log · `service.rs` messages to the service
 //! manager · `signals.rs` effects of signals · `slow.rs` a disk that does not answer · `times.rs`
 //! network or disk · `tls.rs` tls:// with certificates and keys · `top.rs` the live view ·
 //! `units.rs` the units of systemd · `volumes.rs` several volumes in a session. One file alone:
@@ -43,6 +43,7 @@ mod online;
 mod privileges;
 mod proxmox;
 mod resize;
+mod saved;
 mod server_log;
 mod service;
 mod settings;

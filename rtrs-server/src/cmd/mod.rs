@@ -19,7 +19,7 @@ mod top;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{self, PathBuf};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rtrs_core::settings::{
@@ -36,7 +36,7 @@ use self::server::ServerArgs;
 use self::session::SessionCommand;
 use self::top::TopArgs;
 use crate::daemon::{Reread, Running, check_start, serve, warnings};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, failed};
 use crate::plan::Plan;
 use crate::settings::{OnMissing, Settings};
 
@@ -218,7 +218,9 @@ impl LowArgs {
     pub fn plan(&self) -> Result<Plan, Error> {
         let mut settings = self.layered_settings()?;
         settings.add_exports_of_dir(self.config.as_deref())?;
-        Plan::new(settings)
+        let config = self.config.as_ref().map(path::absolute).transpose();
+        let unknown = failed(ErrorKind::System, "the current directory is not known");
+        Ok(Plan { config: config.map_err(unknown)?, ..Plan::new(settings)? })
     }
 
     /// Runs the command. Without a command, plans a server, and then either stops for `--check` or

@@ -226,6 +226,9 @@ impl Shared {
                 self.change(stream, move |changes| changes.reload(force));
             }
             Request::ReloadPreview => self.change(stream, |changes| changes.preview()),
+            Request::ExportOrigin { name } => {
+                self.change(stream, move |changes| changes.origin(&name));
+            }
             Request::ExportSave => reply(&stream, Ok(self.changes.exports.save())),
             Request::Drain { within_ms } => {
                 if self.busy.swap(true, Ordering::SeqCst) {

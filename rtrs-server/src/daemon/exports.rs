@@ -465,7 +465,7 @@ impl Exports {
         if self.failed.remove(name) {
             self.forget_access(name);
             self.check_access()?;
-            return Ok(Removed { removed: name.to_owned(), ended: Vec::new() });
+            return Ok(Removed { removed: name.to_owned(), ended: Vec::new(), saved: None });
         }
         let hint = "; detach it there, or use --force";
         let (export, ended) = self
@@ -478,7 +478,7 @@ impl Exports {
         }
         self.check_access()?;
         self.release(vec![export], within)?;
-        Ok(Removed { removed: name.to_owned(), ended })
+        Ok(Removed { removed: name.to_owned(), ended, saved: None })
     }
 
     /// Removes an export from the table, so that it can no longer be opened. Returns the export,

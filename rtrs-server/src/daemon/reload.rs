@@ -18,12 +18,12 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
-use crate::control_protocol::{Kept, Reloaded, UnlistedChange};
+use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
 use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, recovery};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
-use crate::settings::{ExportSpec, Settings};
+use crate::settings::{ExportSpec, Settings, exports_dir};
 use crate::stats::Access;
 
 /// Reads flags and configuration file again, if there is one.
@@ -214,6 +214,18 @@ impl Changes {
     /// Reports what a reload would do.
     pub(super) fn preview(&self) -> Result<Reloaded, String> {
         self.reload.preview(&self.exports)
+    }
+
+    /// Reads the configuration to find where it defines an export.
+    pub(super) fn origin(&self, name: &str) -> Result<Origin, String> {
+        let text = |error: Error| error.chain().to_string();
+        let plan = (self.reload.reread)().map_err(text)?;
+        let exports_dir = plan.settings.exports_dir;
+        let file = exports_dir.as_deref().map(|dir| exports_dir::file_of(dir, name));
+        let file = file.transpose().map_err(text)?.flatten();
+        let is_defined = plan.settings.export.iter().any(|spec| spec.name() == name);
+        let elsewhere = is_defined && file.is_none();
+        Ok(Origin { exports_dir, config: plan.config, elsewhere })
     }
 }
 

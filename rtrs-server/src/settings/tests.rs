@@ -1,5 +1,6 @@
 //! Tests of the configuration file: its forms, errors with their lines, and old names.
 
+use std::fs;
 use std::path::Path;
 
 use rtrs_core::settings::settings_from_file;

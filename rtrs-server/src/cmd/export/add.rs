@@ -5,6 +5,7 @@ use std::path;
 use clap::Args;
 use rtrs_core::settings::printable;
 
+use super::store::{Store, saved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
 use crate::cmd::text::losses_text;
 use crate::control_protocol::{Changed, Request};
@@ -20,6 +21,13 @@ pub struct AddArgs {
     /// Set the access list also if that closes other exports or ends sessions
     #[arg(long)]
     pub force: bool,
+
+    /// Write the export to exports-dir too, so that it outlasts a restart
+    ///
+    /// In the file that names it there, or else in NAME.yaml. Refused before anything changes if
+    /// the file cannot be written, or if the configuration file or a flag names the export.
+    #[arg(long)]
+    pub save: bool,
 
     /// The server.
     #[command(flatten)]
@@ -37,11 +45,19 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
         let what = "the current directory is not known";
         *path = path::absolute(&*path).map_err(failed(ErrorKind::System, what))?;
     }
+    let server = Server::find(&args.server)?;
+    let name = export.resolved_name();
+    let name = name.map_err(failed(ErrorKind::Usage, "cannot add an export"))?;
+    let store = args.save.then(|| Store::open(&server, &name)).transpose()?;
     let request = Request::ExportAdd { export, force: args.force };
-    let (added, _) =
-        Server::find(&args.server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
+    let (mut added, _) = server.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
+    let saved = store.map(|store| store.save(&server, "added"));
+    let saved = saved.transpose().map(|file| added.saved = file);
     args.server.output.print(&added, |added| {
         let losses = losses_text(&added.losses, "");
-        format!("{}{} added\n{losses}", warnings_text(&added.warnings), printable(&added.export))
-    })
+        let saved = saved_text(added.saved.as_deref());
+        let warnings = warnings_text(&added.warnings);
+        format!("{warnings}{} added\n{losses}{saved}", printable(&added.export))
+    })?;
+    saved
 }

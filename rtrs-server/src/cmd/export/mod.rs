@@ -7,6 +7,7 @@ mod remove;
 mod resize;
 mod save;
 mod set;
+mod store;
 
 use clap::Subcommand;
 
@@ -33,7 +34,7 @@ pub enum ExportCommand {
     Save(ServerArgs),
     /// Add an export to the running server
     ///
-    /// The export does not outlast a restart unless the configuration names it too.
+    /// Without --save, the export does not outlast a restart unless the configuration names it too.
     Add(Box<AddArgs>),
     /// Remove an export and close its file or disk
     ///

@@ -3,6 +3,7 @@
 use clap::Args;
 use rtrs_core::settings::printable;
 
+use super::store::{Store, saved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, Within};
 use crate::control_protocol::{Removed, Request};
 use crate::error::Error;
@@ -17,6 +18,13 @@ pub struct RemoveArgs {
     #[arg(long)]
     pub force: bool,
 
+    /// Remove it from exports-dir too, so that a restart does not bring it back
+    ///
+    /// Refused before anything changes if the file cannot be written, or if the configuration file
+    /// or a flag names the export.
+    #[arg(long)]
+    pub save: bool,
+
     /// Maximum time to wait for its last requests, for example 10s
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub within: Within,
@@ -27,14 +35,21 @@ pub struct RemoveArgs {
 }
 
 pub(super) fn run(args: &RemoveArgs) -> Result<(), Error> {
-    let RemoveArgs { export, force, within, server } = args;
+    let RemoveArgs { export, force, save, within, server: selected } = args;
     let (name, within_ms) = (export.clone(), within.millis());
     let request = Request::ExportRemove { name, force: *force, within_ms };
     let timeout = within.get() + CHANGE_TIMEOUT;
-    let (removed, _) = Server::find(server)?.request_within::<Removed>(&request, timeout)?;
+    let server = Server::find(selected)?;
+    let store = save.then(|| Store::open(&server, export)).transpose()?;
+    let (mut removed, _) = server.request_within::<Removed>(&request, timeout)?;
+    let saved = store.map_or(Ok(None), Store::remove).map(|file| removed.saved = file);
     let export = printable(export);
-    server.output.print(&removed, |removed| match &removed.ended[..] {
-        [] => format!("{export} removed\n"),
-        ended => format!("{export} removed; ended for {}\n", printable(&ended.join(", "))),
-    })
+    selected.output.print(&removed, |removed| {
+        let ended = match &removed.ended[..] {
+            [] => String::new(),
+            ended => format!("; ended for {}", printable(&ended.join(", "))),
+        };
+        format!("{export} removed{ended}\n{}", saved_text(removed.saved.as_deref()))
+    })?;
+    saved
 }

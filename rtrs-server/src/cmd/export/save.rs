@@ -18,7 +18,7 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
 }
 
 /// Map form of an export, without default values.
-fn without_defaults(spec: &ExportSpec) -> Mapping {
+pub(super) fn without_defaults(spec: &ExportSpec) -> Mapping {
     let defaults = print(&ExportSpec::default());
     let mut map = print(spec);
     map.retain(|name, value| defaults.get(name) != Some(value));

@@ -3,6 +3,7 @@
 use clap::Args;
 use rtrs_core::settings::printable;
 
+use super::store::{Store, saved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
 use crate::cmd::text::losses_text;
 use crate::control_protocol::{Changed, Request};
@@ -26,21 +27,35 @@ pub struct SetArgs {
     #[arg(long)]
     pub force: bool,
 
+    /// Write the export with all its options to exports-dir too, so that they outlast a restart
+    ///
+    /// In the file that names it there, or else in NAME.yaml. Refused before anything changes if
+    /// the file cannot be written, or if the configuration file or a flag names the export.
+    #[arg(long)]
+    pub save: bool,
+
     /// The server.
     #[command(flatten)]
     pub server: ServerArgs,
 }
 
 pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
-    let SetArgs { export, options, force, server } = args;
+    let SetArgs { export, options, force, save, server: selected } = args;
     let checked = ExportSpec::default().with_options(options);
     checked.map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))?;
     let (name, options) = (export.clone(), options.clone());
     let request = Request::ExportSet { name, options, force: *force };
-    let (set, _) = Server::find(server)?.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
-    server.output.print(&set, |set| {
+    let server = Server::find(selected)?;
+    let store = save.then(|| Store::open(&server, export)).transpose()?;
+    let (mut set, _) = server.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
+    let saved = store.map(|store| store.save(&server, "changed"));
+    let saved = saved.transpose().map(|file| set.saved = file);
+    selected.output.print(&set, |set| {
         let what = if set.changed { "changed" } else { "already has these options" };
         let losses = losses_text(&set.losses, "");
-        format!("{}{} {what}\n{losses}", warnings_text(&set.warnings), printable(&set.export))
-    })
+        let saved = saved_text(set.saved.as_deref());
+        let warnings = warnings_text(&set.warnings);
+        format!("{warnings}{} {what}\n{losses}{saved}", printable(&set.export))
+    })?;
+    saved
 }

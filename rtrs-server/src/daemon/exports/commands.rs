@@ -56,6 +56,6 @@ impl Exports {
     fn changed(&self, spec: &ExportSpec, losses: Option<Losses>) -> Changed {
         let warnings = rule_warnings(&self.set, &spec.access);
         let (export, changed) = (spec.name().to_owned(), losses.is_some());
-        Changed { export, changed, warnings, losses: losses.unwrap_or_default() }
+        Changed { export, changed, warnings, losses: losses.unwrap_or_default(), saved: None }
     }
 }

@@ -1,0 +1,60 @@
+//! The directory `exports-dir`, whose files contain exports.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rtrs_core::settings::{config_text, deserialize_list, yaml_error};
+
+use super::ExportSpec;
+use crate::error::{Error, ErrorKind};
+
+/// Name of the directory next to the configuration file.
+pub(crate) const DEFAULT: &str = "exports.d";
+
+/// Lists the files of the directory that contain exports, sorted.
+///
+/// # Errors
+/// [`ErrorKind::ConfigFile`], naming the directory.
+pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let unreadable = |source| {
+        let text = format!("cannot read the directory {} (exports-dir)", dir.display());
+        Error::with_source(ErrorKind::ConfigFile, text, source)
+    };
+    let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let mut files: Vec<PathBuf> =
+        entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
+    files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
+    files.sort_unstable();
+    Ok(files)
+}
+
+/// Reads the exports of one file. An empty file has none.
+///
+/// # Errors
+/// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
+pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
+    parse(&config_text(file)?, file)
+}
+
+/// Parses the text of a file with exports.
+///
+/// # Errors
+/// [`ErrorKind::Config`], with name, line and remedy.
+pub(crate) fn parse(text: &str, file: &Path) -> Result<Vec<ExportSpec>, Error> {
+    let exports = deserialize_list(serde_yaml::Deserializer::from_str(text));
+    let exports = exports.map_err(|error| yaml_error(&error, &file.display().to_string()))?;
+    Ok(exports.unwrap_or_default())
+}
+
+/// Finds the file of the directory that defines an export.
+///
+/// # Errors
+/// Those of [`files`] and [`read`].
+pub(crate) fn file_of(dir: &Path, name: &str) -> Result<Option<PathBuf>, Error> {
+    for file in files(dir)? {
+        if read(&file)?.iter().any(|spec| spec.resolved_name().is_ok_and(|its| its == name)) {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}

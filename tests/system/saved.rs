@@ -1,0 +1,188 @@
+//! `--save` of the commands that change exports: what runs is what the next server starts with.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, Server, bin, is_root, requires, run,
+    sparse_file,
+};
+use serde_json::Value;
+
+/// Directory of a configuration with its exports, and of a volume.
+struct Host {
+    scratch: Scratch,
+}
+
+impl Host {
+    /// Creates a configuration file with this text.
+    fn new(config: &str) -> Self {
+        let scratch = Scratch::new();
+        fs::create_dir(scratch.path("exports.d")).expect("a directory");
+        fs::write(scratch.path("server.yaml"), config).expect("a file");
+        sparse_file(&scratch.path("vol1.img"), 1 << 20);
+        Self { scratch }
+    }
+
+    fn start(&self) -> Server {
+        let config = self.scratch.text("server.yaml");
+        Server::builder().args(&["--config", &config]).start()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.scratch.path(name)).expect("a file")
+    }
+
+    /// Names of the files in the directory of exports.
+    fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.scratch.path("exports.d")).expect("a directory");
+        let name = |entry: std::io::Result<fs::DirEntry>| {
+            entry.expect("a file").file_name().to_string_lossy().into_owned()
+        };
+        let mut names: Vec<String> = entries.map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// Runs a command for the server in a shell, after these shell commands.
+    fn run_after(&self, server: &Server, shell: &str, words: &[&str]) -> Finished {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{shell}; exec \"$@\""), "sh"]);
+        command.arg(bin("rtrs-server")).args(words).arg("--run-dir").arg(server.run_dir());
+        command.env("EXPORTS", self.scratch.path("exports.d"));
+        Proc::start(command).wait(COMMAND_TIME_MAX)
+    }
+}
+
+fn saved(server: &Server) -> Value {
+    server.command(&["export", "save", "-o", "json"]).ok().json()
+}
+
+#[test]
+fn what_runs_is_what_starts() {
+    let host = Host::new("export: ['base=null:1M']\n");
+    let server = host.start();
+    let added = format!("vol1={}", host.scratch.text("vol1.img"));
+    let done = server.command(&["export", "add", &added, "--save", "-o", "json"]).ok().json();
+    let file = host.scratch.text("exports.d/vol1.yaml");
+    assert_eq!(done["saved"], *file, "{done}");
+    let mode = fs::metadata(&file).expect("the file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o644, "a server without root reads it");
+    let set = ["export", "set", "vol1", "block-size=4096", "access=anyone:ro"];
+    let set = server.command(&[&set[..], &["--save", "--force"]].concat()).ok();
+    let _ = set.says("vol1 changed\n").says(&format!("saved in {file}\n"));
+    let running = saved(&server);
+    let _ = server.stop(STOP_TIME_MAX);
+
+    let server = host.start();
+    assert_eq!(saved(&server), running);
+    let reloaded = server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(reloaded["unchanged"], 2, "{reloaded}");
+    let _ = server.command(&["export", "remove", "vol1", "--save"]).ok().says("saved in ");
+    assert_eq!(host.files(), [] as [&str; 0]);
+    let running = saved(&server);
+    let _ = server.stop(STOP_TIME_MAX);
+    let server = host.start();
+    assert_eq!(saved(&server), running);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_file_of_several_exports_keeps_the_others() {
+    let host = Host::new("");
+    fs::write(
+        host.scratch.path("exports.d/all.yaml"),
+        "# Test volumes.\n- mem1=mem:1M\n- name: mem2\n  target: mem:2M # large\n",
+    )
+    .expect("a file");
+    let server = host.start();
+    let _ = server.command(&["export", "set", "mem1", "migration=deny", "--save"]).code(1);
+    let _ = server.command(&["export", "set", "mem1", "ro", "--save"]).ok().says("all.yaml\n");
+    assert_eq!(
+        host.read("exports.d/all.yaml"),
+        "# Test volumes.\n- name: mem1\n  target: mem:1M\n  ro: true\n- name: mem2\n  \
+         target: mem:2M\n"
+    );
+    assert!(host.read("exports.d/all.yaml~").contains("# large"), "lost comments are kept");
+    let running = saved(&server);
+    let _ = server.stop(STOP_TIME_MAX);
+    let server = host.start();
+    assert_eq!(saved(&server), running);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_before_it_changes() {
+    let host = Host::new("export: ['base=null:1M']\n");
+    let server = host.start();
+    let before = saved(&server);
+    let config = host.scratch.text("server.yaml");
+    for words in [&["set", "base", "ro"][..], &["remove", "base"], &["add", "base=null:2M"]] {
+        let words = [&["export"], words, &["--save"]].concat();
+        let refused = server.command(&words).code(1);
+        let _ = refused.says("nothing changed").says(&config).says("duplicate; move the entry");
+    }
+    fs::write(host.scratch.path("exports.d/wrong.yaml"), "name: x\n").expect("a file");
+    let add = ["export", "add", "new=null:1M", "--save"];
+    let _ = server.command(&add).code(1).says("wrong.yaml:1: missing field");
+    fs::remove_dir_all(host.scratch.path("exports.d")).expect("a directory");
+    let _ = server.command(&add).code(1).says("exports.d does not exist; create it");
+    assert_eq!(saved(&server), before);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_found_before_the_change() {
+    let host = Host::new("export: ['base=null:1M']\n");
+    let dir = host.scratch.path("exports.d");
+    let server = host.start();
+    let add = ["export", "add", "new=null:1M", "--save"];
+    let refused = if is_root() {
+        let usable = requires(&["unshare", "mount"])
+            && run("unshare", &["-m", "true"], COMMAND_TIME_MAX).code == Some(0);
+        if !usable {
+            return;
+        }
+        let shell = "exec unshare -m sh -c 'mount --bind \"$EXPORTS\" \"$EXPORTS\" && \
+                     mount -o remount,bind,ro \"$EXPORTS\" && exec \"$@\"' sh \"$@\"";
+        host.run_after(&server, shell, &add)
+    } else {
+        fs::set_permissions(&dir, Permissions::from_mode(0o555)).expect("a directory");
+        server.command(&add)
+    };
+    let _ = refused.code(1).says("nothing changed: cannot save in ");
+    fs::set_permissions(&dir, Permissions::from_mode(0o755)).expect("a directory");
+    let list = server.command(&["export", "list"]).ok().stdout;
+    assert!(!list.contains("new"), "{list}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_change_that_could_not_be_saved_is_reported() {
+    let host = Host::new("export: ['base=null:1M']\n");
+    let server = host.start();
+    // Files may grow to one block of 512 or 1024 bytes, and the entry is larger: as on a full disk,
+    // the command can create a file and writes only a part of it.
+    let full = "trap '' XFSZ; ulimit -f 1";
+    let deep = format!("deep/{}", "d".repeat(200));
+    let deep = vec![deep; 6].join("/");
+    fs::create_dir_all(host.scratch.path(&deep)).expect("directories");
+    let target = host.scratch.path(&deep).join("new.img");
+    sparse_file(&target, 1 << 20);
+    let add = format!("new={}", target.display());
+    let failed = host.run_after(&server, full, &["export", "add", &add, "--save"]);
+    let _ = failed
+        .code(1)
+        .says("new added\n")
+        .says("\"new\" is added, but that is not saved in ")
+        .says("exports.d/new.yaml; put its entry of `rtrs-server export save` there");
+    assert_eq!(host.files(), [] as [&str; 0], "no half of a file");
+    let _ = server.command(&["export", "list"]).ok().says("new ");
+    let _ = server.command(&["export", "set", "new", "ro", "--save"]).ok();
+    let before = host.read("exports.d/new.yaml");
+    let failed = host.run_after(&server, full, &["export", "set", "new", "rw", "--save"]);
+    let _ = failed.code(1).says("new changed\n").says("is changed, but that is not saved");
+    assert_eq!(host.read("exports.d/new.yaml"), before, "the old file is complete");
+    let _ = server.stop(STOP_TIME_MAX);
+}
