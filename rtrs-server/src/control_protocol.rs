@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::access_list::ListChange;
 use crate::settings::{AccessRule, ExportSpec};
-use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot};
+use crate::stats::{ExportSnapshot, ExportUser, MemorySnapshot, Revoked, SessionSnapshot};
 
 /// Maximum time that a command waits for IO requests, in milliseconds.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
@@ -23,6 +24,13 @@ pub(crate) enum Request {
         /// Whether to include the [`Load`], for which the control shard is asked.
         #[serde(default)]
         load: bool,
+    },
+    /// Return the settings of the server: [`SettingValues`].
+    Get,
+    /// Change settings of the server: [`SettingValues`], those that were changed.
+    Set {
+        /// New values, as in the configuration file.
+        settings: BTreeMap<String, String>,
     },
     /// Return all metrics: [`Samples`](rtrs_core::metrics::Samples).
     Metrics,
@@ -137,6 +145,24 @@ pub(crate) struct Status {
     /// Exports, sessions and memory, if requested.
     #[serde(flatten)]
     pub(crate) load: Option<Load>,
+}
+
+/// Settings of a server.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SettingValues {
+    /// Settings, sorted by name.
+    pub(crate) settings: Vec<SettingValue>,
+}
+
+/// A setting of a server.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SettingValue {
+    /// Name, as in the configuration file.
+    pub(crate) name: String,
+    /// Current value.
+    pub(crate) value: Value,
+    /// Whether it can change while the server runs.
+    pub(crate) changeable: bool,
 }
 
 /// Exports, sessions and memory of a server.
@@ -391,6 +417,11 @@ mod tests {
             (r#"{"command":"status"}"#, Request::Status { load: false }),
             (r#"{"command":"status","load":true}"#, Request::Status { load: true }),
             (r#"{"command":"metrics"}"#, Request::Metrics),
+            (r#"{"command":"get"}"#, Request::Get),
+            (
+                r#"{"command":"set","settings":{"log":"debug"}}"#,
+                Request::Set { settings: [("log".into(), "debug".into())].into() },
+            ),
             (r#"{"command":"session-list"}"#, Request::SessionList),
             (
                 r#"{"command":"session-disconnect","session":"s","path":3}"#,

@@ -37,6 +37,50 @@ fn the_server_logs_its_exports_and_final_statistics() {
 }
 
 #[test]
+fn the_log_level_changes_while_both_ends_run() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let client = Client::attach("vol0").path(server.portal());
+    let client = client.args(&["--session-name", "sess"]).start();
+    let connecting = || lines(&server.output(), &["DEBUG", "path connecting"]).len();
+    assert_eq!(connecting(), 0);
+    let _ = server.command(&["set", "log=debug"]).ok().says("log: debug\n");
+    let _ = wait_line(&server, &["the filter of the log has changed", "before=info"]);
+    let _ = server.command(&["session", "disconnect", "sess"]).ok();
+    let _ = wait_line(&server, &["DEBUG", "path connecting"]);
+    let got = server.command(&["get", "log", "queue-depth"]).ok();
+    assert_eq!(got.stdout, "log: debug\nqueue-depth: 512  # needs a restart\n");
+    let _ = server.command(&["set", "log=info", "-o", "json"]).ok();
+    let _ = wait_line(&server, &["the filter of the log has changed", "after=info"]);
+    let count = connecting();
+    // A client whose path connects before it is refused.
+    let (_, refused) = Client::attach("none").path(server.portal()).try_start();
+    let _ = refused.code(1);
+    let _ = wait_line(&server, &["refused an open", "export=none"]);
+    assert_eq!(connecting(), count, "{}", server.output());
+    let allowed = "use error, warn, info, debug, trace or off, or MODULE=LEVEL";
+    for words in [["set", "log=loud"], ["set", "log="]] {
+        let _ = server.command(&words).code(2).says(allowed);
+    }
+    let _ = server.command(&["set", "queue-depth=1"]).code(2).says("restart the server");
+    let _ = server.command(&["set", "no-such=1"]).code(2).says("there is no setting no-such");
+
+    // The client logs each change at level info.
+    let set = |value: &str| client.command(&["set", "vol0", value]);
+    let _ = set("log=loud").code(2).says(allowed);
+    let _ = set("log=error").ok().says("log: error\n");
+    assert_eq!(client.command(&["get", "vol0", "log"]).ok().stdout, "log: error\n");
+    let _ = set("no-path=queue").ok();
+    let _ = set("log=info").ok();
+    let log = wait_for("the line of the last change", COMMAND_TIME_MAX, || {
+        let log = client.command(&["logs", "vol0"]).ok().stdout;
+        log.contains("log set to info").then_some(log)
+    });
+    assert!(!log.contains("no-path set to queue"), "{log}");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn repeated_refusals_are_logged_rarely_with_their_reason() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let portal = server.portal().to_owned();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
+use rtrs_core::logging::change_filter;
 use rtrs_core::settings::{AutoSwitch, Scheme};
 
 use super::config::tuning;
@@ -89,6 +90,10 @@ impl Roster {
         };
         let plans: Vec<AttachPlan> = members.iter().map(changed).collect::<Result<_, _>>()?;
         let Some(first) = plans.first() else { return Err("the session is ending".into()) };
+        let log = &first.session.settings.log;
+        if members.first().is_some_and(|member| member.plan.session.settings.log != *log) {
+            change_filter(log)?;
+        }
         shards.change(Change::Tune(Box::new(tuning(&first.session))))?;
         for (member, plan) in members.iter_mut().zip(plans) {
             member.plan = plan;

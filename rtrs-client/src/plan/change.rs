@@ -13,12 +13,13 @@ use crate::error::{Error, usage};
 use crate::settings::SlowIo;
 
 /// Settings that may change while a session is attached.
-const CHANGEABLE: [&str; 9] = [
+const CHANGEABLE: [&str; 10] = [
     "connect-timeout",
     "heartbeat",
     "heartbeat-idle-max",
     "heartbeat-missed-max",
     "io-timeout",
+    "log",
     "no-path",
     "policy",
     "reconnect-max",

@@ -8,15 +8,22 @@ mod limit;
 mod line;
 
 use std::io;
+use std::sync::OnceLock;
 
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::reload::Error;
 
 use self::limit::Limits;
 pub use self::line::timestamp;
 use self::line::{Line, LineFormat};
 use crate::rt::{Log, SettleAtEnd};
 use crate::settings::{LogFilter, LogFormat};
+
+type Change = Box<dyn Fn(EnvFilter) -> Result<(), Error> + Send + Sync>;
+
+/// Replaces the filter of this process's log, once the log has started.
+static CHANGE: OnceLock<Change> = OnceLock::new();
 
 /// Starts the log of this process; keep the returned value until the end. A process that already
 /// has a log, as in tests, keeps it.
@@ -26,17 +33,29 @@ use crate::settings::{LogFilter, LogFormat};
 pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<SettleAtEnd> {
     let log = Log::start(io::stderr(), move |count| lost_lines(format, count))?;
     let writer = log.clone();
-    let started = tracing_subscriber::fmt()
+    let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter.get()))
         .with_writer(move || writer.clone())
         .log_internal_errors(false)
         .with_ansi(false)
         .event_format(LineFormat::new(format, Limits::default()))
-        .try_init();
-    if started.is_err() {
+        .with_filter_reloading();
+    let handle = subscriber.reload_handle();
+    if subscriber.try_init().is_err() {
         tracing::debug!("a log is already set up");
+    } else {
+        CHANGE.get_or_init(|| Box::new(move |filter| handle.reload(filter)));
     }
     Ok(SettleAtEnd(log))
+}
+
+/// Selects other lines for the log of this process from now on.
+///
+/// # Errors
+/// Fails in a process that has not started its log with [`log_to_stderr`].
+pub fn change_filter(filter: &LogFilter) -> Result<(), String> {
+    let change = CHANGE.get().ok_or("this process has no log")?;
+    change(EnvFilter::new(filter.get())).map_err(|error| format!("cannot change the log: {error}"))
 }
 
 /// Returns the line that reports lost lines.

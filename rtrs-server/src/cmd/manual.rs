@@ -5,7 +5,8 @@ use rtrs_core::settings::{FileUse, FormatPage, KeyGroup, Manual, describe};
 use crate::settings::{ExportSpec, Settings};
 
 /// Commands that reach a running server through its control socket.
-const CONTROL: &[&str] = &["status", "session", "top", "metrics", "drain", "export", "reload"];
+const CONTROL: &[&str] =
+    &["status", "set", "get", "session", "top", "metrics", "drain", "export", "reload"];
 
 const FILES: &[FileUse] = &[
     FileUse {

@@ -13,6 +13,7 @@ mod metrics;
 mod reload;
 mod server;
 mod session;
+mod set;
 mod status;
 mod text;
 mod top;
@@ -34,6 +35,7 @@ use self::metrics::MetricsArgs;
 use self::reload::ReloadArgs;
 use self::server::ServerArgs;
 use self::session::SessionCommand;
+use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
 use crate::daemon::{Reread, Running, check_start, serve, warnings};
 use crate::error::{Error, ErrorKind, failed};
@@ -106,6 +108,15 @@ pub enum Command {
     /// Version, uptime, addresses, and the numbers of exports, sessions and paths by state. `export
     /// list` and `session list` have the details.
     Status(ServerArgs),
+    /// Change settings of a running server: its log level
+    ///
+    /// Until the server ends. The log level of the next start is that of the configuration. Exports
+    /// and access lists change with `export` and `reload`; other settings need a restart.
+    Set(SetArgs),
+    /// Print settings of a running server
+    ///
+    /// Without exports and access lists, which `export list` shows.
+    Get(GetArgs),
     /// List and end the sessions of a running server
     ///
     /// The server is found by its control socket in the run directory.
@@ -185,6 +196,8 @@ impl LowArgs {
         match &self.command {
             None | Some(Command::Documents(_)) => self.output,
             Some(Command::Status(args)) => args.output,
+            Some(Command::Set(args)) => args.server.output,
+            Some(Command::Get(args)) => args.server.output,
             Some(Command::Session(command)) => command.server().output,
             Some(Command::Top(args)) => args.server.output,
             Some(Command::Metrics(args)) => args.server.output,
@@ -231,6 +244,8 @@ impl LowArgs {
     pub fn run(&self) -> Result<(), Error> {
         match &self.command {
             Some(Command::Status(args)) => return status::run(args),
+            Some(Command::Set(args)) => return set::set(args),
+            Some(Command::Get(args)) => return set::get(args),
             Some(Command::Session(command)) => return session::run(command),
             Some(Command::Top(args)) => return top::run(args),
             Some(Command::Metrics(args)) => return metrics::run(args),
@@ -321,7 +336,7 @@ mod tests {
             let nested = all.iter().copied().find(|c| c.get_name() == name).unwrap();
             all.extend(nested.get_subcommands().filter(|c| c.get_name() != "help"));
         }
-        assert_eq!(all.len(), 19);
+        assert_eq!(all.len(), 21);
         for command in all {
             let name = command.get_name();
             let short = command.get_about().unwrap_or_else(|| panic!("{name} has no help"));

@@ -25,6 +25,7 @@ use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::privileges;
 use crate::daemon::reload::Changes;
 use crate::daemon::status;
+use crate::daemon::tunables::Tunables;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
 use crate::export::ExportTable;
@@ -62,6 +63,7 @@ struct Shared {
     control: ControlShard,
     metrics: Arc<ServerMetrics>,
     metrics_at: Option<String>,
+    tunables: Tunables,
     started: Instant,
     /// Whether a drain is in progress.
     busy: AtomicBool,
@@ -126,6 +128,7 @@ impl ServerControl {
             control,
             metrics,
             metrics_at,
+            tunables: Tunables::new(set),
             started: Instant::now(),
             busy: AtomicBool::new(false),
             draining: Mutex::new(None),
@@ -185,6 +188,8 @@ impl Shared {
     fn handle(self: &Arc<Self>, request: Request, stream: UnixStream) {
         match request {
             Request::Status { load } => reply(&stream, self.status(load)),
+            Request::Get => reply(&stream, Ok(self.tunables.values())),
+            Request::Set { settings } => reply(&stream, self.tunables.change(&settings)),
             Request::Metrics => reply(&stream, self.metrics.samples()),
             Request::SessionList => reply(&stream, self.control.sessions()),
 

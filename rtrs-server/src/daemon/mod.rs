@@ -5,7 +5,8 @@
 //! exports below the search path; `identity` determines the IDs of disks and files;
 //! `control_socket` serves the commands, which reach the control shard through `control_shard`;
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
-//! configuration; `status` summarizes the server; `sizes`
+//! configuration; `status` summarizes the server; `tunables` changes
+//! settings while it runs; `sizes`
 //! detects exports that grow; `targets` reopens exports whose path leads to
 //! another file; `audit` writes the audit log; `expiry` reminds of a certificate that expires;
 //! `authenticate` checks the proofs of clients on threads; `metrics` collects the data of scrapes;
@@ -37,10 +38,12 @@ mod shards;
 mod sizes;
 mod status;
 mod targets;
+mod tunables;
 mod warnings;
 
 pub(crate) use check::{Running, check_start};
 pub use driver::ServerShard;
 pub use reload::Reread;
 pub use serve::{serve, serve_over};
+pub(crate) use tunables::LOG;
 pub(crate) use warnings::warnings;

@@ -30,7 +30,7 @@ use crate::stats::Access;
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
 /// Settings that a reload applies.
-const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
+pub(super) const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
 /// Result of reading: settings, certificates or keys, and differences.
 type Read = (Settings, Option<TlsServerConfig>, Reloaded);
