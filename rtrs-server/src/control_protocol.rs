@@ -73,6 +73,9 @@ pub(crate) enum Request {
         force: bool,
         /// Maximum time to wait for the export's last requests, in milliseconds.
         within_ms: u64,
+        /// Whether to report only what would happen.
+        #[serde(default)]
+        dry_run: bool,
     },
     /// Make another gateway serve an export. The reply is [`ExportDrained`] once this server no
     /// longer serves it.
@@ -91,6 +94,9 @@ pub(crate) enum Request {
         /// Whether to change the access list even if that costs clients their access.
         #[serde(default)]
         force: bool,
+        /// Whether to report only what would happen.
+        #[serde(default)]
+        dry_run: bool,
     },
     /// Change the size of an export: [`Resized`].
     ExportResize {
@@ -277,6 +283,9 @@ pub(crate) struct Changed {
     /// Access that clients have lost.
     #[serde(flatten)]
     pub(crate) losses: Losses,
+    /// Whether the change must be forced because of the access list.
+    #[serde(default)]
+    pub(crate) needs_force: bool,
     /// File in which the command saved the export (`--save`).
     #[serde(default)]
     pub(crate) saved: Option<PathBuf>,
@@ -345,6 +354,15 @@ pub(crate) struct Removed {
     pub(crate) removed: String,
     /// Sessions that had the export open.
     pub(crate) ended: Vec<String>,
+    /// The same sessions, with their clients.
+    #[serde(default)]
+    pub(crate) users: Vec<ExportUser>,
+    /// Sessions that lose paths because only the export's access list admitted their clients.
+    #[serde(default)]
+    pub(crate) revoked: Vec<Revoked>,
+    /// Whether the removal must be forced because sessions have the export open.
+    #[serde(default)]
+    pub(crate) needs_force: bool,
     /// File from which the command removed the export (`--save`).
     #[serde(default)]
     pub(crate) saved: Option<PathBuf>,
@@ -443,7 +461,12 @@ mod tests {
             ),
             (
                 r#"{"command":"export-remove","name":"v","within_ms":5}"#,
-                Request::ExportRemove { name: "v".into(), force: false, within_ms: 5 },
+                Request::ExportRemove {
+                    name: "v".into(),
+                    force: false,
+                    within_ms: 5,
+                    dry_run: false,
+                },
             ),
             (
                 r#"{"command":"export-drain","name":"v","within_ms":5}"#,
@@ -451,7 +474,21 @@ mod tests {
             ),
             (
                 r#"{"command":"export-set","name":"v","options":["ro"]}"#,
-                Request::ExportSet { name: "v".into(), options: vec!["ro".into()], force: false },
+                Request::ExportSet {
+                    name: "v".into(),
+                    options: vec!["ro".into()],
+                    force: false,
+                    dry_run: false,
+                },
+            ),
+            (
+                r#"{"command":"export-set","name":"v","options":["ro"],"dry_run":true}"#,
+                Request::ExportSet {
+                    name: "v".into(),
+                    options: vec!["ro".into()],
+                    force: false,
+                    dry_run: true,
+                },
             ),
             (
                 r#"{"command":"export-resize","name":"v","size":4096}"#,

@@ -3,7 +3,8 @@
 //! Each shard writes only its own counters, so that counting costs a plain addition. A reader sees
 //! each number whole, but different numbers may come from slightly different moments.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -492,6 +493,9 @@ pub struct ExportUser {
     pub name: Option<String>,
     /// Mode in which the export is open.
     pub access: Access,
+    /// Addresses of the session's clients.
+    #[serde(default)]
+    pub peers: BTreeSet<IpAddr>,
 }
 
 /// IO of all sessions on an export.
@@ -649,4 +653,7 @@ pub struct Revoked {
     pub paths: usize,
     /// Number of paths that the session keeps. Without any, it ends.
     pub paths_left: usize,
+    /// Addresses of the clients of the lost paths.
+    #[serde(default)]
+    pub peers: BTreeSet<IpAddr>,
 }

@@ -450,9 +450,27 @@ fn the_first_list_closes_other_exports_only_when_forced() {
     // An export with a list that ends its own session.
     let set = ["export", "set", "vol0", "access=anyone@127.0.0.9:rw", "access=anyone@127.0.0.8:rw"];
     let _ = server.command(&set).code(1).says("sessions that would lose paths");
+    let dry =
+        server.command(&[&set[..], &["--dry-run"]].concat()).ok().says("vol0 would be changed");
+    let dry = dry
+        .says("would be ended: 1 path of session vol0-of-127-0-0-7 (anonymous) from 127.0.0.7\n");
+    let _ = dry.says("1 session would be ended\nit would be refused without --force\n");
+    let listed = server.command(&["export", "list", "-o", "json"]).ok().json();
+    assert_eq!((&listed["open_to_everyone"], server.sessions().len()), (&true.into(), 1));
+    let json = server.command(&[&set[..], &["--dry-run", "-o", "json"]].concat()).ok().json();
+    assert_eq!(json["revoked"][0]["peers"], serde_json::json!(["127.0.0.7"]), "{json}");
+    assert_eq!((&json["changed"], &json["needs_force"]), (&true.into(), &true.into()), "{json}");
+    for (option, why) in [("ro", "it is open for writing"), ("block-size=4096", "it is open")] {
+        let dry = server.command(&["export", "set", "vol0", option, "--dry-run"]).code(1);
+        let _ = dry.says("export \"vol0\" would not change: ").says(why);
+    }
+    let dry = server.command(&["export", "set", "vol0", "rw", "--dry-run"]).ok();
+    let _ = dry.says("vol0 already has these options\n");
     let forced = ["export", "add", "new=mem:1M,access=anyone@127.0.0.9:rw", "--force"];
     let added = server.command(&forced).ok().says("new added\nclosed: vol0; no client may open it");
-    let _ = added.says("ended: 1 path of session vol0-of-127-0-0-7").says("1 session ended");
+    let _ = added
+        .says("ended: 1 path of session vol0-of-127-0-0-7")
+        .says("from 127.0.0.7\n1 session ended");
     session_ends(&server);
     let set = ["export", "set", "new", "access=", "--force", "-o", "json"];
     assert_eq!(server.command(&set).ok().json()["closed"], serde_json::json!(["new"]));

@@ -1,10 +1,12 @@
 //! Changes of exports while the server runs: by commands, and by reloading the configuration.
 
 use std::fs;
+use std::net::TcpListener;
+use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, consts,
-    sparse_file, wait_for,
+    free_port, sparse_file, wait_for,
 };
 use serde_json::{Value, json};
 
@@ -104,8 +106,13 @@ fn a_forced_removal_fails_the_client_permanently() {
     let client = attach(&server, "vol0", &["--no-path", "queue"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
+    let preview = server.command(&["export", "remove", "vol0", "--dry-run"]).ok();
+    let ended = "ended: the export of session sess-vol0 from 127.0.0.1 (rw)\n";
+    let preview = preview.says("vol0 would be removed\n").says(&format!("would be {ended}"));
+    let _ = preview.says("it would be refused without --force\n");
+    assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0), "a dry run changes nothing");
     let removed = server.command(&["export", "remove", "vol0", "--force"]).ok();
-    let _ = removed.says("vol0 removed; ended for sess-vol0");
+    let _ = removed.says("vol0 removed\n").says(ended);
     let second = format!("vol0={},id=another", scratch.text("b.img"));
     let _ = server.command(&["export", "add", &second]).ok();
     // The errors come at once, although IO would wait for a path without limit.
@@ -332,6 +339,13 @@ fn a_missing_export_does_not_keep_the_others_down() {
     let _ = server.command(&["export", "save"]).ok().says(&late).says(&never);
     let report = server.command(&["reload", "-o", "json"]).code(1).json();
     assert_eq!(names(&report, "failed"), ["late", "never"], "{report}");
+    // Options can change although the target is missing.
+    let dry = server.command(&["export", "set", "late", "block-size=4096", "--dry-run"]).ok();
+    let _ = dry.says("late would be changed\n");
+    let set = server.command(&["export", "set", "late", "block-size=4096"]).ok();
+    let set = set.says("late changed\n").says("warning: export \"late\" is not served yet: ");
+    let _ = set.says("late.img does not exist").says("the server tries again");
+    let _ = server.command(&["export", "set", "late", "ro=x"]).code(2);
     let waiting = Client::attach("late").path(server.portal()).args(&["--retry-for", "2m"]);
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting.start());
@@ -339,11 +353,42 @@ fn a_missing_export_does_not_keep_the_others_down() {
         sparse_file(&scratch.path("late.img"), MIB);
         waiting.join().expect("an attached client")
     });
-    assert_eq!(export(&server, "late")["state"], "open");
+    let late = export(&server, "late");
+    assert_eq!((&late["state"], &late["block_size"]), (&json!("open"), &json!(4096)), "{late}");
     let _ = server.command(&["export", "remove", "never"]).ok();
     assert_eq!(exports(&server).len(), 2);
     waiting.detach();
     client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// A target that hangs must not keep the others from being opened.
+#[test]
+fn a_target_that_hangs_delays_no_other() {
+    let scratch = Scratch::new();
+    let port = free_port();
+    let server = Server::builder()
+        .export("vol0=mem:16M")
+        // Refused at the start, because nothing listens there yet.
+        .export(format!("hang=nbd://127.0.0.1:{port}/x,connect-timeout=10m"))
+        .export(format!("late={}", scratch.text("late.img")))
+        .start();
+    let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port");
+    // From now on the attempt for `hang` waits for the greeting of an NBD server.
+    let (_held, _) = listener.accept().expect("an attempt");
+    sparse_file(&scratch.path("late.img"), MIB);
+    let state = |name: &str| export(&server, name)["state"].clone();
+    let long = COMMAND_TIME_MAX.max(Duration::from_secs(60));
+    wait_for("the other export", long, || (state("late") == "unused").then_some(()));
+    wait_for("the reason", long, || {
+        let hanging = export(&server, "hang");
+        let why = hanging["reason"].as_str().expect("a reason");
+        why.contains("takes longer than 10 s").then_some(())
+    });
+    let report = server.command(&["reload", "-o", "json"]).code(1).json();
+    assert_eq!(names(&report, "failed"), ["hang"], "{report}");
+    assert_eq!(report["unchanged"], 2, "{report}");
+    let _ = server.command(&["export", "remove", "hang"]).ok();
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -411,7 +411,8 @@ fn a_reload_and_its_dry_run_name_the_revoked_clients() {
     let _ = only_session(&server, 1);
     place.authority.revoke(Path::new(&place.dir()), &[Wanted::CLIENT.serial]);
     let expected = serde_json::json!([
-        { "session": "sess", "identity": "certificate:db1", "paths": 1, "paths_left": 0 }
+        { "session": "sess", "identity": "certificate:db1", "paths": 1, "paths_left": 0,
+          "peers": ["127.0.0.1"] }
     ]);
     let would = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
     assert_eq!(would["keys_changed"], serde_json::json!(["ca-crl.pem"]), "{would}");

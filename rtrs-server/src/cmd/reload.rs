@@ -6,7 +6,7 @@ use rtrs_core::tls::NO_LIST;
 
 use crate::access_list::rules;
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
-use crate::cmd::text::{counted, losses_text};
+use crate::cmd::text::{NEEDS_FORCE, counted, losses_text};
 use crate::control_protocol::{Kept, Reloaded, Request, UnlistedChange};
 use crate::error::{Error, ErrorKind};
 
@@ -80,7 +80,7 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     }
     out += &losses_text(&done.losses, would);
     if done.needs_force {
-        out += "it would be refused without --force\n";
+        out += NEEDS_FORCE;
     }
     let done = counted(added.len() + removed.len() + changed.len(), "export");
     out + &match dry_run {
@@ -91,6 +91,8 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::control_protocol::Losses;
     use crate::stats::Revoked;
@@ -109,6 +111,7 @@ mod tests {
             identity: Some("key:db1".into()),
             paths: 1,
             paths_left,
+            peers: [Ipv4Addr::new(10, 0, 0, 7).into()].into(),
         };
         let done = Reloaded {
             changed: vec!["vol0".into()],
@@ -120,8 +123,8 @@ mod tests {
             text(&done, false),
             "changed vol0\nchanged: clients-file: removed db1 (SHA256:x)\n\
              closed: vol1; no client may open it\n\
-             ended: 1 path of session db1-vol0 (key:db1)\n\
-             ended: 1 of 3 paths of session db1-vol0 (key:db1)\n1 session ended\n\
+             ended: 1 path of session db1-vol0 (key:db1) from 10.0.0.7\n\
+             ended: 1 of 3 paths of session db1-vol0 (key:db1) from 10.0.0.7\n1 session ended\n\
              1 export changed, 0 unchanged\n"
         );
         let text = text(&Reloaded { unchanged: 3, needs_force: true, ..done }, true);

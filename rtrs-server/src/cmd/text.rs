@@ -1,9 +1,15 @@
 //! Formatting of sizes and losses of access in the output of commands.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use rtrs_core::settings::printable;
 
 use crate::control_protocol::Losses;
 use crate::stats::Revoked;
+
+/// Line of a dry run about a change that must be forced.
+pub(super) const NEEDS_FORCE: &str = "it would be refused without --force\n";
 
 /// Formats a size in the largest unit in which it is at least one.
 pub(super) fn bytes(bytes: u64) -> String {
@@ -33,13 +39,18 @@ pub(super) fn age(millis: u64) -> String {
 
 /// Formats losses of clients, with `would` before each verb.
 pub(super) fn losses_text(losses: &Losses, would: &str) -> String {
-    let closed = losses
-        .closed
+    let Losses { closed, revoked } = losses;
+    let closed = closed
         .iter()
         .map(|name| format!("{would}closed: {}; no client may open it\n", printable(name)));
-    let mut out: String = closed.collect();
-    out.extend(losses.revoked.iter().map(|one| revoked_text(one, would)));
-    let ended = losses.revoked.iter().filter(|one| one.paths_left == 0).count();
+    let closed: String = closed.collect();
+    closed + &all_revoked_text(revoked, would)
+}
+
+/// Formats the losses of sessions, with `would` before each verb.
+pub(super) fn all_revoked_text(revoked: &[Revoked], would: &str) -> String {
+    let mut out: String = revoked.iter().map(|one| revoked_text(one, would)).collect();
+    let ended = revoked.iter().filter(|one| one.paths_left == 0).count();
     if ended > 0 {
         out += &format!("{} {would}ended\n", counted(ended, "session"));
     }
@@ -48,14 +59,20 @@ pub(super) fn losses_text(losses: &Losses, would: &str) -> String {
 
 /// Formats the loss of a session.
 fn revoked_text(one: &Revoked, would: &str) -> String {
-    let Revoked { session, identity, paths, paths_left } = one;
+    let Revoked { session, identity, paths, paths_left, peers } = one;
     let (session, identity) = (printable(session), identity.as_deref().map(printable));
     let who = identity.map(|who| format!(" ({who})")).unwrap_or_default();
     let paths = match paths_left {
         0 => counted(*paths, "path"),
         left => format!("{paths} of {}", counted(paths + left, "path")),
     };
-    format!("{would}ended: {paths} of session {session}{who}\n")
+    format!("{would}ended: {paths} of session {session}{who}{}\n", from_text(peers))
+}
+
+/// Formats the addresses of a session's clients.
+pub(super) fn from_text(peers: &BTreeSet<IpAddr>) -> String {
+    let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
+    if peers.is_empty() { String::new() } else { format!(" from {}", peers.join(", ")) }
 }
 
 pub(super) fn counted(count: usize, what: &str) -> String {

@@ -213,7 +213,10 @@ impl Shared {
             Request::ExportAdd { export, force } => {
                 self.change(stream, move |changes| changes.exports.add(export, force));
             }
-            Request::ExportRemove { name, force, within_ms } => {
+            Request::ExportRemove { name, dry_run: true, .. } => {
+                self.change(stream, move |changes| changes.exports.preview_remove(&name));
+            }
+            Request::ExportRemove { name, force, within_ms, .. } => {
                 let within = Duration::from_millis(within_ms);
                 self.change(stream, move |changes| changes.exports.remove(&name, force, within));
             }
@@ -224,7 +227,10 @@ impl Shared {
             Request::ExportResize { name, size, force } => {
                 self.change(stream, move |changes| changes.exports.resize(&name, size, force));
             }
-            Request::ExportSet { name, options, force } => {
+            Request::ExportSet { name, options, dry_run: true, .. } => {
+                self.change(stream, move |changes| changes.exports.preview_set(&name, &options));
+            }
+            Request::ExportSet { name, options, force, .. } => {
                 self.change(stream, move |changes| changes.exports.set(&name, &options, force));
             }
             Request::Reload { force } => {

@@ -7,6 +7,7 @@
 //! which frees its lock, and records a failed flush for the next opener of the same file.
 
 mod access;
+mod attempts;
 mod commands;
 mod failed;
 pub(super) mod recovery;
@@ -23,10 +24,11 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
+use self::attempts::Attempts;
 use self::failed::FailedExports;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
-use crate::control_protocol::{ExportDrained, ExportList, Removed, SavedExports};
+use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
 use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
@@ -37,7 +39,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_below, check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState, Revoked};
+use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked};
 
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -45,9 +47,6 @@ const SAVE_MAX: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
-/// Time for clients to learn over their paths that an export was removed, before paths that have
-/// lost access by the removal end.
-const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
 /// Maximum time that a change waits for the previous one.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
@@ -193,8 +192,20 @@ impl Entry {
         ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
     }
 
+    /// Reason why the export cannot change to these settings now. `open` is whether it is open, and
+    /// if so, whether for writing.
+    pub(super) fn obstacle(&self, spec: &ExportSpec, open: Option<bool>) -> Option<String> {
+        let freezes = spec.ro && !self.spec.ro;
+        match (self.stays_open(spec), open) {
+            (true, Some(true)) if freezes => Some("it is open for writing".to_owned()),
+            (true, _) => None,
+            (false, Some(_)) => Some("it is open".to_owned()),
+            (false, None) => self.keeps_memory(spec).err(),
+        }
+    }
+
     /// Refuses to reopen memory, whose content would be lost.
-    pub(super) fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
+    fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
         if !matches!(self.spec.target, Target::Memory(_)) {
             return Ok(());
         }
@@ -237,6 +248,7 @@ pub(crate) struct Exports {
     /// Exports whose path leads to a target that cannot be exported.
     not_reopened: Mutex<BTreeMap<String, NotReopened>>,
     failed: FailedExports,
+    attempts: Arc<Attempts>,
     access: Mutex<ServerAccess>,
     /// Certificates or keys of clients, if configured.
     keys: Option<Arc<TlsEndpoint>>,
@@ -259,6 +271,7 @@ impl Exports {
         let exports = Self {
             table,
             failed,
+            attempts: Arc::default(),
             opener,
             control,
             entries: Mutex::default(),
@@ -281,6 +294,11 @@ impl Exports {
             }
         }
         exports
+    }
+
+    /// Attempts to open failed exports.
+    pub(super) fn attempts(&self) -> Arc<Attempts> {
+        Arc::clone(&self.attempts)
     }
 
     /// Acquires the lock for changes of exports.
@@ -386,10 +404,17 @@ impl Exports {
         SavedExports { exports: all.into_values().collect() }
     }
 
-    /// Checks the settings of an export from a command, before anything is opened.
+    /// Checks the settings and the target of an export from a command, before anything is opened.
     fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
         check(spec)?;
-        check_below(spec, &self.set.search_path).map_err(|error| error.chain().to_string())
+        self.check_settings(spec)
+    }
+
+    /// Checks the settings of an export from a command.
+    fn check_settings(&self, spec: &mut ExportSpec) -> Result<(), String> {
+        let checked = validate_export(spec);
+        let checked = checked.and_then(|()| check_below(spec, &self.set.search_path));
+        checked.map_err(|error| error.chain().to_string())
     }
 
     /// Records that a command drains the server, or the reason why it does not.
@@ -445,42 +470,6 @@ impl Exports {
         self.publish(spec, &export, configured)
     }
 
-    /// Removes an export, and waits up to `within` for its release.
-    pub(crate) fn remove(
-        &self,
-        name: &str,
-        force: bool,
-        within: Duration,
-    ) -> Result<Removed, String> {
-        let ended = |removed: &Removed| {
-            let ended = removed.ended.join(", ");
-            (!ended.is_empty()).then(|| format!("it was opened by {ended}"))
-        };
-        let removed = self.remove_now(name, force, within);
-        self.recorded(AuditKind::ExportRemove, name, removed, ended)
-    }
-
-    fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
-        let _turn = self.begin()?;
-        if self.failed.remove(name) {
-            self.forget_access(name);
-            self.check_access()?;
-            return Ok(Removed { removed: name.to_owned(), ended: Vec::new(), saved: None });
-        }
-        let hint = "; detach it there, or use --force";
-        let (export, ended) = self
-            .unpublish(name, force)
-            .map_err(|(why, open)| why + if open { hint } else { "" })?;
-        // Its list may have been the only one that names a client.
-        self.change_access(|access| access.forget(name));
-        if !ended.is_empty() {
-            std::thread::sleep(REMOVAL_NOTICE);
-        }
-        self.check_access()?;
-        self.release(vec![export], within)?;
-        Ok(Removed { removed: name.to_owned(), ended, saved: None })
-    }
-
     /// Removes an export from the table, so that it can no longer be opened. Returns the export,
     /// and the sessions that had it open. The error includes whether it is open.
     pub(super) fn unpublish(
@@ -534,10 +523,18 @@ impl Exports {
         &self.control
     }
 
+    /// Sessions that have an export open. `name` must be spelled exactly as configured.
+    fn users(&self, name: &str) -> Result<Vec<ExportUser>, String> {
+        let exports = self.list_now()?.exports.into_iter();
+        let named = exports.filter(|export| {
+            export.name == name && !export.found && export.state != ExportState::Removing
+        });
+        Ok(named.flat_map(|export| export.open_by).collect())
+    }
+
     /// Whether a session has an export open. `name` must be spelled exactly as configured.
     pub(super) fn is_open(&self, name: &str) -> Result<bool, String> {
-        let exports = self.list_now()?.exports;
-        Ok(exports.iter().any(|export| export.name == name && !export.open_by.is_empty()))
+        Ok(!self.users(name)?.is_empty())
     }
 
     /// Flushes and closes exports when the last of their requests has ended, and waits up to

@@ -388,25 +388,17 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
             (export.name, writes)
         })
         .collect();
-    let kept =
-        |name: &str, how: &str| Kept { name: name.to_owned(), why: format!("it is open{how}") };
     for name in removed {
         match open.get(&name) {
-            Some(_) => done.kept.push(kept(&name, "")),
+            Some(_) => done.kept.push(Kept { name, why: "it is open".to_owned() }),
             None => done.removed.push(name),
         }
     }
     for (entry, spec) in changed {
-        let name = spec.name();
-        let freezes = spec.ro && !entry.spec.ro;
-        match (entry.stays_open(&spec), open.get(name)) {
-            (true, Some(true)) if freezes => done.kept.push(kept(name, " for writing")),
-            (false, Some(_)) => done.kept.push(kept(name, "")),
-            (false, None) => match entry.keeps_memory(&spec) {
-                Ok(()) => done.changed.push(name.to_owned()),
-                Err(why) => done.kept.push(Kept { name: name.to_owned(), why }),
-            },
-            _ => done.changed.push(name.to_owned()),
+        let name = spec.name().to_owned();
+        match entry.obstacle(&spec, open.get(&name).copied()) {
+            Some(why) => done.kept.push(Kept { name, why }),
+            None => done.changed.push(name),
         }
     }
     done.added = added.iter().map(|spec| spec.name().to_owned()).collect();

@@ -31,7 +31,8 @@ fn run(changes: &Weak<Changes>) {
     loop {
         let Some(changes) = changes.upgrade() else { return };
         let Some(wait) = recovery::try_due(&changes.exports) else { return };
+        let attempts = changes.exports.attempts();
         drop(changes);
-        thread::sleep(wait.min(LOOK_EVERY));
+        attempts.wait(wait.min(LOOK_EVERY));
     }
 }

@@ -5,6 +5,7 @@ use rtrs_core::settings::printable;
 
 use super::store::{Store, saved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, Within};
+use crate::cmd::text::{NEEDS_FORCE, all_revoked_text, counted, from_text};
 use crate::control_protocol::{Removed, Request};
 use crate::error::Error;
 
@@ -17,6 +18,10 @@ pub struct RemoveArgs {
     /// Remove it also if sessions have it open: their devices end with errors
     #[arg(long)]
     pub force: bool,
+
+    /// Print whose sessions have it open and would lose access, and change nothing
+    #[arg(long, conflicts_with_all = ["force", "save"])]
+    pub dry_run: bool,
 
     /// Remove it from exports-dir too, so that a restart does not bring it back
     ///
@@ -35,21 +40,30 @@ pub struct RemoveArgs {
 }
 
 pub(super) fn run(args: &RemoveArgs) -> Result<(), Error> {
-    let RemoveArgs { export, force, save, within, server: selected } = args;
+    let RemoveArgs { export, force, dry_run, save, within, server: selected } = args;
     let (name, within_ms) = (export.clone(), within.millis());
-    let request = Request::ExportRemove { name, force: *force, within_ms };
+    let request = Request::ExportRemove { name, force: *force, within_ms, dry_run: *dry_run };
     let timeout = within.get() + CHANGE_TIMEOUT;
     let server = Server::find(selected)?;
     let store = save.then(|| Store::open(&server, export)).transpose()?;
     let (mut removed, _) = server.request_within::<Removed>(&request, timeout)?;
     let saved = store.map_or(Ok(None), Store::remove).map(|file| removed.saved = file);
-    let export = printable(export);
-    selected.output.print(&removed, |removed| {
-        let ended = match &removed.ended[..] {
-            [] => String::new(),
-            ended => format!("; ended for {}", printable(&ended.join(", "))),
-        };
-        format!("{export} removed{ended}\n{}", saved_text(removed.saved.as_deref()))
-    })?;
+    selected.output.print(&removed, |removed| text(removed, *dry_run))?;
     saved
+}
+
+fn text(removed: &Removed, dry_run: bool) -> String {
+    let Removed { removed: export, users, revoked, needs_force, saved, .. } = removed;
+    let would = if dry_run { "would be " } else { "" };
+    let mut out = format!("{} {would}removed\n", printable(export));
+    out.extend(users.iter().map(|user| {
+        let session = printable(user.name.as_deref().unwrap_or(&user.session));
+        let from = from_text(&user.peers);
+        format!("{would}ended: the export of session {session}{from} ({})\n", user.access)
+    }));
+    if users.len() > 1 {
+        out += &format!("{} had it open\n", counted(users.len(), "session"));
+    }
+    out += &all_revoked_text(revoked, would);
+    out + if *needs_force { NEEDS_FORCE } else { "" } + &saved_text(saved.as_deref())
 }

@@ -5,7 +5,7 @@ use rtrs_core::settings::printable;
 
 use super::store::{Store, saved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
-use crate::cmd::text::losses_text;
+use crate::cmd::text::{NEEDS_FORCE, losses_text};
 use crate::control_protocol::{Changed, Request};
 use crate::error::{Error, ErrorKind};
 use crate::settings::ExportSpec;
@@ -27,6 +27,10 @@ pub struct SetArgs {
     #[arg(long)]
     pub force: bool,
 
+    /// Print what would change and whose sessions would end, and change nothing
+    #[arg(long, conflicts_with_all = ["force", "save"])]
+    pub dry_run: bool,
+
     /// Write the export with all its options to exports-dir too, so that they outlast a restart
     ///
     /// In the file that names it there, or else in NAME.yaml. Refused before anything changes if
@@ -40,22 +44,29 @@ pub struct SetArgs {
 }
 
 pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
-    let SetArgs { export, options, force, save, server: selected } = args;
+    let SetArgs { export, options, force, dry_run, save, server: selected } = args;
     let checked = ExportSpec::default().with_options(options);
     checked.map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))?;
     let (name, options) = (export.clone(), options.clone());
-    let request = Request::ExportSet { name, options, force: *force };
+    let request = Request::ExportSet { name, options, force: *force, dry_run: *dry_run };
     let server = Server::find(selected)?;
     let store = save.then(|| Store::open(&server, export)).transpose()?;
     let (mut set, _) = server.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     let saved = store.map(|store| store.save(&server, "changed"));
     let saved = saved.transpose().map(|file| set.saved = file);
-    selected.output.print(&set, |set| {
-        let what = if set.changed { "changed" } else { "already has these options" };
-        let losses = losses_text(&set.losses, "");
-        let saved = saved_text(set.saved.as_deref());
-        let warnings = warnings_text(&set.warnings);
-        format!("{warnings}{} {what}\n{losses}{saved}", printable(&set.export))
-    })?;
+    selected.output.print(&set, |set| text(set, *dry_run))?;
     saved
+}
+
+fn text(set: &Changed, dry_run: bool) -> String {
+    let Changed { export, changed, warnings, losses, needs_force, saved } = set;
+    let what = match (changed, dry_run) {
+        (false, _) => "already has these options",
+        (true, false) => "changed",
+        (true, true) => "would be changed",
+    };
+    let losses = losses_text(losses, if dry_run { "would be " } else { "" });
+    let forced = if *needs_force { NEEDS_FORCE } else { "" };
+    let (warnings, saved) = (warnings_text(warnings), saved_text(saved.as_deref()));
+    format!("{warnings}{} {what}\n{losses}{forced}{saved}", printable(export))
 }

@@ -137,14 +137,15 @@ impl Exports {
                 Some(known) => {
                     known.paths += one.paths;
                     known.paths_left = one.paths_left;
+                    known.peers.extend(&one.peers);
                 }
                 None => revoked.push(one.clone()),
             }
         }
-        for Revoked { session, identity, paths, paths_left } in &revoked {
+        for Revoked { session, identity, paths, paths_left, peers } in &revoked {
             let identity = identity.as_deref().unwrap_or("anonymous");
             tracing::info!(
-                %session, identity, paths, paths_left,
+                %session, identity, ?peers, paths, paths_left,
                 "a session loses paths: access lists, certificates or keys have changed"
             );
         }

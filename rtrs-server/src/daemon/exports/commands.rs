@@ -1,10 +1,33 @@
-//! The commands that add and change exports.
+//! The commands that add, change and remove exports.
 
-use super::Exports;
+use rtrs_core::time::Duration;
+
+use super::{Entry, Exports, recovery};
 use crate::audit::AuditKind;
-use crate::control_protocol::{Changed, Losses};
+use crate::control_protocol::{Changed, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
 use crate::settings::ExportSpec;
+use crate::stats::{ExportUser, Revoked};
+
+/// Time for clients to learn over their paths that an export was removed, before paths that have
+/// lost access by the removal end.
+const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
+
+/// An export to be changed.
+enum Found {
+    Served(Entry),
+    /// It could not be opened, with these settings.
+    Failed(ExportSpec),
+}
+
+impl Found {
+    fn spec(&self) -> &ExportSpec {
+        match self {
+            Self::Served(entry) => &entry.spec,
+            Self::Failed(spec) => spec,
+        }
+    }
+}
 
 impl Exports {
     /// Adds an export.
@@ -40,22 +63,143 @@ impl Exports {
         self.recorded(AuditKind::ExportSet, name, self.set_now(name, options, force), why)
     }
 
+    /// Finds an export, and its settings with changed options.
+    fn with_options(&self, name: &str, options: &[String]) -> Result<(Found, ExportSpec), String> {
+        let found = match (self.entry(name), self.failed.spec(name)) {
+            (Some(entry), _) => Found::Served(entry),
+            (None, Some(spec)) => Found::Failed(spec),
+            (None, None) => return Err(self.unknown(name)),
+        };
+        let mut spec = found.spec().with_options(options).map_err(|error| error.to_string())?;
+        match &found {
+            Found::Served(_) => self.check(&mut spec)?,
+            // The change may be what makes the target usable.
+            Found::Failed(_) => self.check_settings(&mut spec)?,
+        }
+        Ok((found, spec))
+    }
+
+    /// Reports what [`Self::set`] would do. The target is checked, but not opened.
+    pub(crate) fn preview_set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
+        let _turn = self.begin()?;
+        let (found, spec) = self.with_options(name, options)?;
+        let before = found.spec();
+        if let Found::Served(entry) = &found {
+            let users = self.users(name)?;
+            let writes = || users.iter().any(|user| user.access.may_write());
+            let open = (!users.is_empty()).then(writes);
+            if let Some(why) = entry.obstacle(&spec, open).filter(|_| entry.spec != spec) {
+                return Err(format!("export {name:?} would not change: {why}"));
+            }
+        }
+        let losses = self.losses_by(before, &spec)?;
+        let needs_force = losses.refusal().is_some();
+        let changed = self.changed(&spec, (*before != spec).then_some(losses));
+        Ok(Changed { needs_force, ..changed })
+    }
+
+    /// Access that clients would lose by the changed list of an export.
+    fn losses_by(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<Losses, String> {
+        if before.access == spec.access {
+            return Ok(Losses::default());
+        }
+        let mut access = self.access.lock().clone();
+        access.set(spec);
+        self.losses(&access)
+    }
+
+    /// Removes an export, and waits up to `within` for its release.
+    pub(crate) fn remove(
+        &self,
+        name: &str,
+        force: bool,
+        within: Duration,
+    ) -> Result<Removed, String> {
+        let ended = |removed: &Removed| {
+            let ended = removed.ended.join(", ");
+            (!ended.is_empty()).then(|| format!("it was opened by {ended}"))
+        };
+        let removed = self.remove_now(name, force, within);
+        self.recorded(AuditKind::ExportRemove, name, removed, ended)
+    }
+
+    fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
+        let _turn = self.begin()?;
+        if self.failed.remove(name) {
+            self.attempts.abandon(name);
+            self.forget_access(name);
+            return Ok(removed(name, Vec::new(), self.check_access()?));
+        }
+        let users = self.users(name)?;
+        let hint = "; detach it there, or use --force";
+        let (export, ended) = self
+            .unpublish(name, force)
+            .map_err(|(why, open)| why + if open { hint } else { "" })?;
+        // Its list may have been the only one that names a client.
+        self.change_access(|access| access.forget(name));
+        if !ended.is_empty() {
+            std::thread::sleep(REMOVAL_NOTICE);
+        }
+        let revoked = self.check_access()?;
+        self.release(vec![export], within)?;
+        Ok(Removed { ended, ..removed(name, users, revoked) })
+    }
+
+    /// Reports what [`Self::remove`] would do.
+    pub(crate) fn preview_remove(&self, name: &str) -> Result<Removed, String> {
+        let _turn = self.begin()?;
+        let is_failed = self.failed.spec(name).is_some();
+        if self.entry(name).is_none() && !is_failed {
+            return Err(self.unknown(name));
+        }
+        let users = self.users(name)?;
+        let mut access = self.access.lock().clone();
+        access.forget(name);
+        let mut revoked = self.preview_access(&access, None)?;
+        let removed = removed(name, users, Vec::new());
+        // These lose the export first, and with it possibly the need for the list.
+        revoked.retain(|one| !removed.ended.contains(&one.session));
+        Ok(Removed { needs_force: !removed.ended.is_empty(), revoked, ..removed })
+    }
+
     fn set_now(&self, name: &str, options: &[String], force: bool) -> Result<Changed, String> {
         let _turn = self.begin()?;
-        let Some(entry) = self.entry(name) else {
-            return Err(self.unknown(name));
-        };
-        let mut spec = entry.spec.with_options(options).map_err(|error| error.to_string())?;
-        self.check(&mut spec)?;
+        let (found, spec) = self.with_options(name, options)?;
         let closed = self.check_losses(&spec, force)?;
-        let revoked = self.change(&entry, &spec)?;
-        Ok(self.changed(&spec, revoked.map(|revoked| Losses { closed, revoked })))
+        let (revoked, still_failed) = match found {
+            Found::Served(entry) => (self.change(&entry, &spec)?, None),
+            Found::Failed(before) => {
+                let revoked = self.change_list(&before, &spec)?;
+                let failed = recovery::open_now(self, &spec).err();
+                ((before != spec).then_some(revoked), failed)
+            }
+        };
+        let losses = revoked.map(|revoked| Losses { closed, revoked });
+        let mut changed = self.changed(&spec, losses);
+        changed.warnings.extend(still_failed.map(|why| {
+            format!("export {name:?} is not served yet: {why}; the server tries again")
+        }));
+        Ok(changed)
     }
 
     /// Result of a command on an export, with the losses of clients if it changed.
     fn changed(&self, spec: &ExportSpec, losses: Option<Losses>) -> Changed {
         let warnings = rule_warnings(&self.set, &spec.access);
         let (export, changed) = (spec.name().to_owned(), losses.is_some());
-        Changed { export, changed, warnings, losses: losses.unwrap_or_default(), saved: None }
+        let losses = losses.unwrap_or_default();
+        Changed { export, changed, warnings, losses, needs_force: false, saved: None }
+    }
+}
+
+/// Result of the removal of an export that these sessions had open.
+fn removed(name: &str, users: Vec<ExportUser>, revoked: Vec<Revoked>) -> Removed {
+    let name_of = |user: &ExportUser| user.name.clone().unwrap_or_else(|| user.session.clone());
+    Removed {
+        removed: name.to_owned(),
+        ended: users.iter().map(name_of).collect(),
+        users,
+        revoked,
+        needs_force: false,
+        saved: None,
     }
 }

@@ -15,6 +15,8 @@ use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between attempts.
 const DELAY_MAX: Duration = Duration::from_secs(30);
+/// Time after which an attempt that still runs is reported.
+pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 
 /// An export that could not be opened.
 #[derive(Clone, Debug)]
@@ -101,12 +103,24 @@ impl FailedExports {
         self.all.lock().values().map(Failed::snapshot).collect()
     }
 
+    /// Settings of a failed export.
+    pub(super) fn spec(&self, name: &str) -> Option<ExportSpec> {
+        self.all.lock().get(name).map(|failed| failed.spec.clone())
+    }
+
+    /// Records that an attempt has started.
+    pub(super) fn started(&self, spec: &ExportSpec) {
+        if let Some(failed) = self.all.lock().get_mut(spec.name()) {
+            failed.next = Instant::now() + ATTEMPT_MAX;
+        }
+    }
+
     /// Whether an export with exactly these settings has failed.
     pub(super) fn has(&self, spec: &ExportSpec) -> bool {
         self.all.lock().get(spec.name()).is_some_and(|failed| failed.spec == *spec)
     }
 
-    /// Exports whose next attempt is due.
+    /// Exports whose next attempt, or the report of one that hangs, is due.
     pub(super) fn due(&self, now: Instant) -> Vec<ExportSpec> {
         let all = self.all.lock();
         let due = all.values().filter(|failed| failed.next <= now);

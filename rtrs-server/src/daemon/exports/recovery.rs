@@ -1,7 +1,7 @@
 //! Further attempts to open failed exports.
 //!
-//! A start serves what can be opened. A thread tries to open the other exports until the last of
-//! them is served or removed; opening may block, so it never runs on a shard. Meanwhile opens of
+//! A start serves what can be opened. A thread has the other exports opened until the last of them
+//! is served or removed, each on a thread of its own ([`super::attempts`]). Meanwhile opens of
 //! these names are refused with ENOENT, as a missing device is by a kernel server: attached clients
 //! wait, and `rtrs-client attach --retry-for` tries again.
 
@@ -9,17 +9,53 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Exports;
+use super::attempts::Opened;
+use super::failed::ATTEMPT_MAX;
 use crate::audit::{AuditEvent, AuditKind, AuditResult};
 use crate::control_protocol::{Kept, Reloaded};
 use crate::export::Export;
 use crate::plan::{check_below, check_export};
 use crate::settings::ExportSpec;
 
-/// Opens the target of a failed export, after the checks of a start.
-fn open(exports: &Exports, spec: &ExportSpec) -> Result<Arc<Export>, String> {
-    let checked = check_export(spec).and_then(|()| check_below(spec, &exports.set.search_path));
-    let opened = checked.and_then(|()| exports.opener.open(spec));
-    opened.map(Arc::new).map_err(|error| error.chain().to_string())
+/// Reason of an export whose target hangs.
+const HANGS: &str = "opening its target takes longer than 10 s; the file system or server behind it \
+                     does not answer";
+
+/// Time that the retry thread waits for the lock for changes of exports; then it tries again.
+const TURN_MAX: Duration = Duration::from_secs(1);
+
+/// Starts to open the target of a failed export, after the checks of a start. Returns false if an
+/// attempt with the same settings exists.
+fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
+    let (opener, search_path) = (Arc::clone(&exports.opener), exports.set.search_path.clone());
+    exports.attempts.begin(spec, move |spec| {
+        let checked = check_export(spec).and_then(|()| check_below(spec, &search_path));
+        let opened = checked.and_then(|()| opener.open(spec));
+        opened.map(Arc::new).map_err(|error| error.chain().to_string())
+    })
+}
+
+/// Opens the target of a failed export whose attempt has begun. `is_new` is whether that was just
+/// now: an older one may have failed for a reason that is gone.
+fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> Opened {
+    let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.to_owned()));
+    let opened = take();
+    if opened.is_ok() || is_new || exports.attempts.is_running(spec) {
+        return opened;
+    }
+    begin_attempt(exports, spec)?;
+    take()
+}
+
+/// Opens and exports the target of a failed export with these settings, or records them with the
+/// reason of the failure. The caller holds the lock for changes of exports.
+pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), String> {
+    let until = Instant::now() + ATTEMPT_MAX;
+    let begun = begin_attempt(exports, spec);
+    let opened = begun.and_then(|is_new| open(exports, spec, is_new, until));
+    opened.and_then(|export| serve(exports, spec, &export)).inspect_err(|why| {
+        exports.failed.put(spec.clone(), why.clone());
+    })
 }
 
 /// Exports an opened target. The caller holds the lock for changes of exports.
@@ -49,27 +85,44 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Str
     }
 }
 
-/// Tries to open the failed exports whose next attempt is due. Returns the time until the next
-/// attempt, or `None` if no failed export is left.
+/// Starts to open the failed exports whose next attempt is due, and exports those that are open.
+/// Returns the time until the next attempt, or `None` if no failed export is left.
 pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
     for spec in exports.failed.due(Instant::now()) {
-        try_again(exports, &spec);
+        if exports.attempts.is_running(&spec) {
+            failed_again(exports, &spec, HANGS.to_owned());
+            continue;
+        }
+        exports.failed.started(&spec);
+        if let Err(why) = begin_attempt(exports, &spec) {
+            failed_again(exports, &spec, why);
+        }
+    }
+    for spec in exports.attempts.ended() {
+        settle(exports, &spec);
     }
     exports.failed.wait(Instant::now())
 }
 
-fn try_again(exports: &Exports, spec: &ExportSpec) {
-    // Opened before the lock is taken, because a target may block for long.
-    let served = open(exports, spec).and_then(|export| {
-        let _turn = exports.begin()?;
-        // A command or reload may have removed or changed the export meanwhile.
-        if exports.failed.has(spec) { serve(exports, spec, &export) } else { Ok(()) }
-    });
-    if let Err(why) = served {
-        let text = why.clone();
-        if exports.failed.failed_again(spec, why) {
-            tracing::warn!(export = spec.name(), "export cannot be opened yet: {text}");
-        }
+/// Exports the opened target of an attempt that has ended, or records its failure.
+fn settle(exports: &Exports, spec: &ExportSpec) {
+    // Without the lock, the result stays for the next attempt.
+    let Some(_turn) = exports.changing.try_lock_for(TURN_MAX) else { return };
+    // A command or reload may have taken the result meanwhile.
+    let Some(opened) = exports.attempts.take(spec, Instant::now()) else { return };
+    // One may also have removed or changed the export.
+    if !exports.failed.has(spec) {
+        return;
+    }
+    if let Err(why) = opened.and_then(|export| serve(exports, spec, &export)) {
+        failed_again(exports, spec, why);
+    }
+}
+
+fn failed_again(exports: &Exports, spec: &ExportSpec, why: String) {
+    let text = why.clone();
+    if exports.failed.failed_again(spec, why) {
+        tracing::warn!(export = spec.name(), "export cannot be opened yet: {text}");
     }
 }
 
@@ -82,12 +135,17 @@ pub(in crate::daemon) fn reconfigure(
 ) {
     for name in unwanted(exports, &wanted) {
         exports.failed.remove(&name);
+        exports.attempts.abandon(&name);
         exports.forget_access(&name);
         done.removed.push(name);
     }
-    for spec in wanted {
+    // All begin before the first is waited for: several targets may hang.
+    let until = Instant::now() + ATTEMPT_MAX;
+    let begun: Vec<_> = wanted.iter().map(|spec| begin_attempt(exports, spec)).collect();
+    for (spec, begun) in wanted.into_iter().zip(begun) {
         let name = spec.name().to_owned();
-        match open(exports, &spec).and_then(|export| serve(exports, &spec, &export)) {
+        let opened = begun.and_then(|is_new| open(exports, &spec, is_new, until));
+        match opened.and_then(|export| serve(exports, &spec, &export)) {
             Ok(()) => done.added.push(name),
             Err(why) => {
                 exports.failed.put(spec, why.clone());
@@ -149,7 +207,12 @@ mod tests {
         let (control, audit) = (ControlShard(control), AuditSink::default());
         let exports = Exports::new(Arc::clone(&table), opener, control, None, &set, audit);
         begin(&exports, vec![(spec.clone(), "first reason".into())]);
-        try_again(&exports, &spec);
+        let try_again = || {
+            begin_attempt(&exports, &spec).unwrap();
+            exports.attempts.wait(Duration::from_secs(30));
+            settle(&exports, &spec);
+        };
+        try_again();
         let why = exports.failed.snapshots().remove(0).reason.unwrap();
         assert!(why.contains("does not exist") && !why.contains("truncate"), "{why}");
         assert!(table.is_failed(b"vol0") && table.find(b"vol0").is_none());
@@ -159,7 +222,7 @@ mod tests {
             "it is not lost from the configuration"
         );
         std::fs::File::create(&path).unwrap().set_len(4096).unwrap();
-        try_again(&exports, &spec);
+        try_again();
         assert!(!table.is_failed(b"vol0") && table.find(b"vol0").is_some());
         assert!(exports.entry("vol0").is_some_and(|entry| entry.configured));
         assert_eq!(try_due(&exports), None, "the thread ends");

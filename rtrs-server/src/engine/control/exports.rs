@@ -2,6 +2,8 @@
 //! open, and the end of a removed export. The daemon changes what is exported and releases files
 //! (`daemon/exports.rs`). Nothing here waits for a backend.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::block::TargetName;
@@ -40,6 +42,12 @@ fn name_of(session: SessionId, registry: &Registry) -> Option<String> {
     Some(String::from_utf8_lossy(name.as_bytes()).into_owned())
 }
 
+/// Addresses of a session's clients.
+fn peers_of(session: SessionId, registry: &Registry) -> BTreeSet<IpAddr> {
+    let paths = registry.paths_of(session).map(Path::shared);
+    paths.map(|path| path.origin.peer.ip().to_canonical()).collect()
+}
+
 /// Formats sessions for a refusal.
 fn names(users: &[(SessionId, AccessMode)], registry: &Registry) -> String {
     let shown = users.iter().take(NAMED_MAX).map(|(session, mode)| {
@@ -61,6 +69,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             session: session.to_string(),
             name: name_of(*session, registry),
             access: (*mode).into(),
+            peers: peers_of(*session, registry),
         });
         let open_by: Vec<ExportUser> = users.collect();
         let name = export.source.target_name();

@@ -5,7 +5,8 @@
 //! therefore does not matter over which path a request arrives. This module has no state: the lists
 //! are in the [`ExportTable`], because the operator's thread replaces them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use rtrs_core::fabric::{PeerIdentity, Who};
 use rtrs_core::identity::SessionTag;
@@ -199,9 +200,13 @@ fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> 
 /// Sessions that lose these paths.
 pub(super) fn revoked(keys: &[PathKey], registry: &Registry) -> Vec<Revoked> {
     let paths = keys.iter().filter_map(|key| registry.path(*key)).map(Path::shared);
-    let mut lost: BTreeMap<SessionId, usize> = BTreeMap::new();
-    paths.for_each(|path| *lost.entry(path.session.id).or_default() += 1);
-    let shown = lost.into_iter().filter_map(|(id, paths)| {
+    let mut lost: BTreeMap<SessionId, (usize, BTreeSet<IpAddr>)> = BTreeMap::new();
+    for path in paths {
+        let (count, peers) = lost.entry(path.session.id).or_default();
+        *count += 1;
+        peers.insert(path.origin.peer.ip().to_canonical());
+    }
+    let shown = lost.into_iter().filter_map(|(id, (paths, peers))| {
         let session = registry.session(id)?;
         let name = session.name().map(|name| name.to_string());
         let live = registry.paths_of(id).filter(|path| !path.state().is_ending()).count();
@@ -210,6 +215,7 @@ pub(super) fn revoked(keys: &[PathKey], registry: &Registry) -> Vec<Revoked> {
             identity: session.shared().who().map(ToString::to_string),
             paths,
             paths_left: live.saturating_sub(paths),
+            peers,
         })
     });
     shown.collect()

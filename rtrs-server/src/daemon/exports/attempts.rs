@@ -1,0 +1,213 @@
+//! Attempts to open failed exports, each on its own thread.
+//!
+//! A target may hang, for example a file of an NFS server that is down. Its attempt then delays no
+//! other export, only further attempts for the same target. A finished attempt keeps its result,
+//! and the opened target with it, until the holder of the lock for changes of exports takes it. A
+//! command or reload therefore never competes with the retry thread for the lock of a file: it joins
+//! the attempt that runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::export::Export;
+use crate::settings::{ExportSpec, Target};
+
+/// Result of an attempt.
+pub(super) type Opened = Result<Arc<Export>, String>;
+
+/// An attempt with these settings.
+#[derive(Debug)]
+struct Attempt {
+    number: u64,
+    spec: ExportSpec,
+    /// Result, once it is known.
+    result: Option<Opened>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Latest attempt of each export, by name.
+    latest: BTreeMap<String, Attempt>,
+    /// Targets of all threads, by the number of their attempt.
+    threads: BTreeMap<u64, Target>,
+    count: u64,
+}
+
+impl State {
+    fn of(&self, spec: &ExportSpec) -> Option<&Attempt> {
+        self.latest.get(spec.name()).filter(|attempt| attempt.spec == *spec)
+    }
+
+    /// Whether an earlier attempt for the same target still runs.
+    fn is_blocked(&self, number: u64, target: &Target) -> bool {
+        self.threads.range(..number).any(|(_, other)| other == target)
+    }
+}
+
+/// Attempts to open exports, at most one for each.
+#[derive(Debug, Default)]
+pub(in crate::daemon) struct Attempts {
+    state: Mutex<State>,
+    /// Notified when an attempt ends.
+    ended: Condvar,
+}
+
+impl Attempts {
+    /// Starts an attempt, unless one with the same settings exists. Returns whether it is new. An
+    /// attempt with other settings is abandoned.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        spec: &ExportSpec,
+        open: impl FnOnce(&ExportSpec) -> Opened + Send + 'static,
+    ) -> Result<bool, String> {
+        let mut state = self.state.lock();
+        if state.of(spec).is_some() {
+            return Ok(false);
+        }
+        state.count += 1;
+        let (number, target) = (state.count, spec.target.clone());
+        let attempt = Attempt { number, spec: spec.clone(), result: None };
+        let (attempts, spec) = (Arc::clone(self), spec.clone());
+        let named = thread::Builder::new().name("export-open".into());
+        let started = named.spawn(move || attempts.run(number, &spec, open));
+        started.map_err(|error| format!("cannot start a thread: {error}"))?;
+        state.threads.insert(number, target);
+        state.latest.insert(attempt.spec.name().to_owned(), attempt);
+        Ok(true)
+    }
+
+    /// Runs an attempt, after earlier ones for the same target.
+    fn run(&self, number: u64, spec: &ExportSpec, open: impl FnOnce(&ExportSpec) -> Opened) {
+        let mut state = self.state.lock();
+        while state.is_blocked(number, &spec.target) {
+            self.ended.wait(&mut state);
+        }
+        drop(state);
+        let result = open(spec);
+        let mut state = self.state.lock();
+        let latest = state.latest.get_mut(spec.name());
+        let abandoned = match latest.filter(|attempt| attempt.number == number) {
+            Some(attempt) => attempt.result.replace(result),
+            None => Some(result),
+        };
+        drop(state);
+        // Closed before the next attempt for the target begins.
+        drop(abandoned);
+        self.state.lock().threads.remove(&number);
+        self.ended.notify_all();
+    }
+
+    /// Waits until an attempt with these settings has ended, and takes its result. None if it is
+    /// still running, or if there is none.
+    pub(super) fn take(&self, spec: &ExportSpec, until: Instant) -> Option<Opened> {
+        let mut state = self.state.lock();
+        while state.of(spec)?.result.is_none() {
+            if self.ended.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        state.of(spec)?.result.as_ref()?;
+        state.latest.remove(spec.name())?.result
+    }
+
+    /// Abandons the attempt of an export. A target that it has opened is closed.
+    pub(super) fn abandon(&self, name: &str) {
+        let abandoned = self.state.lock().latest.remove(name);
+        drop(abandoned);
+    }
+
+    /// Whether an attempt with these settings is running.
+    pub(super) fn is_running(&self, spec: &ExportSpec) -> bool {
+        self.state.lock().of(spec).is_some_and(|attempt| attempt.result.is_none())
+    }
+
+    /// Settings of the attempts whose result is known.
+    pub(super) fn ended(&self) -> Vec<ExportSpec> {
+        let state = self.state.lock();
+        let ended = state.latest.values().filter(|attempt| attempt.result.is_some());
+        ended.map(|attempt| attempt.spec.clone()).collect()
+    }
+
+    /// Waits until the result of an attempt is known.
+    pub(in crate::daemon) fn wait(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut state = self.state.lock();
+        while state.latest.values().all(|attempt| attempt.result.is_none()) {
+            if self.ended.wait_until(&mut state, until).timed_out() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn refused(why: &str) -> Opened {
+        Err(why.to_owned())
+    }
+
+    fn why(opened: Option<Opened>) -> Option<String> {
+        opened.and_then(Result::err)
+    }
+
+    #[test]
+    fn a_target_that_hangs_delays_no_other() {
+        let attempts = Arc::<Attempts>::default();
+        let [hanging, other]: [ExportSpec; 2] =
+            ["a=/hangs", "b=/other"].map(|text| text.parse().unwrap());
+        let (release, held) = mpsc::channel::<()>();
+        let begun = attempts.begin(&hanging, move |_| {
+            held.recv().unwrap();
+            refused("late")
+        });
+        assert_eq!(begun, Ok(true));
+        assert_eq!(attempts.begin(&other, |_| refused("missing")), Ok(true));
+        let until = Instant::now() + LONG;
+        assert_eq!(why(attempts.take(&other, until)), Some("missing".into()));
+        assert!(attempts.is_running(&hanging) && attempts.ended().is_empty());
+        assert!(attempts.take(&hanging, Instant::now()).is_none(), "it is not waited for");
+        // A second attempt joins the first.
+        assert_eq!(attempts.begin(&hanging, |_| unreachable!()), Ok(false));
+        release.send(()).unwrap();
+        attempts.wait(LONG);
+        assert_eq!(attempts.ended(), [hanging.clone()]);
+        assert_eq!(why(attempts.take(&hanging, until)), Some("late".into()));
+        assert!(attempts.take(&hanging, until).is_none());
+    }
+
+    #[test]
+    fn attempts_for_one_target_follow_each_other() {
+        let attempts = Arc::<Attempts>::default();
+        let [first, second]: [ExportSpec; 2] =
+            ["a=/same", "a=/same,ro"].map(|text| text.parse().unwrap());
+        let (release, held) = mpsc::channel::<()>();
+        let (order, seen) = mpsc::channel();
+        let ended = order.clone();
+        let begun = attempts.begin(&first, move |_| {
+            held.recv().unwrap();
+            ended.send("first").unwrap();
+            refused("first")
+        });
+        assert_eq!(begun, Ok(true));
+        let begun = attempts.begin(&second, move |_| {
+            order.send("second").unwrap();
+            refused("second")
+        });
+        assert_eq!(begun, Ok(true));
+        assert!(attempts.take(&first, Instant::now()).is_none(), "it is abandoned");
+        release.send(()).unwrap();
+        assert_eq!(why(attempts.take(&second, Instant::now() + LONG)), Some("second".into()));
+        assert_eq!(seen.iter().take(2).collect::<Vec<_>>(), ["first", "second"]);
+        assert!(attempts.ended().is_empty(), "the abandoned result is dropped");
+    }
+}
