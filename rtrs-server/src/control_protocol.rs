@@ -53,6 +53,9 @@ pub(crate) enum Request {
     Drain {
         /// Maximum time, in milliseconds.
         within_ms: u64,
+        /// Whether to end the server even if the first flush fails.
+        #[serde(default)]
+        force: bool,
     },
     /// List the exports: [`ExportList`].
     ExportList,
@@ -453,7 +456,10 @@ mod tests {
                 r#"{"command":"session-evict","session":"s"}"#,
                 Request::SessionEvict { session: "s".into() },
             ),
-            (r#"{"command":"drain","within_ms":5000}"#, Request::Drain { within_ms: 5000 }),
+            (
+                r#"{"command":"drain","within_ms":5000}"#,
+                Request::Drain { within_ms: 5000, force: false },
+            ),
             (r#"{"command":"export-list"}"#, Request::ExportList),
             (
                 r#"{"command":"export-add","export":"v=mem:1M,ro"}"#,

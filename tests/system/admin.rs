@@ -121,6 +121,38 @@ fn the_status_counts_exports_sessions_and_paths() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
+/// A loss that no client flushes must not keep a server from ending for ever.
+#[test]
+fn a_drain_is_refused_after_a_loss_unless_forced() {
+    let scratch = Scratch::new();
+    let disk = scratch.path("vol0.img");
+    sparse_file(&disk, 16 << 20);
+    let (export, state) = (format!("vol0={}", scratch.text("vol0.img")), scratch.text("state"));
+    let start = || Server::builder().export(&export).args(&["--state-dir", &state]).start();
+    let server = start();
+    let epoch = |server: &Server| {
+        let list = server.command(&["export", "list", "-o", "json"]).ok().json();
+        list["exports"][0]["epoch"].clone()
+    };
+    let before = epoch(&server);
+    let client = attach(server.portals(), &["--no-path", "fail"]);
+    let mut raw = RawNbd::go(client.front(), "vol0");
+    assert_eq!(raw.write(0, 12 << 20, &[7; 4096]), Reply::Error(0));
+    let file = std::fs::File::options().write(true).open(&disk).expect("the disk");
+    file.set_len(8 << 20).expect("a shorter file");
+    for _ in 0..2 {
+        let refused = server.command(&["drain"]).code(1).says("not draining, still serving: ");
+        let _ = refused.says("it was shrunk").says("flush at a client").says("use --force");
+    }
+    let ended = server.command(&["drain", "--force", "--within", "10s"]).code(1);
+    let _ = ended.says("the server has ended, but export \"vol0\" cannot be flushed");
+    let _ = server.wait(STOP_TIME_MAX).code(1);
+    drop((raw, client));
+    let server = start();
+    assert_ne!(epoch(&server), before, "the next server reports the loss");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 #[test]
 fn disconnected_paths_reconnect_without_errors() {
     let server = Server::builder()

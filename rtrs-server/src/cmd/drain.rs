@@ -27,13 +27,20 @@ pub struct DrainArgs {
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub within: Within,
 
+    /// End the server even if the first flush fails
+    ///
+    /// For data that is lost already, and for a disk that fails each flush. The next server reports
+    /// the loss to the clients. Exits with 1.
+    #[arg(long)]
+    pub force: bool,
+
     /// The server.
     #[command(flatten)]
     pub server: ServerArgs,
 }
 
 pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
-    let request = Request::Drain { within_ms: args.within.millis() };
+    let request = Request::Drain { within_ms: args.within.millis(), force: args.force };
     let timeout = args.within.get() + DRAIN_MORE;
     let server = Server::find(&args.server)?;
     // A stopped or hanging server would not begin to drain; this detects it much sooner.

@@ -139,7 +139,7 @@ pub enum Command {
     /// flushes the exports again. Clients continue over their other paths and then wait for a
     /// server at the same address. Exits with 0 when the server's process has ended after all of
     /// this. Exits with 1 if requests were left without an answer or data was not flushed, or if
-    /// the first flush failed: then the server continues to serve.
+    /// the first flush failed: then the server continues to serve, unless you use --force.
     Drain(DrainArgs),
     /// List, add, remove and change the exports of a running server
     ///

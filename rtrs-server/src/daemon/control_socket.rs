@@ -35,6 +35,11 @@ use crate::stats::millis;
 /// Minimum time for a flush at the end of a drain, even if the drain's time has expired.
 const FLUSH_MIN: Duration = Duration::from_secs(1);
 
+/// Hint for a refused drain.
+const FORCE_HINT: &str = "; if data is lost already, flush at a client (sync there), which reports \
+                          the loss, and drain again, or use --force: clients learn of the loss \
+                          from the next server";
+
 /// A drain in progress, with the connection of its requester.
 struct Draining {
     stream: UnixStream,
@@ -199,7 +204,7 @@ impl Shared {
             Request::SessionEvict { session } => {
                 reply(&stream, self.end_paths(AdminRequest::Evict { session }));
             }
-            Request::Drain { within_ms }
+            Request::Drain { within_ms, .. }
             | Request::ExportRemove { within_ms, .. }
             | Request::ExportDrain { within_ms, .. }
                 if within_ms > WITHIN_MS_MAX =>
@@ -241,12 +246,8 @@ impl Shared {
                 self.change(stream, move |changes| changes.origin(&name));
             }
             Request::ExportSave => reply(&stream, Ok(self.changes.exports.save())),
-            Request::Drain { within_ms } => {
-                if self.busy.swap(true, Ordering::SeqCst) {
-                    refuse(&stream, "a drain is already running");
-                } else {
-                    self.begin_drain(stream, Duration::from_millis(within_ms));
-                }
+            Request::Drain { within_ms, force } => {
+                self.begin_drain(stream, Duration::from_millis(within_ms), force);
             }
         }
     }
@@ -293,14 +294,14 @@ impl Shared {
         }
     }
 
-    fn begin_drain(self: &Arc<Self>, stream: UnixStream, within: Duration) {
-        let Ok(other) = stream.try_clone() else {
-            self.busy.store(false, Ordering::SeqCst);
-            return;
-        };
+    fn begin_drain(self: &Arc<Self>, stream: UnixStream, within: Duration, force: bool) {
+        let Ok(other) = stream.try_clone() else { return };
+        if self.busy.swap(true, Ordering::SeqCst) {
+            return refuse(&other, "a drain is already running");
+        }
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("rtrs-drain".into());
-        if let Err(error) = thread.spawn(move || shared.drain(stream, within)) {
+        if let Err(error) = thread.spawn(move || shared.drain(stream, within, force)) {
             self.busy.store(false, Ordering::SeqCst);
             refuse(&other, format!("cannot start a thread: {error}"));
         }
@@ -308,15 +309,22 @@ impl Shared {
 
     /// Flushes while all sessions are still served, so that little remains to be flushed while
     /// clients wait; then asks the control shard. [`ServerControl::close`] replies.
-    fn drain(&self, stream: UnixStream, within: Duration) {
+    fn drain(&self, stream: UnixStream, within: Duration, force: bool) {
         let until = Instant::now() + within;
         let first_flush = match self.first_flush(within / 2) {
             Ok(running) => running,
+            Err(error) if force => {
+                tracing::warn!("draining by force: {error}");
+                Some(FirstFlush::Failed(error))
+            }
             Err(error) => {
                 tracing::error!("not draining, still serving: {error}");
                 self.changes.exports.record_drain(Some(&error.to_string()));
                 self.busy.store(false, Ordering::SeqCst);
-                return refuse(&stream, format!("not draining, still serving: {error}"));
+                return refuse(
+                    &stream,
+                    format!("not draining, still serving: {error}{FORCE_HINT}"),
+                );
             }
         };
         self.changes.exports.record_drain(None);

@@ -45,7 +45,7 @@ impl Tunables {
             return Err(format!("{name} cannot change while the server runs; log can"));
         }
         if let Some(text) = new.get(LOG) {
-            let filter: LogFilter = text.parse().map_err(|error| format!("{LOG}: {error}"))?;
+            let filter = text.parse::<LogFilter>().map_err(|error| format!("{LOG}: {error}"))?;
             let mut log = self.log.lock();
             change_filter(&filter)?;
             tracing::warn!(before = %*log, after = %filter, "the filter of the log has changed");

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(attempts.begin(&hanging, |_| unreachable!()), Ok(false));
         release.send(()).unwrap();
         attempts.wait(LONG);
-        assert_eq!(attempts.ended(), [hanging.clone()]);
+        assert_eq!(attempts.ended(), std::slice::from_ref(&hanging));
         assert_eq!(why(attempts.take(&hanging, until)), Some("late".into()));
         assert!(attempts.take(&hanging, until).is_none());
     }
