@@ -9,7 +9,7 @@ rtrs_core::metrics! {
     INFO = Gauge "rtrs_client_info" ["export", "session", "device"]
         "Name of the session at the server, and its block device if it has one; the value is 1.";
     SESSION_UP = Gauge "rtrs_client_session_up" ["session"]
-        "1 if the session answered rtrs-client exporter or metrics; 0 if it is dead or unresponsive.";
+        "1 if the session answered the exporter; 0 if it is dead or unresponsive.";
     UP = Gauge "rtrs_client_up" ["export"]
         "1 while the export is open and a path is connected.";
     SIZE = Gauge "rtrs_client_size_bytes" ["export"]

@@ -127,8 +127,8 @@ pub(super) struct Reply<T> {
 }
 
 /// Sends a request to all sessions of a run directory, many at the same time, each with the time
-/// limit that `timeout` returns for its name. The replies have the order of the names. Sessions that
-/// ended in order are omitted.
+/// limit that `timeout` returns for its name. The replies have the order of the names. Sessions
+/// that ended in order are omitted.
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.

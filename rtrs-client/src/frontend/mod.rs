@@ -10,8 +10,8 @@
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
 //! - `bench`: a workload, without NBD.
 //!
-//! `front_end` has the trait, `client` and `rtrs_core::front_end` its reports, and `pools` the memory
-//! of a shard.
+//! `front_end` has the trait, `client` and `rtrs_core::front_end` its reports, and `pools` the
+//! memory of a shard.
 //! `bridge` has what the front ends with NBD share.
 
 pub(crate) mod bench;
