@@ -219,6 +219,9 @@ pub(crate) struct Status {
     pub(crate) device: Option<String>,
     /// Process of the session.
     pub(crate) pid: u32,
+    /// Version of the process; None from versions that do not report it.
+    #[serde(default)]
+    pub(crate) version: Option<String>,
     /// Number of IO threads.
     pub(crate) shards: u16,
     /// Size of the export in bytes, once it was open.
@@ -426,6 +429,14 @@ impl PathInfo {
     /// Reason why the path carries no IO, or why it last ended.
     pub(crate) fn why(&self) -> Option<&str> {
         self.refused.as_deref().or(self.last_error.as_deref())
+    }
+
+    /// Describes a path that is not connected, with the reason.
+    pub(crate) fn not_connected(&self) -> String {
+        match self.why() {
+            Some(why) => format!("path {} is not connected: {why}", self.path),
+            None => format!("path {} is not connected: no answer yet", self.path),
+        }
     }
 
     /// Whether the path is left out because it is slow.

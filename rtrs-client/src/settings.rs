@@ -10,7 +10,9 @@ mod values;
 
 pub use socket::SocketOwner;
 pub(crate) use socket::give_socket;
-pub use values::{Access, BenchMode, Device, Failover, NbdAddress, NbdTls, NoPath, Policy, SlowIo};
+pub use values::{
+    Access, BenchMode, Device, Failover, NbdAddress, NbdTls, NoPath, Policy, RequirePaths, SlowIo,
+};
 
 use std::path::PathBuf;
 
@@ -240,6 +242,12 @@ rtrs_core::settings! {
         ///
         /// Otherwise the command returns when an NBD client can connect.
         foreground: bool = "false",
+        /// Number of paths that must be connected for the attach, or all
+        ///
+        /// attach waits up to 10s, or the time of --retry-for if that is longer. If fewer paths are
+        /// connected then, it fails, names those that are missing, and leaves nothing behind. It
+        /// has no effect later.
+        require_paths: RequirePaths = "1",
         /// IO threads
         ///
         /// auto is one per allowed CPU. Each shard has its own io_uring and its own connection on

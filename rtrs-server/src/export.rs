@@ -269,7 +269,7 @@ impl ExportTable {
         for export in exports {
             let export = Arc::new(export);
             if let Err(error) = table.add(&export) {
-                tracing::warn!(name = %export.name, "not exported: {error}");
+                tracing::warn!(export = &*export.name, "not exported: {error}");
             }
         }
         Arc::new(table)

@@ -504,3 +504,34 @@ fn a_reload_that_closes_exports_must_be_forced() {
     session_ends(&server);
     give_up(&client, "vol1", server);
 }
+
+#[test]
+fn a_client_that_may_not_connect_any_more_is_told_by_whom() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let write = |who: &str| {
+        let text = format!("export: [{{name: vol0, target: 'mem:1M', access: ['{who}:rw']}}]\n");
+        fs::write(&config, text).expect("a file");
+    };
+    write("anyone@127.0.0.7");
+    let server = Server::builder().args(&["--config", &config]).start();
+    let client = from("127.0.0.7", &server, "vol0").args(&["--no-path", "queue"]).start();
+    write("anyone@127.0.0.8");
+    let _ = server.command(&["reload", "--force"]).ok().says("changed vol0");
+    let path = format!("tcp://127.0.0.7@{}", server.address());
+    let refused = format!("{path}: refused by the server: EACCES");
+    let status = wait_for("the refusal", COMMAND_TIME_MAX, || {
+        let status = client.status();
+        status["reason"].as_str().is_some_and(|why| why.starts_with(&refused)).then_some(status)
+    });
+    assert_eq!((&status["state"], &status["io_fails"]), (&"no-path".into(), &false.into()));
+    let _ = client.command(&["status", "vol0"]).code(3).says(&format!("IO waits; {refused}"));
+    let _ = client.command(&["list"]).ok().says(&format!("no-path: IO waits; {refused}"));
+    write("anyone@127.0.0.7");
+    let _ = server.command(&["reload"]).ok();
+    wait_for("the path to come back", COMMAND_TIME_MAX, || {
+        (client.status()["state"] == "open").then_some(())
+    });
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}

@@ -440,3 +440,33 @@ fn several_sessions_are_detached_by_one_command() {
     assert_eq!(a.command(&["detach", "--all"]).ok().stdout, "");
     let _ = server.stop(STOP_TIME_MAX);
 }
+
+#[test]
+fn all_dead_sessions_are_cleaned_up_whatever_their_names() {
+    let name = "n".repeat(254);
+    let server = Server::builder().export(format!("{name}=mem:1M")).start();
+    let client = Client::attach(&name).path(server.portal()).start();
+    client.signal("KILL");
+    client.wait_gone(COMMAND_TIME_MAX);
+    let listed = client.command(&["list", "-o", "json"]).ok().json();
+    let shown = listed[0]["name"].as_str().expect("a name");
+    assert!(shown.len() < name.len() && listed[0]["state"] == "dead", "{listed}");
+    let _ = client.command(&["detach", "--all"]).ok().says("was dead; removed its socket");
+    assert_eq!(client.command(&["list", "-o", "json"]).ok().json(), serde_json::json!([]));
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_configuration_that_only_the_command_can_read_is_refused_by_name() {
+    let client = Client::attach("vol0").unattached();
+    let socket = client.run_dir().join("nbd.sock").display().to_string();
+    let attach = format!(
+        "echo 'path: tcp://127.0.0.1:{}' | '{}' attach vol0 --socket '{socket}' --run-dir '{}' \
+         --config /dev/fd/0",
+        free_port(),
+        bin("rtrs-client").display(),
+        client.run_dir().display()
+    );
+    let done = run("sh", &["-c", &attach], COMMAND_TIME_MAX).code(2);
+    let _ = done.says("--config /dev/fd/0 can be read only by this process").says("--foreground");
+}

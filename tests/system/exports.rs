@@ -349,7 +349,7 @@ fn a_missing_export_does_not_keep_the_others_down() {
     let waiting = Client::attach("late").path(server.portal()).args(&["--retry-for", "2m"]);
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting.start());
-        let _ = server.wait_output("export=late");
+        let _ = server.wait_output("export=\"late\"");
         sparse_file(&scratch.path("late.img"), MIB);
         waiting.join().expect("an attached client")
     });

@@ -53,7 +53,7 @@ fn the_log_names_the_failing_disk() {
     for _ in 0..20 {
         let _ = nbd.read(65536, &mut [0; 4096]).expect_err("a read of truncated data");
     }
-    let line = "export=\"vol0\" op=\"read\" offset=65536 bytes=4096 errno=5";
+    let line = "export=\"vol0\" op=\"read\" offset=65536 bytes=4096 errno=\"EIO\"";
     let logged = wait_for("the error in the log", COMMAND_TIME_MAX, || {
         let output = server.output();
         let lines: Vec<_> = output.lines().filter(|text| text.contains(line)).collect();

@@ -26,7 +26,8 @@ fn the_server_logs_its_exports_and_final_statistics() {
     let _ = wait_line(&server, &["the server is ready", env!("CARGO_PKG_VERSION"), "sessions_max"]);
 
     let client = Client::attach("vol0").path(&portal).args(&["--session-name", "vm7"]).start();
-    let opened = wait_line(&server, &["opened", "vol0", "client=vm7", "peer=", "ReadWrite"]);
+    let opened =
+        wait_line(&server, &["opened", "export=\"vol0\"", "client=vm7", "peer=", "access=\"rw\""]);
     let identity = client.status()["identity"].as_str().expect("an identity").to_owned();
     let (_, export) = identity.split_once('/').expect("server and export");
     assert!(opened.contains(export), "{opened} without {export}");
@@ -90,7 +91,7 @@ fn repeated_refusals_are_logged_rarely_with_their_reason() {
         let _ = done.code(1).says("ENOENT");
     };
     attach();
-    let words = ["refused an open", "export=none", "client=lost", "errno=\"ENOENT\""];
+    let words = ["refused an open", "export=\"none\"", "client=lost", "errno=\"ENOENT\""];
     let refused = wait_line(&server, &words);
     assert!(refused.contains("there is no export of that name"), "{refused}");
     let begun = std::time::Instant::now();
@@ -135,7 +136,10 @@ fn a_second_writer_is_logged_and_can_be_denied() {
     let attach = |export: &str, args: &[&str]| Client::attach(export).path(&portal).args(args);
     let first = attach("a", &["--session-name", "one"]).start();
     let second = attach("a", &["--session-name", "two", "--access", "migration"]).start();
-    let _ = wait_line(&server, &["WARN", "opened", "export=a", "client=two", "Migration"]);
+    let _ = wait_line(
+        &server,
+        &["WARN", "opened", "export=\"a\"", "client=two", "access=\"migration\""],
+    );
     let (_, done) = attach("b", &["--session-name", "three", "--access", "migration"]).try_start();
     let _ = done.code(1).says("EPERM");
     let _ = wait_line(&server, &["refused an open", "the export does not allow migration"]);

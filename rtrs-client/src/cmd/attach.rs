@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
@@ -93,7 +94,8 @@ impl Outcome {
     fn text(&self) -> String {
         let Self::Attached(attached) = self else { return String::new() };
         let at = attached.device.as_deref().or(attached.uri.as_deref());
-        format!("{} attached: {}\n", attached.export, at.unwrap_or("-"))
+        let mode = if attached.read_only == Some(true) { " (read-only)" } else { "" };
+        format!("{} attached: {}{mode}\n", attached.export, at.unwrap_or("-"))
     }
 
     /// Warns that a volume is read-only although `rw` was tried first.
@@ -103,6 +105,15 @@ impl Outcome {
         {
             let name = &attached.export;
             remark(format_args!("warning: {name} is read-only: the server refused rw"));
+        }
+    }
+
+    /// Warns of paths that do not work. Volumes of a session have the same paths.
+    fn warn_of_paths(&self) {
+        let Self::Attached(attached) = self else { return };
+        for path in attached.paths.iter().flatten().filter(|path| !path.is_connected()) {
+            let (name, path) = (&attached.export, path.not_connected());
+            remark(format_args!("warning: {name}: {path}"));
         }
     }
 
@@ -203,6 +214,9 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     if plan.settings.foreground || is_in_background() {
         return daemon::run(&plan);
     }
+    if let Some(file) = &args.source.config {
+        check_readable_again(file)?;
+    }
     // The same words: the environment tells the process that it is the daemon.
     let outcomes = start_daemon(&plan, std::env::args_os().skip(1))?;
     if plan.more.is_empty()
@@ -214,6 +228,21 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         show("the session", &outcomes, text, global)?;
     }
     all_attached(&outcomes)
+}
+
+/// Checks that the process of the session can read the configuration file too. It does not inherit
+/// descriptors, and a pipe can be read only once.
+fn check_readable_again(file: &Path) -> Result<(), Error> {
+    let of_process = ["/dev/fd", "/dev/stdin", "/proc/self", "/proc/thread-self"];
+    let is_own = of_process.iter().any(|place| file.starts_with(place));
+    if !is_own && std::fs::metadata(file).is_ok_and(|found| found.is_file()) {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "--config {} can be read only by this process, and the session runs in another one; use a \
+         regular file, or --foreground",
+        file.display()
+    )))
 }
 
 /// Returns the errors of volumes that are not attached.
@@ -314,6 +343,8 @@ pub(super) fn start_daemon(
             Error::with_source(ErrorKind::System, what, error)
         });
         outcomes.iter().flatten().for_each(Outcome::warn_of_fallback);
+        let attached = |outcome: &&Outcome| matches!(outcome, Outcome::Attached(_));
+        outcomes.iter().flatten().find(attached).iter().for_each(|first| first.warn_of_paths());
         return outcomes;
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;

@@ -202,13 +202,12 @@ impl Ended {
 
 /// Frees the device that a dead process may have left behind, and removes its control socket.
 fn free(session: &Session, not_attached: Error) -> Result<Ended, Error> {
-    let name = &session.name;
-    let freed = device::free(name)?;
+    let (name, path) = (&session.name, session.left_socket());
+    let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;
     // Without a run directory nothing was saved.
-    if let Ok(saved) = Saved::new(&session.run_dir, name) {
+    if let Ok(saved) = Saved::beside(&session.run_dir, &path) {
         saved.forget();
     }
-    let path = session.control_socket();
     let was_dead = remove_left_behind(&path)
         .map_err(system(format!("cannot remove the socket {}", path.display())))?;
     if freed.is_empty() && !was_dead {

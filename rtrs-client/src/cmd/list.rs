@@ -110,6 +110,8 @@ fn status_lines(session: &Status) -> Vec<String> {
     lines.extend(detail.map(|detail| format!("  {}: {detail}", session.state)));
     if session.read_only_fallback {
         lines.push("  read-only: the server refused rw (access: auto)".to_owned());
+    } else if session.read_only == Some(true) {
+        lines.push(format!("  read-only (access: {})", session.access));
     }
     let slow = slow_text(&session.slow_requests).filter(|_| session.slow_requests.now > 0);
     lines.extend(slow.map(|slow| format!("  slow requests: {slow}")));
@@ -146,6 +148,7 @@ mod tests {
     use super::super::tests::{path, status};
     use super::*;
     use crate::control_protocol::SlowRequests;
+    use crate::settings::Access;
 
     /// Formats the list of these sessions.
     fn list(sessions: impl IntoIterator<Item = Status>) -> String {
@@ -210,6 +213,8 @@ mod tests {
     fn a_list_shows_a_fallback_to_read_only() {
         let shown = list([Status { read_only_fallback: true, ..status() }]);
         assert!(shown.contains("\n  read-only: the server refused rw (access: auto)\n"));
+        let shown = list([Status { read_only: Some(true), access: Access::Ro, ..status() }]);
+        assert!(shown.contains("\n  read-only (access: ro)\n"), "{shown}");
         assert!(!list([status()]).contains("read-only"));
     }
 

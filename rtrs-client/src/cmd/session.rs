@@ -65,6 +65,17 @@ impl Session {
         self.run_dir.control_socket(&self.name)
     }
 
+    /// Control socket that a dead process has left. `list` shows a long name as far as the socket's
+    /// file name contains it, and this finds the socket by that name too.
+    pub(super) fn left_socket(&self) -> PathBuf {
+        let path = self.control_socket();
+        if path.exists() {
+            return path;
+        }
+        let all = self.run_dir.session_sockets().unwrap_or_default();
+        all.into_iter().find(|(listed, _)| *listed == self.name).map_or(path, |(_, left)| left)
+    }
+
     /// Error for a session that does not exist.
     pub(super) fn not_attached(&self) -> Error {
         let (name, path) = (&self.name, self.control_socket());

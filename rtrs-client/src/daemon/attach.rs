@@ -91,6 +91,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     }
     let running = forward_events(running, wakes, session.files.clone());
     session.open(&inbox);
+    session.settle_paths(&inbox);
     if session.is_ending() {
         let failures = std::mem::take(&mut session.failures);
         let ended = session.wait_end(&inbox, running);

@@ -102,6 +102,11 @@ impl AttachedSession {
         served.map_err(system("cannot serve the control socket"))
     }
 
+    /// Whether the session has ended, or is ending.
+    pub(super) fn is_over(&self) -> bool {
+        self.done || self.is_ending()
+    }
+
     /// Whether the session is ending.
     pub(crate) fn is_ending(&self) -> bool {
         self.over.is_some()
@@ -111,8 +116,8 @@ impl AttachedSession {
     /// ending.
     pub(crate) fn open(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let waits = |volume: &Volume| volume.step != Step::Attached;
-        while !self.done && !self.is_ending() && self.volumes.iter().any(waits) {
-            self.step(inbox);
+        while !self.is_over() && self.volumes.iter().any(waits) {
+            self.step(inbox, None);
         }
     }
 
@@ -126,7 +131,7 @@ impl AttachedSession {
         running: Running,
     ) -> Result<(), Error> {
         while !self.done {
-            self.step(inbox);
+            self.step(inbox, None);
         }
         if self.volumes.iter().any(|volume| volume.held.lock().is_some()) {
             self.stop(Duration::ZERO);
@@ -173,9 +178,10 @@ impl AttachedSession {
         }
     }
 
-    /// Waits for the next event or time limit, and handles it.
-    fn step(&mut self, inbox: &mpsc::Receiver<Wake>) {
+    /// Waits for the next event or time limit, at most until this time, and handles it.
+    pub(super) fn step(&mut self, inbox: &mpsc::Receiver<Wake>, until: Option<Instant>) {
         let due = self.over.or_else(|| self.volumes.iter().filter_map(Volume::due).min());
+        let due = due.into_iter().chain(until).min();
         let left = due.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
         // Only the latest of several sizes matters, and nothing waits for it.
         let resized = self.volumes.iter().any(|volume| volume.resized.is_some());
@@ -295,12 +301,13 @@ impl AttachedSession {
     }
 
     /// Serves the device of a volume that has opened.
-    fn on_open(&mut self, device: DeviceIndex, geometry: &Geometry) {
+    pub(super) fn on_open(&mut self, device: DeviceIndex, geometry: &Geometry) {
         let Some(at) = self.at(device) else { return };
-        let volume = &mut self.volumes[at];
-        if !matches!(volume.step, Step::Opening(_)) || self.over.is_some() {
+        let is_opening = matches!(self.volumes[at].step, Step::Opening(_)) && self.over.is_none();
+        if !is_opening || !self.has_required_paths(at, geometry) {
             return;
         }
+        let volume = &mut self.volumes[at];
         if let Front::Device(options) = &volume.front {
             let (reached, name) = (volume.reached.take(), &volume.identity.name);
             if reached.is_none() {
@@ -326,6 +333,7 @@ impl AttachedSession {
         }
         let volume = &mut self.volumes[at];
         (volume.step, volume.was_attached) = (Step::Attached, true);
+        volume.waits_for_paths = None;
         if let Some(add) = volume.add.take() {
             tracing::info!("{} is attached", add.name);
             let status = self.status(&add.name);
@@ -354,7 +362,7 @@ impl AttachedSession {
     }
 
     /// Handles the failure of a volume.
-    fn on_failure(&mut self, device: DeviceIndex, why: &str) {
+    pub(super) fn on_failure(&mut self, device: DeviceIndex, why: &str) {
         if let Some(at) = self.at(device)
             && matches!(self.volumes[at].step, Step::Opening(_))
         {
@@ -503,6 +511,9 @@ impl AttachedSession {
         while let Some(at) = self.volumes.iter().position(is_due) {
             match self.volumes[at].step {
                 Step::Opening(_) => {
+                    if self.look_at_paths(at, now) {
+                        continue;
+                    }
                     let device = self.volumes[at].identity.index;
                     let limit = self.volumes[at].patience;
                     self.on_failure(device, &not_open(limit, &self.shards));

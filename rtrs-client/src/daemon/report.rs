@@ -123,8 +123,16 @@ fn state(
         Some(error) => (SessionState::IdentityMismatch, Some(error)),
         None if why.is_some() => (SessionState::Failed, why),
         None if identity.geometry(reports).is_none() => (SessionState::Connecting, None),
-        None => (SessionState::NoPath, None),
+        None => (SessionState::NoPath, refusal(self::paths(reports).unwrap_or_default())),
     }
+}
+
+/// Errno with which a server refuses the connections of a path, if one does.
+fn refusal(paths: &[PathStatus]) -> Option<String> {
+    paths.iter().find_map(|path| {
+        let end = path.last_end.as_ref().filter(|end| end.errno().is_some())?;
+        Some(format!("{}: {end}", path.path))
+    })
 }
 
 /// Reply to `status`. `volumes` are the names of all volumes of the session.
@@ -157,6 +165,7 @@ pub(crate) fn status(
         uri: identity.uri.clone(),
         device: identity.device.get().cloned(),
         pid: identity.pid,
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         shards: identity.shards,
         size: geometry.map(|g| g.size),
         block_size: geometry.map(|g| g.logical_block),

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -50,7 +50,15 @@ impl Saved {
     /// # Errors
     /// Fails if the run directory cannot be used.
     pub(crate) fn new(run_dir: &RunDir, name: &str) -> Result<Self, PlaceError> {
-        let (files, beside) = (run_dir.files()?, run_dir.control_socket(name));
+        Self::beside(run_dir, &run_dir.control_socket(name))
+    }
+
+    /// Creates the handle of the files beside this control socket.
+    ///
+    /// # Errors
+    /// Fails if the run directory cannot be used.
+    pub(crate) fn beside(run_dir: &RunDir, control_socket: &Path) -> Result<Self, PlaceError> {
+        let (files, beside) = (run_dir.files()?, control_socket.to_path_buf());
         Ok(Self { files, beside, over: Arc::new(Mutex::new(false)) })
     }
 

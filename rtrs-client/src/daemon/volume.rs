@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rtrs_core::block::Geometry;
 use rtrs_core::identity::Identity as Pinned;
 use rtrs_core::local::ControlSocket;
 
@@ -15,6 +16,7 @@ use crate::engine::VolumeConfig;
 use crate::error::{Error, ErrorKind};
 use crate::frontend::{self, MakeFrontEnds, PreparedFrontEnds};
 use crate::plan::{AttachPlan, Front};
+use crate::settings::RequirePaths;
 
 /// Progress of a volume between attach and detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,10 @@ pub(crate) struct Volume {
     pub(crate) step: Step,
     /// Time limit for the open.
     pub(crate) patience: Duration,
+    /// Number of connected paths that the attach needs.
+    pub(crate) require_paths: RequirePaths,
+    /// Geometry of a volume that is open and waits for paths, and when to look at them again.
+    pub(crate) waits_for_paths: Option<(Geometry, Instant)>,
     /// Time limit for requests in flight during a detach.
     pub(crate) detached_by: Option<Instant>,
     /// Commands that wait for the detach.
@@ -96,6 +102,8 @@ impl Volume {
             held: Held::default(),
             step: Step::Opening(Instant::now() + patience),
             patience,
+            require_paths: plan.settings.require_paths,
+            waits_for_paths: None,
             detached_by: None,
             detaches: Vec::new(),
             add: None,
@@ -123,7 +131,11 @@ impl Volume {
     /// Time at which something about the volume is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.step {
-            Step::Opening(at) | Step::Stopping(at) | Step::Closing(at) => Some(at),
+            Step::Opening(at) => {
+                let look = self.waits_for_paths.as_ref().map(|(_, look)| *look);
+                Some(look.map_or(at, |look| look.min(at)))
+            }
+            Step::Stopping(at) | Step::Closing(at) => Some(at),
             Step::Attached | Step::Disconnecting => None,
         }
     }

@@ -355,10 +355,24 @@ impl AttachPlan {
     /// Checks the session and the run directory, and for each volume that neither socket path is in
     /// use and that the device is free and usable with this kernel and these privileges.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_paths()?;
         self.run_dir.check()?;
         self.volumes().try_for_each(Self::check_sockets)?;
         self.session.check()?;
         self.volumes().try_for_each(Self::check_front)
+    }
+
+    /// Checks that the session has as many paths as it requires.
+    fn check_paths(&self) -> Result<(), Error> {
+        let paths = self.session.settings.path.len();
+        let required = self.settings.require_paths.of(paths);
+        if required <= paths {
+            return Ok(());
+        }
+        Err(usage(format!(
+            "require-paths is {required}, and the session has {paths} paths; use all, or a \
+             smaller number"
+        )))
     }
 
     /// Checks that neither socket path of the volume is in use.

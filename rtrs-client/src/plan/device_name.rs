@@ -16,11 +16,6 @@ pub(crate) fn export_of(backend: &str) -> Option<&str> {
     Some(export)
 }
 
-/// Whether a name was made by [`backend`] for this export, whatever the session's name.
-pub(crate) fn is_backend_of(backend: &str, export_name: &str) -> bool {
-    export_of(backend) == Some(export_name)
-}
-
 /// Beginning of the error when an attach to a device fails.
 pub(crate) fn cannot_attach(export_name: &str, device: DeviceChoice) -> String {
     match device {
@@ -48,12 +43,9 @@ mod tests {
     fn a_device_names_its_session_and_export() {
         let text = backend("host-vol0", "pool/vol0");
         assert_eq!(text, "rtrs:host-vol0/pool/vol0");
-        assert!(is_backend_of(&text, "pool/vol0"));
-        for other in ["vol0", "pool", "host-vol0/pool/vol0", ""] {
-            assert!(!is_backend_of(&text, other), "{other}");
-        }
-        assert!(!is_backend_of("nbd:host/pool/vol0", "pool/vol0"));
-        assert!(!is_backend_of("", ""));
+        assert_eq!(export_of(&text), Some("pool/vol0"));
+        assert_eq!(export_of("nbd:host/pool/vol0"), None);
+        assert_eq!(export_of(""), None);
     }
 
     #[test]

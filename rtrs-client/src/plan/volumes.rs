@@ -70,9 +70,10 @@ impl AttachPlan {
         (session.access, session.read_only, session.identity) = (None, false, None);
         (attach.device, attach.socket, attach.listen) = (None, None, None);
         (attach.socket_mode, attach.socket_owner) = (None, None);
-        let AttachSettings { nbd_tls, nbd_tls_dir, insecure_open, .. } = AttachSettings::default();
+        let AttachSettings { nbd_tls, nbd_tls_dir, insecure_open, require_paths, .. } =
+            AttachSettings::default();
         (attach.nbd_tls, attach.nbd_tls_dir) = (nbd_tls, nbd_tls_dir);
-        attach.insecure_open = insecure_open;
+        (attach.insecure_open, attach.require_paths) = (insecure_open, require_paths);
         for (name, text) in own {
             if !OF_ADDED.contains(&name.as_str()) {
                 return Err(of_session(name));

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -165,6 +166,49 @@ impl fmt::Display for NoPath {
     }
 }
 
+/// Number of paths that an attach needs: a number from 1, or `all`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequirePaths {
+    /// At least this number.
+    Count(NonZeroUsize),
+    /// All paths of the session.
+    All,
+}
+
+impl RequirePaths {
+    /// Returns the number of a session with this number of paths.
+    #[must_use]
+    pub const fn of(self, paths: usize) -> usize {
+        match self {
+            Self::Count(count) => count.get(),
+            Self::All => paths,
+        }
+    }
+}
+
+impl FromStr for RequirePaths {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        text.parse().map(Self::Count).map_err(|_| {
+            let remedy = "use all, or a number from 1";
+            ValueError::new("require-paths", text, "is not a number of paths", remedy)
+        })
+    }
+}
+
+impl fmt::Display for RequirePaths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::All => f.write_str("all"),
+        }
+    }
+}
+
 /// An address to serve NBD on: `127.0.0.1:10809`, `[::1]:10809`, `127.0.0.1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NbdAddress(SocketAddr);
@@ -249,6 +293,7 @@ impl fmt::Display for Device {
 
 text_values! {
     NoPath, "POLICY", "queue, queue-for=1m or fail";
+    RequirePaths, "N", "a number of paths, or all";
     NbdAddress, "ADDR:PORT", "an address such as 127.0.0.1:10809";
     Device, "DEVICE", "a device such as /dev/nbd0, or auto";
 }

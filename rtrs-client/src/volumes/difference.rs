@@ -164,8 +164,8 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
         let name = setting.name;
         let is = left.remove(&name).unwrap_or(Value::Null);
         let same = match name.as_str() {
-            // Paths are compared below; `foreground` does not matter to a running session.
-            PATH | "foreground" => true,
+            // Paths are compared below; the others do not matter to a running session.
+            PATH | "foreground" | "require-paths" => true,
             "device" => is_same_device(&setting.value, &is, running.device.as_deref()),
             // By default it follows other settings, and the kernel keeps its initial value.
             "device-timeout" if wanted.said.attach.device_timeout.is_none() => {

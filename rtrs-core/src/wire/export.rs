@@ -63,6 +63,15 @@ impl AccessMode {
     pub const fn may_write(self) -> bool {
         !matches!(self, Self::ReadOnly)
     }
+
+    /// Name of the mode, as in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReadOnly => "ro",
+            Self::ReadWrite => "rw",
+            Self::Migration => "migration",
+        }
+    }
 }
 
 /// OPEN: requests a device by name.

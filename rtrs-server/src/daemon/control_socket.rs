@@ -367,7 +367,7 @@ fn give_up(exports: &ExportTable, limit: Duration) {
         let Some(gateway) = export.source.gateway() else { continue };
         let left = until.saturating_duration_since(Instant::now());
         if let Err(error) = gateway.release(left) {
-            tracing::warn!(name = %export.name, "draining anyway: {error}");
+            tracing::warn!(export = &*export.name, "draining anyway: {error}");
         }
     }
 }

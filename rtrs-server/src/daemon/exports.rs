@@ -136,7 +136,7 @@ impl Opener {
             // The export is closed anyway; the log reports an epoch that is not saved.
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
-            tracing::error!(%name, %error, "cannot flush a removed export");
+            tracing::error!(export = &**name, %error, "cannot flush a removed export");
             format!("export {name:?} was removed but could not be flushed: {error}")
         });
         if flushed.is_ok() {

@@ -99,7 +99,7 @@ impl Closer for FlushingCloser {
 fn close(export: &Export) {
     if let Err(error) = export.source.settle() {
         let name = &export.name;
-        tracing::error!(%name, %error, "cannot flush a closed export");
+        tracing::error!(export = &**name, %error, "cannot flush a closed export");
         let _ = wait_saved(&export.epoch, export.epoch.raise());
     }
 }
@@ -126,7 +126,7 @@ impl Shelf {
         let shown = name.to_string();
         let found = self.path.resolve(session, name.as_bytes()).and_then(|place| place.find());
         let found = found.map_err(|error| {
-            tracing::info!(name = %shown, %error, "refused a name below the search path");
+            tracing::info!(export = shown, %error, "refused a name below the search path");
             error.errno()
         })?;
         self.known.retain(|_, export| export.strong_count() > 0);
@@ -146,7 +146,7 @@ impl Shelf {
             open_target_at(&spec, Some(&at)).map(|source| (source, ro))
         };
         let opened = open(false).or_else(|error| {
-            tracing::info!(%name, %error, "not for writing, so read-only");
+            tracing::info!(export = name, %error, "not for writing, so read-only");
             open(true)
         });
         match opened {
@@ -159,14 +159,14 @@ impl Shelf {
                     None => Ok(StateDir::unknown()),
                 };
                 let epoch = epoch.map_err(|error| {
-                    tracing::warn!(%name, %error, "cannot be opened below the search path");
+                    tracing::warn!(export = name, %error, "cannot be opened below the search path");
                     errno::EBUSY
                 })?;
                 let backing = found.path.display().to_string();
                 Ok(Export { backing, read_only, id, epoch, ..Export::new(name, source) })
             }
             Err(error) => {
-                tracing::info!(%name, %error, "cannot be opened below the search path");
+                tracing::info!(export = name, %error, "cannot be opened below the search path");
                 let code = error.io_error().and_then(io::Error::raw_os_error);
                 Err(code.map_or(errno::EIO, errno::fit))
             }

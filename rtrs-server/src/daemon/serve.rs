@@ -297,7 +297,7 @@ fn stop_cleanly(exports: &Arc<ExportTable>) {
                 export.epoch.note_clean_stop();
             }
             Err(error) => tracing::error!(
-                name = %export.name,
+                export = &*export.name,
                 %error,
                 "cannot flush at the end; clients with unflushed writes are notified of a loss"
             ),

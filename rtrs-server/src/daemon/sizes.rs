@@ -45,7 +45,7 @@ fn look(table: &Weak<ExportTable>, control: &ControlShard) {
 
 fn announce(export: &Export, at: ExportIndex, control: &ControlShard) {
     let (name, size) = (&export.name, export.source.geometry().size);
-    tracing::info!(%name, size, "export resized");
+    tracing::info!(export = &**name, size, "export resized");
     control.0.send(Message::Control(ControlMessage::Resized(at)));
 }
 

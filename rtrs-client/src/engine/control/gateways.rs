@@ -68,7 +68,7 @@ pub(super) fn next_takeover(routes: &mut Routes, now: Instant) -> Option<Takeove
     let path = choose(volume, &routes.paths).filter(|_| routes.may_ask())?;
     let (volume, export) = (volume.index(), volume.export());
     let name = routes.paths[path].name();
-    tracing::info!(path = %name, %export, "asking this gateway to take over");
+    tracing::info!(path = %name, export, "asking this gateway to take over");
     routes.volumes[volume].moving.asked(path, now);
     Some(Takeover { path, volume })
 }

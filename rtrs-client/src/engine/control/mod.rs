@@ -185,7 +185,7 @@ impl SessionControl {
             }
             Change::CloseVolume { export } => {
                 let at = self.routes.volumes.settle(&export)?;
-                tracing::info!(%export, "volume closed on request");
+                tracing::info!(export, "volume closed on request");
                 self.routes.notify(&ShardMessage::CloseDevice(at), ctx);
                 Ok(())
             }

@@ -383,7 +383,7 @@ pub(super) fn refuse(
     let wait = path.terms.refuse(at, why.clone(), ctx.now);
     if path.is_connected() && path.terms.is_of_use() {
         let (path, again_ms) = (path.name(), wait.as_millis());
-        tracing::warn!(%path, volume = export, again_ms, "path without this volume: {why}");
+        tracing::warn!(%path, export, again_ms, "path without this volume: {why}");
         if served && let Some(message) = routes.paths[id].leaves(at) {
             routes.notify(&message, ctx);
         }
@@ -391,7 +391,7 @@ pub(super) fn refuse(
         return Ok(Next::CheckAttach);
     }
     if path.state() == PathState::Opening && is_untried(path, &routes.volumes) {
-        tracing::warn!(path = %path.name(), volume = export, "path without this volume: {why}");
+        tracing::warn!(path = %path.name(), export, "path without this volume: {why}");
         return Ok(Next::OpenConnecting);
     }
     if routes.volumes.iter().nth(1).is_none() {

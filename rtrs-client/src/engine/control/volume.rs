@@ -147,7 +147,7 @@ impl Volume {
     pub(super) fn removed(&mut self) {
         if self.failure.is_none() {
             let failure = SessionFailure::Removed;
-            tracing::error!(export = %self.config.export, "{failure}");
+            tracing::error!(export = self.config.export, "{failure}");
             self.failure = Some(failure);
         }
     }
@@ -228,7 +228,7 @@ impl Volume {
         self.last = Some(Arc::clone(device));
         if is_new {
             let (export, size) = (&self.config.export, device.geometry.size);
-            tracing::info!(%export, size, id = device.device_id, "device open");
+            tracing::info!(export, size, id = device.device_id, "device open");
             self.state = State::Open;
         }
         is_new

@@ -265,8 +265,8 @@ impl ClientLog {
             ..AuditEvent::new(AuditKind::Connect, AuditResult::Refused)
         };
         let Some(left_out) = self.admit_event(now, kind, event) else { return };
-        let errno = refusal.errno();
-        if refusal.is_ours() {
+        let errno = errno_name(refusal.errno());
+        if refusal.is_ours() || refusal.is_denied() {
             tracing::warn!(%peer, %refusal, errno, left_out, "refused a connection");
         } else {
             tracing::info!(%peer, %refusal, errno, left_out, "refused a connection");
@@ -289,7 +289,7 @@ impl ClientLog {
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
         };
         let Some(left_out) = self.admit_event(now, kind, event) else { return };
-        tracing::info!(%peer, %refusal, left_out, "client authentication failed");
+        tracing::warn!(%peer, %refusal, left_out, "client authentication failed");
     }
 
     /// Records the authentication of a path's client.
@@ -318,14 +318,17 @@ impl ClientLog {
         let Opener { name, session, peer, who: identity } = client;
         let session = SessionTag::of(*session);
         let (client, export_id) = (shown(*name), shown(id));
+        let (export, access_name) = (export.to_string(), access.name());
         if access == AccessMode::Migration {
             // Two clients may write now.
             tracing::warn!(
-                %export, %client, %peer, %session, %identity, %export_id, ?access, "opened"
+                export, %client, %peer, %session, %identity, %export_id, access = access_name,
+                "opened"
             );
         } else {
             tracing::info!(
-                %export, %client, %peer, %session, %identity, %export_id, ?access, "opened"
+                export, %client, %peer, %session, %identity, %export_id, access = access_name,
+                "opened"
             );
         }
     }
@@ -364,8 +367,9 @@ impl ClientLog {
         };
         let Some(left_out) = self.admit_event(now, kind, event) else { return };
         let (client, session) = (shown(name), SessionTag::of(session));
+        let (export, access) = (export.to_string(), access.name());
         tracing::info!(
-            %export, %client, %peer, %session, ?access, errno = what, reason, left_out,
+            export, %client, %peer, %session, access, errno = what, reason, left_out,
             "refused an open"
         );
     }

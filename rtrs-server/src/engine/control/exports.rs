@@ -178,9 +178,9 @@ pub(super) fn remove(
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {
-        tracing::info!(%name, "export removed");
+        tracing::info!(export = &**name, "export removed");
     } else {
-        tracing::warn!(%name, sessions = ?ended, "export removed while it was open");
+        tracing::warn!(export = &**name, sessions = ?ended, "export removed while it was open");
     }
     (AdminReply::ExportRemoved { ended }, devices)
 }
@@ -202,6 +202,6 @@ pub(super) fn freeze(
         return AdminReply::Refused(why);
     }
     export.freeze(frozen);
-    tracing::info!(%name, read_only = frozen, "export changed");
+    tracing::info!(export = &**name, read_only = frozen, "export changed");
     AdminReply::Done
 }

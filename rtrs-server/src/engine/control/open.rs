@@ -125,7 +125,7 @@ impl Opens {
             Err(errno) => return ControlAnswer::Refused(errno),
         };
         let Some(index) = self.exports.place(&export) else {
-            tracing::warn!(name = %export.name, "too many open exports of the search path");
+            tracing::warn!(export = &*export.name, "too many open exports of the search path");
             return ControlAnswer::Refused(errno::ENOMEM);
         };
         let answer = self.open_export(session, index, mode, ctx);

@@ -233,6 +233,11 @@ impl Refusal {
         matches!(self, Self::Memory(_) | Self::MemoryMax { .. } | Self::Windows(_))
     }
 
+    /// Whether the client may not connect, or has not authenticated: someone may be guessing.
+    pub(crate) const fn is_denied(&self) -> bool {
+        matches!(self, Self::NotAllowed(_) | Self::Nameless(_) | Self::Unproved(_))
+    }
+
     /// Name under which the refusal is counted.
     pub(crate) const fn reason(&self) -> &'static str {
         match self {

@@ -4,6 +4,7 @@ use rtrs_core::block::IoOp;
 use rtrs_core::log_limit::LogLimit;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
+use rtrs_core::wire::errno_name;
 
 use super::progress::{IoProgress, IoStep};
 
@@ -33,7 +34,7 @@ impl DeviceErrors {
             (_, IoOp::Extents) => "extents",
         };
         let (offset, bytes) = (io.offset + u64::from(io.done), io.part);
-        let errno = status.to_errno();
+        let errno = errno_name(status.to_errno());
         tracing::error!(export, op, offset, bytes, errno, left_out, "the disk or file: {status}");
     }
 }

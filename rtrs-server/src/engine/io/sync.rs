@@ -152,7 +152,7 @@ impl IoProgress {
             end.saved_by = epoch.raise();
             let name = devices.name(self.export);
             tracing::error!(
-                %name,
+                export = name,
                 epoch = epoch.number(),
                 %status,
                 "a sync failed: what was written since the last good flush may be lost; the next \
@@ -186,7 +186,7 @@ impl IoProgress {
         self.count_settling(false, devices);
         if !devices.epoch(self.export).is_saved(end.saved_by) {
             tracing::error!(
-                name = devices.name(self.export),
+                export = devices.name(self.export),
                 "cannot save the epoch in time: the failure is reported, but a client that \
                  connects after the server's next start may not be notified of it; check the disk \
                  of the state directory"

@@ -1,0 +1,124 @@
+//! Paths of an attach: the wait for those that it requires, and for the first result of the others.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rtrs_core::block::Geometry;
+
+use super::attached::AttachedSession;
+use super::events::{READY_TIMEOUT, Wake};
+use super::volume::Step;
+use crate::control_protocol::{PathInfo, Status};
+use crate::path::state::PathState;
+use crate::settings::RequirePaths;
+
+/// Minimum time for the required paths, from the open of the volume.
+const REQUIRED_PATIENCE: Duration = Duration::from_secs(10);
+/// Time for the first result of each other path before the attach is reported.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(1);
+/// Interval between checks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Returns which paths are missing and why, if fewer than required are connected.
+fn lacking(status: &Status, required: RequirePaths) -> Option<String> {
+    let (connected, all) = status.path_counts();
+    let required = required.of(all);
+    if connected >= required {
+        return None;
+    }
+    let missing = status.paths().iter().filter(|path| !path.is_connected());
+    let missing: Vec<String> = missing.map(PathInfo::not_connected).collect();
+    let missing = missing.join("; ");
+    Some(format!("{connected} of {required} required paths are connected; {missing}"))
+}
+
+/// Whether a path is connected, has failed once, or is not tried.
+fn is_settled(path: &PathInfo) -> bool {
+    path.is_connected() || path.ends > 0 || path.state == PathState::Disconnected
+}
+
+impl AttachedSession {
+    /// Whether an open volume has the paths that it requires. Otherwise it waits for them.
+    pub(super) fn has_required_paths(&mut self, at: usize, geometry: &Geometry) -> bool {
+        let volume = &self.volumes[at];
+        let required = volume.require_paths;
+        if required.of(usize::MAX) == 1 {
+            return true;
+        }
+        let status = self.status(&volume.identity.name);
+        if !status.is_some_and(|status| lacking(&status, required).is_some()) {
+            return true;
+        }
+        let now = Instant::now();
+        let volume = &mut self.volumes[at];
+        if volume.waits_for_paths.is_none() {
+            let patience = volume.patience.saturating_sub(READY_TIMEOUT).max(REQUIRED_PATIENCE);
+            volume.step = Step::Opening(now + patience);
+        }
+        volume.waits_for_paths = Some((geometry.clone(), now + LOOK_EVERY));
+        false
+    }
+
+    /// Looks at the paths of a volume that waits for them. Returns false if it does not wait.
+    pub(super) fn look_at_paths(&mut self, at: usize, now: Instant) -> bool {
+        let volume = &self.volumes[at];
+        let (device, required) = (volume.identity.index, volume.require_paths);
+        let Some((geometry, _)) = volume.waits_for_paths.clone() else { return false };
+        if matches!(volume.step, Step::Opening(until) if now < until) {
+            self.on_open(device, &geometry);
+            return true;
+        }
+        let status = self.status(&volume.identity.name);
+        let why = status.and_then(|status| lacking(&status, required));
+        self.on_failure(device, &why.unwrap_or_else(|| "its paths are not known".to_owned()));
+        true
+    }
+
+    /// Runs until each path of the attached session is connected or has failed once, for a limited
+    /// time, so that the command can report those that do not work.
+    pub(super) fn settle_paths(&mut self, inbox: &mpsc::Receiver<Wake>) {
+        let deadline = Instant::now() + SETTLE_PATIENCE;
+        while !self.is_over() && Instant::now() < deadline {
+            let attached = self.volumes.iter().find(|volume| volume.step == Step::Attached);
+            let Some(name) = attached.map(|volume| &volume.identity.name) else { return };
+            let status = self.status(name);
+            if status.is_none_or(|status| status.paths().iter().all(is_settled)) {
+                return;
+            }
+            self.step(inbox, Some(Instant::now() + LOOK_EVERY));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::daemon::report::{self, Identity};
+
+    #[test]
+    fn missing_paths_are_named_with_their_reasons() {
+        let path = |is_connected: bool| {
+            serde_json::json!({
+                "path": "p", "transport": "tcp", "address": "10.0.0.2:1234", "connections": 3,
+                "state": if is_connected { "connected" } else { "waiting" }, "reconnects": 0,
+                "ends": u8::from(!is_connected), "heartbeats": { "sent": 0, "missed": 0 },
+                "internal_errors": 0, "last_error": (!is_connected).then_some("why"),
+                "slow": false,
+            })
+        };
+        let of = |connected: usize, required| {
+            let mut status = report::status(&Identity::example(), &[], &[]);
+            let paths = (0..2).map(|at| path(at < connected)).collect();
+            status.paths = serde_json::from_value(paths).unwrap();
+            lacking(&status, required)
+        };
+        let count = |count| RequirePaths::Count(NonZeroUsize::new(count).unwrap());
+        assert_eq!(of(1, count(1)), None);
+        assert_eq!(of(2, RequirePaths::All), None);
+        let text = "1 of 2 required paths are connected; path p is not connected: why";
+        assert_eq!(of(1, RequirePaths::All).as_deref(), Some(text));
+        assert_eq!(of(1, count(2)).as_deref(), Some(text));
+    }
+}
