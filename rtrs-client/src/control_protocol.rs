@@ -41,7 +41,7 @@ pub(crate) enum Request {
     },
     /// Attach another volume in the same session. Reply, once it is served: [`Attached`].
     VolumeAdd {
-        /// Export name.
+        /// Name of the volume on this host, and of its export unless the settings say another.
         name: String,
         /// The volume's own settings by name, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -185,8 +185,10 @@ impl SessionState {
 /// Status of a volume and its session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// Export name, which is also the volume's name on this host.
+    /// Name of the volume on this host.
     pub(crate) name: String,
+    /// Name of the export at the server.
+    pub(crate) export: String,
     /// Session name at the server.
     pub(crate) session: String,
     /// Session ID at the server.
@@ -468,7 +470,9 @@ pub(crate) struct Heartbeats {
 /// Reply to an attach.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Attached {
-    /// Export name.
+    /// Name of the volume on this host.
+    pub(crate) name: String,
+    /// Name of the export at the server.
     pub(crate) export: String,
     /// Block device, if the volume is served as one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -496,7 +500,9 @@ pub(crate) struct Attached {
 /// Volume that could not be attached beside others.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct NotAttached {
-    /// Export name.
+    /// Name of the volume on this host.
+    pub(crate) name: String,
+    /// Name of the export at the server.
     pub(crate) export: String,
     /// Reason for the failure.
     pub(crate) error: String,

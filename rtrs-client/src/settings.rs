@@ -170,6 +170,11 @@ rtrs_core::settings! {
 rtrs_core::settings! {
     /// The settings that only `attach` has.
     pub struct AttachSettings {
+        /// Name of the export at the server, if the volume has another name on this host
+        ///
+        /// `attach EXPORT --as NAME` is the same as `attach NAME --export EXPORT`. Exports of one
+        /// name at two servers need different names on this host.
+        export: Option<String> = "name of the volume",
         /// Serve NBD on this unix socket
         ///
         /// At most 107 bytes. Set one of device, socket and listen. {name} in the path is replaced

@@ -38,6 +38,7 @@ mod logs;
 mod memory;
 mod metrics;
 mod migration;
+mod names;
 mod nbd_tls;
 mod network;
 mod online;

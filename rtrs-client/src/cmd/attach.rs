@@ -24,7 +24,7 @@ use crate::control_protocol::{Attached, NotAttached, Request};
 use crate::daemon::attach::{self as daemon, FAILED, READY};
 use crate::daemon::saved::{left_of, session_left};
 use crate::error::{Error, ErrorKind, system, usage};
-use crate::plan::{AttachPlan, OF_ADDED, check_name, of_session, said};
+use crate::plan::{AttachPlan, OF_ADDED, VolumeName, check_name, of_session, said};
 use crate::session_log::{
     DAEMON_LOG, LogError, SessionLog, is_in_background, path_of, remove_failed,
 };
@@ -33,12 +33,20 @@ use crate::settings::{AttachSettings, SessionSettings, Settings};
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// Names of the exports at the server; each also names its volume on this host
+    /// Names of the exports at the server; each also names its volume on this host, without --as
     ///
     /// Several are volumes of one session: one process, one set of connections to the server. They
     /// share all settings. Use --device auto, or --socket with {name} in its path.
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
+
+    /// Name of the volume on this host, if not that of the export
+    ///
+    /// All other commands take this name, and the device links, sockets and NBD clients have it.
+    /// Exports of one name at two servers can be attached with it. With several exports, give it
+    /// once for each, in their order.
+    #[arg(long = "as", value_name = "NAME")]
+    pub local_names: Vec<String>,
 
     /// Attach in this session, which is attached already, beside its volumes
     ///
@@ -95,7 +103,7 @@ impl Outcome {
         let Self::Attached(attached) = self else { return String::new() };
         let at = attached.device.as_deref().or(attached.uri.as_deref());
         let mode = if attached.read_only == Some(true) { " (read-only)" } else { "" };
-        format!("{} attached: {}{mode}\n", attached.export, at.unwrap_or("-"))
+        format!("{} attached: {}{mode}\n", attached.name, at.unwrap_or("-"))
     }
 
     /// Warns that a volume is read-only although `rw` was tried first.
@@ -103,7 +111,7 @@ impl Outcome {
         if let Self::Attached(attached) = self
             && attached.read_only_fallback
         {
-            let name = &attached.export;
+            let name = &attached.name;
             remark(format_args!("warning: {name} is read-only: the server refused rw"));
         }
     }
@@ -112,7 +120,7 @@ impl Outcome {
     fn warn_of_paths(&self) {
         let Self::Attached(attached) = self else { return };
         for path in attached.paths.iter().flatten().filter(|path| !path.is_connected()) {
-            let (name, path) = (&attached.export, path.not_connected());
+            let (name, path) = (&attached.name, path.not_connected());
             remark(format_args!("warning: {name}: {path}"));
         }
     }
@@ -147,9 +155,9 @@ impl AttachArgs {
         if takes_over && settings.session.session_name.is_none() {
             // The devices contain the session's name.
             let run_dir = RunDir::new(settings.place.run_dir.clone())?;
-            settings.session.session_name = session_left(&run_dir, &self.names);
+            settings.session.session_name = session_left(&run_dir, self.locals());
         }
-        let mut plan = AttachPlan::of_volumes(&self.names, settings, global.output)?;
+        let mut plan = AttachPlan::of_volumes(&self.volume_names()?, settings, global.output)?;
         if plan.takes_over() {
             add_left_behind(&mut plan);
         }
@@ -159,6 +167,15 @@ impl AttachArgs {
             volume.accept_new_identity = self.accept_new_identity;
         }
         Ok(plan)
+    }
+
+    /// Names of the volumes on this host.
+    fn locals(&self) -> &[String] {
+        if self.local_names.is_empty() { &self.names } else { &self.local_names }
+    }
+
+    fn volume_names(&self) -> Result<Vec<VolumeName>, Error> {
+        VolumeName::all(&self.names, &self.local_names)
     }
 
     /// Returns the own settings of a volume that is added to a session.
@@ -179,7 +196,7 @@ impl AttachArgs {
 /// Adds the other volumes that a dead process has left of the session, which are taken over too.
 fn add_left_behind(plan: &mut AttachPlan) {
     for left in left_of(&plan.run_dir, &plan.session.session_name) {
-        if plan.volumes().any(|volume| volume.session.export_name == left.name) {
+        if plan.volumes().any(|volume| volume.session.name == left.name) {
             continue;
         }
         match plan.adding(&left.name, &left.settings) {
@@ -194,10 +211,14 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         return add(args, session, global);
     }
     if args.source.print_config && !args.source.check {
-        let [name] = &args.names[..] else {
+        let names = args.volume_names()?;
+        let [VolumeName { name, export }] = &names[..] else {
             return Err(usage("the printed file is for one volume; name one"));
         };
-        let settings = args.settings(global)?;
+        let mut settings = args.settings(global)?;
+        if export.is_some() {
+            settings.attach.export = export.clone().filter(|export| export != name);
+        }
         // The place to attach may be given later, beside the file.
         if settings.attach.is_nowhere() {
             return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
@@ -222,7 +243,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     if plan.more.is_empty()
         && let [only] = &outcomes[..]
     {
-        show(&plan.session.export_name, only, Outcome::text, global)?;
+        show(&plan.session.name, only, Outcome::text, global)?;
     } else {
         let text = |all: &Vec<Outcome>| all.iter().map(Outcome::text).collect();
         show("the session", &outcomes, text, global)?;
@@ -269,17 +290,19 @@ fn show<T: Serialize>(
 
 /// Requests another volume from a session.
 fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Error> {
-    let [name] = &args.names[..] else {
+    let names = args.volume_names()?;
+    let [VolumeName { name, export }] = &names[..] else {
         return Err(usage("add one volume at a time with --session; name one"));
     };
-    check_name("export name", name)?;
+    check_name("export name", export.as_ref().unwrap_or(name))?;
     if args.accept_new_identity {
         return Err(usage(
             "a volume that is added expects no identity unless --identity is set; \
                           drop --accept-new-identity",
         ));
     }
-    let settings = args.own()?;
+    let mut settings = args.own()?;
+    settings.extend(export.clone().map(|export| ("export".to_owned(), export)));
     let request = Request::VolumeAdd { name: name.clone(), settings };
     let attached: Attached = named(session, global)?.request(&request)?;
     let outcome = Outcome::Attached(Box::new(attached));
@@ -366,7 +389,7 @@ fn outcomes(json: &str) -> serde_json::Result<Vec<Outcome>> {
 
 /// Opens the session's log for its process.
 fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
-    let name = &plan.session.export_name;
+    let name = &plan.session.name;
     let path = path_of(&plan.run_dir, name);
     let what = format!("cannot write the log {}", path.display());
     SessionLog::open(path, || plan.check()).map_err(|error| match error {

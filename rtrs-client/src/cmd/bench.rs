@@ -21,7 +21,7 @@ use super::text::{progress, size_text};
 use crate::daemon::config::{session_config, volume_config};
 use crate::daemon::events::{SavedFiles, Wake, forward_events, wait_ready};
 use crate::daemon::fabrics::FabricRegistry;
-use crate::daemon::launch;
+use crate::daemon::launch::{self, VolumeFronts};
 use crate::daemon::notices::Event;
 use crate::daemon::signals::forward_signals;
 use crate::error::{Error, ErrorKind, system, usage};
@@ -134,7 +134,8 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     });
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
     let fronts = workload(Arc::clone(&work));
-    let running = launch::start(&plan.session.settings, config, vec![fronts], &registry)?;
+    let fronts = vec![VolumeFronts { name: plan.session.name.clone(), make: fronts }];
+    let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
     let (wakes, inbox) = mpsc::channel();
     let to_follow = wakes.clone();
     let _forwarding = forward_signals(move |signal| {

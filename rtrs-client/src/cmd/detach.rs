@@ -25,7 +25,7 @@ const CLIENT_INTERVAL: Duration = Duration::from_millis(20);
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// Names of the exports that were attached
+    /// Names of the volumes on this host, as list shows them
     #[arg(value_name = "NAME", required_unless_present = "all", conflicts_with = "all")]
     pub names: Vec<String>,
 

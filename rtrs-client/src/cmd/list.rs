@@ -108,6 +108,9 @@ fn status_lines(session: &Status) -> Vec<String> {
     // The paths explain a degraded state.
     let detail = session.state_detail().filter(|_| session.state != SessionState::Degraded);
     lines.extend(detail.map(|detail| format!("  {}: {detail}", session.state)));
+    if session.export != session.name {
+        lines.push(format!("  export: {}", session.export));
+    }
     if session.read_only_fallback {
         lines.push("  read-only: the server refused rw (access: auto)".to_owned());
     } else if session.read_only == Some(true) {

@@ -118,14 +118,14 @@ pub enum Command {
     List(ListArgs),
     /// Show a session with its state, paths and NBD connections
     ///
-    /// NAME is the name of the export that was attached. The exit code is 0 for a session that is
+    /// NAME is the name of the volume, as list shows it. The exit code is 0 for a session that is
     /// open, degraded (a path is not connected), connecting or detaching. It is 3 for one that
     /// serves no IO: no-path, failed, evicted, identity-mismatch, dead or
     /// unresponsive.
     Status(NameArgs),
     /// Show the counters and latencies of a session
     ///
-    /// NAME is the name of the export that was attached.
+    /// NAME is the name of the volume, as list shows it.
     Stats(NameArgs),
     /// Show live rates of sessions and paths
     ///
@@ -147,7 +147,7 @@ pub enum Command {
     Exporter(ExporterArgs),
     /// Print the log of a background session
     ///
-    /// NAME is the name of the export that was attached. The log is kept when the session ends, and
+    /// NAME is the name of the volume, as list shows it. The log is kept when the session ends, and
     /// the next attach appends to it.
     Logs(LogsArgs),
     /// Detach sessions
@@ -179,7 +179,7 @@ pub enum Command {
     Get(GetArgs),
     /// Change the path selection policy
     ///
-    /// NAME is the name of the export that was attached.
+    /// NAME is the name of the volume, as list shows it.
     Policy(PolicyArgs),
     /// Measure a session without NBD
     ///

@@ -12,7 +12,7 @@ use crate::settings::Policy;
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct PolicyArgs {
-    /// Name of the export that was attached.
+    /// Name of the volume on this host, as list shows it.
     #[arg(value_name = "NAME")]
     pub name: String,
 

@@ -81,14 +81,14 @@ struct Shared {
 
 impl Shared {
     fn names(&self) -> impl Iterator<Item = &String> {
-        self.plans.iter().map(|plan| &plan.session.export_name)
+        self.plans.iter().map(|plan| &plan.session.name)
     }
 
     /// Returns the session's entry in the file. Its volumes have the order of their attach.
     fn entry(mut self) -> Value {
         let place = |name: &String| self.volumes.iter().position(|one| one == name);
         self.plans.sort_by_key(|plan| {
-            let place = place(&plan.session.export_name);
+            let place = place(&plan.session.name);
             (place.is_none(), place)
         });
         let (session, differ) = session_of_volumes(&self.plans);

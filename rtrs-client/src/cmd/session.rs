@@ -27,7 +27,7 @@ const DETACH_MORE: Duration = Duration::from_secs(25);
 /// The session of a command.
 #[derive(Debug, Args)]
 pub struct NameArgs {
-    /// Name of the export that was attached.
+    /// Name of the volume on this host, as list shows it.
     #[arg(value_name = "NAME")]
     pub name: String,
 }
@@ -44,7 +44,7 @@ pub(super) struct Session {
 impl Session {
     /// Creates a handle for the session of that name, whether it exists or not.
     pub(super) fn new(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
-        check_name("export name", name)?;
+        check_name("volume name", name)?;
         let (name, run_dir) = (name.to_owned(), global.run_dir()?);
         Ok(Self { name, run_dir, output: global.output })
     }

@@ -14,7 +14,7 @@ use crate::error::{Error, usage};
 /// The arguments of `set`.
 #[derive(Debug, Args)]
 pub struct SetArgs {
-    /// Name of the export that was attached.
+    /// Name of the volume on this host, as list shows it.
     #[arg(value_name = "NAME")]
     pub name: String,
 
@@ -26,7 +26,7 @@ pub struct SetArgs {
 /// The arguments of `get`.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// Name of the export that was attached.
+    /// Name of the volume on this host, as list shows it.
     #[arg(value_name = "NAME")]
     pub name: String,
 

@@ -37,6 +37,9 @@ fn text(status: &Status) -> String {
     let mut out = String::new();
     let mut line = |key: &str, value: String| out += &format!("{key:<16} {value}\n");
     line("name", status.name.clone());
+    if status.export != status.name {
+        line("export", status.export.clone());
+    }
     line("state", state_text(status));
     for (key, at) in [("device", &status.device), ("uri", &status.uri)] {
         if let Some(at) = at {

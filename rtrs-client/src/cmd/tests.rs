@@ -14,7 +14,7 @@ use crate::settings::{Access, Settings};
 /// Status of a session without paths that is served at a URI.
 pub(super) fn status() -> Status {
     serde_json::from_value(json!({
-        "name": "v", "session": "host-v", "session_id": "id", "state": "not-answering",
+        "name": "v", "export": "v", "session": "host-v", "session_id": "id", "state": "not-answering",
         "access": "auto", "no_path": "queue", "failover": "fast", "pid": 7, "shards": 2,
         "uri": "nbd://127.0.0.1:10809/v", "inflight": 0, "nbd_connections": 0,
     }))
@@ -212,7 +212,7 @@ fn names_are_validated_in_every_command() {
     let long = "n".repeat(255);
     for command in ["attach", "bench", "status", "stats", "detach", "path", "policy"] {
         for (name, text) in
-            [(&*long, "is 255 bytes long; use 1 to 254 bytes"), ("", "export name \"\" is empty")]
+            [(&*long, "is 255 bytes long; use 1 to 254 bytes"), ("", "name \"\" is empty")]
         {
             let args: &[&str] = match command {
                 "attach" => &["attach", name, "--socket=/s"],

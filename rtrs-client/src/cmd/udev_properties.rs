@@ -11,7 +11,7 @@ use rtrs_core::settings::print_text;
 use super::global::GlobalArgs;
 use crate::daemon::saved::Saved;
 use crate::error::{Error, ErrorKind};
-use crate::plan::export_of;
+use crate::plan::volume_of;
 
 /// Property of a device that its session has not announced: systemd then waits before it mounts the
 /// device, by any name (systemd.device(5)).
@@ -30,7 +30,7 @@ pub(super) fn run(args: &UdevArgs, global: &GlobalArgs) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::Usage, "name a device, for example nbd0"));
     };
     let backend = backend_of(index);
-    let Some(name) = backend.as_deref().and_then(export_of) else {
+    let Some(name) = backend.as_deref().and_then(volume_of) else {
         let text = format!("{} is not the device of a session", args.device);
         return Err(Error::new(ErrorKind::NotAttached, text));
     };

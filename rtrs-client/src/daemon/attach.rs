@@ -18,7 +18,7 @@ use super::attached::AttachedSession;
 use super::config::session_config;
 use super::events::{READY_TIMEOUT, forward_events};
 use super::fabrics::FabricRegistry;
-use super::launch;
+use super::launch::{self, VolumeFronts};
 use super::metrics::Scraped;
 use super::report::{self, Identity};
 use super::roster::Roster;
@@ -28,7 +28,6 @@ use super::volume::{Prepared, Volume, prepare};
 use crate::control_protocol::NotAttached;
 use crate::engine::{DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
-use crate::frontend::MakeFrontEnds;
 use crate::plan::AttachPlan;
 use crate::session_log::is_in_background;
 
@@ -124,12 +123,13 @@ fn volumes_of<'a>(
     plan: &'a AttachPlan,
     prepared: Vec<Prepared>,
     of_session: &Identity,
-) -> (Vec<(Volume, &'a AttachPlan)>, Vec<MakeFrontEnds>) {
+) -> (Vec<(Volume, &'a AttachPlan)>, Vec<VolumeFronts>) {
     let patience = READY_TIMEOUT + plan.open_patience();
     let (mut volumes, mut fronts) = (Vec::new(), Vec::new());
     for ((index, plan), prepared) in DeviceIndex::all().zip(plan.volumes()).zip(prepared) {
         let identity = Identity {
-            name: plan.session.export_name.clone(),
+            name: plan.session.name.clone(),
+            export: plan.session.export_name.clone(),
             index,
             access: plan.session.access,
             uri: prepared.uri.clone(),
@@ -139,7 +139,7 @@ fn volumes_of<'a>(
         };
         let (volume, front) = Volume::new(plan, prepared, identity, patience);
         volumes.push((volume, plan));
-        fronts.push(front);
+        fronts.push(VolumeFronts { name: plan.session.name.clone(), make: front });
     }
     (volumes, fronts)
 }
@@ -173,9 +173,10 @@ fn announce(
 /// Properties that all volumes of the session share, named after the first one.
 fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
     Identity {
-        name: plan.session.export_name.clone(),
+        name: plan.session.name.clone(),
+        export: plan.session.export_name.clone(),
         index: DeviceIndex::FIRST,
-        log: plan.session.export_name.clone(),
+        log: plan.session.name.clone(),
         session: config.name.clone(),
         session_id: config.id.to_string(),
         access: plan.session.access,
@@ -199,7 +200,8 @@ fn tell(
     background: bool,
 ) -> (io::Result<()>, String) {
     let (mut values, mut texts) = (Vec::new(), Vec::new());
-    for name in plan.volumes().map(|volume| &volume.session.export_name) {
+    for volume in plan.volumes() {
+        let name = &volume.session.name;
         let failed = session.failures.iter().find(|(of, _)| of == name);
         let served_at = match (failed, session.status(name)) {
             (None, Some(status)) => {
@@ -207,9 +209,10 @@ fn tell(
                 values.push(json!(report::attached(status)));
                 served_at
             }
-            (Some((export, error)), _) => {
-                let (export, error) = (export.clone(), error.chain().to_string());
-                values.push(json!(NotAttached { export, error }));
+            (Some((_, error)), _) => {
+                let (name, export) = (name.clone(), volume.session.export_name.clone());
+                let error = error.chain().to_string();
+                values.push(json!(NotAttached { name, export, error }));
                 "-".to_owned()
             }
             (None, None) => continue,

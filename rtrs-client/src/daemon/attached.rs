@@ -236,7 +236,7 @@ impl AttachedSession {
             }
             Wake::Session(Event::VolumeGone(export)) => {
                 let gone = |volume: &Volume| {
-                    volume.identity.name == export && matches!(volume.step, Step::Closing(_))
+                    volume.identity.export == export && matches!(volume.step, Step::Closing(_))
                 };
                 if let Some(at) = self.volumes.iter().position(gone) {
                     self.finish(at);
@@ -462,7 +462,7 @@ impl AttachedSession {
         let volume = &mut self.volumes[at];
         volume.step = Step::Closing(Instant::now() + CLOSE_PATIENCE);
         self.shards.remove_fronts(volume.identity.index);
-        let export = volume.identity.name.clone();
+        let export = volume.identity.export.clone();
         if let Err(error) = self.shards.change(Change::CloseVolume { export }) {
             tracing::warn!("{}: {error}", self.volumes[at].identity.name);
             self.finish(at);

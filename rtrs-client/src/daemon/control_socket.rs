@@ -83,7 +83,9 @@ impl Session {
             Request::PathRemove(leave) => Ok(Change::Remove(leaving(leave))),
             Request::PathDisconnect(leave) => Ok(Change::Disconnect(leaving(leave))),
             Request::PathReconnect(leave) => Ok(Change::Reconnect(leaving(leave))),
-            Request::PathSwitch => Ok(Change::SwitchVolume { export: self.identity.name.clone() }),
+            Request::PathSwitch => {
+                Ok(Change::SwitchVolume { export: self.identity.export.clone() })
+            }
             Request::Get => {
                 let mut settings = self.roster.values(&self.identity.name);
                 report::set_paths(&mut settings, &self.shards.reports(Reported::None));

@@ -26,7 +26,7 @@ use super::driver::ClientShardReport;
 use super::launch::ShardHandle;
 use crate::engine::{DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind};
-use crate::plan::{cannot_attach, device_failed, export_of};
+use crate::plan::{cannot_attach, device_failed, volume_of};
 
 /// Time limit for the first open, which reads the partition table.
 const SCAN_PATIENCE: Duration = Duration::from_secs(10);
@@ -245,7 +245,7 @@ pub(crate) fn disconnect_all(all: &[Held], within: Duration) -> Vec<Option<Strin
     })
 }
 
-/// Frees the devices that dead sessions of this export had connected.
+/// Frees the devices that dead sessions of this volume had connected.
 ///
 /// # Errors
 /// Returns the obstacle and its remedy.
@@ -253,7 +253,7 @@ pub(crate) fn free(
     export_name: &str,
     is_export: impl Fn(&str) -> bool,
 ) -> Result<Vec<PathBuf>, Error> {
-    let freed = free_left_behind(|backend| export_of(backend).is_some_and(&is_export));
+    let freed = free_left_behind(|backend| volume_of(backend).is_some_and(&is_export));
     let what = format!("cannot free what a session of {export_name:?} left behind");
     freed.iter().flatten().copied().for_each(nbd_bridge::kernel::announce);
     let paths = |index: &u32| PathBuf::from(DeviceChoice::Index(*index).to_string());

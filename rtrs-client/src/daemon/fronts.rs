@@ -16,7 +16,8 @@ use crate::frontend::{
 /// Front end before its shard runs.
 pub(crate) struct NewFront {
     pub(crate) device: DeviceIndex,
-    pub(crate) export: String,
+    /// Name of the volume on this host, which clients of the front end request.
+    pub(crate) name: String,
     pub(crate) make: MakeFrontEnd,
 }
 
@@ -34,7 +35,7 @@ enum End {
 /// Front end of a device.
 struct Slot {
     device: DeviceIndex,
-    export: String,
+    name: String,
     front: Box<dyn FrontEnd>,
     /// Whether the front end has the device.
     opened: bool,
@@ -80,10 +81,10 @@ impl Fronts {
     }
 
     /// Adds the front end of an added device.
-    pub(crate) fn add(&mut self, NewFront { device, export, make }: NewFront) {
+    pub(crate) fn add(&mut self, NewFront { device, name, make }: NewFront) {
         let (front, opened, end) = (make(), false, End::None);
         let (is_awaited, abandoned) = (false, 0);
-        self.slots.push(Slot { device, export, front, opened, end, is_awaited, abandoned });
+        self.slots.push(Slot { device, name, front, opened, end, is_awaited, abandoned });
     }
 
     /// Removes the front end of a device. Its requests at the server end before its memory is
@@ -113,7 +114,7 @@ impl Fronts {
             slot.opened = true;
             let geometry = Box::new(device.geometry().clone());
             let (shard, ring, pools) = (self.shard, &self.ring, &self.pools);
-            let place = Place { shard, ring, pools, export: &slot.export };
+            let place = Place { shard, ring, pools, export: &slot.name };
             return Some(match slot.front.open(now, &place, device) {
                 Ok(()) => Opened::Ready(slot.device, geometry),
                 Err(error) => Opened::Failed(slot.device, error),
@@ -280,7 +281,7 @@ mod tests {
         let device = DeviceIndex::FIRST;
         fronts.slots.push(Slot {
             device,
-            export: "v".into(),
+            name: "v".into(),
             front: Box::new(Front(Rc::clone(&busy))),
             opened: true,
             end: End::None,

@@ -168,13 +168,12 @@ impl ShardHandle {
     pub(crate) fn add_fronts(
         &self,
         device: DeviceIndex,
-        export: &str,
+        name: &str,
         carries_kernel: bool,
         fronts: MakeFrontEnds,
     ) {
         for (shard, make) in self.0.iter().zip(fronts(&Self::wake(&self.0))) {
-            let export = export.to_owned();
-            let front = NewFront { device, export, make };
+            let front = NewFront { device, name: name.to_owned(), make };
             shard.send(Message::AddFront { front, carries_kernel });
         }
     }
@@ -204,6 +203,13 @@ impl ShardHandle {
     }
 }
 
+/// Front ends of a volume, for all shards.
+pub(crate) struct VolumeFronts {
+    /// Name that the front ends offer.
+    pub(crate) name: String,
+    pub(crate) make: MakeFrontEnds,
+}
+
 /// Starts the threads of a session, with the front ends of each of its volumes.
 ///
 /// # Errors
@@ -211,7 +217,7 @@ impl ShardHandle {
 pub(crate) fn start(
     settings: &SessionSettings,
     config: SessionConfig,
-    fronts: Vec<MakeFrontEnds>,
+    fronts: Vec<VolumeFronts>,
     registry: &Arc<FabricRegistry>,
 ) -> Result<Running, Error> {
     start_threads(settings, config, fronts, registry)
@@ -221,7 +227,7 @@ pub(crate) fn start(
 fn start_threads(
     settings: &SessionSettings,
     config: SessionConfig,
-    fronts: Vec<MakeFrontEnds>,
+    fronts: Vec<VolumeFronts>,
     registry: &Arc<FabricRegistry>,
 ) -> io::Result<Running> {
     let poll = PollPolicy { budget_max: settings.poll.get() };
@@ -234,10 +240,10 @@ fn start_threads(
     let (events, from_shards) = mpsc::channel();
     let cpus = pin_plan(settings.pin, config.shards);
     let mut fronts_of: Vec<Vec<NewFront>> = (0..shards).map(|_| Vec::new()).collect();
-    for ((device, volume), fronts) in DeviceIndex::all().zip(&config.volumes).zip(fronts) {
-        let made = fronts(&ShardHandle::wake(&senders));
+    for (device, fronts) in DeviceIndex::all().zip(fronts) {
+        let made = (fronts.make)(&ShardHandle::wake(&senders));
         for (shard, make) in fronts_of.iter_mut().zip(made) {
-            shard.push(NewFront { device, export: volume.export.clone(), make });
+            shard.push(NewFront { device, name: fronts.name.clone(), make });
         }
     }
     let mut threads = Vec::with_capacity(shards);

@@ -32,6 +32,8 @@ use crate::stats::{DeviceStats, OP_NAMES, ShardStats, op_name};
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) name: String,
+    /// Name of the export at the server.
+    pub(crate) export: String,
     /// Device in the session.
     pub(crate) index: DeviceIndex,
     /// Name whose log contains the session's messages.
@@ -149,6 +151,7 @@ pub(crate) fn status(
     let (state, reason) = state(identity, reports, paths.as_deref().unwrap_or_default());
     Status {
         name: identity.name.clone(),
+        export: identity.export.clone(),
         session: identity.session.clone(),
         session_id: identity.session_id.clone(),
         volumes: volumes.to_vec(),
@@ -232,7 +235,8 @@ fn heartbeats(path: &PathStatus) -> Heartbeats {
 pub(crate) fn attached(status: Status) -> Attached {
     let uri = if status.device.is_some() { None } else { status.uri };
     Attached {
-        export: status.name,
+        name: status.name,
+        export: status.export,
         device: status.device,
         uri,
         size: status.size,
@@ -419,6 +423,7 @@ impl Identity {
     pub(crate) fn example() -> Self {
         Self {
             name: "v".into(),
+            export: "v".into(),
             index: DeviceIndex::FIRST,
             log: "v".into(),
             session: "host-v".into(),

@@ -28,7 +28,7 @@ const VOLUME: &str = "volume";
 pub(crate) struct SavedVolume {
     /// Session name at the server.
     pub(crate) session: String,
-    /// Export name.
+    /// Name of the volume on this host.
     pub(crate) name: String,
     /// The volume's own settings.
     pub(crate) settings: BTreeMap<String, String>,

@@ -159,7 +159,7 @@ impl Volume {
 /// # Errors
 /// Fails if a socket or address is in use, or an identity contradicts what a dead process left.
 pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
-    let name = &plan.session.export_name;
+    let name = &plan.session.name;
     let control_path = plan.run_dir.control_socket(name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {
         let what = format!("cannot listen on the control socket {}", control_path.display());

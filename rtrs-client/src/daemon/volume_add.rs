@@ -48,6 +48,7 @@ impl AttachedSession {
         let index = self.add_to_engine(prepared.config.clone())?;
         let identity = Identity {
             name: name.clone(),
+            export: plan.session.export_name.clone(),
             index,
             access: plan.session.access,
             uri: prepared.uri.clone(),

@@ -64,7 +64,7 @@ fn listen(plan: &AttachPlan, endpoint: &Endpoint) -> Result<PreparedFrontEnds, E
         Some(relays) => bound.offering(relays),
         None => bound,
     };
-    let uri = Some(bound.uri(&plan.session.export_name));
+    let uri = Some(bound.uri(&plan.session.name));
     Ok(PreparedFrontEnds { make: at(bound, config), uri })
 }
 

@@ -16,7 +16,7 @@ use rtrs_core::settings::{Output, Shards, Time};
 use rtrs_core::tls::TlsDir;
 
 use super::device_name::{backend, cannot_attach, device_failed};
-use super::session::SessionPlan;
+use super::session::{SessionPlan, check_name};
 use crate::error::{Error, ErrorKind, usage};
 use crate::settings::{
     Access, AttachSettings, BenchSettings, Device, NbdAddress, NbdTls, PlaceSettings,
@@ -68,7 +68,7 @@ pub struct AttachPlan {
     pub accept_new_identity: bool,
     /// Time for retries when no path connects or the server refuses the open.
     pub retry_for: Duration,
-    /// Directory of the control socket: [`RunDir::control_socket`] of the export's name.
+    /// Directory of the control socket: [`RunDir::control_socket`] of the volume's name.
     pub run_dir: RunDir,
     /// Output format, for people or programs.
     pub output: Output,
@@ -221,7 +221,7 @@ fn device_options(
         choice: device.get(),
         timeout_s,
         dead_timeout_s: whole_seconds(dead_timeout),
-        backend: backend(&session.session_name, &session.export_name),
+        backend: backend(&session.session_name, &session.name),
         takeover,
     })
 }
@@ -271,6 +271,10 @@ fn quick_shards(shards: Shards) -> Result<Shards, Error> {
 impl AttachPlan {
     pub(crate) fn new(name: &str, settings: Settings, output: Output) -> Result<Self, Error> {
         let (mut set, run_dir) = (settings.attach, RunDir::new(settings.place.run_dir)?);
+        set.export = set.export.filter(|export| export != name);
+        if set.export.is_some() {
+            check_name("volume name", name)?;
+        }
         // These paths are read again after the process has moved to the background.
         make_absolute([&mut set.nbd_tls_dir])
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use nbd-tls-dir", e))?;
@@ -286,7 +290,8 @@ impl AttachPlan {
         if set.quick_takeover {
             set.shards = quick_shards(set.shards)?;
         }
-        let session = SessionPlan::new(name, settings.session, set.shards, Access::Auto)?;
+        let session = SessionPlan::new(name, settings.session, set.shards, Access::Auto)?
+            .with_export(set.export.as_deref())?;
         set.slow_io = Some(slow_io(&set));
         let front = Front::new(&set, &session)?;
         match &front {
@@ -377,11 +382,12 @@ impl AttachPlan {
 
     /// Checks that neither socket path of the volume is in use.
     fn check_sockets(&self) -> Result<(), Error> {
-        let name = &self.session.export_name;
+        let name = &self.session.name;
         let control = self.run_dir.control_socket(name);
         if socket_state(&control)? == SocketState::InUse {
             let text = format!(
-                "{name:?} is already attached (control socket {}); see `list`, or detach it first",
+                "{name:?} is already attached (control socket {}); see `list`; attach this one \
+                 under another name with --as NAME, or detach the other first",
                 control.display()
             );
             return Err(Error::new(ErrorKind::InUse, text));
@@ -406,7 +412,7 @@ impl AttachPlan {
     fn check_front(&self) -> Result<(), Error> {
         self.nbd_tls(1)?;
         if let Front::Device(options) = &self.front {
-            let what = cannot_attach(&self.session.export_name, options.choice);
+            let what = cannot_attach(&self.session.name, options.choice);
             check_device(options.choice, &options.backend).map_err(device_failed(what))?;
         }
         Ok(())

@@ -67,14 +67,16 @@ impl AttachPlan {
     /// Fails on a setting that does not exist or cannot change now, and on a value that is invalid
     /// or does not fit another setting.
     pub(crate) fn changed(&self, changes: &BTreeMap<String, String>) -> Result<Self, Error> {
-        let SessionPlan { export_name, shards, access, mut settings, .. } = self.session.clone();
+        let SessionPlan { name, export_name, shards, access, mut settings, .. } =
+            self.session.clone();
         for (name, text) in changes {
             self.check_changeable(name)?;
             let mut assign = Assign { name, text, outcome: None };
             settings.visit(&mut assign);
             assign.outcome.unwrap_or_else(|| Err(unknown(name))).map_err(usage)?;
         }
-        let session = SessionPlan::new(&export_name, settings, shards, access)?;
+        let session = SessionPlan::new(&name, settings, shards, access)?;
+        let session = SessionPlan { export_name, ..session };
         if let Front::Device(options) = &self.front
             && let Some(seconds) = options.timeout_s
         {

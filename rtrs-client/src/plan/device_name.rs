@@ -6,21 +6,21 @@ use crate::error::{Error, ErrorKind};
 
 /// Backend name of a device, which identifies it to people and programs. The session's name has no
 /// slash.
-pub(super) fn backend(session_name: &str, export_name: &str) -> String {
-    format!("rtrs:{session_name}/{export_name}")
+pub(super) fn backend(session_name: &str, name: &str) -> String {
+    format!("rtrs:{session_name}/{name}")
 }
 
-/// Export in a name made by [`backend`], whatever the session's name.
-pub(crate) fn export_of(backend: &str) -> Option<&str> {
-    let (_, export) = backend.strip_prefix("rtrs:")?.split_once('/')?;
-    Some(export)
+/// Volume in a name made by [`backend`], whatever the session's name.
+pub(crate) fn volume_of(backend: &str) -> Option<&str> {
+    let (_, name) = backend.strip_prefix("rtrs:")?.split_once('/')?;
+    Some(name)
 }
 
 /// Beginning of the error when an attach to a device fails.
-pub(crate) fn cannot_attach(export_name: &str, device: DeviceChoice) -> String {
+pub(crate) fn cannot_attach(name: &str, device: DeviceChoice) -> String {
     match device {
-        DeviceChoice::Auto => format!("cannot make {export_name:?} a block device"),
-        DeviceChoice::Index(_) => format!("cannot attach {export_name:?} to {device}"),
+        DeviceChoice::Auto => format!("cannot make {name:?} a block device"),
+        DeviceChoice::Index(_) => format!("cannot attach {name:?} to {device}"),
     }
 }
 
@@ -40,12 +40,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_names_its_session_and_export() {
+    fn a_device_names_its_session_and_volume() {
         let text = backend("host-vol0", "pool/vol0");
         assert_eq!(text, "rtrs:host-vol0/pool/vol0");
-        assert_eq!(export_of(&text), Some("pool/vol0"));
-        assert_eq!(export_of("nbd:host/pool/vol0"), None);
-        assert_eq!(export_of(""), None);
+        assert_eq!(volume_of(&text), Some("pool/vol0"));
+        assert_eq!(volume_of("nbd:host/pool/vol0"), None);
+        assert_eq!(volume_of(""), None);
     }
 
     #[test]

@@ -14,10 +14,10 @@ mod volumes;
 
 pub use attach::{AttachPlan, Front};
 pub use bench::BenchPlan;
-pub(crate) use device_name::{cannot_attach, device_failed, export_of};
+pub(crate) use device_name::{cannot_attach, device_failed, volume_of};
 pub use session::SessionPlan;
 pub(crate) use session::{check_name, check_path, default_session_name, path_name};
-pub(crate) use volumes::{OF_ADDED, of_session, said};
+pub(crate) use volumes::{OF_ADDED, VolumeName, of_session, repeated, said};
 
 #[cfg(test)]
 mod tests;

@@ -31,6 +31,8 @@ const fn shards_max(scheme: Scheme) -> u16 {
 /// Validated settings of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionPlan {
+    /// Name of the volume on this host, by default that of the export; 1 to 254 bytes without NUL.
+    pub name: String,
     /// Export to open, 1 to 254 bytes without NUL.
     pub export_name: String,
     /// Session name at the server, 1 to 254 bytes without slash, dot and NUL.
@@ -45,14 +47,15 @@ pub struct SessionPlan {
 }
 
 impl SessionPlan {
-    /// Validates the session's settings. `access_default` applies when no access was set.
+    /// Validates the session's settings. The export has the volume's name; see
+    /// [`with_export`](Self::with_export). `access_default` applies when no access was set.
     pub(super) fn new(
-        export_name: &str,
+        name: &str,
         mut settings: SessionSettings,
         shards: Shards,
         access_default: Access,
     ) -> Result<Self, Error> {
-        check_name("export name", export_name)?;
+        check_name("export name", name)?;
         let SessionSettings { tls_dir, key_file, .. } = &mut settings;
         make_absolute([tls_dir, key_file]).map_err(|e| {
             Error::with_source(ErrorKind::Usage, "cannot use tls-dir or key-file", e)
@@ -66,7 +69,7 @@ impl SessionPlan {
         };
         let session_name = match settings.session_name.take() {
             Some(name) => check_session_name(name)?,
-            None => default_session_name(export_name),
+            None => default_session_name(name),
         };
         check_paths(&settings.path)?;
         if settings.reconnect_min > settings.reconnect_max {
@@ -77,8 +80,8 @@ impl SessionPlan {
             )));
         }
         (settings.access, settings.session_name) = (Some(access), Some(session_name.clone()));
-        let export_name = export_name.to_owned();
-        let plan = Self { export_name, session_name, access, shards, settings };
+        let (name, export_name) = (name.to_owned(), name.to_owned());
+        let plan = Self { name, export_name, session_name, access, shards, settings };
         let most = plan.shards_max();
         if matches!(shards, Shards::Is(n) if n.get() > most) {
             return Err(usage(format!(
@@ -87,6 +90,13 @@ impl SessionPlan {
         }
         plan.tls_sources().check(&plan.settings.path)?;
         Ok(plan)
+    }
+
+    /// Sets another export than that of the volume's name.
+    pub(super) fn with_export(self, export: Option<&str>) -> Result<Self, Error> {
+        let Some(export) = export else { return Ok(self) };
+        check_name("export name", export)?;
+        Ok(Self { export_name: export.to_owned(), ..self })
     }
 
     /// Heartbeats for a kernel server, slow enough to be safe with any.
@@ -210,14 +220,14 @@ fn check_session_name(name: String) -> Result<String, Error> {
     Ok(name)
 }
 
-/// Host and export name, with forbidden characters replaced, cut to the maximum length.
-pub(crate) fn default_session_name(export_name: &str) -> String {
+/// Host and volume name, with forbidden characters replaced, cut to the maximum length.
+pub(crate) fn default_session_name(name: &str) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {
         "" => "localhost",
         host => host,
     };
-    let mut name = format!("{host}-{export_name}").replace(['/', '.', '\0'], "_");
+    let mut name = format!("{host}-{name}").replace(['/', '.', '\0'], "_");
     name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
     name
 }

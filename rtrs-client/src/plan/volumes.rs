@@ -1,6 +1,6 @@
 //! Several volumes of one session: `attach` with more than one name, and added volumes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use nbd_bridge::kernel::DeviceChoice;
@@ -9,14 +9,16 @@ use serde_yaml::Value;
 
 use super::attach::{AttachPlan, NAME};
 use super::change::Assign;
+use super::session::check_name;
 use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// Settings of an added volume. All others are those of the session.
-pub(crate) const OF_ADDED: [&str; 11] = [
+pub(crate) const OF_ADDED: [&str; 12] = [
     "access",
     "device",
+    "export",
     "identity",
     "insecure-open",
     "listen",
@@ -28,24 +30,67 @@ pub(crate) const OF_ADDED: [&str; 11] = [
     "socket-owner",
 ];
 
+/// Name of a volume on this host, and its export if that has another name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeName {
+    pub(crate) name: String,
+    pub(crate) export: Option<String>,
+}
+
+impl VolumeName {
+    /// Names exports, in their order: as `locals` say, or like themselves if that is empty.
+    ///
+    /// # Errors
+    /// Fails if the numbers of names differ.
+    pub(crate) fn all(exports: &[String], locals: &[String]) -> Result<Vec<Self>, Error> {
+        if locals.is_empty() {
+            let named = |name: &String| Self { name: name.clone(), export: None };
+            return Ok(exports.iter().map(named).collect());
+        }
+        if locals.len() != exports.len() {
+            return Err(usage(format!(
+                "{} names after --as do not match {} exports; give --as once for each, in their \
+                 order",
+                locals.len(),
+                exports.len()
+            )));
+        }
+        locals.iter().try_for_each(|name| check_name("--as", name))?;
+        let pairs = locals.iter().zip(exports);
+        let named = pairs.map(|(name, export)| {
+            let (name, export) = (name.clone(), Some(export.clone()));
+            Self { name, export }
+        });
+        Ok(named.collect())
+    }
+
+    fn export(&self) -> &str {
+        self.export.as_ref().unwrap_or(&self.name)
+    }
+}
+
 impl AttachPlan {
     /// Validates the settings of a session with these volumes, which share them.
     pub(crate) fn of_volumes(
-        names: &[String],
-        settings: Settings,
+        names: &[VolumeName],
+        mut settings: Settings,
         output: Output,
     ) -> Result<Self, Error> {
         let Some((first, more)) = names.split_first() else {
             return Err(usage("name an export"));
         };
         if more.is_empty() {
-            return Self::new(first, settings, output);
+            if first.export.is_some() {
+                settings.attach.export.clone_from(&first.export);
+            }
+            return Self::new(&first.name, settings, output);
         }
         check_names(names)?;
         check_shared(&settings)?;
         let mut shared = settings;
         let mut plan: Option<Self> = None;
-        for name in names {
+        for VolumeName { name, export } in names {
+            shared.attach.export.clone_from(export);
             let volume = Self::new(name, shared.clone(), output)?;
             // The default contains the first volume's name.
             shared.session.session_name = Some(volume.session.session_name.clone());
@@ -74,6 +119,7 @@ impl AttachPlan {
             AttachSettings::default();
         (attach.nbd_tls, attach.nbd_tls_dir) = (nbd_tls, nbd_tls_dir);
         (attach.insecure_open, attach.require_paths) = (insecure_open, require_paths);
+        attach.export = None;
         for (name, text) in own {
             if !OF_ADDED.contains(&name.as_str()) {
                 return Err(of_session(name));
@@ -132,17 +178,26 @@ pub(crate) fn of_session(name: &str) -> Error {
 }
 
 /// Rejects too many names, and duplicates.
-fn check_names(names: &[String]) -> Result<(), Error> {
+fn check_names(names: &[VolumeName]) -> Result<(), Error> {
     if names.len() > VOLUMES_MAX {
         let count = names.len();
         return Err(usage(format!("{count} volumes are too many; use at most {VOLUMES_MAX}")));
     }
-    let mut sorted: Vec<&String> = names.iter().collect();
-    sorted.sort();
-    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(usage(format!("{:?} is named twice; drop one", pair[0]))),
+    if let Some(name) = repeated(names.iter().map(|one| one.name.as_str())) {
+        return Err(usage(format!("{name:?} is named twice; drop one")));
+    }
+    match repeated(names.iter().map(VolumeName::export)) {
+        Some(export) => Err(usage(format!(
+            "a session cannot have the export {export:?} twice; attach it in another session"
+        ))),
         None => Ok(()),
     }
+}
+
+/// First name that occurs more than once.
+pub(crate) fn repeated<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = BTreeSet::new();
+    names.find(|name| !seen.insert(*name))
 }
 
 /// Rejects settings that several volumes cannot share.
@@ -165,6 +220,11 @@ fn check_shared(settings: &Settings) -> Result<(), Error> {
             path.display()
         )));
     }
+    if let Some(export) = &attach.export {
+        return Err(usage(format!(
+            "several volumes cannot have one export {export:?}; drop export, and name each export"
+        )));
+    }
     if session.identity.is_some() {
         return Err(usage(
             "several volumes cannot have one identity; leave it out, or add each with --session \
@@ -183,6 +243,7 @@ mod tests {
     fn plan(names: &[&str], yaml: &str) -> Result<AttachPlan, String> {
         let settings = Settings::from_yaml(&format!("path: tcp://h\n{yaml}"), "s.yaml").unwrap();
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let names = VolumeName::all(&names, &[]).unwrap();
         let plan = AttachPlan::of_volumes(&names, settings, Output::Text);
         plan.map_err(|error| error.to_string())
     }
@@ -206,6 +267,45 @@ mod tests {
         let names: Vec<_> = plan.volumes().map(|one| &one.session.session_name).collect();
         assert_eq!(names[0], names[1]);
         assert!(names[0].ends_with("-a"));
+    }
+
+    #[test]
+    fn a_local_name_replaces_that_of_the_export() {
+        let plan = |exports: &[&str], locals: &[&str], yaml: &str| {
+            let owned = |all: &[&str]| -> Vec<String> { all.iter().map(|s| (*s).into()).collect() };
+            let yaml = format!("path: tcp://h\nsocket: '/s/{{name}}'\n{yaml}");
+            let settings = Settings::from_yaml(&yaml, "s.yaml").unwrap();
+            VolumeName::all(&owned(exports), &owned(locals))
+                .and_then(|names| AttachPlan::of_volumes(&names, settings, Output::Text))
+                .map_err(|error| error.to_string())
+        };
+        let one = plan(&["vol0"], &["a"], "").unwrap();
+        assert_eq!((&*one.session.name, &*one.session.export_name), ("a", "vol0"));
+        assert!(one.session.session_name.ends_with("-a"));
+        assert_eq!(one.front, Front::Socket("/s/a".into()));
+        assert_eq!(one.settings.export.as_deref(), Some("vol0"));
+        assert_eq!(plan(&["a"], &[], "export: vol0").unwrap(), one, "from a file");
+        assert_eq!(plan(&["vol0"], &["a"], "export: other").unwrap(), one, "the flag counts");
+        assert_eq!(plan(&["a"], &["a"], ""), plan(&["a"], &[], ""));
+        let changed = one.changed(&[("io-timeout".into(), "9s".into())].into()).unwrap();
+        assert_eq!((&*changed.session.name, &*changed.session.export_name), ("a", "vol0"));
+        let both = plan(&["v", "w"], &["w", "v"], "").unwrap();
+        assert_eq!((&*both.more[0].session.name, &*both.more[0].session.export_name), ("v", "w"));
+        assert_eq!(both.adding("v", &both.more[0].own()).unwrap(), both.more[0]);
+        assert_eq!(both.adding("c", &BTreeMap::new()).err().map(|e| e.exit_code()), Some(2));
+        let long = "x".repeat(255);
+        for (exports, locals, yaml, text) in [
+            (&["v"][..], &[""][..], "", "--as \"\" is empty; use 1 to 254 bytes without NUL"),
+            (&["v"], &[&*long], "", "--as \"xxxx"),
+            (&["v", "w"], &["a"], "", "1 names after --as do not match 2 exports; give"),
+            (&["v", "w"], &["a", "a"], "", "\"a\" is named twice; drop one"),
+            (&["v", "v"], &["a", "b"], "", "a session cannot have the export \"v\" twice"),
+            (&["v", "w"], &[], "export: x", "several volumes cannot have one export \"x\""),
+            (&["v"], &[], "export: ''", "export name \"\" is empty"),
+        ] {
+            let error = plan(exports, locals, yaml).unwrap_err();
+            assert!(error.starts_with(text), "{error}");
+        }
     }
 
     #[test]

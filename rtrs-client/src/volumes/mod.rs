@@ -17,11 +17,14 @@ use serde_yaml::{Mapping, Value};
 use crate::control_protocol::SettingValue;
 use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, ErrorKind};
-use crate::plan::{AttachPlan, OF_ADDED, said};
+use crate::plan::{AttachPlan, OF_ADDED, VolumeName, repeated, said};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
-/// Settings for the place where a volume is served. A session has none of its own.
-const FRONTS: [&str; 3] = ["device", "socket", "listen"];
+/// Settings of the export of a volume and of the place where it is served. A session has none of
+/// its own.
+const OF_ONE_VOLUME: [&str; 4] = ["device", "socket", "listen", EXPORT];
+/// Key of a volume's export.
+const EXPORT: &str = "export";
 /// Settings of `attach` that all volumes of a session share.
 const SHARED: [&str; 2] = ["shards", "metrics"];
 /// Session settings that each volume has.
@@ -32,7 +35,7 @@ const FOREGROUND: &str = "foreground";
 /// Session in the file, with its first volume.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Volume {
-    /// Export name of the first volume, which is also the session's name on this host.
+    /// Name of the first volume, which is also the session's name on this host.
     pub(crate) name: String,
     /// Settings in the file, with defaults for those that are missing.
     pub(crate) settings: Settings,
@@ -41,6 +44,13 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
+    /// Export names of all volumes of the session.
+    fn exports(&self) -> impl Iterator<Item = &str> {
+        let first = self.settings.attach.export.as_deref().unwrap_or(&self.name);
+        let more = self.more.iter().map(|(name, own)| own.get(EXPORT).unwrap_or(name).as_str());
+        std::iter::once(first).chain(more)
+    }
+
     /// Names of all volumes of the session.
     fn names(&self) -> impl Iterator<Item = &str> {
         let more = self.more.iter().map(|(name, _)| name.as_str());
@@ -74,7 +84,7 @@ fn is_of_volume(key: &str) -> bool {
 /// Returns the keys of the file for documents, by their places.
 pub(crate) fn key_groups() -> Vec<KeyGroup> {
     let mut keys = describe::<Entry>();
-    keys.retain(|one| one.setting.name != FOREGROUND);
+    keys.retain(|one| ![FOREGROUND, EXPORT].contains(&&*one.setting.name));
     let (of_volume, of_session) = keys.into_iter().partition(|one| is_of_volume(&one.setting.name));
     let group = |what: &str, opening: &str, indent, keys| KeyGroup {
         heading: format!("KEYS OF A {what}"),
@@ -84,7 +94,7 @@ pub(crate) fn key_groups() -> Vec<KeyGroup> {
     };
     vec![
         group("SESSION", "sessions:\n- name: TEXT\n", "  ", of_session),
-        group("VOLUME", "  volumes:\n  - export: TEXT\n", "    ", of_volume),
+        group("VOLUME", "  volumes:\n  - export: TEXT\n    name: TEXT\n", "    ", of_volume),
     ]
 }
 
@@ -108,13 +118,24 @@ pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
 
 /// Rejects a volume that the file lists twice.
 fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), String> {
+    if let Some(export) = repeated(session.exports()) {
+        let names: BTreeSet<&str> = session.names().collect();
+        if names.len() == session.more.len() + 1 {
+            return Err(format!(
+                "export {export:?} is listed twice; a session can have each export once"
+            ));
+        }
+    }
     let mut names: BTreeSet<&str> = others.iter().flat_map(Volume::names).collect();
     match session.names().find(|name| !names.insert(name)) {
         None => Ok(()),
-        Some(_) if session.more.is_empty() => {
-            Err("it is listed twice; list each session once".into())
+        Some(_) if session.more.is_empty() => Err(
+            "it is listed twice; list it once, or give its volume another name with the key name"
+                .into(),
+        ),
+        Some(name) => {
+            Err(format!("volume {name:?} is listed twice; list it once, or set the key name"))
         }
-        Some(name) => Err(format!("volume {name:?} is listed twice; list each volume once")),
     }
 }
 
@@ -138,8 +159,13 @@ fn sessions(document: Value) -> Result<Vec<Value>, String> {
 
 /// Name of a session in errors.
 fn place_of(at: usize, session: &Value) -> String {
-    let volume = || session.get("volumes")?.get(0)?.get("export");
-    match session.get("name").or_else(volume).and_then(text_of) {
+    let volume = |key: &'static str| session.get("volumes")?.get(0)?.get(key);
+    match session
+        .get("name")
+        .or_else(|| volume("name"))
+        .or_else(|| volume(EXPORT))
+        .and_then(text_of)
+    {
         Some(name) => format!("session {name:?}"),
         None => format!("session {}", at + 1),
     }
@@ -173,20 +199,30 @@ fn volume(session: Value) -> Result<Volume, String> {
     let Value::Mapping(mut volume) = volume else {
         return Err("expected a map with export and device, socket or listen below volumes".into());
     };
-    let export = take_name(&mut volume, "export")?;
-    let export = export.ok_or("its volume has no export; add the key export")?;
-    if let Some(name) = name.filter(|name| *name != export) {
+    let VolumeName { name: first, export } =
+        names_of(&mut volume)?.ok_or("its volume has no export; add the key export")?;
+    if let Some(name) = name.filter(|name| *name != first) {
         return Err(format!(
-            "its first export is {export:?}: a session has the name of that export for now; drop \
-             name {name:?}, or see session-name for the name at the server"
+            "its first volume is {first:?}: a session has the name of that volume; drop name \
+             {name:?}, move it below volumes, or see session-name for the name at the server"
         ));
     }
     check_keys(&session, &volume)?;
     session.extend(volume);
     let Keys(entry) = serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(session))
         .map_err(|error| error.to_string())?;
-    let Entry { session, attach } = entry;
-    Ok(Volume { name: export, settings: Settings { session, attach, ..Settings::default() }, more })
+    let Entry { session, mut attach } = entry;
+    attach.export = export;
+    Ok(Volume { name: first, settings: Settings { session, attach, ..Settings::default() }, more })
+}
+
+/// Takes the names of a volume, if it has an export. The key `name` is that on this host.
+fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, String> {
+    let name = take_name(volume, "name")?;
+    Ok(take_name(volume, EXPORT)?.map(|export| match name {
+        Some(name) if name != export => VolumeName { name, export: Some(export) },
+        _ => VolumeName { name: export, export: None },
+    }))
 }
 
 /// Checks a session of this number of volumes: settings of one volume have one place.
@@ -206,19 +242,20 @@ fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), String> {
     let Value::Mapping(mut volume) = volume else {
         return Err("expected a map with export and device, socket or listen below volumes".into());
     };
-    let export = take_name(&mut volume, "export")?;
-    let export = export.ok_or("one of its volumes has no export; add the key export")?;
+    let VolumeName { name, export } =
+        names_of(&mut volume)?.ok_or("one of its volumes has no export; add the key export")?;
     check_keys(&Mapping::new(), &volume)?;
     let keys: Vec<String> = volume.keys().filter_map(text_of).collect();
     if let Some(key) = keys.iter().find(|key| !OF_ADDED.contains(&key.as_str())) {
         return Err(format!(
-            "volume {export:?}: {key} is shared by the volumes; move it to the first one"
+            "volume {name:?}: {key} is shared by the volumes; move it to the first one"
         ));
     }
-    let Keys(Entry { session, attach }) =
+    let Keys(Entry { session, mut attach }) =
         serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(volume))
-            .map_err(|error| format!("volume {export:?}: {error}"))?;
-    Ok((export, said(&session, &attach)))
+            .map_err(|error| format!("volume {name:?}: {error}"))?;
+    attach.export = export;
+    Ok((name, said(&session, &attach)))
 }
 
 /// Checks that each key is in its place. Unknown keys are found later.
@@ -228,7 +265,7 @@ fn check_keys(session: &Mapping, volume: &Mapping) -> Result<(), String> {
     if of_session.iter().chain(&of_volume).any(|key| key == FOREGROUND) {
         return Err("foreground cannot be set here: sessions run in the background".into());
     }
-    if let Some(key) = of_session.iter().find(|key| FRONTS.contains(&key.as_str())) {
+    if let Some(key) = of_session.iter().find(|key| OF_ONE_VOLUME.contains(&key.as_str())) {
         return Err(format!("{key} belongs to a volume; move it below volumes"));
     }
     let declared = describe::<Entry>();
@@ -286,7 +323,7 @@ fn plan(name: &str, map: Mapping, run_dir: &RunDir) -> Result<AttachPlan, Error>
 
 /// Returns the session for the file that makes this plan, without default values.
 pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
-    let (name, run_dir) = (&plan_wanted.session.export_name, &plan_wanted.run_dir);
+    let (name, run_dir) = (&plan_wanted.session.name, &plan_wanted.run_dir);
     let mut map = print(&plan_wanted.session.settings);
     map.extend(print(&plan_wanted.settings));
     map.retain(|_, value| !value.is_null());
@@ -300,7 +337,8 @@ pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
         }
     }
     let mut session = Mapping::from_iter([("name".into(), name.as_str().into())]);
-    let mut volume = Mapping::from_iter([("export".into(), name.as_str().into())]);
+    map.remove(EXPORT);
+    let mut volume = names_in_file(plan_wanted);
     for (key, value) in map {
         let of_volume = key.as_str().is_some_and(is_of_volume);
         if of_volume { &mut volume } else { &mut session }.insert(key, value);
@@ -309,12 +347,22 @@ pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     session
 }
 
+/// Returns the export of a volume for the file, and its name if that differs.
+fn names_in_file(plan: &AttachPlan) -> Mapping {
+    let (name, export) = (&plan.session.name, &plan.session.export_name);
+    let mut names = Mapping::from_iter([(EXPORT.into(), export.as_str().into())]);
+    if name != export {
+        names.insert("name".into(), name.as_str().into());
+    }
+    names
+}
+
 /// Returns the session for the file that makes the plans of these volumes, without default values.
 /// The volumes stay in their order, except that the first is one whose settings the others inherit.
 /// Also returns the names of volumes that differ from what they inherit.
 pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
     fn name(plan: &AttachPlan) -> &str {
-        &plan.session.export_name
+        &plan.session.name
     }
     let others = |first: &AttachPlan| {
         let first = name(first).to_owned();
@@ -334,13 +382,13 @@ pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
 
 /// Whether the volume's own settings make its plan in the session of another.
 fn inherits(plan: &AttachPlan, first: &AttachPlan) -> bool {
-    first.adding(&plan.session.export_name, &plan.own()).is_ok_and(|made| made == *plan)
+    first.adding(&plan.session.name, &plan.own()).is_ok_and(|made| made == *plan)
 }
 
 /// Returns the entry of a volume after the first of its session, without values that follow from
 /// others.
 fn added_of(plan: &AttachPlan, first: &AttachPlan) -> Mapping {
-    let name = &plan.session.export_name;
+    let name = &plan.session.name;
     let mut own = plan.own();
     let made = first.adding(name, &own).ok();
     for key in OF_ADDED {
@@ -353,7 +401,7 @@ fn added_of(plan: &AttachPlan, first: &AttachPlan) -> Mapping {
     let mut values = print(&plan.session.settings);
     values.extend(print(&plan.settings));
     values.retain(|key, _| key.as_str().is_some_and(|key| own.contains_key(key)));
-    let mut volume = Mapping::from_iter([("export".into(), name.as_str().into())]);
+    let mut volume = names_in_file(plan);
     volume.extend(values);
     volume
 }

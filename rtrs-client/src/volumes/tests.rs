@@ -80,6 +80,16 @@ fn errors_name_their_place() {
             "\"v\" is listed",
         ),
         (
+            of("{volumes: [{export: v}]}\n- {volumes: [{export: w, name: v}]}"),
+            "session \"v\": it is listed twice; list it once, or give its volume another name",
+        ),
+        (
+            of("{volumes: [{export: v}, {export: v, name: w}]}"),
+            "session \"v\": export \"v\" is listed twice; a session can have each export once",
+        ),
+        (of("{export: v, volumes: [{export: v}]}"), "export belongs to a volume; move it below"),
+        (of("{volumes: [{name: v}]}"), "session \"v\": its volume has no export"),
+        (
             of("{read-only: true, volumes: [{export: v}, {export: w}]}"),
             "session \"v\": read-only belongs to one of the volumes; move it below volumes",
         ),
@@ -93,7 +103,7 @@ fn errors_name_their_place() {
         (of("{name: v, volumes: [{export: [1]}]}"), "export is not a text"),
         (
             of("{name: v, volumes: [{export: w}]}"),
-            "its first export is \"w\": a session has the name",
+            "its first volume is \"w\": a session has the name",
         ),
         (of("{device: auto, volumes: [{export: w}]}"), "session \"w\": device belongs to a volume"),
         (of("{volumes: [{export: w, policy: x}]}"), "policy belongs to the session"),
@@ -187,7 +197,14 @@ fn some_session(prng: &mut Prng, at: usize) -> Vec<AttachPlan> {
     names.extend((at == 1).then(|| "pool/a: b".to_owned()));
     let mut entries: Vec<String> = names
         .iter()
-        .map(|name| format!("export: '{name}', {}", own(prng, &name.replace([' ', ':'], "-"))))
+        .map(|name| {
+            let named = match prng.index(3) {
+                0 => format!("export: 'e {name}', name: '{name}'"),
+                1 => format!("export: '{name}', name: '{name}'"),
+                _ => format!("export: '{name}'"),
+            };
+            format!("{named}, {}", own(prng, &name.replace([' ', ':'], "-")))
+        })
         .collect();
     entries[0] += &pick(prng, &["", ", buffer-size: 80M", ", slow-io: fail"]);
     if entries[0].contains("device") {
@@ -205,7 +222,7 @@ fn some_session(prng: &mut Prng, at: usize) -> Vec<AttachPlan> {
 
 #[test]
 fn random_sessions_of_several_volumes_survive_a_save() {
-    let mut several = 0;
+    let (mut several, mut renamed) = (0, 0);
     for seed in 0..40 {
         let prng = &mut Prng::new(seed);
         let mut sessions: Vec<Vec<AttachPlan>> =
@@ -232,6 +249,10 @@ fn random_sessions_of_several_volumes_survive_a_save() {
             assert!(wanted.iter().all(|plan| made.contains(plan)), "seed {seed}:\n{written}");
             several += usize::from(wanted.len() > 1);
         }
+        let plans = sessions.iter().flatten().map(|plan| &plan.session);
+        let differing = plans.filter(|session| session.name != session.export_name).count();
+        assert_eq!(written.matches("    name: ").count(), differing, "seed {seed}:\n{written}");
+        renamed += differing;
         // A second save writes the same text.
         let again = read_again.iter().map(|plans| Value::from(session_of_volumes(plans).0));
         let again: Vec<Value> = again.collect();
@@ -239,4 +260,5 @@ fn random_sessions_of_several_volumes_survive_a_save() {
         assert_eq!(serde_yaml::to_string(&again).unwrap(), written, "seed {seed}");
     }
     assert!(several > 20, "only {several} sessions had several volumes");
+    assert!(renamed > 20, "only {renamed} volumes had another name than their export");
 }

@@ -310,7 +310,7 @@ fn plans_of(volume: &Volume, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> 
 /// Rejects a place where another volume of the file is served.
 fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
     let set = &one.plan.settings;
-    let this = &one.plan.session.export_name;
+    let this = &one.plan.session.name;
     for other in others {
         let has = &other.plan.settings;
         let device = set.device.filter(|device| device.to_string() != "auto");
@@ -321,7 +321,7 @@ fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
             () if device.is_some() && device == has.device => "device",
             () => continue,
         };
-        let name = &other.plan.session.export_name;
+        let name = &other.plan.session.name;
         let text = match &one.first {
             None => format!("it has the {front} of session {name:?}"),
             Some(_) => format!("volume {this:?} has the {front} of {name:?}"),
@@ -342,7 +342,7 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
     let found = sessions::find(&[(None, run_dir.clone())])?;
-    let name_of = |wanted: &Wanted| wanted.plan.session.export_name.clone();
+    let name_of = |wanted: &Wanted| wanted.plan.session.name.clone();
     let listed: Vec<String> = wanted.iter().map(name_of).collect();
     // A dead session's name may be cut, as that of its socket is.
     let is_listed = |answer: &Answer| {

@@ -58,7 +58,7 @@ pub enum PathCommand {
 /// `path add`.
 #[derive(Debug, Args)]
 pub struct PathAddArgs {
-    /// Name of the export that was attached.
+    /// Name of the volume on this host, as list shows it.
     #[arg(value_name = "NAME")]
     pub name: String,
 
@@ -70,7 +70,7 @@ pub struct PathAddArgs {
 /// A path that is to be closed.
 #[derive(Debug, Args)]
 pub struct PathLeaveArgs {
-    /// Name of the export that was attached.
+    /// Name of the volume on this host, as list shows it.
     #[arg(value_name = "NAME")]
     pub name: String,
 

@@ -64,7 +64,7 @@ impl Fake {
                     }
                     Request::VolumeAdd { name, settings } => {
                         done(format!("add {name} {settings:?}"));
-                        let attached = json!({ "export": name, "pid": 7 });
+                        let attached = json!({ "name": name, "export": name, "pid": 7 });
                         let result = if refused == 0 { Ok(attached) } else { Err("no".into()) };
                         refused = refused.saturating_sub(1);
                         reply(&stream, result);
@@ -94,7 +94,7 @@ impl Fake {
             within_ms: 0,
             retry_for: Within::new(Duration::ZERO),
         };
-        let session = self.session(&wanted.plan.session.export_name);
+        let session = self.session(&wanted.plan.session.name);
         let mates = [self.session(mate)];
         let retry_until = Instant::now() + Duration::from_secs(600);
         let wanted = Some(wanted);
