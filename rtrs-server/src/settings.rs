@@ -44,7 +44,7 @@ rtrs_core::settings! {
         /// writes and reads as zeroes. NAME is the name that clients open (default: the name of the
         /// file, image or NBD export, "mem" or "null"). OPTION is one of: ro; direct=auto|on|off
         /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even
-        /// where the file system has no locks, or without the lock of the image); gateway (share
+        /// where the file system has no locks, and without the locks of the image); gateway (share
         /// the image with gateways on other servers); conf=PATH (configuration of Ceph); user=USER
         /// (Ceph user); connect-timeout=TIME (time in which cluster or NBD server must answer when
         /// a connection is made, default 15s); migration=allow|deny (deny lets no second client

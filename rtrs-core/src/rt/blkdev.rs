@@ -158,6 +158,39 @@ pub fn fallocate(fd: impl AsFd, mode: i32, offset: u64, len: u64) -> io::Result<
     check(unsafe { libc::fallocate64(fd.as_fd().as_raw_fd(), mode, offset, len) })
 }
 
+/// Returns the description of a lock on one byte.
+fn byte_lock(kind: libc::c_int, offset: u32) -> io::Result<libc::flock64> {
+    // SAFETY: flock64 is plain data, for which all zeroes is valid.
+    let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
+    let word = |number: i32| libc::c_short::try_from(number).map_err(io::Error::other);
+    (lock.l_type, lock.l_whence) = (word(kind)?, word(libc::SEEK_SET)?);
+    (lock.l_start, lock.l_len) = (libc::off64_t::from(offset), 1);
+    Ok(lock)
+}
+
+/// Takes a shared lock on one byte for the open file description (F_OFD_SETLK), without waiting.
+/// Its last descriptor releases the lock when it is closed.
+///
+/// # Errors
+/// The system's error; `WouldBlock` if another open file description holds an exclusive lock.
+pub fn lock_byte(fd: impl AsFd, offset: u32) -> io::Result<()> {
+    let lock = byte_lock(libc::F_RDLCK, offset)?;
+    // SAFETY: the kernel reads `lock`.
+    check(unsafe { libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })
+}
+
+/// Returns true if another open file description or process holds a lock on this byte
+/// (F_OFD_GETLK).
+///
+/// # Errors
+/// The system's error.
+pub fn is_byte_locked(fd: impl AsFd, offset: u32) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_WRLCK, offset)?;
+    // SAFETY: the kernel reads and writes `lock`.
+    check(unsafe { libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
 const TMPFS: u32 = 0x0102_1994;
 const RAMFS: u32 = 0x8584_58f6;
 const HUGETLBFS: u32 = 0x9584_58f6;

@@ -196,8 +196,8 @@ rtrs_core::settings! {
         direct: AutoSwitch = "auto",
         /// Logical block size; auto is that of the block device, otherwise 512
         block_size: BlockSize = "auto",
-        /// Export for writing even where the file system has no locks (flock), or without the lock
-        /// of the RBD image
+        /// Export for writing even where the file system has no locks (flock); take neither qemu's
+        /// image locks nor the lock of the RBD image
         no_lock: bool = "false",
         /// Share the RBD image with gateways on other servers: one serves it, and the others can
         /// take over

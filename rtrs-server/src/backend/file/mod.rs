@@ -12,8 +12,10 @@
 //!   io_uring would pass every such copy to a worker thread, which costs more than the copy. They
 //!   have no durability, so their flush completes immediately.
 //! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that no
-//!   second server and no mount changes it meanwhile (`lock.rs`).
+//!   second server and no mount changes it meanwhile (`lock.rs`). qemu's image locks keep virtual
+//!   machines from writing to it (`image_lock.rs`).
 
+mod image_lock;
 mod lock;
 mod queue;
 mod shared;
@@ -58,7 +60,7 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Requested logical block size in bytes, a power of two.
     pub block: Option<u32>,
-    /// Whether to export for writing even if the file system has no locks.
+    /// Whether to export for writing even if the file system has no locks, and without image locks.
     pub no_lock: bool,
 }
 
@@ -97,6 +99,9 @@ impl FileSource {
             opened.check_writable()?;
         }
         locks.guard(path, &opened.file, read_only, no_lock)?;
+        if !no_lock {
+            image_lock::guard(path, &opened.file, read_only)?;
+        }
         let in_memory = blkdev::lives_in_memory(&opened.file).unwrap_or(false) && !opened.device;
         let logical = opened.logical_block(how.block)?;
         let base = Geometry {

@@ -1,0 +1,217 @@
+//! qemu's image locks, which keep virtual machines and this server from writing to the same file.
+//!
+//! qemu locks single bytes of the images that it opens, with locks of the open file description
+//! (block/file-posix.c, `raw_apply_lock_bytes` and `raw_check_lock_bytes`). For each permission, a
+//! lock on one byte says that the holder uses it, and on another byte that it does not share it
+//! with others. All locks are shared ones: conflicts are found by looking for locks of others.
+//!
+//! A writable export uses the permissions of a writer and shares none of them; a read-only export
+//! only reads, beside any writer. A loop device takes no locks and is found in sysfs.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rtrs_core::local::read_text;
+use rtrs_core::rt::blkdev::{is_byte_locked, lock_byte};
+
+use super::super::target::BackendError;
+
+/// Byte of the first permission that a holder uses (qemu: RAW_LOCK_PERM_BASE).
+const USED: u32 = 100;
+/// Byte of the first permission that a holder does not share (qemu: RAW_LOCK_SHARED_BASE).
+const UNSHARED: u32 = 200;
+
+/// Permission of qemu's block layer, as its number (qemu: BLK_PERM_*).
+#[derive(Clone, Copy, Debug)]
+enum Permission {
+    Read = 0,
+    Write = 1,
+    Resize = 3,
+}
+
+use Permission::{Read, Resize, Write};
+
+/// Permissions that an export uses and does not share.
+struct Claim {
+    used: &'static [Permission],
+    unshared: &'static [Permission],
+}
+
+const READER: Claim = Claim { used: &[Read], unshared: &[] };
+const WRITER: Claim = Claim { used: &[Read, Write, Resize], unshared: &[Write, Resize] };
+
+impl Claim {
+    /// Takes the locks, then returns whether those of another holder conflict. The locks must be
+    /// taken first, so that of two holders that begin at the same time at least one sees the other.
+    fn conflicts(&self, file: &File) -> io::Result<bool> {
+        let used = |base: u32| self.used.iter().map(move |permission| base + *permission as u32);
+        let unshared =
+            |base: u32| self.unshared.iter().map(move |permission| base + *permission as u32);
+        for byte in used(USED).chain(unshared(UNSHARED)) {
+            match lock_byte(file, byte) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                taken => taken?,
+            }
+        }
+        for byte in used(UNSHARED).chain(unshared(USED)) {
+            if is_byte_locked(file, byte)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Takes qemu's image locks, without waiting. Where the file system has no such locks, a warning is
+/// logged.
+///
+/// # Errors
+/// If a lock of another program conflicts, or the file of a writable export has a loop device.
+pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), BackendError> {
+    let claim = if read_only { READER } else { WRITER };
+    match claim.conflicts(file) {
+        Ok(false) => {}
+        Ok(true) => {
+            let problem = "is in use by another program, likely a virtual machine or qemu-nbd \
+                           (it holds an image lock of qemu)";
+            let hint = if read_only {
+                "stop the program, or set `no-lock` if it does not change the file"
+            } else {
+                "stop the program, export the file with `ro`, or set `no-lock` if only one of \
+                 them writes"
+            };
+            return Err(BackendError::path(path, problem, hint));
+        }
+        Err(error) => tracing::warn!(
+            path = %path.display(), %error,
+            "image locks are not supported here; nothing keeps a virtual machine from writing"
+        ),
+    }
+    if read_only {
+        return Ok(());
+    }
+    match loop_device(Path::new("/sys/block"), file) {
+        Ok(None) => Ok(()),
+        Ok(Some(device)) => Err(BackendError::path(
+            path,
+            format!("is in use by the loop device /dev/{device}"),
+            "detach the device (losetup -d), export the device instead, export the file with \
+             `ro`, or set `no-lock` if only one of them writes",
+        )),
+        Err(error) => {
+            tracing::debug!(path = %path.display(), "cannot look for loop devices: {error}");
+            Ok(())
+        }
+    }
+}
+
+/// Returns the name of the loop device over a file, if there is one. `block` is /sys/block.
+fn loop_device(block: &Path, file: &File) -> io::Result<Option<String>> {
+    let own = file.metadata()?;
+    for entry in fs::read_dir(block)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("loop") {
+            continue;
+        }
+        // Absent while the device has no file.
+        let Some(backing) = read_text(&entry.path().join("loop/backing_file")) else { continue };
+        // The path can belong to another mount namespace, or lead nowhere.
+        let Ok(found) = fs::metadata(&backing) else { continue };
+        if (found.dev(), found.ino()) == (own.dev(), own.ino()) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::tests::certificates::TestDir;
+
+    use super::*;
+
+    fn image(dir: &TestDir) -> impl Fn(bool) -> File {
+        let path = dir.0.join("image");
+        fs::write(&path, [0; 4096]).unwrap();
+        move |write| File::options().read(true).write(write).open(&path).unwrap()
+    }
+
+    /// Image of another holder with locks on these bytes.
+    fn held(file: File, bytes: &[u32]) -> File {
+        bytes.iter().for_each(|byte| lock_byte(&file, *byte).unwrap());
+        file
+    }
+
+    #[test]
+    fn locks_of_other_holders_conflict_as_in_qemu() {
+        let dir = TestDir::new("image-lock");
+        let open = image(&dir);
+        // Uses or does not share: consistent read (0), write (1), resize (3).
+        let cases: [(&[u32], bool, bool); 9] = [
+            (&[], false, false),
+            (&[100], false, false),
+            (&[101], false, true),
+            (&[103], false, true),
+            (&[102, 202], false, false),
+            (&[200], true, true),
+            (&[201], false, true),
+            (&[203], false, true),
+            (&[99, 104, 199, 204], false, false),
+        ];
+        for (bytes, refuses_reader, refuses_writer) in cases {
+            let _other = held(open(false), bytes);
+            assert_eq!(READER.conflicts(&open(false)).unwrap(), refuses_reader, "{bytes:?}");
+            assert_eq!(WRITER.conflicts(&open(true)).unwrap(), refuses_writer, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn an_export_holds_the_locks_of_its_kind_until_it_is_closed() {
+        let dir = TestDir::new("image-hold");
+        let (open, path) = (image(&dir), dir.0.join("image"));
+        let is_locked = |byte| is_byte_locked(open(false), byte).unwrap();
+        let locked = || (90..=210).filter(|byte| is_locked(*byte)).collect::<Vec<u32>>();
+        let (reader, writer) = (open(false), open(true));
+        guard(&path, &reader, true).unwrap();
+        assert_eq!(locked(), [100]);
+        guard(&path, &writer, false).unwrap();
+        assert_eq!(locked(), [100, 101, 103, 201, 203]);
+        let text = guard(&path, &open(true), false).unwrap_err().to_string();
+        assert!(text.contains("likely a virtual machine or qemu-nbd"), "{text}");
+        assert!(text.contains("`ro`, or set `no-lock`"), "{text}");
+        guard(&path, &open(false), true).unwrap();
+        // Another descriptor of the file has no part in the locks.
+        drop((open(true), reader, writer.try_clone().unwrap()));
+        assert_eq!(locked(), [100, 101, 103, 201, 203]);
+        drop(writer);
+        assert_eq!(locked(), [0; 0]);
+        let other = held(open(false), &[200]);
+        let text = guard(&path, &open(false), true).unwrap_err().to_string();
+        assert!(text.contains("set `no-lock` if it does not change the file"), "{text}");
+        drop(other);
+    }
+
+    #[test]
+    fn a_loop_device_over_the_file_is_found() {
+        let dir = TestDir::new("image-loop");
+        let (open, path) = (image(&dir), dir.0.join("image"));
+        let block = dir.0.join("block");
+        let back = |name: &str, text: &str| {
+            let dir = block.join(name).join("loop");
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("backing_file"), format!("{text}\n")).unwrap();
+        };
+        fs::create_dir_all(block.join("loop0")).unwrap();
+        back("sda", path.to_str().unwrap());
+        back("loop1", "/nonexistent/x (deleted)");
+        assert_eq!(loop_device(&block, &open(true)).unwrap(), None);
+        // Under another name.
+        fs::hard_link(&path, dir.0.join("link")).unwrap();
+        back("loop7", dir.0.join("link").to_str().unwrap());
+        assert_eq!(loop_device(&block, &open(true)).unwrap().unwrap(), "loop7");
+        assert!(loop_device(&dir.0.join("none"), &open(true)).is_err());
+    }
+}

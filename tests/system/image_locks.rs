@@ -1,0 +1,90 @@
+//! Locks of exported images against qemu, with its real programs.
+
+use std::process::Command;
+use std::time::Duration;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, Server, bin, requires, run,
+    sparse_file, wait_for,
+};
+
+const MIB: u64 = 1 << 20;
+const START_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Opens an image with qemu-io, reads, and writes if `write` is set.
+fn qemu_io(image: &str, write: bool) -> Finished {
+    let (mode, command) = if write { (&[][..], "write 0 4k") } else { (&["-r"][..], "read 0 4k") };
+    let words = [mode, &["-f", "raw", "-c", command, image]].concat();
+    run("qemu-io", &words, COMMAND_TIME_MAX)
+}
+
+/// Starts a server of qemu that has the image open until it ends.
+fn hold(image: &str, scratch: &Scratch, writable: &str) -> Proc {
+    let pid_file = scratch.path("pid");
+    let mut command = Command::new("qemu-storage-daemon");
+    command.args(["--blockdev", &format!("driver=file,node-name=f,filename={image}")]);
+    let socket = scratch.text("qemu.sock");
+    command.args(["--nbd-server", &format!("addr.type=unix,addr.path={socket}")]);
+    let export = format!("type=nbd,id=e,node-name=f,writable={writable}");
+    command.args(["--export", &export, "--pidfile", &scratch.text("pid")]);
+    let qemu = Proc::start(command);
+    // Written once the export is open.
+    wait_for("qemu's pid file", START_TIME_MAX, || pid_file.exists().then_some(()));
+    qemu
+}
+
+fn check(export: &str) -> Finished {
+    let words = ["--export", export, "--listen", "tcp://127.0.0.1:0", "--check"];
+    run(bin("rtrs-server"), &words, COMMAND_TIME_MAX)
+}
+
+#[test]
+fn qemu_does_not_write_to_an_exported_image() {
+    if !requires(&["qemu-io", "qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.text("vm.img");
+    sparse_file(&scratch.path("vm.img"), MIB);
+    let server = Server::builder().export(format!("vm={image}")).start();
+    let refused = qemu_io(&image, true);
+    assert!(refused.stderr.contains("Failed to get \"write\" lock"), "{refused:?}");
+    let words = ["info", "-U", "-f", "raw", &image];
+    let _ = run("qemu-img", &words, COMMAND_TIME_MAX).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+    let _ = qemu_io(&image, true).ok();
+    // A read-only export excludes no writer.
+    let server = Server::builder().export(format!("vm={image},ro")).start();
+    let _ = qemu_io(&image, false).ok();
+    let _ = qemu_io(&image, true).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_image_that_qemu_has_open_is_not_exported_for_writing() {
+    if !requires(&["qemu-storage-daemon"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.text("vm.img");
+    sparse_file(&scratch.path("vm.img"), MIB);
+    let export = format!("vm={image}");
+    let qemu = hold(&image, &scratch, "on");
+    let _ = check(&export).code(1).says("likely a virtual machine").says("no-lock");
+    let _ = check(&format!("{export},ro")).ok();
+    let _ = check(&format!("{export},no-lock")).ok();
+    // The other exports are served, and this one as soon as qemu has ended.
+    let server = Server::builder().export(&*export).export("other=mem:1M").start();
+    let list = || server.command(&["export", "list", "-o", "json"]).ok().stdout;
+    let failed = list();
+    assert!(failed.contains("likely a virtual machine"), "{failed}");
+    let _ = qemu.terminate(STOP_TIME_MAX);
+    let _ = server.command(&["reload"]).ok();
+    let served = list();
+    assert!(!served.contains("likely a virtual machine"), "{served}");
+    let _ = server.stop(STOP_TIME_MAX);
+    // Two readers.
+    let qemu = hold(&image, &scratch, "off");
+    let _ = check(&format!("{export},ro")).ok();
+    let _ = qemu.terminate(STOP_TIME_MAX);
+}
