@@ -17,6 +17,7 @@
 //! may then see a loss that did not happen, but miss none.
 
 mod clean_stop;
+mod probe;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -36,6 +37,8 @@ use rtrs_core::rt::{Account, FilesAs, blkdev, effective_user, random_number};
 
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 use crate::engine::epoch_file::{EpochFile, Medium, Saved, fnv1a};
+
+pub(crate) use probe::check_directory;
 
 /// Maximum number of characters of an export's name in its file name.
 const STEM_MAX: usize = 40;
@@ -119,16 +122,12 @@ impl StateDir {
         let owner = owner.cloned();
         let opened = match state_dir(said) {
             Some(dir) => files_as(owner.as_ref()).and_then(|_as| Files::open(&dir)),
-            None => Err(io::Error::new(io::ErrorKind::NotFound, "no home directory is known")),
+            None => Err(probe::no_home()),
         };
         match opened {
             Ok(files) => Self { store: Some(Arc::new(files)), salt: 0, owner },
             Err(error) => {
-                tracing::warn!(
-                    "cannot use the state directory: {error}; set --state-dir to a writable \
-                     directory. Until then, clients treat every start of this server as a loss of \
-                     unflushed data"
-                );
+                tracing::warn!("{}", probe::unusable(&error));
                 Self { store: None, salt: random_number() | 1, owner }
             }
         }
@@ -168,6 +167,16 @@ impl StateDir {
     }
 }
 
+/// Tests whether the state directory can be used, and creates nothing. Returns the warning of a
+/// start if not.
+pub(crate) fn check_state_dir(said: Option<&Path>, owner: Option<&Account>) -> Option<String> {
+    let checked = match state_dir(said) {
+        Some(dir) => check_directory(&dir, "epochs", owner),
+        None => Err(probe::no_home()),
+    };
+    checked.err().map(|error| probe::unusable(&error))
+}
+
 /// Returns the given directory, or the default.
 pub(crate) fn state_dir(said: Option<&Path>) -> Option<PathBuf> {
     let is_root = effective_user() == 0;
@@ -203,12 +212,7 @@ impl Files {
         let dir = dir.join("epochs");
         fs::create_dir_all(&dir)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
-        let probe = dir.join(format!(".probe-{}", std::process::id()));
-        File::create(&probe)
-            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
-        // Ignored: another server that shares the directory may have the same number in its
-        // container.
-        let _ = fs::remove_file(&probe);
+        probe::try_write(&dir)?;
         let (jobs, inbox) = mpsc::channel();
         thread::Builder::new().name("state".into()).spawn(move || run(&inbox))?;
         Ok(Self { dir, jobs, claims: Mutex::default(), taken_max: TAKEN_MAX })

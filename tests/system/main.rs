@@ -16,6 +16,8 @@
 //! not answer · `times.rs` network or disk · `tls.rs` tls:// with certificates and keys · `top.rs`
 //! the live view · `units.rs` the units of systemd · `volumes.rs` several volumes in a session. One
 //! file alone: `cargo test -p rtrs-tests --test system admin::`.
+//!
+//! `checks.rs` configuration tests · `image_locks.rs` qemu's locks of images.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -24,6 +26,7 @@ mod allocations;
 mod apply;
 mod attach_paths;
 mod blocks;
+mod checks;
 mod commands;
 mod daemons;
 mod discover;
@@ -33,6 +36,7 @@ mod exports;
 mod failed_io;
 mod faults;
 mod identity;
+mod image_locks;
 mod instructions;
 mod logs;
 mod memory;

@@ -225,7 +225,10 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         }
     }
     let plan = args.plan(global)?;
-    let check = || if args.source.check { plan.check_start() } else { plan.check() };
+    let check = || match args.source.check {
+        true => plan.check_start().and_then(|()| daemon::check(&plan)),
+        false => plan.check(),
+    };
     if !args.source.check_and_print(global, check, || plan.printed())? {
         if args.source.check {
             warn(&plan);

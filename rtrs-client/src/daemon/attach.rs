@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::attached::AttachedSession;
 use super::config::session_config;
+use super::driver::check_rings;
 use super::events::{READY_TIMEOUT, forward_events};
 use super::fabrics::FabricRegistry;
 use super::launch::{self, VolumeFronts};
@@ -44,6 +45,17 @@ const DEVICE_TIME: Duration = Duration::from_secs(60);
 /// Runs a session until it is detached or a signal ends it.
 pub(crate) fn run(plan: &AttachPlan) -> Result<(), Error> {
     attach(plan).inspect_err(report_failure)
+}
+
+/// Tries what a start acquires besides what the plan checks, and releases it: the address of the
+/// metrics, the certificates or RDMA devices of the paths, and the rings of the shards.
+///
+/// # Errors
+/// Those of a start.
+pub(crate) fn check(plan: &AttachPlan) -> Result<(), Error> {
+    let _metrics = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
+    FabricRegistry::new(&plan.session)?;
+    check_rings(plan.session.shards()).map_err(system("cannot start the shards"))
 }
 
 /// Reports the failure to the command that started this process in the background. The log also
@@ -91,7 +103,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let running = forward_events(running, wakes, session.files.clone());
     session.open(&inbox);
     session.settle_paths(&inbox);
-    if session.is_ending() {
+    if session.is_ending() || session.has_failed() {
         let failures = std::mem::take(&mut session.failures);
         let ended = session.wait_end(&inbox, running);
         return match failures.into_iter().next() {

@@ -112,6 +112,11 @@ impl AttachedSession {
         self.over.is_some()
     }
 
+    /// Whether a shard has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     /// Runs until each volume is attached, or has failed and freed its name, or the session is
     /// ending.
     pub(crate) fn open(&mut self, inbox: &mpsc::Receiver<Wake>) {
@@ -229,6 +234,10 @@ impl AttachedSession {
                 }
                 self.failed = Some(format!("shard {shard} ended: {error}"));
                 self.done = true;
+                // The control shard, which would end the others, may be the failed one.
+                if !self.volumes.iter().any(|volume| volume.was_attached) {
+                    self.shards.end();
+                }
             }
             Wake::Session(Event::Done { abandoned }) => {
                 self.abandoned = abandoned;

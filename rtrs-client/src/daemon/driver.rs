@@ -4,6 +4,7 @@
 //! the simulator. A turn consists of messages, fabric events, front ends, issuing of queued IO, and
 //! one flush. The driver knows nothing of the protocol, of paths, or of the kinds of front ends.
 
+use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
@@ -104,15 +105,32 @@ pub(crate) struct ShardStart {
     pub(crate) pin: Option<usize>,
 }
 
+/// Number of submissions per turn of a shard's ring.
+const RING_ENTRIES: u32 = 512;
+
+fn new_ring() -> io::Result<Rc<Ring>> {
+    Ring::new(RING_ENTRIES)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot set up io_uring: {error}")))
+}
+
+/// Sets up the rings of this many shards, all at once because they share the limit of locked
+/// memory, and releases them.
+///
+/// # Errors
+/// The system's error, with the limit and its remedy.
+pub(crate) fn check_rings(shards: u16) -> io::Result<()> {
+    (0..shards).map(|_| new_ring()).collect::<io::Result<Vec<_>>>().map(drop)
+}
+
 /// Runs a shard until its session ends. This is the body of a shard's thread.
-pub(crate) fn run_shard(start: ShardStart) -> std::io::Result<()> {
+pub(crate) fn run_shard(start: ShardStart) -> io::Result<()> {
     if let Some(cpu) = start.pin
         && let Err(error) = pin_to(cpu)
     {
         tracing::warn!("shard {} is not pinned to CPU {cpu}: {error}", start.shard);
     }
     let poll = start.poll;
-    let ring = Ring::new(512)?;
+    let ring = new_ring()?;
     let mut shard = ClientShard::new(start, &ring)?;
     run(&ring, poll, &mut shard)?;
     Ok(())
@@ -148,7 +166,7 @@ struct ClientShard {
 }
 
 impl ClientShard {
-    fn new(start: ShardStart, ring: &Rc<Ring>) -> std::io::Result<Self> {
+    fn new(start: ShardStart, ring: &Rc<Ring>) -> io::Result<Self> {
         let inbox = start.inbox.arm(ring)?;
         let (schemes, fabrics) = start.registry.first(ring)?.into_iter().unzip();
         let engine = ClientEngine::new(Clock.now(), start.shard, &start.config, &start.uuids);

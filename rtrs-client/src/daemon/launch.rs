@@ -197,6 +197,11 @@ impl ShardHandle {
         volumes.find(|volume| volume.used && volume.export == export).map(|found| found.device)
     }
 
+    /// Ends all shards at once, after one of them has failed.
+    pub(crate) fn end(&self) {
+        self.0.iter().for_each(|shard| shard.send(Message::Exit));
+    }
+
     /// Ends the session.
     pub(crate) fn shut_down(&self, grace: Duration) {
         self.0[0].send(Message::Shutdown { grace });

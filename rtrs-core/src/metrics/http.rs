@@ -56,12 +56,12 @@ impl MetricsServer {
         let (listener, at, file) = match address {
             MetricsAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address)?;
-                let at = format!("http://{}/metrics", listener.local_addr()?);
+                let at = Self::name(&MetricsAddress::Tcp(listener.local_addr()?));
                 (Socket::from(listener), at, None)
             }
             MetricsAddress::Unix(path) => {
                 let (listener, file) = bind_unix(path)?;
-                (Socket::from(listener), address.to_string(), Some(file))
+                (Socket::from(listener), Self::name(address), Some(file))
             }
         };
         Ok(Self::new(listener, at, file))
@@ -89,6 +89,15 @@ impl MetricsServer {
     fn new(listener: Socket, at: String, file: Option<SocketFile>) -> Self {
         let listener = Arc::new(listener);
         Self { listener, at, ending: Arc::default(), is_passed: false, _file: file }
+    }
+
+    /// Returns the address of a server that is bound to this address, as [`at`](Self::at) does.
+    #[must_use]
+    pub fn name(address: &MetricsAddress) -> String {
+        match address {
+            MetricsAddress::Tcp(address) => format!("http://{address}/metrics"),
+            MetricsAddress::Unix(_) => address.to_string(),
+        }
     }
 
     /// Returns the address of the server: `http://ADDR:PORT/metrics` or `unix:PATH`.

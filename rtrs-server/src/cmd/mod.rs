@@ -37,7 +37,7 @@ use self::server::ServerArgs;
 use self::session::SessionCommand;
 use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
-use crate::daemon::{Reread, Running, check_start, serve, warnings};
+use crate::daemon::{Checked, Reread, Running, check_start, serve, warnings};
 use crate::error::{Error, ErrorKind, failed};
 use crate::plan::Plan;
 use crate::settings::{OnMissing, Settings};
@@ -69,10 +69,10 @@ pub struct LowArgs {
 
     /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
-    /// Refuses what a start would refuse: also a target that is locked, or an address that is in
-    /// use. If this server itself is running (its name, or without --name its address, in the same
-    /// run directory), reports that and does not test what the server holds. Does not listen and
-    /// changes nothing.
+    /// Refuses what a start would refuse: also a target that is locked, an address that is in use,
+    /// or an io_uring that the system refuses. Prints the warnings of a start. If this server itself
+    /// is running (its name, or without --name its address, in the same run directory), reports
+    /// that and does not test what the server holds. Accepts no connections and changes nothing.
     #[arg(long)]
     pub check: bool,
 
@@ -262,7 +262,7 @@ impl LowArgs {
         if self.check || !self.print_config {
             plan.check()?;
         }
-        let running = if self.check { check_start(&plan)? } else { None };
+        let checked = if self.check { Some(check_start(&plan)?) } else { None };
         if self.print_config {
             let own = Plan::new(self.layered_settings()?)?.settings.export;
             let map = print(&Settings { export: own, ..plan.settings });
@@ -271,8 +271,8 @@ impl LowArgs {
             })?;
             return self.output.print(&map, |_| yaml);
         }
-        if self.check {
-            for warning in warnings(&plan.settings) {
+        if let Some(Checked { running, warnings: of_start }) = checked {
+            for warning in warnings(&plan.settings).into_iter().chain(of_start) {
                 // Ignored if stderr is closed.
                 let _ = writeln!(io::stderr(), "warning: {warning}");
             }

@@ -1,19 +1,25 @@
 //! `--check`: refuses what a start would refuse, and changes nothing.
 
-use rtrs_core::local::{SocketState, request, socket_state};
+use rtrs_core::local::{SocketState, check_socket_path, request, socket_state};
+use rtrs_core::metrics::MetricsServer;
+use rtrs_core::rt::FilesAs;
 use rtrs_core::time::Duration;
 use serde::Serialize;
 
 use crate::backend::open_target;
 use crate::control_protocol::{ExportList, Request, Status};
 use crate::daemon::audit;
+use crate::daemon::identity::Sources;
+use crate::daemon::metrics;
 use crate::daemon::portals::Portals;
 use crate::daemon::privileges::{self, RunAs};
 use crate::daemon::serve::session_params;
+use crate::daemon::shards::check_rings;
 use crate::error::{Error, ErrorKind, failed};
 use crate::plan::partial::Partial;
 use crate::plan::{Plan, check_export};
-use crate::settings::{ExportSpec, Settings};
+use crate::settings::{ExportSpec, Id, Settings};
+use crate::state::{check_directory, check_state_dir};
 use crate::stats::{ExportSnapshot, ExportState};
 
 /// Maximum time for a running server to report its status.
@@ -30,6 +36,9 @@ pub(crate) struct Running {
     pub(crate) holds: Vec<String>,
     #[serde(skip)]
     portals: Vec<String>,
+    /// Address of its metrics.
+    #[serde(skip)]
+    metrics: Option<String>,
     /// Names and targets of its exports.
     #[serde(skip)]
     exports: Vec<(String, String)>,
@@ -66,8 +75,9 @@ impl Running {
             let served = |export: &ExportSnapshot| export.state != ExportState::Failed;
             let exports = exports.into_iter().filter(served);
             let exports = exports.map(|export| (export.name, export.backing)).collect();
-            let Status { name, pid, portals, .. } = status;
-            return Ok(Some(Self { name, pid, holds: Vec::new(), portals, exports }));
+            let Status { name, pid, portals, metrics, .. } = status;
+            let holds = Vec::new();
+            return Ok(Some(Self { name, pid, holds, portals, metrics, exports }));
         }
         Ok(None)
     }
@@ -78,20 +88,33 @@ impl Running {
     }
 }
 
-/// Refuses what [`serve`](crate::serve) would refuse: opens and locks the exports, tries the
-/// addresses and the name, and releases everything. If this server is already running, its
-/// resources are not tried.
+/// Result of a check that has found no error.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) running: Option<Running>,
+    /// Warnings that a start would log, besides those of the settings.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Refuses what [`serve`](crate::serve) would refuse: opens and locks the exports, sets up the
+/// rings, tries the addresses and the name, and releases everything. If this server is already
+/// running, its resources are not tried.
 ///
 /// # Errors
 /// Those of [`serve`](crate::serve).
-pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
+pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
     let set = &plan.settings;
-    RunAs::find(set)?;
+    let user = RunAs::find(set)?;
     audit::check(set)?;
     session_params(plan, set.shards.count())?;
     let portals = Portals::new(plan)?;
     let mut running = Running::find(set, &portals)?;
+    // The running server uses up the locked memory that its successor will have.
+    check_rings(if running.is_some() { 1 } else { set.shards.count() })?;
+    let mut warnings = check_directories(set, user.as_ref())?;
     let mut holds = Vec::new();
+    let sources = Sources::system();
+    warnings.extend(sources.server_warning(set.server_id.as_ref().get().map(Id::get)));
     let open = |spec: &ExportSpec| {
         check_export(spec)?;
         let text = format!("cannot export {:?}", spec.name());
@@ -101,15 +124,74 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Option<Running>, Error> {
             // A target that it has locked can still be examined read-only.
             spec.ro = true;
         }
-        open_target(&spec).map_err(failed(ErrorKind::Export, text))
+        let source = open_target(&spec).map_err(failed(ErrorKind::Export, text))?;
+        if spec.id.is_some() || source.identity().is_none() {
+            let set = spec.id.as_ref().map(Id::get);
+            warnings.extend(sources.export_warning(spec.name(), set, &spec.target));
+        }
+        Ok::<_, Error>(source)
     };
     // Kept open simultaneously: two exports of one file exclude each other.
     let _opened = Partial::open(set, open).all()?;
     let held = running.as_ref().map_or(&[][..], |running| &running.portals);
+    let metrics_held = running.as_ref().and_then(|running| running.metrics.as_deref());
+    // Kept bound: the portals must have other addresses.
+    let _metrics = bind_metrics(set, user.as_ref(), metrics_held)?;
     portals.check(held)?;
     holds.extend(portals.held_by(held));
+    holds.extend(metrics_address(set).filter(|at| Some(at.as_str()) == metrics_held));
     if let Some(running) = &mut running {
         running.holds = holds;
     }
-    Ok(running)
+    Ok(Checked { running, warnings })
+}
+
+/// Checks that the control socket can be created if the settings require it, and that the state
+/// directory can be written. Returns the warnings of a start.
+fn check_directories(set: &Settings, user: Option<&RunAs>) -> Result<Vec<String>, Error> {
+    let account = user.map(RunAs::account);
+    let checked = check_run_dir(set, user);
+    let mut warnings: Vec<String> =
+        check_state_dir(set.state_dir.as_deref(), account).into_iter().collect();
+    if let Err(error) = checked {
+        if set.name.as_ref().get().is_some() || set.run_dir.is_some() {
+            return Err(error);
+        }
+        warnings.push(format!("no control socket: {}", error.chain()));
+    }
+    Ok(warnings)
+}
+
+fn check_run_dir(set: &Settings, user: Option<&RunAs>) -> Result<(), Error> {
+    let run_dir = privileges::run_dir(set)?;
+    // That of another user was checked with the user.
+    if user.is_none() {
+        run_dir.check()?;
+    }
+    if let Some(name) = set.name.as_ref().get() {
+        check_socket_path("control socket", &run_dir.server_socket(name.get()))?;
+    }
+    let text = "cannot create the control socket";
+    check_directory(run_dir.path(), "", user.map(RunAs::account))
+        .map_err(failed(ErrorKind::System, text))
+}
+
+/// Address of the metrics, as a running server reports it.
+fn metrics_address(set: &Settings) -> Option<String> {
+    set.metrics.as_ref().map(MetricsServer::name)
+}
+
+/// Binds the address of the metrics, unless the running server holds it.
+fn bind_metrics(
+    set: &Settings,
+    user: Option<&RunAs>,
+    held: Option<&str>,
+) -> Result<Option<MetricsServer>, Error> {
+    let Some(at) = &set.metrics else { return Ok(None) };
+    if metrics_address(set).as_deref() == held {
+        return Ok(None);
+    }
+    let _as = user.map(|user| FilesAs::begin(user.account())).transpose();
+    let _as = _as.map_err(failed(ErrorKind::System, "cannot act as the user"))?;
+    metrics::bind(at).map(Some)
 }

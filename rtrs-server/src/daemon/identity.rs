@@ -66,6 +66,21 @@ impl Key {
     }
 }
 
+/// Returns a warning for an ID that does not identify its export in all circumstances.
+fn doubt(id: Option<ExportId>) -> Option<&'static str> {
+    match id {
+        None => Some(
+            "cannot identify this export, so clients cannot distinguish it from another; set \
+             id=TEXT for the export",
+        ),
+        Some(id) if id.is_weak() => Some(
+            "no persistent ID for this export: its weak ID is valid only until the host reboots; \
+             set id=TEXT for the export",
+        ),
+        Some(_) => None,
+    }
+}
+
 impl Sources {
     /// Sources of the running system.
     pub(crate) fn system() -> Self {
@@ -79,8 +94,17 @@ impl Sources {
         }
     }
 
-    /// ID of the server: from its configured name, or else from its host.
+    /// ID of the server: from its configured name, or else from its host. Logs a warning if there
+    /// is none.
     pub(crate) fn server(&self, set: Option<&str>) -> Option<ServerId> {
+        let id = self.find_server(set);
+        if id.is_none() {
+            tracing::warn!("{}", self.no_server_id());
+        }
+        id
+    }
+
+    fn find_server(&self, set: Option<&str>) -> Option<ServerId> {
         if let Some(name) = set {
             return Some(ServerId::of_name(name));
         }
@@ -89,23 +113,49 @@ impl Sources {
                 && id.bytes().all(|b| b.is_ascii_hexdigit())
                 && !id.trim_matches('0').is_empty()
         });
-        if machine.is_none() {
-            tracing::warn!(
-                "cannot identify this server, so clients cannot distinguish it from another: {} \
-                 has no machine id; set server-id",
-                self.machine_id.display()
-            );
-        }
         machine.map(|id| ServerId::of_machine(id.as_bytes()))
     }
 
-    /// ID of an export: from the operator's setting, or else from its target.
+    fn no_server_id(&self) -> String {
+        format!(
+            "cannot identify this server, so clients cannot distinguish it from another: {} has \
+             no machine id; set server-id",
+            self.machine_id.display()
+        )
+    }
+
+    /// Returns the warning of a start without an ID of the server.
+    pub(crate) fn server_warning(&self, set: Option<&str>) -> Option<String> {
+        self.find_server(set).is_none().then(|| self.no_server_id())
+    }
+
+    /// ID of an export: from the operator's setting, or else from its target. Logs a warning if it
+    /// is weak or missing.
     pub(crate) fn export(
         &self,
         name: &str,
         set: Option<&str>,
         target: &Target,
     ) -> Option<ExportId> {
+        let id = self.find_export(name, set, target);
+        if let Some(text) = doubt(id) {
+            tracing::warn!(export = name, "{text}");
+        }
+        id
+    }
+
+    /// Returns the warning of a start for an export whose ID is weak or missing.
+    pub(crate) fn export_warning(
+        &self,
+        name: &str,
+        set: Option<&str>,
+        target: &Target,
+    ) -> Option<String> {
+        let text = doubt(self.find_export(name, set, target))?;
+        Some(format!("export {name:?}: {text}"))
+    }
+
+    fn find_export(&self, name: &str, set: Option<&str>, target: &Target) -> Option<ExportId> {
         if let Some(set) = set {
             return Some(ExportId::of_name(set));
         }
@@ -124,21 +174,7 @@ impl Sources {
                 Some(Key::stable("process", parts.collect()))
             }
         };
-        let id = key.and_then(|key| self.id_of(&key));
-        match id {
-            None => tracing::warn!(
-                export = name,
-                "cannot identify this export, so clients cannot distinguish it from another; set \
-                 id=TEXT for the export"
-            ),
-            Some(id) if id.is_weak() => tracing::warn!(
-                export = name,
-                "no persistent ID for this export: its weak ID is valid only until the host \
-                 reboots; set id=TEXT for the export"
-            ),
-            Some(_) => {}
-        }
-        id
+        key.and_then(|key| self.id_of(&key))
     }
 
     /// Returns the ID of a file or block device itself, whatever ID the operator has set.

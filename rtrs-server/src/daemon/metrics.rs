@@ -31,6 +31,15 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Value of the label `role`.
 const ROLE: &str = "server";
 
+/// Binds the address of the metrics.
+///
+/// # Errors
+/// [`ErrorKind::Listen`] if it cannot be listened on.
+pub(super) fn bind(at: &MetricsAddress) -> Result<MetricsServer, Error> {
+    let what = format!("cannot serve metrics at {at}");
+    MetricsServer::bind(at).map_err(failed(ErrorKind::Listen, what))
+}
+
 /// Collector of a server's metrics.
 #[derive(Debug)]
 pub(crate) struct ServerMetrics {
@@ -64,12 +73,11 @@ impl ServerMetrics {
     /// # Errors
     /// [`ErrorKind::Listen`] if it cannot be listened on.
     pub(crate) fn serve(self: &Arc<Self>, at: &MetricsAddress) -> Result<MetricsServer, Error> {
-        let what = || format!("cannot serve metrics at {at}");
-        let server = MetricsServer::bind(at).map_err(failed(ErrorKind::Listen, what()))?;
+        let server = bind(at)?;
         let metrics = Arc::clone(self);
         server
             .serve(move || metrics.samples().map(|samples| samples.text(m::ALL)))
-            .map_err(failed(ErrorKind::System, what()))?;
+            .map_err(failed(ErrorKind::System, format!("cannot serve metrics at {at}")))?;
         tracing::info!(address = %server.at(), "serving metrics");
         Ok(server)
     }

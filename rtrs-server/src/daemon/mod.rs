@@ -41,7 +41,7 @@ mod targets;
 mod tunables;
 mod warnings;
 
-pub(crate) use check::{Running, check_start};
+pub(crate) use check::{Checked, Running, check_start};
 pub use driver::ServerShard;
 pub use reload::Reread;
 pub use serve::{serve, serve_over};

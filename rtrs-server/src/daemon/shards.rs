@@ -164,6 +164,19 @@ fn run_shard(
     Ok(())
 }
 
+fn new_ring() -> Result<std::rc::Rc<Ring>, Error> {
+    Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))
+}
+
+/// Sets up the rings of this many shards, all at once because they share the limit of locked
+/// memory, and releases them.
+///
+/// # Errors
+/// [`ErrorKind::System`] with the limit and its remedy.
+pub(super) fn check_rings(shards: u16) -> Result<(), Error> {
+    (0..shards).map(|_| new_ring()).collect::<Result<Vec<_>, _>>().map(drop)
+}
+
 type Started = (std::rc::Rc<Ring>, ServerShard, Vec<String>);
 
 fn start_shard(
@@ -176,8 +189,7 @@ fn start_shard(
     {
         tracing::warn!(%core, cpu, %error, "cannot bind the shard to its CPU");
     }
-    let ring =
-        Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))?;
+    let ring = new_ring()?;
     let inbox = mailbox.arm(&ring).map_err(failed(ErrorKind::System, "cannot set up a mailbox"))?;
     let mut fabrics = setup.portals.fabrics(&ring)?;
     let listening = if core.0 == 0 { setup.portals.listen(&mut fabrics)? } else { Vec::new() };

@@ -1,0 +1,109 @@
+//! `--check` of both daemons: problems that a start would have.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::net::TcpListener;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Finished, STOP_TIME_MAX, Scratch, Server, bin, free_port, is_root, requires,
+    run, skip,
+};
+
+fn check(args: &[&str]) -> Finished {
+    let words = ["--export", "v=mem:1M", "--listen", "tcp://127.0.0.1:0", "--check"];
+    run(bin("rtrs-server"), &[&words[..], args].concat(), COMMAND_TIME_MAX)
+}
+
+#[test]
+fn a_check_tests_the_metrics_address_and_the_directories() {
+    let scratch = Scratch::new();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = taken.local_addr().expect("its address").to_string();
+    let socket = scratch.text("m.sock");
+    let unix = format!("unix:{socket}");
+    let refused = format!("cannot serve metrics at {at}: Address already in use");
+    let _ = check(&["--metrics", &at]).code(1).says(&refused);
+    let _ = check(&["--metrics", &unix]).ok();
+    let attach = |at: &str| {
+        let nbd = scratch.text("nbd.sock");
+        let words = ["attach", "v", "--path", "tcp://127.0.0.1", "--socket", &nbd, "--check"];
+        run(bin("rtrs-client"), &[&words[..], &["--metrics", at]].concat(), COMMAND_TIME_MAX)
+    };
+    let _ = attach(&at).code(1).says(&refused);
+    let _ = attach(&unix).ok();
+    File::create(scratch.path("file")).expect("a file");
+    let state = |name: &str| check(&["--state-dir", &scratch.text(name)]).ok().stderr;
+    let warning = state("file");
+    assert!(warning.contains("warning: cannot use the state directory: "), "{warning}");
+    assert!(!state("new").contains("state directory"));
+    let below = scratch.text("file/x");
+    let _ = check(&["--run-dir", &below]).code(1).says("file");
+    // Checks leave nothing behind.
+    let left = fs::read_dir(scratch.dir())
+        .expect("the directory")
+        .map(|entry| entry.expect("an entry").file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["file"]);
+}
+
+#[test]
+fn a_check_beside_the_running_server_does_not_try_its_metrics_address() {
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let listen = format!("tcp://127.0.0.1:{}", free_port());
+    let words = ["--metrics", &metrics];
+    let server = Server::builder().export("v=mem:1M").listen(&*listen).args(&words).start();
+    let run_dir = server.run_dir();
+    let run_dir = run_dir.to_str().expect("a plain path");
+    let same = ["--export", "v=mem:1M", "--listen", &listen, "--run-dir", run_dir, "--check"];
+    let same = [&same[..], &words].concat();
+    let held = format!("{listen}, http://{metrics}/metrics, which were not tested");
+    let _ = run(bin("rtrs-server"), &same, COMMAND_TIME_MAX).ok().says(&held);
+    // Another server cannot have the address.
+    let scratch = Scratch::new();
+    let elsewhere = scratch.text("run");
+    let other = [&words[..], &["--run-dir", &elsewhere]].concat();
+    let _ = check(&other).code(1).says("cannot serve metrics at");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// Whether the kernel charges rings to the limit of locked memory (since Linux 6.14).
+fn charges_rings() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
+    let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(14))
+}
+
+/// Runs one of the programs as root that may lock 64 KiB of memory.
+fn limited(program: &str, args: &[&str]) -> Finished {
+    let program = bin(program);
+    let limits = ["--memlock=65536:65536", "setpriv", "--bounding-set=-ipc_lock"];
+    let words = limits.iter().map(OsStr::new).chain([program.as_os_str()]);
+    let words: Vec<&OsStr> = words.chain(args.iter().map(OsStr::new)).collect();
+    run("prlimit", &words, COMMAND_TIME_MAX)
+}
+
+#[test]
+fn a_check_names_the_limit_of_locked_memory_and_a_failed_attach_ends_at_once() {
+    if !is_root() || !requires(&["prlimit", "setpriv"]) {
+        return;
+    }
+    if !charges_rings() {
+        skip("the kernel does not charge rings to the limit of locked memory");
+        return;
+    }
+    let why = "cannot set up io_uring: io_uring needs locked memory, of which this user may have \
+               64 KiB: raise it";
+    let words = ["--export", "v=mem:1M", "--listen", "tcp://127.0.0.1:0", "--check"];
+    let shards = ["--shards", "4"];
+    let _ = limited("rtrs-server", &[&words[..], &shards].concat()).code(1).says(why);
+    let scratch = Scratch::new();
+    let server = Server::builder().export("v=mem:1M").start();
+    let (socket, run_dir) = (scratch.text("nbd.sock"), scratch.text("run"));
+    let words = ["attach", "v", "--path", server.portal(), "--socket", &socket];
+    let words = [&words[..], &["--run-dir", &run_dir], &shards].concat();
+    let _ = limited("rtrs-client", &[&words[..], &["--check"]].concat()).code(1).says(why);
+    let _ = limited("rtrs-client", &words).code(1).says(why);
+    // Nothing of the failed session is in the way.
+    let _ = run(bin("rtrs-client"), &words, COMMAND_TIME_MAX).ok();
+    let _ = run(bin("rtrs-client"), &["detach", "v", "--run-dir", &run_dir], STOP_TIME_MAX).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
