@@ -174,3 +174,20 @@ fn a_flapping_network_causes_no_storm_of_attempts() {
     hosts.wait_state("connected");
     hosts.end();
 }
+
+#[test]
+fn a_path_has_a_link_local_source_with_its_zone() {
+    let Some(cable) = Cable::lay() else { return };
+    let zone = Cable::LINK;
+    cable.client(&["addr", "add", "fe80::99:1/64", "dev", zone, "nodad"]);
+    cable.server(&["addr", "add", "fe80::99:2/64", "dev", "cable1", "nodad"]);
+    let server =
+        Server::builder().on(cable.hosts()[1]).export("vol0=mem:1M").listen("tcp://[::]:0").start();
+    let (_, port) = server.portal().rsplit_once(':').expect("a port");
+    let portal = format!("tcp://[fe80::99:1%{zone}]@[fe80::99:2%{zone}]:{port}");
+    let client = Client::attach("vol0").path(&portal).on(cable.hosts()[0]).start();
+    let list = client.command(&["path", "list", "vol0", "-o", "json"]).ok().json();
+    assert_eq!((&list[0]["path"], &list[0]["state"]), (&portal.into(), &"connected".into()));
+    drop(client);
+    let _ = server.stop(STOP_TIME_MAX);
+}

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use rtrs_core::fabric::with_scope;
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -25,7 +26,7 @@ pub(super) fn connect(
 ) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(source) = source {
-        socket.bind(&SocketAddr::new(source, 0).into())?;
+        socket.bind(&with_scope(source, remote).into())?;
     }
     socket.connect_timeout(&remote.into(), timeout)
 }

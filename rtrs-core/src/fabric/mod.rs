@@ -51,6 +51,16 @@ use crate::ids::{QpNum, Rkey};
 use crate::mem::{MemSlice, Region};
 use crate::time::{Duration, Instant};
 
+/// Returns the local address to connect from, with port 0 and the scope ID of the peer's address:
+/// the system accepts a link-local address only with its interface.
+pub fn with_scope(local: IpAddr, peer: SocketAddr) -> SocketAddr {
+    let mut address = SocketAddr::new(local, 0);
+    if let (SocketAddr::V6(own), SocketAddr::V6(peer)) = (&mut address, peer) {
+        own.set_scope_id(peer.scope_id());
+    }
+    address
+}
+
 /// Maximum length of private data that a session may send: the space that RDMA CM leaves in a
 /// connect request.
 pub const PRIVATE_DATA_MAX: usize = 56;

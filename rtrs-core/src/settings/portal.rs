@@ -58,6 +58,8 @@ impl fmt::Display for Host {
 pub struct Portal {
     scheme: Scheme,
     source: Option<IpAddr>,
+    /// Zone of the source, an interface; the same as that of the host.
+    source_zone: Option<String>,
     host: Host,
     port: u16,
 }
@@ -92,7 +94,13 @@ impl Portal {
     /// Creates a portal to an address, without a source.
     #[must_use]
     pub const fn new(scheme: Scheme, address: SocketAddr) -> Self {
-        Self { scheme, source: None, host: Host::Ip(address.ip()), port: address.port() }
+        Self {
+            scheme,
+            source: None,
+            source_zone: None,
+            host: Host::Ip(address.ip()),
+            port: address.port(),
+        }
     }
 
     /// Replaces the port.
@@ -227,9 +235,12 @@ fn parse(text: &str) -> Result<Portal, Problem> {
         let problem = format!("has the unknown scheme {scheme:?}");
         return Err((problem, "use tcp://, tls:// or rdma://".into()));
     };
-    let (source, target) = match rest.split_once('@') {
-        None => (None, rest),
-        Some((source, target)) => (Some(parse_source(source).map_err(with(SOURCE_HINT))?), target),
+    let ((source, source_zone), target) = match rest.split_once('@') {
+        None => ((None, None), rest),
+        Some((source, target)) => {
+            let (ip, zone) = parse_source(source).map_err(with(SOURCE_HINT))?;
+            ((Some(ip), zone), target)
+        }
     };
     let (host, port) = split_port(target).map_err(|problem| {
         (problem, format!("write {scheme}://HOST:PORT, with IPv6 in brackets").into())
@@ -246,7 +257,8 @@ fn parse(text: &str) -> Result<Portal, Problem> {
     if let (Some(source), Host::Ip(ip)) = (source, &host) {
         check_family(source, *ip)?;
     }
-    Ok(Portal { scheme, source, host, port })
+    check_zone(source_zone.as_deref(), &host)?;
+    Ok(Portal { scheme, source, source_zone, host, port })
 }
 
 const SOURCE_HINT: &str =
@@ -263,6 +275,21 @@ fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     }
     let problem = format!("has an {} source and an {} destination", family(source), family(to));
     Err((problem, "use addresses of one family".into()))
+}
+
+/// Refuses a zone of the source that is not that of the destination: both are on one link.
+fn check_zone(source_zone: Option<&str>, host: &Host) -> Result<(), Problem> {
+    let Some(zone) = source_zone else { return Ok(()) };
+    let of_host = match host {
+        Host::Ip(_) => None,
+        Host::Name(name) if !name.contains(':') => return Ok(()),
+        Host::Name(name) => name.split_once('%').map(|(_, zone)| zone),
+    };
+    if of_host == Some(zone) {
+        return Ok(());
+    }
+    let problem = format!("has the zone {zone:?} in its source, and not in its destination");
+    Err((problem, format!("write it in both, as in [fe80::1%{zone}]@[fe80::2%{zone}]").into()))
 }
 
 /// Splits `HOST[:PORT]`; a host in brackets keeps them.
@@ -285,32 +312,41 @@ fn split_port(target: &str) -> Result<(&str, Option<&str>), String> {
     }
 }
 
-fn parse_source(source: &str) -> Result<IpAddr, String> {
+fn parse_source(source: &str) -> Result<(IpAddr, Option<String>), String> {
     let address = match source.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        Some(inner) => inner.parse::<Ipv6Addr>().ok().map(IpAddr::V6),
-        None => source.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+        Some(inner) => {
+            let (address, zone) = parse_zone(inner)?;
+            let zone = zone.map(str::to_owned);
+            address.parse::<Ipv6Addr>().ok().map(|ip| (IpAddr::V6(ip), zone))
+        }
+        None => source.parse::<Ipv4Addr>().ok().map(|ip| (IpAddr::V4(ip), None)),
     };
     match address {
-        Some(ip) if ip.is_unspecified() => Err("has the unspecified address as source".into()),
-        Some(ip) => Ok(ip),
+        Some((ip, _)) if ip.is_unspecified() => Err("has the unspecified address as source".into()),
+        Some(address) => Ok(address),
         None => Err(format!("has the source {source:?}, which is not an address")),
+    }
+}
+
+/// Splits an IPv6 address and its zone.
+fn parse_zone(inner: &str) -> Result<(&str, Option<&str>), String> {
+    match inner.split_once('%') {
+        Some((address, zone)) if is_name(zone) => Ok((address, Some(zone))),
+        Some((_, zone)) => Err(format!("has the zone {zone:?}, which is not an interface")),
+        None => Ok((inner, None)),
     }
 }
 
 fn parse_host(host: &str) -> Result<Host, String> {
     if let Some(inner) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
-        let (address, zone) = match inner.split_once('%') {
-            Some((address, zone)) => (address, Some(zone)),
-            None => (inner, None),
-        };
+        let (address, zone) = parse_zone(inner)?;
         let Ok(ip) = address.parse::<Ipv6Addr>() else {
             return Err(format!("has {inner:?} in brackets, which is not an IPv6 address"));
         };
-        return match zone {
-            None => Ok(Host::Ip(ip.into())),
-            Some(zone) if is_name(zone) => Ok(Host::Name(format!("{ip}%{zone}"))),
-            Some(zone) => Err(format!("has the zone {zone:?}, which is not an interface")),
-        };
+        return Ok(match zone {
+            None => Host::Ip(ip.into()),
+            Some(zone) => Host::Name(format!("{ip}%{zone}")),
+        });
     }
     if host.is_empty() {
         return Err("has no host".into());
@@ -346,9 +382,13 @@ fn write_ip(f: &mut fmt::Formatter<'_>, ip: IpAddr) -> fmt::Result {
 impl fmt::Display for Portal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://", self.scheme)?;
-        if let Some(source) = self.source {
-            write_ip(f, source)?;
-            f.write_str("@")?;
+        match (self.source, &self.source_zone) {
+            (Some(source), Some(zone)) => write!(f, "[{source}%{zone}]@")?,
+            (Some(source), None) => {
+                write_ip(f, source)?;
+                f.write_str("@")?;
+            }
+            (None, _) => {}
         }
         write!(f, "{}:{}", self.host, self.port)
     }
@@ -380,6 +420,8 @@ mod tests {
             ("tcp://[::]:0", "tcp://[::]:0"),
             ("tcp://[fd00:0::1]@[fd00::2]", "tcp://[fd00::1]@[fd00::2]:1234"),
             ("tcp://[fe80::1%eth0]:7", "tcp://[fe80::1%eth0]:7"),
+            ("tcp://[fe80::1%va]@[fe80::2%va]:7", "tcp://[fe80::1%va]@[fe80::2%va]:7"),
+            ("tls://[fe80::1%va]@store", "tls://[fe80::1%va]@store:1234"),
             ("rdma://192.168.7.1", "rdma://192.168.7.1:1234"),
             ("tcp://store-1.example.org:4321", "tcp://store-1.example.org:4321"),
             ("tcp://10.0.0.1@store:1", "tcp://10.0.0.1@store:1"),
@@ -422,6 +464,10 @@ mod tests {
             ("tcp://@h", "has the source \"\", which is not an address"),
             ("tcp://src@h", "has the source \"src\", which is not an address; write the source as"),
             ("tcp://0.0.0.0@h", "has the unspecified address as source"),
+            ("tcp://[::%lo]@h", "has the unspecified address as source"),
+            ("tcp://[fe80::1%]@h", "has the zone \"\", which is not an interface"),
+            ("tcp://[fe80::1%a]@[fe80::2]", "has the zone \"a\" in its source, and not in its"),
+            ("tcp://[fe80::1%a]@[fe80::2%b]", "write it in both, as in [fe80::1%a]@[fe80::2%a]"),
             (
                 "tcp://10.0.0.1@[::1]",
                 "has an IPv4 source and an IPv6 destination; use addresses of one family",
@@ -501,7 +547,7 @@ mod tests {
                 !source.is_unspecified()
                     && !matches!(host, Host::Ip(ip) if ip.is_ipv4() != source.is_ipv4())
             });
-            let portal = Portal { scheme, source, host, port };
+            let portal = Portal { scheme, source, source_zone: None, host, port };
             prop_assert_eq!(portal.to_string().parse(), Ok(portal));
         }
 

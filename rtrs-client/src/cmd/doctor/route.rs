@@ -2,7 +2,7 @@
 //! `RTM_GETLINK`). The answer is available when `send` returns, so nothing here waits.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{self, IpAddr};
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::link::{LinkAttribute, LinkMessage, State};
@@ -91,18 +91,24 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns the route to `remote`, from `local` if that is given.
+/// Returns the route to `remote`, from `local` if that is given. The port has no effect.
 ///
 /// # Errors
 /// Fails with the kernel's error, such as ENETUNREACH when there is no route.
-pub(super) fn route(local: Option<IpAddr>, remote: IpAddr) -> io::Result<Route> {
+pub(super) fn route(local: Option<IpAddr>, remote: net::SocketAddr) -> io::Result<Route> {
+    let to = remote.ip();
     let mut kernel = RouteSocket::new()?;
     let mut request = RouteMessage::default();
     let bits = if remote.is_ipv4() { 32 } else { 128 };
     request.header.address_family =
         if remote.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     request.header.destination_prefix_length = bits;
-    request.attributes.push(RouteAttribute::Destination(remote.into()));
+    request.attributes.push(RouteAttribute::Destination(to.into()));
+    if let net::SocketAddr::V6(v6) = remote
+        && v6.scope_id() != 0
+    {
+        request.attributes.push(RouteAttribute::Oif(v6.scope_id()));
+    }
     if let Some(local) = local {
         request.header.source_prefix_length = bits;
         request.attributes.push(RouteAttribute::Source(local.into()));
@@ -148,13 +154,16 @@ pub(super) fn route(local: Option<IpAddr>, remote: IpAddr) -> io::Result<Route> 
 mod tests {
     use super::*;
 
+    const LOOPBACK: net::SocketAddr =
+        net::SocketAddr::new(IpAddr::V4(net::Ipv4Addr::LOCALHOST), 1234);
+
     #[test]
     fn the_route_to_the_own_host_is_the_loopback() {
-        let found = route(None, [127, 0, 0, 1].into()).unwrap();
+        let found = route(None, LOOPBACK).unwrap();
         assert_eq!(found.interface, "lo");
         assert_eq!(found.source, Some([127, 0, 0, 1].into()));
         assert!(found.gateway.is_none() && found.up && found.mtu >= 1500, "{found:?}");
-        let from = route(Some([127, 0, 0, 9].into()), [127, 0, 0, 1].into()).unwrap();
+        let from = route(Some([127, 0, 0, 9].into()), LOOPBACK).unwrap();
         assert_eq!(from.source, Some([127, 0, 0, 9].into()));
     }
 
@@ -162,7 +171,7 @@ mod tests {
     fn an_unroutable_address_has_no_route() {
         // Apart from class E, limited broadcast and multicast, 0.0.0.1 is an address that no host
         // has.
-        let error = route(Some([203, 0, 113, 77].into()), [127, 0, 0, 1].into()).unwrap_err();
+        let error = route(Some([203, 0, 113, 77].into()), LOOPBACK).unwrap_err();
         assert!(error.raw_os_error().is_some(), "{error}");
     }
 }

@@ -163,7 +163,7 @@ fn error_text(error: &dyn std::error::Error) -> String {
 
 fn look_for_way(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), Step> {
     let to = remote.ip();
-    let way = route(portal.source(), to).map_err(|error| {
+    let way = route(portal.source(), remote).map_err(|error| {
         let (found, remedy) = match portal.source() {
             Some(source) => (
                 format!("no route from {source} to {to}: {error}"),

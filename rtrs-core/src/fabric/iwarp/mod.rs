@@ -69,7 +69,7 @@ use crate::fabric::qp_table::QpTable;
 use crate::fabric::{
     Access, BindResult, Capabilities, ConnRequest, ConnectParams, Fabric, FabricCounters,
     FabricError, FabricEvent, Listener, MemoryRegistration, PdUse, PrivateData, ProofError,
-    ProtectionDomain, QpLimits, Sge, Window, WorkRequest,
+    ProtectionDomain, QpLimits, Sge, Window, WorkRequest, with_scope,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::limits::{TCP_CONNECTION_BUFFERS, TLS_CONNECTION_BUFFERS};
@@ -396,7 +396,7 @@ impl Fabric for IwarpFabric {
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).map_err(failed)?;
         tune(&SockRef::from(&socket), &self.options).map_err(failed)?;
         if let Some(local) = params.local {
-            let from = SocketAddr::new(local, 0);
+            let from = with_scope(local, remote);
             socket.bind(&from.into()).map_err(|e| {
                 FabricError::system(format!("cannot use the source address {local}"), e)
             })?;

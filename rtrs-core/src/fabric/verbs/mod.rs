@@ -62,7 +62,7 @@ use crate::fabric::{
     Access, AsyncRegistration, BindResult, Capabilities, CloseReason, ConnRequest, ConnectFailure,
     ConnectParams, Fabric, FabricCounters, FabricError, FabricEvent, Listener, PRIVATE_DATA_MAX,
     PdUse, PrivateData, ProtectionDomain, QpLimits, RegisterError, Registered, Sge, ToRegister,
-    Window, WorkRequest, WrOp,
+    Window, WorkRequest, WrOp, with_scope,
 };
 use crate::ids::{QpNum, Rkey};
 use crate::mem::MemSlice;
@@ -602,13 +602,4 @@ impl Drop for VerbsFabric {
     fn drop(&mut self) {
         self.shared.leave(self.devices.core());
     }
-}
-
-/// Returns the local address, with the scope ID of the peer's address.
-fn with_scope(ip: IpAddr, peer: SocketAddr) -> SocketAddr {
-    let mut address = SocketAddr::new(ip, 0);
-    if let (SocketAddr::V6(own), SocketAddr::V6(peer)) = (&mut address, peer) {
-        own.set_scope_id(peer.scope_id());
-    }
-    address
 }

@@ -8,7 +8,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{Host, PORT_DEFAULT, Portal, Problem, Scheme, check_family, is_name};
+use super::{Host, PORT_DEFAULT, Portal, Problem, Scheme, check_family, check_zone, is_name};
 use crate::settings::error::ValueError;
 
 /// Reads a path of rnbd; `None` when the text is none.
@@ -31,21 +31,21 @@ const FORM: &str = "write ip:10.0.0.1@ip:10.0.0.2, or rdma://10.0.0.1@10.0.0.2:1
 
 fn portal(source: Option<&str>, target: &str) -> Result<Portal, Problem> {
     let source = match source.map(address).transpose()? {
-        Some((_, Some(zone))) => {
-            return Err((format!("has the zone {zone:?} in its source"), FORM.into()));
-        }
-        Some((ip, None)) if ip.is_unspecified() => {
+        Some((ip, _)) if ip.is_unspecified() => {
             return Err(("has the unspecified address as source".into(), FORM.into()));
         }
-        Some((ip, None)) => Some(ip),
-        None => None,
+        Some((ip, zone)) => (Some(ip), zone),
+        None => (None, None),
     };
+    let (source, source_zone) = source;
     let (ip, zone) = address(target)?;
     if let Some(source) = source {
         check_family(source, ip)?;
     }
     let host = zone.map_or(Host::Ip(ip), |zone| Host::Name(format!("{ip}%{zone}")));
-    Ok(Portal { scheme: Scheme::Rdma, source, host, port: PORT_DEFAULT })
+    check_zone(source_zone, &host)?;
+    let source_zone = source_zone.map(str::to_owned);
+    Ok(Portal { scheme: Scheme::Rdma, source, source_zone, host, port: PORT_DEFAULT })
 }
 
 /// An address with its prefix, and the zone of an IPv6 address.
@@ -110,7 +110,7 @@ mod tests {
             ("ip:fe80::1%", "which is not an IP address"),
             ("ip:10.0.0.1@10.0.0.2", "has \"10.0.0.2\" without ip: in front"),
             ("ip:10.0.0.1@", "has \"\" without ip: in front"),
-            ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source"),
+            ("ip:fe80::1%eth0@ip:fe80::2", "has the zone \"eth0\" in its source, and not in"),
             ("ip:0.0.0.0@ip:10.0.0.2", "has the unspecified address as source"),
             (
                 "ip:10.0.0.1@ip:fd00::2",
