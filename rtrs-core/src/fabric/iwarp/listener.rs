@@ -13,7 +13,7 @@ use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 
-use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use super::env::{Env, token};
 use super::mpa::{START_DATA_MAX, START_LEN, StartFrame, StartHeader};
@@ -30,6 +30,13 @@ use crate::tls::Session;
 
 /// Buffers beyond `half_open_max`, for connections that are being closed.
 const SPARE_BUFFERS: u32 = 64;
+/// Idle time of a connection after which the system sends keepalive probes: less than firewalls and
+/// address translation remember an idle connection.
+const PROBE_AFTER: Duration = Duration::from_secs(60);
+/// Interval between keepalive probes.
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+/// Number of unanswered probes that end a connection. A host may be suspended for a while.
+const PROBES_MAX: u32 = 8;
 /// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Pause if a half-open connection was closed to free a descriptor.
@@ -432,7 +439,35 @@ fn bound_socket(address: SocketAddr, backlog: i32) -> io::Result<Socket> {
 pub(super) fn tune(socket: &SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     if options.user_timeout.is_some() {
-        socket.set_tcp_user_timeout(options.user_timeout)?;
+        // Linux would end a connection with a user timeout after a single lost probe. Clients set
+        // one; the probes of the server keep their idle connections alive.
+        return socket.set_tcp_user_timeout(options.user_timeout);
     }
-    Ok(())
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY);
+    socket.set_tcp_keepalive(&probes.with_retries(PROBES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn idle_connections_are_probed_unless_a_single_lost_probe_would_end_them() {
+        let listener = bound_socket("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        tune(&SockRef::from(&server), &IwarpOptions::default()).unwrap();
+        assert!(server.keepalive().unwrap() && server.tcp_nodelay().unwrap());
+        assert_eq!(server.tcp_keepalive_time().unwrap(), PROBE_AFTER);
+        assert_eq!(server.tcp_keepalive_interval().unwrap(), PROBE_EVERY);
+        assert_eq!(server.tcp_keepalive_retries().unwrap(), PROBES_MAX);
+        let user_timeout = Some(Duration::from_secs(4));
+        let client = SockRef::from(&client);
+        tune(&client, &IwarpOptions { user_timeout, ..IwarpOptions::default() }).unwrap();
+        assert_eq!(client.tcp_user_timeout().unwrap(), user_timeout);
+        assert!(!client.keepalive().unwrap());
+    }
 }
