@@ -14,9 +14,10 @@ use crate::settings::{Access, Settings};
 /// Status of a session without paths that is served at a URI.
 pub(super) fn status() -> Status {
     serde_json::from_value(json!({
-        "name": "v", "export": "v", "session": "host-v", "session_id": "id", "state": "not-answering",
-        "access": "auto", "no_path": "queue", "failover": "fast", "pid": 7, "shards": 2,
-        "uri": "nbd://127.0.0.1:10809/v", "inflight": 0, "nbd_connections": 0,
+        "name": "v", "export": "v", "session": "host-v", "session_id": "id",
+        "state": "not-answering", "access": "auto", "no_path": "queue", "failover": "fast",
+        "pid": 7, "shards": 2, "uri": "nbd://127.0.0.1:10809/v", "inflight": 0,
+        "nbd_connections": 0,
     }))
     .unwrap()
 }

@@ -46,7 +46,7 @@ impl AttachedSession {
             return true;
         }
         let status = self.status(&volume.identity.name);
-        if !status.is_some_and(|status| lacking(&status, required).is_some()) {
+        if status.is_none_or(|status| lacking(&status, required).is_none()) {
             return true;
         }
         let now = Instant::now();
