@@ -170,7 +170,7 @@ rtrs_core::settings! {
 rtrs_core::settings! {
     /// The settings that only `attach` has.
     pub struct AttachSettings {
-        /// Name of the export at the server, if the volume has another name on this host
+        /// Name of the export at the server, if it differs from the volume's
         ///
         /// `attach EXPORT --as NAME` is the same as `attach NAME --export EXPORT`. Exports of one
         /// name at two servers need different names on this host.

@@ -262,7 +262,7 @@ pub(crate) struct SavedExports {
     pub(crate) exports: Vec<ExportSpec>,
 }
 
-/// Where the configuration defines an export, or can define it.
+/// Place where the configuration defines an export, or can define it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Origin {
     /// Directory of files with exports (`exports-dir`), if there is one.
@@ -357,7 +357,7 @@ pub(crate) struct Removed {
     pub(crate) removed: String,
     /// Sessions that had the export open.
     pub(crate) ended: Vec<String>,
-    /// The same sessions, with their clients.
+    /// Those sessions with their clients.
     #[serde(default)]
     pub(crate) users: Vec<ExportUser>,
     /// Sessions that lose paths because only the export's access list admitted their clients.

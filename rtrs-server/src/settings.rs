@@ -59,8 +59,8 @@ rtrs_core::settings! {
         /// Directory of files with exports
         ///
         /// Every file NAME.yaml there holds an export or a list of exports, as the key export does.
-        /// These are added to the exports of flags and configuration file. `reload` reads the files
-        /// again.
+        /// Hidden files do not count. These are added to the exports of flags and configuration
+        /// file. `reload` reads the files again.
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Handling of exports that cannot be opened
         ///

@@ -56,7 +56,7 @@ fn the_log_level_changes_while_both_ends_run() {
     // A client whose path connects before it is refused.
     let (_, refused) = Client::attach("none").path(server.portal()).try_start();
     let _ = refused.code(1);
-    let _ = wait_line(&server, &["refused an open", "export=none"]);
+    let _ = wait_line(&server, &["refused an open", "export=\"none\""]);
     assert_eq!(connecting(), count, "{}", server.output());
     let allowed = "use error, warn, info, debug, trace or off, or MODULE=LEVEL";
     for words in [["set", "log=loud"], ["set", "log="]] {

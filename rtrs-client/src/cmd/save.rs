@@ -102,12 +102,18 @@ impl Shared {
     }
 }
 
-/// Writes a file as a whole or not at all.
+/// Writes a file as a whole or not at all. A file that is replaced keeps its permissions, and stays
+/// where a symbolic link points.
 fn replace(path: &std::path::Path, text: &str) -> std::io::Result<()> {
+    let target = std::fs::canonicalize(path);
+    let path = target.as_deref().unwrap_or(path);
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let new = path.with_file_name(name);
     let written = std::fs::File::create_new(&new).and_then(|mut file| {
+        if let Ok(before) = std::fs::metadata(path) {
+            file.set_permissions(before.permissions())?;
+        }
         file.write_all(text.as_bytes())?;
         file.sync_all()
     });
@@ -117,4 +123,31 @@ fn replace(path: &std::path::Path, text: &str) -> std::io::Result<()> {
         let _ = std::fs::remove_file(&new);
     }
     replaced
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_behind_a_link_is_replaced_in_its_place_and_keeps_its_permissions() {
+        let scratch = format!("rtrs-save-{}", std::process::id());
+        let dir = std::env::temp_dir().join(scratch);
+        fs::create_dir(&dir).unwrap();
+        let (file, link) = (dir.join("real.yaml"), dir.join("volumes.yaml"));
+        fs::write(&file, "before").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        symlink("real.yaml", &link).unwrap();
+        replace(&link, "after").unwrap();
+        let text = fs::read_to_string(&file).unwrap();
+        let mode = fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        let is_link = fs::symlink_metadata(&link).unwrap().is_symlink();
+        replace(&dir.join("new.yaml"), "new").unwrap();
+        let new = fs::read_to_string(dir.join("new.yaml")).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((&*text, mode, is_link, &*new), ("after", 0o640, true, "new"));
+    }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use rtrs_core::local::ServiceManager;
 use rtrs_core::logging::log_to_stderr;
-use rtrs_core::rt::become_daemon;
+use rtrs_core::rt::{become_daemon, end_with_starter};
 use rtrs_core::settings::{Output, write_text};
 use serde_json::json;
 
@@ -94,6 +94,9 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let (wakes, inbox) = mpsc::channel();
     let (shards, roster) = (running.shards(), Arc::new(Roster::default()));
     let _forwarding = serve_signals(wakes.clone(), shards.clone(), Arc::clone(&roster))?;
+    if background {
+        end_with_starter(true).map_err(system("cannot end with the attach command"))?;
+    }
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
     let mut session =
         AttachedSession::new(shards, registry, roster, wakes.clone(), manager.clone());
@@ -111,8 +114,10 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
             None => ended,
         };
     }
-    // Not earlier: until now, Ctrl-C in the terminal of the attach also ends this process.
+    // Not earlier: until now, Ctrl-C in the terminal of the attach also ends this process, as does
+    // the end of the command.
     if background {
+        end_with_starter(false).map_err(system("cannot outlive the attach command"))?;
         become_daemon().map_err(system("cannot leave the terminal"))?;
     }
     announce(plan, &mut session, &manager, background)?;

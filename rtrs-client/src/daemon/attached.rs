@@ -517,7 +517,10 @@ impl AttachedSession {
             return;
         }
         let is_due = |volume: &Volume| volume.due().is_some_and(|at| at <= now);
-        while let Some(at) = self.volumes.iter().position(is_due) {
+        // The failure of the last volume ends the session.
+        while self.over.is_none()
+            && let Some(at) = self.volumes.iter().position(is_due)
+        {
             match self.volumes[at].step {
                 Step::Opening(_) => {
                     if self.look_at_paths(at, now) {

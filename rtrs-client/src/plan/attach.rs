@@ -360,10 +360,10 @@ impl AttachPlan {
     /// Checks the session and the run directory, and for each volume that neither socket path is in
     /// use and that the device is free and usable with this kernel and these privileges.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.check_paths()?;
         self.run_dir.check()?;
         self.volumes().try_for_each(Self::check_sockets)?;
         self.session.check()?;
+        self.check_paths()?;
         self.volumes().try_for_each(Self::check_front)
     }
 

@@ -23,7 +23,7 @@ pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
 pub use op::{Fd, Op};
 pub use process::{
     Account, FilesAs, Privileges, become_account, become_daemon, become_io_flusher, boot_number,
-    close_descriptors_on_exec, duplicate_inherited, effective_user, forbid_dumps,
+    close_descriptors_on_exec, duplicate_inherited, effective_user, end_with_starter, forbid_dumps,
     forbid_new_privileges, lock_memory, locked_memory_limit, page_size, privileges,
     raise_open_files, random_number, refuse_oom_kill, replace_stderr, unbound_locked_memory,
 };

@@ -327,6 +327,18 @@ fn entry<T>(
     }
 }
 
+/// Chooses whether this process gets SIGTERM when the thread that started it ends
+/// (`PR_SET_PDEATHSIG`).
+///
+/// # Errors
+/// The system's error.
+pub fn end_with_starter(ends: bool) -> io::Result<()> {
+    const UNUSED: libc::c_ulong = 0;
+    let signal = if ends { libc::SIGTERM } else { 0 };
+    // SAFETY: this prctl takes numbers and accesses no memory of this process.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, UNUSED, UNUSED, UNUSED) })
+}
+
 /// Prevents programs executed by this thread, or by those it starts, from having more privileges
 /// than the process (`PR_SET_NO_NEW_PRIVS`). Call it before there are other threads.
 ///

@@ -11,7 +11,8 @@ use crate::error::{Error, ErrorKind};
 /// Name of the directory next to the configuration file.
 pub(crate) const DEFAULT: &str = "exports.d";
 
-/// Lists the files of the directory that contain exports, sorted.
+/// Lists the files of the directory that contain exports, sorted. Hidden files, which editors
+/// create beside the file they edit, do not count.
 ///
 /// # Errors
 /// [`ErrorKind::ConfigFile`], naming the directory.
@@ -23,7 +24,10 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let mut files: Vec<PathBuf> =
         entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
-    files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
+    let is_hidden = |file: &Path| {
+        file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+    };
+    files.retain(|file| file.extension().is_some_and(|end| end == "yaml") && !is_hidden(file));
     files.sort_unstable();
     Ok(files)
 }
@@ -57,4 +61,26 @@ pub(crate) fn file_of(dir: &Path, name: &str) -> Result<Option<PathBuf>, Error> 
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Emacs keeps its lock beside the edited file, as a link that leads nowhere.
+    #[test]
+    fn hidden_files_and_other_endings_are_ignored() {
+        let scratch = format!("rtrs-exports-dir-{}", std::process::id());
+        let dir = std::env::temp_dir().join(scratch);
+        fs::create_dir(&dir).unwrap();
+        symlink("root@host.123:456", dir.join(".#a.yaml")).unwrap();
+        for name in ["b.yaml", "a.yaml", "a.yaml~", ".c.yaml", "d.yml"] {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        let found = files(&dir).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, [dir.join("a.yaml"), dir.join("b.yaml")]);
+    }
 }

@@ -94,10 +94,10 @@ partitions() {
 }
 
 refusals() {
-    local first name
+    local first name ro='ro attached: /dev/nbd1 (read-only)'
     expect_match "a device in use is refused" "$(attach ro --device /dev/nbd0 2>&1)" \
         '/dev/nbd0 is in use: connected to "rtrs:.*/a" by process [0-9]+ \(rtrs-client\)'
-    assert_eq "auto takes the next" "$(attach ro --device auto)" "ro attached: /dev/nbd1"
+    assert_eq "auto takes the next" "$(attach ro --device auto)" "$ro"
     expect_eq "a read-only export is a read-only device" "$(cat /sys/block/nbd1/ro)" 1
     expect_false "the device cannot be written" dd if=/dev/zero of=/dev/nbd1 bs=4k count=1 \
         oflag=direct
@@ -108,7 +108,7 @@ refusals() {
     first=$(attach mem --device nbd9)
     expect_eq "a missing device is created" "$first" "mem attached: /dev/nbd9"
     assert_true "detach" timeout 30 rtrs-client detach ro
-    assert_eq "auto takes the freed device" "$(attach ro --device auto)" "ro attached: /dev/nbd1"
+    assert_eq "auto takes the freed device" "$(attach ro --device auto)" "$ro"
     for name in a ro b4k mem; do
         assert_true "detach $name" timeout 30 rtrs-client detach $name
     done

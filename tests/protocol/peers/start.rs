@@ -234,7 +234,7 @@ fn connections_beyond_the_handshake_limit() {
     large.connect(0).expect("the slot of the waiting path");
     let _ = waiting.ended("a handshake whose slot another path needs", at_once());
     (1..4).for_each(|cid| large.connect(cid).expect("a place"));
-    assert_eq!(large.connect(4), Err(RESET));
+    assert_eq!(large.connect(4), Err(-errno::EDQUOT.cast_signed()));
     drop((waiting, large));
     scene.peer().check_alive("after the handshakes were closed");
     scene.end();

@@ -87,6 +87,8 @@ pub(super) struct Listeners {
     /// Rate limits for log lines about peers that demand markers, and about invalid requests.
     markers: LogLimit,
     strange: LogLimit,
+    /// Rate limit for log lines about missing descriptors.
+    descriptors: LogLimit,
     /// Peers whose handshakes were refused, until they are reported.
     pub(super) refused: VecDeque<(SocketAddr, ProofError)>,
     /// Canceled connections, whose buffers are released when their operations complete.
@@ -242,6 +244,13 @@ impl Listeners {
                 // Connections that send nothing must not lock out others.
                 Some(libc::EMFILE | libc::ENFILE) if !self.half_open.is_empty() => {
                     listener.retry_at = Some(env.now + SHORT_PAUSE);
+                    if let Some(left_out) = self.descriptors.admit(env.now) {
+                        tracing::warn!(
+                            error = %e, left_out,
+                            "cannot accept a connection, closing the oldest that sends nothing; \
+                             raise the limit of open files"
+                        );
+                    }
                     self.crowd_out(env.port);
                 }
                 _ => {

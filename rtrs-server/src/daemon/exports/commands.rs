@@ -16,7 +16,7 @@ const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
 /// An export to be changed.
 enum Found {
     Served(Entry),
-    /// It could not be opened, with these settings.
+    /// An export that could not be opened, with its settings.
     Failed(ExportSpec),
 }
 

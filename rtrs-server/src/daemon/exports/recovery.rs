@@ -18,8 +18,8 @@ use crate::plan::{check_below, check_export};
 use crate::settings::ExportSpec;
 
 /// Reason of an export whose target hangs.
-const HANGS: &str = "opening its target takes longer than 10 s; the file system or server behind it \
-                     does not answer";
+const HANGS: &str = "opening its target takes longer than 10 s; the file system or server behind \
+                     it does not answer";
 
 /// Time that the retry thread waits for the lock for changes of exports; then it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);

@@ -205,7 +205,7 @@ impl ClientLog {
         let identity = identity.unwrap_or("-");
         tracing::info!(
             %client, identity, reason, left_out,
-            "repeated; left_out similar lines were suppressed"
+            "repeated; left_out counts the similar lines that were suppressed"
         );
         self.audit.record(|| AuditEvent { left_out, ..event });
     }
