@@ -72,6 +72,7 @@ impl Session {
         if path.exists() {
             return path;
         }
+        // An unreadable directory is reported by the caller, which opens the returned path.
         let all = self.run_dir.session_sockets().unwrap_or_default();
         all.into_iter().find(|(listed, _)| *listed == self.name).map_or(path, |(_, left)| left)
     }

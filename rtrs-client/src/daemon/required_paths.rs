@@ -72,7 +72,7 @@ impl AttachedSession {
         let status = self.status(&volume.identity.name);
         let why = status.and_then(|status| lacking(&status, required));
         let volume = &mut self.volumes[at];
-        // What a dead process left of the device is kept for the next attempt to take over.
+        // The next takeover of a device still needs the state that a dead process has saved.
         volume.was_attached |= !matches!(&volume.front, Front::Device(device) if device.takeover);
         self.on_failure(device, &why.unwrap_or_else(|| "its paths are not known".to_owned()));
         true

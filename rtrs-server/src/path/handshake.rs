@@ -17,7 +17,7 @@ pub struct Joining {
     seen: Box<[bool]>,
     missing: u16,
     deadline: Instant,
-    /// Reason why INFO_REQ was refused, if the client was told.
+    /// Reason of an INFO_REQ refusal that was sent to the client.
     refused: Option<PathEnd>,
 }
 
@@ -54,12 +54,12 @@ impl Joining {
         self.deadline = deadline;
     }
 
-    /// Records that INFO_REQ was refused and the client is told.
+    /// Records the reason of an INFO_REQ refusal, which the caller sends to the client.
     pub fn refuse(&mut self, why: PathEnd) {
         self.refused = Some(why);
     }
 
-    /// Reason why INFO_REQ was refused, if the client was told.
+    /// Returns the reason of an INFO_REQ refusal that was sent to the client.
     pub fn refused(&self) -> Option<&PathEnd> {
         self.refused.as_ref()
     }

@@ -268,7 +268,7 @@ impl Path {
         true
     }
 
-    /// Reason why INFO_REQ was refused, if the client was told.
+    /// Returns the reason of an INFO_REQ refusal that was sent to the client.
     pub(super) fn info_refused(&self) -> Option<&PathEnd> {
         self.joining.as_ref().and_then(Joining::refused)
     }

@@ -220,7 +220,7 @@ impl Refusal {
         }
     }
 
-    /// Adds that a client without a name may be let in if it authenticates.
+    /// Adds the hint to authenticate, if the server offers it, to a refusal by an access list.
     pub(super) fn with_hint(self, can_authenticate: bool) -> Self {
         match self {
             Self::NotAllowed(why) if can_authenticate => Self::Nameless(why),
