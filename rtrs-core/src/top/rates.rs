@@ -107,6 +107,9 @@ pub struct Row {
     /// Number of all paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paths_total: Option<usize>,
+    /// Length in seconds of the interval that the rates cover. The daemons answer one after the
+    /// other, so it differs a little from the interval of the view.
+    pub interval_s: Option<f64>,
     /// Completed IOs per second.
     pub ios_per_s: Option<f64>,
     /// Reads per second.
@@ -220,6 +223,7 @@ fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row 
         Some((name.clone(), part_times(&times_between(earlier, now))?))
     });
     Row {
+        interval_s: Some(seconds),
         ios_per_s: rate(now.ios, before.ios),
         reads_per_s: split(|count| count.reads),
         writes_per_s: split(|count| count.writes),
@@ -331,6 +335,7 @@ mod tests {
             state: "open".into(),
             paths_connected: Some(1),
             paths_total: Some(2),
+            interval_s: Some(2.0),
             ios_per_s: Some(400.0),
             reads_per_s: Some(200.0),
             writes_per_s: Some(100.0),
