@@ -276,7 +276,7 @@ rtrs_core::settings! {
         ///
         /// With port 0 the system chooses one, which the log names. Each session is a process and
         /// needs an address of its own; `rtrs-client exporter` serves those of all sessions at one.
-        /// Anyone who can connect can read the metrics, so use an address of a trusted network.
+        /// Anyone who can connect can read the metrics, so use an address on a trusted network.
         /// `rtrs-client metrics` prints those of all sessions.
         metrics: Option<MetricsAddress> = "",
     }

@@ -260,7 +260,7 @@ rtrs_core::settings! {
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
         /// With port 0 the system chooses one, which the log names. Anyone who can connect can read
-        /// the metrics, so use an address of a trusted network. `rtrs-server metrics` prints the
+        /// the metrics, so use an address on a trusted network. `rtrs-server metrics` prints the
         /// same.
         metrics: Option<MetricsAddress> = "",
         /// Log level: error, warn, info, debug, trace, or a filter by module

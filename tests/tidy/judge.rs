@@ -23,14 +23,14 @@ const MACHINE_BANS: &[(&str, &str)] = &[
     ("HashMap", "the order of a hash map differs from run to run"),
     ("HashSet", "the order of a hash set differs from run to run"),
     ("RandomState", "differs from run to run"),
-    ("crate::rt", "the runtime is the driver's"),
-    ("super::rt", "the runtime is the driver's"),
-    ("rtrs_core::rt", "the runtime is the driver's"),
-    ("std::{", "one path a line, so that this law can read it"),
-    ("rtrs_core::{", "one path a line, so that this law can read it"),
+    ("crate::rt", "the runtime belongs to the driver"),
+    ("super::rt", "the runtime belongs to the driver"),
+    ("rtrs_core::rt", "the runtime belongs to the driver"),
+    ("std::{", "write one path per line, so that this check can read it"),
+    ("rtrs_core::{", "write one path per line, so that this check can read it"),
 ];
 
-/// Returns Rust text with comments and the insides of literals blanked; line numbers stay.
+/// Returns Rust text with comments and the insides of literals blanked; line numbers do not change.
 pub(crate) fn code_of(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -215,7 +215,7 @@ pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns paths that exist on one machine only, and hosts of packages.
+/// Returns paths that exist on one machine only, and hosts of package registries.
 pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     const PATHS: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
     const HOSTS: [&str; 6] = [
@@ -240,7 +240,8 @@ pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// Returns our crates in a manifest: dependencies, and those of tests or build scripts.
+/// Returns the crates of this workspace that a manifest names: normal dependencies, and those of
+/// tests or build scripts.
 pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
     let (mut normal, mut dev) = (Vec::new(), Vec::new());
     let mut section = String::new();

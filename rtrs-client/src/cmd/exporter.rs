@@ -32,7 +32,7 @@ pub struct ExporterArgs {
     /// Address: ADDR:PORT or unix:/PATH [default: 127.0.0.1:9824]
     ///
     /// With port 0 the system chooses one, which the log names. Anyone who can connect can read the
-    /// metrics, so use an address of a trusted network. Not with socket activation, where
+    /// metrics, so use an address on a trusted network. Not with socket activation, where
     /// ListenStream= of the socket unit is the address.
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<MetricsAddress>,

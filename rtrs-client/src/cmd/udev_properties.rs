@@ -65,7 +65,7 @@ fn properties(name: &str, identity: Option<Identity>) -> String {
 }
 
 /// Converts a name into a path below /dev/rtrs, without parts that lead elsewhere. Characters that
-/// udev does not allow in a link are escaped like in udev.
+/// udev does not allow in a link are escaped as udev does.
 fn link_name(name: &str) -> String {
     let part = |part: &str| match part {
         "." | ".." => part.replace('.', "\\x2e"),

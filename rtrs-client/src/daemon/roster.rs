@@ -79,7 +79,7 @@ impl Roster {
         settings: &BTreeMap<String, String>,
         shards: &ShardHandle,
     ) -> Result<(), String> {
-        // Held until the change has begun, so that of two callers the later one's values apply.
+        // Held until the change has begun: if two callers race, the values of the later one apply.
         let mut members = self.0.lock();
         let changed = |member: &Member| {
             member.plan.changed(settings).map_err(|error| {

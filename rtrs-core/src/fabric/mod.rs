@@ -132,8 +132,8 @@ impl Access {
         Self { local_write: true, remote_write: false, remote_read: true };
 }
 
-/// Memory registration. Dropping it ends it: later accesses of peers are refused. Windows hold the
-/// `Arc` of their registration for as long as they exist.
+/// Memory registration. Dropping the value deregisters the memory: later accesses by peers are
+/// refused. Windows hold the `Arc` of their registration for as long as they exist.
 pub trait MemoryRegistration: Send + Sync + fmt::Debug {
     /// Returns the key for local use in [`Sge::lkey`].
     fn lkey(&self) -> u32;
@@ -414,11 +414,11 @@ impl FabricEvent {
 pub struct Capabilities {
     /// Scheme of its addresses: `tcp`, `tls`, `rdma`, `sim`.
     pub scheme: &'static str,
-    /// Registered memory is allocated by the system at once, as for devices that pin it, so that
-    /// large registrations are likely to be refused (RLIMIT_MEMLOCK).
+    /// Registering memory allocates all of it at once, as devices that pin memory do, so large
+    /// registrations are likely to be refused (RLIMIT_MEMLOCK).
     pub pins_memory: bool,
-    /// Binds and revokes are work requests of the device ([`BindResult::Pending`]) that take time,
-    /// so that one is better than two.
+    /// Binds and revokes are work requests of the device ([`BindResult::Pending`]) and take time,
+    /// so one request should do the work of two where possible.
     pub binds_are_requests: bool,
     /// A client may prove its identity with messages (CHALLENGE and AUTH). False if an attacker on
     /// the network could take over a connection after the proof.
@@ -545,7 +545,7 @@ pub trait Fabric: Listener {
     /// `QpState`, `QueueFull`, `LocalMemory` or `Unsupported`; nothing was posted.
     fn post_send(&mut self, qp: QpNum, wr: WorkRequest) -> Result<(), FabricError>;
 
-    /// Posts a receive; with None it takes no data (immediates, empty sends).
+    /// Posts a receive. Without a buffer, the receive takes no data (immediates, empty sends).
     ///
     /// # Errors
     /// See [`Self::post_send`].

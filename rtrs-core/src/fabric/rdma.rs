@@ -1,8 +1,8 @@
 //! Detection of RDMA support (`rdma://`) on this host, and the provider if it is available.
 //!
 //! [`Rdma`] is the interface of the daemons, whether the feature `verbs` is built in or not.
-//! [`NoRdma`] reports what is missing, with a hint. Daemons call this once when they start (or
-//! check their settings), then once per shard.
+//! [`NoRdma`] reports what is missing, with a hint. Daemons call [`Rdma::open`] once when they
+//! start (or check their settings), then [`Rdma::fabric`] once per shard.
 
 pub(super) mod device;
 
@@ -16,7 +16,7 @@ use crate::rt::Ring;
 use crate::time::Duration;
 pub use device::{MemoryWindows, RdmaDevice, RdmaPort};
 
-/// Commands that create a device in software.
+/// Commands that create a software device.
 const SOFT_DEVICE: &str =
     "for soft-RoCE: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0";
 
@@ -48,7 +48,7 @@ pub enum NoRdma {
     System(FabricError),
     /// There is no RDMA device.
     #[error(
-        "this host has no RDMA device; load its driver, or make a device in software \
+        "this host has no RDMA device; load its driver, or create a software device \
          ({SOFT_DEVICE}), or use tcp://"
     )]
     NoDevice,

@@ -94,7 +94,7 @@ fn shown(path: &Path, file: &Metadata) -> String {
 }
 
 /// Returns the name of a user from the text of /etc/passwd. Other databases are not queried,
-/// because that can take long.
+/// because that can take a long time.
 fn name_of(uid: u32, passwd: &str) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -42,7 +42,7 @@ pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>
         .map_err(unreadable)?;
     let name = path.display().to_string();
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        let text = format!("{name}: is larger than 1 MiB; use a smaller file");
+        let text = format!("{name}: larger than 1 MiB; use a smaller file");
         return Err(CommandError::new(K::CONFIG, text));
     }
     String::from_utf8(bytes).map(without_bom).map_err(|error| {
@@ -63,7 +63,8 @@ pub fn without_bom(text: String) -> String {
     }
 }
 
-/// Parses the text of a configuration file, which errors call `name`. An empty text sets nothing.
+/// Parses the text of a configuration file. Errors refer to the file as `name`. Empty text sets
+/// nothing.
 ///
 /// # Errors
 /// [`ErrorClass::CONFIG`], with name, line and hint.
@@ -77,7 +78,7 @@ where
         .map_err(|error| yaml_error(&error, name))
 }
 
-/// Converts an error in the text of a file, which the error calls `name`.
+/// Converts an error in the text of a file. The result refers to the file as `name`.
 pub fn yaml_error<K: ErrorClass>(error: &serde_yaml::Error, name: &str) -> CommandError<K> {
     let line = error.location().map_or(1, |place| place.line());
     let what = error.to_string();

@@ -10,12 +10,12 @@ use super::server::{Server, ServerArgs, Within};
 use crate::control_protocol::{Drained, Request, Status};
 use crate::error::{Error, ErrorKind};
 
-/// Time that a drain may take in addition to its limit: for closing connections, ending threads,
-/// and the last flush.
-const DRAIN_MORE: Duration = Duration::from_secs(30);
+/// Time beyond the limit of a drain that closing connections, ending threads and the last flush may
+/// take.
+const DRAIN_MARGIN: Duration = Duration::from_secs(30);
 /// Maximum time for a server to answer at all.
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for a drained server to end its process.
+/// Maximum time for the process of a drained server to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments.
@@ -29,7 +29,7 @@ pub struct DrainArgs {
 
     /// End the server even if the first flush fails
     ///
-    /// For data that is lost already, and for a disk that fails each flush. The next server reports
+    /// Use this if the data is already lost or the disk fails every flush. The next server reports
     /// the loss to the clients. Exits with 1.
     #[arg(long)]
     pub force: bool,
@@ -41,7 +41,7 @@ pub struct DrainArgs {
 
 pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     let request = Request::Drain { within_ms: args.within.millis(), force: args.force };
-    let timeout = args.within.get() + DRAIN_MORE;
+    let timeout = args.within.get() + DRAIN_MARGIN;
     let server = Server::find(&args.server)?;
     // A stopped or hanging server would not begin to drain; this detects it much sooner.
     server.request_within::<Status>(&Request::Status { load: false }, ALIVE_TIMEOUT)?;
@@ -50,14 +50,14 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     args.server.output.print(&drained, |_| "drained\n".to_owned())
 }
 
-/// Waits for the end of the process, which holds its end of the connection: then the address and
-/// the files are free.
+/// Waits until the process has exited and so closed its end of the connection: only then are its
+/// address and files free.
 fn wait_exit(stream: &UnixStream) -> Result<(), Error> {
     let ended = stream
         .set_read_timeout(Some(EXIT_TIMEOUT))
         .and_then(|()| io::copy(&mut stream.take(4096), &mut io::sink()));
     ended.map(drop).map_err(|error| {
-        let what = "the server is drained, but its process has not ended";
+        let what = "the server is drained, but its process has not exited";
         Error::with_source(ErrorKind::System, what, error)
     })
 }

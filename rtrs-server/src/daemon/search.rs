@@ -86,7 +86,7 @@ pub(super) struct FlushingCloser;
 
 impl Closer for FlushingCloser {
     fn close(&self, export: Arc<Export>) {
-        // A flush may take long, and searches do not wait for it.
+        // A flush may be slow, and searches do not wait for it.
         let closer = thread::Builder::new().name("release".into());
         if let Err(error) = closer.spawn(move || close(&export)) {
             tracing::error!("closing an export without a flush: cannot start a thread: {error}");

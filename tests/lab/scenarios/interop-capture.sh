@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# lab: captures short sessions, with the kernel and with proofs, for tests/golden/*.pcap
+# lab: captures short sessions, with the kernel and with authentication, for tests/golden/*.pcap
 # topology: one
 # paths: 1
 # limit: 200
 # groups: capture
 # in-all: no
 #
-# Makes the files that tests/protocol/{capture_rtrs,dissector}.rs decode, in the folder of the run's
-# logs: our-client-kernel-server.pcap, kernel-client-our-server.pcap and, with CHALLENGE and AUTH,
-# our-client-our-server.pcap. Requests are small and data of reads is cut, so that each file has
-# some tens of KiB. The machine that runs the lab needs tcpdump.
+# Writes the files that tests/protocol/{capture_rtrs,dissector}.rs decode to the run's logs:
+# our-client-kernel-server.pcap, kernel-client-our-server.pcap and, with CHALLENGE and AUTH,
+# our-client-our-server.pcap. Requests are small and read data is cut off, so each file has some
+# tens of KiB. The machine that runs the lab needs tcpdump.
 
 . tests/lab/interop_sk.sh
 
-# Bytes kept of a packet: all of a request with 512 bytes of data.
+# Bytes kept of each packet: enough for a whole request with 512 bytes of data.
 CAPTURE_BYTES=700
 
 capture() { # name
@@ -27,7 +27,7 @@ captured() { # name
     sleep 1
     kill -TERM $CAPTURE
     wait $CAPTURE
-    assert_true "$1: data of reads is cut" python3 "$LAB_SHARE/tree/tests/lab/cut_pcap.py" \
+    assert_true "$1: read data is cut off" python3 "$LAB_SHARE/tree/tests/lab/cut_pcap.py" \
         "$LAB_WORK/$1.pcap" "$LAB_SHARE/$1.pcap"
     assert_num "$1: there are packets" "$(stat -c %s "$LAB_SHARE/$1.pcap")" -gt 5000
 }

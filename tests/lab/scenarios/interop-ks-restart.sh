@@ -8,8 +8,8 @@
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh
 
-# Three servers, so that one wait of the kernel's (31 s to a reconnect) serves all: one is stopped,
-# one is killed, one is killed and finds its file gone.
+# Three servers share one wait for the kernel's reconnect (31 s): one is stopped, one is killed, and
+# one is killed and finds its file gone.
 declare -A PID=() DEV=()
 
 serve() { # which
@@ -39,8 +39,8 @@ scenario() {
     truncate -s 16M "$LAB_WORK/stopped.img" "$LAB_WORK/killed.img" "$vols/vol"
     ln -s "$LAB_WORK/killed.img" "$vols/outside"
     for which in stopped killed moved; do serve $which; done
-    assert_true "a device of the one to be stopped" map stopped 0
-    assert_true "a device of the one to be killed" map killed 1
+    assert_true "a device of the server to be stopped" map stopped 0
+    assert_true "a device of the server to be killed" map killed 1
     assert_true "a device below the search path, in the session's directory" map moved 0 \
         dest_port=4321
     expect_eq "a name that does not exist" \

@@ -36,7 +36,7 @@ scenario() {
     fi
     our_client_rounds "$path"
     expect_num "rping showed our pattern" "$(rping_rounds "$LAB_WORK/rping.log")" -ge 100
-    expect_true "without CRC32C too" our_rping plain "$path" 64 --crc off
+    expect_true "also without CRC32C" our_rping plain "$path" 64 --crc off
     rping_stop
     # rping's buffer is smaller than our announced size: siw refuses the read with a Terminate.
     assert_true "rping listens with less memory" rping_server 10.0.0.2 64

@@ -32,7 +32,7 @@ pub(super) struct Allowed {
     pub(super) retry_for: Within,
 }
 
-/// Volume whose turn it is.
+/// Volume to act on, with its context.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     pub(super) session: &'a Session,
@@ -112,8 +112,8 @@ fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Detaches a volume and attaches it again. Finds before the detach what would keep the volume from
-/// coming back.
+/// Detaches a volume and attaches it again. Anything that would prevent the attach is found before
+/// the detach.
 fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error> {
     let session = turn.session;
     wanted.plan.session.check()?;
@@ -150,7 +150,7 @@ fn check_shared(turn: &Turn<'_>, status: &Status, stays: bool) -> Result<(), Err
         return Ok(());
     }
     let text = format!(
-        "cannot attach it again alone: volumes share its session; detach them with \
+        "cannot reattach it alone: other volumes share its session; detach them all with \
          `rtrs-client detach {}`, then apply again",
         status.volumes.join(" ")
     );

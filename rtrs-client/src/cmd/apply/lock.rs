@@ -27,14 +27,14 @@ impl Lock {
         let what = format!("cannot lock {}", path.display());
         let file = open_log(&path).map_err(system(what.clone()))?;
         let deadline = Instant::now() + WAIT_MAX;
-        let mut said = false;
+        let mut remarked = false;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Self(file)),
                 Err(TryLockError::Error(error)) => return Err(system(what)(error)),
                 Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
                     let text = format!(
-                        "another apply is running in this run directory for more than {} s; see {}",
+                        "another apply has run in this run directory for more than {} s; see {}",
                         WAIT_MAX.as_secs(),
                         path.display()
                     );
@@ -42,7 +42,7 @@ impl Lock {
                 }
                 Err(TryLockError::WouldBlock) => {}
             }
-            if !std::mem::replace(&mut said, true) {
+            if !std::mem::replace(&mut remarked, true) {
                 remark("another apply is running in this run directory; waiting for it");
             }
             std::thread::sleep(POLL_INTERVAL);

@@ -264,7 +264,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     let read = io::stdin().take(STDIN_BYTES_MAX + 1).read_to_string(&mut text);
     read.map_err(system("cannot read stdin"))?;
     if text.len() as u64 > STDIN_BYTES_MAX {
-        return Err(Error::new(ErrorKind::Config, "stdin: is larger than 1 MiB"));
+        return Err(Error::new(ErrorKind::Config, "stdin: larger than 1 MiB"));
     }
     Ok((without_bom(text), "stdin".to_owned()))
 }

@@ -23,13 +23,13 @@ use crate::engine::session::{SessionConfig, VolumeConfig};
 enum State {
     Closed,
     Open,
-    /// Released by its user; by shard, whether its IO there has ended.
+    /// Released by its user. Holds, for each shard, whether the volume's IO there has ended.
     Settling(Vec<bool>),
-    /// Its close has yet to be sent.
+    /// The close has yet to be sent.
     ToClose,
-    /// Its close was sent on this path.
+    /// The close was sent on this path.
     Closing(PathId),
-    /// Closed in order, or given up.
+    /// Closed properly, or abandoned.
     Ended,
 }
 
@@ -287,7 +287,7 @@ impl Volume {
         self.state = State::ToClose;
     }
 
-    /// Ends the volume, closed in order or given up.
+    /// Ends the volume, whether it was closed properly or abandoned.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
     }

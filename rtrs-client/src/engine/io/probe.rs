@@ -12,7 +12,7 @@
 //! The probe of a connection that ended unanswered may still arrive at the server. If another
 //! request used its permit by then, the probe would end that request's path at `rtrs-server`, and
 //! would write 12 bytes into its chunk at a kernel server. So its permit is withheld until the path
-//! is fenced off or reconnected, as that of a request is.
+//! is fenced off or reconnected, like the permit of a request.
 
 use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Duration, Instant};

@@ -14,7 +14,7 @@ fn refusing(how: &mut How) {
     how.refuse = Some(ConnRsp::reject(104).encode().to_vec());
 }
 
-/// Returns the times at which attempts reached the server since it was spoiled.
+/// Returns the times at which attempts have reached the server since the setup.
 fn attempts(fixture: &Fixture) -> Vec<Instant> {
     let connects = fixture.server.connects();
     connects.iter().filter(|(req, ..)| req.cid.0 == 0).map(|(.., at)| *at).collect()

@@ -1,7 +1,7 @@
 //! Faults of a simulated world, drawn from a seed.
 //!
-//! [`FaultOptions::plan`] draws a list of faults with their times; `World::inject` puts it on the
-//! clock. Every fault heals, so that after the last entry of a plan the world is whole again.
+//! [`FaultOptions::plan`] draws a list of faults with their times; `World::inject` schedules it.
+//! Every fault is repaired, so after the last entry of a plan the world has no faults.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;

@@ -85,7 +85,7 @@ pub struct VerbsShared {
     cores: Mutex<Vec<(u64, Sender<Report>)>>,
     /// Number of requests that wait for their answer.
     pub(super) half_open: Arc<AtomicU32>,
-    /// Threads for calls that may take long.
+    /// Threads for calls that may take a long time.
     pub(super) reaper: Arc<Reaper>,
     /// Threads for calls that are expected to be short.
     pub(super) calls: Reaper,

@@ -88,7 +88,7 @@ impl Listeners {
                 _ => continue,
             }
             tracing::warn!(
-                "not listening on rdma://{} any more: its device was removed or changed; trying \
+                "no longer listening on rdma://{}: its device was removed or changed; trying \
                  again",
                 one.address
             );

@@ -7,7 +7,7 @@
 //! connection manager are destroyed here too (`rdma_destroy_id` waits for the kernel's own work on
 //! them). Pinning and unpinning memory and creating hundreds of windows also take time.
 //!
-//! A process has two sets of these threads: one for calls that may take long, and one for calls
+//! A process has two sets of these threads: one for slow calls, and one for calls
 //! that are expected to be short (`teardown.rs`, `listener.rs`) and must not wait behind the
 //! others.
 //!

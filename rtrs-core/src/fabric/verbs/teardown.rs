@@ -1,7 +1,7 @@
 //! Driver calls that end a connection, made outside the shards.
 //!
 //! The queue pair enters the error state and a DREQ is sent to the peer; then the queue pair is
-//! destroyed, which may take long ([`super::reaper`]). The first calls have threads of their own,
+//! destroyed, which may be slow ([`super::reaper`]). The first calls have threads of their own,
 //! so that no DREQ waits behind queue pairs that are slow to destroy.
 
 use std::io;

@@ -21,7 +21,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A target that can be examined.
 pub(super) trait Examine: Send + Sync + 'static {
-    /// Examines the target, which may take long.
+    /// Examines the target, which may take a long time.
     fn examine_target(&self);
 }
 

@@ -269,7 +269,7 @@ impl Control {
     /// Applies a FENCE to unauthenticated connects of the same path.
     pub(super) fn fence_unproved(&mut self, id: SessionId, fence: &Fence, ctx: &mut Ctx<'_>) {
         let meant = self.registry.paths_of(id);
-        let meant = meant.filter(|path| path.is_unproved() && path.is_meant_by(fence));
+        let meant = meant.filter(|path| path.is_unproved() && path.is_covered_by(fence));
         let meant: Vec<PathKey> = meant.map(Path::key).collect();
         meant.iter().for_each(|key| self.end_path(*key, &PathEnd::Fenced, ctx));
     }

@@ -67,7 +67,7 @@ pub(super) fn fence(over: &Path, fence: &Fence, registry: &Registry, own: &Own<'
     // At most one path of a name serves (`connect.rs`, `authenticate.rs`): the older one while it
     // is being replaced.
     let mut paths = registry.paths_of(over.shared().session.id);
-    let meant = paths.find(|path| path.is_meant_by(fence) && !path.is_unproved());
+    let meant = paths.find(|path| path.is_covered_by(fence) && !path.is_unproved());
     match meant.filter(|_| !rtrs_core::mutated!(FencedPathKept)) {
         Some(path) => Fencing::End(path.key()),
         None => Fencing::Answer(ControlAnswer::Done),

@@ -68,7 +68,7 @@ pub(super) struct Path {
     parts: Vec<Part>,
     /// Whether its address was reported to the listeners as known.
     known: bool,
-    /// Fences to answer when no new work of the path begins any more.
+    /// Fences to answer once no new work of the path can begin.
     fenced_by: Vec<ReplyTo>,
 }
 
@@ -194,7 +194,7 @@ impl Path {
     }
 
     /// Whether a FENCE of the client applies to this path.
-    pub(super) fn is_meant_by(&self, fence: &Fence) -> bool {
+    pub(super) fn is_covered_by(&self, fence: &Fence) -> bool {
         self.shared.origin.uuid == fence.path
             && self.state.may_begin()
             && fence.covers(self.recon_cnt)
@@ -396,8 +396,8 @@ impl Path {
         }
     }
 
-    /// Begins the end, which is logged at level debug unless it `is_loud`. Returns false if it has
-    /// begun before.
+    /// Begins the end of the path, logged at level debug unless `is_loud`. Returns false if the end
+    /// had already begun.
     pub(super) fn close(&mut self, end: &PathEnd, is_loud: bool, out: &mut Outbox) -> bool {
         if matches!(self.state, PathState::Closing | PathState::Draining | PathState::Gone) {
             return false;
@@ -428,12 +428,12 @@ impl Path {
         self.state == PathState::Finishing && self.have_all(EndReport::Finished)
     }
 
-    /// Whether all shards have reported that, or more.
+    /// Whether all shards have reported at least this.
     fn have_all(&self, report: EndReport) -> bool {
         self.parts.iter().all(|part| part.reached >= Some(report))
     }
 
-    /// Registers a request that is answered when no new work of the path begins any more.
+    /// Registers a request that is answered once no new work of the path can begin.
     pub(super) fn fence(&mut self, reply_to: ReplyTo) {
         self.fenced_by.push(reply_to);
     }

@@ -94,8 +94,8 @@ impl Conn {
         }
     }
 
-    /// Size of a queue pair. Sends: answers; a revoke per permit and a bind whose completion was
-    /// not seen yet, or the first binds in their place.
+    /// Limits of a queue pair. Its sends are answers and, for each permit, a revoke and a bind
+    /// whose completion has not been seen. The first binds use the same room.
     pub(super) fn limits(queue_depth: u16) -> QpLimits {
         let depth = u32::from(queue_depth);
         QpLimits {

@@ -47,9 +47,9 @@ struct Backlog {
 
 /// An authenticator that queues tasks until the test runs them.
 #[derive(Clone, Debug)]
-pub(super) struct Clerk(Arc<Mutex<Backlog>>);
+pub(super) struct AuthQueue(Arc<Mutex<Backlog>>);
 
-impl Authenticator for Clerk {
+impl Authenticator for AuthQueue {
     fn begin(&self, task: ProofTask) -> bool {
         let mut backlog = self.0.lock();
         let has_room = backlog.tasks.len() < backlog.room;
@@ -60,19 +60,19 @@ impl Authenticator for Clerk {
     }
 }
 
-impl Clerk {
+impl AuthQueue {
     /// Creates the authenticator of a server that knows these clients.
-    pub(super) fn hire(fixture: &mut Fixture, clients: &[u8]) -> Self {
+    pub(super) fn install(fixture: &mut Fixture, clients: &[u8]) -> Self {
         let (tasks, config) = (VecDeque::new(), server_config(clients));
-        let clerk = Self(Arc::new(Mutex::new(Backlog { config, tasks, nonce: 0x40, room: 64 })));
-        fixture.control().set_authenticator(Arc::new(clerk.clone()));
+        let queue = Self(Arc::new(Mutex::new(Backlog { config, tasks, nonce: 0x40, room: 64 })));
+        fixture.control().set_authenticator(Arc::new(queue.clone()));
         let nobody = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named);
         fixture.exports.set_access(nobody);
-        clerk
+        queue
     }
 
     /// Runs all queued tasks, and lets the server continue.
-    pub(super) fn work(&self, fixture: &mut Fixture) -> usize {
+    pub(super) fn run_all(&self, fixture: &mut Fixture) -> usize {
         fixture.settle();
         let mut count = 0;
         while let Some(done) = {
@@ -116,13 +116,13 @@ pub(super) fn facts(fixture: &Fixture, options: &PeerOptions) -> ProofFacts {
 /// Sends a challenge. Returns the server's answer, or its errno.
 pub(super) fn challenge(
     fixture: &mut Fixture,
-    clerk: &Clerk,
+    queue: &AuthQueue,
     peer: &mut Peer,
     challenge: &Challenge,
 ) -> Result<ChallengeRsp, u16> {
     peer.clear_result();
     peer.send_challenge((0, 0), challenge, 4096);
-    clerk.work(fixture);
+    queue.run_all(fixture);
     match peer.reply(fixture).errno {
         0 => Ok(ChallengeRsp::decode(&peer.result(4096)).unwrap()),
         errno => Err(errno),
@@ -130,35 +130,40 @@ pub(super) fn challenge(
 }
 
 /// Sends a proof. Returns the errno of the answer.
-pub(super) fn auth(fixture: &mut Fixture, clerk: &Clerk, peer: &mut Peer, data: &[u8]) -> u16 {
+pub(super) fn auth(fixture: &mut Fixture, queue: &AuthQueue, peer: &mut Peer, data: &[u8]) -> u16 {
     peer.send_auth((0, 0), data);
-    clerk.work(fixture);
+    queue.run_all(fixture);
     peer.reply(fixture).errno
 }
 
 /// Creates the proof of a client on a path, for a challenge that it sends.
 pub(super) fn proof(
     fixture: &mut Fixture,
-    clerk: &Clerk,
+    queue: &AuthQueue,
     peer: &mut Peer,
     client: &TlsClientConfig,
 ) -> Vec<u8> {
     let asked = client.challenge([7; 32]);
     let facts = facts(fixture, &peer.options);
-    let answer = challenge(fixture, clerk, peer, &asked).unwrap();
+    let answer = challenge(fixture, queue, peer, &asked).unwrap();
     client.answer(facts, None, &asked, &answer).unwrap()
 }
 
 /// Authenticates the client of a path. Returns the errno of the answer.
-pub(super) fn prove(fixture: &mut Fixture, clerk: &Clerk, peer: &mut Peer, n: u8) -> u16 {
-    let data = proof(fixture, clerk, peer, &client_config(n));
-    auth(fixture, clerk, peer, &data)
+pub(super) fn prove(fixture: &mut Fixture, queue: &AuthQueue, peer: &mut Peer, n: u8) -> u16 {
+    let data = proof(fixture, queue, peer, &client_config(n));
+    auth(fixture, queue, peer, &data)
 }
 
 /// A path of client `n` with full access.
-pub(super) fn proved(fixture: &mut Fixture, clerk: &Clerk, options: PeerOptions, n: u8) -> Peer {
+pub(super) fn proved(
+    fixture: &mut Fixture,
+    queue: &AuthQueue,
+    options: PeerOptions,
+    n: u8,
+) -> Peer {
     let mut peer = unproved(fixture, options);
-    assert_eq!(prove(fixture, clerk, &mut peer, n), 0);
+    assert_eq!(prove(fixture, queue, &mut peer, n), 0);
     peer
 }
 
@@ -171,7 +176,7 @@ fn list(fixture: &Fixture, rules: &[&str]) {
 #[test]
 fn a_proof_names_the_client_of_a_path() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let queue = AuthQueue::install(&mut fixture, &[1, 2]);
     list(&fixture, &["db1:rw"]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
     let shown = fixture.sessions().swap_remove(0);
@@ -179,7 +184,7 @@ fn a_proof_names_the_client_of_a_path() {
     assert_eq!(shown.paths[0].auth, Some(PathAuth::Pending));
     assert_eq!(shown.paths[0].state, PathStage::Authenticating);
     assert_eq!(shown.state, SessionState::Connecting, "it is not up");
-    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
     let shown = fixture.sessions().swap_remove(0);
     assert_eq!((&*shown.identity, shown.name.as_deref()), ("key:db1", Some("sess1")));
     assert_eq!((shown.paths[0].auth, &shown.paths[0].cipher), (Some(PathAuth::Signed), &None));
@@ -188,29 +193,29 @@ fn a_proof_names_the_client_of_a_path() {
     assert_eq!(peer.reply(&mut fixture).errno, 0);
     // A client that has authenticated has nothing left to prove.
     let asked = client_config(1).challenge([9; 32]);
-    assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EINVAL));
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &[1; 60]), errno::EINVAL);
-    assert_eq!(clerk.work(&mut fixture), 0);
+    assert_eq!(challenge(&mut fixture, &queue, &mut peer, &asked), Err(errno::EINVAL));
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &[1; 60]), errno::EINVAL);
+    assert_eq!(queue.run_all(&mut fixture), 0);
     // A client that is in no list gains nothing from a valid proof.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut stranger = unproved(&mut fixture, other);
-    assert_eq!(prove(&mut fixture, &clerk, &mut stranger, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut stranger, 2), errno::EACCES);
     assert!(stranger.open_device(&mut fixture, "vol", AccessMode::ReadOnly).is_err());
 }
 
 #[test]
 fn a_name_that_another_session_has_is_refused_after_the_proof() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
-    let _holder = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
+    let _holder = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     for info_refusals in [true, false] {
         let extensions = ClientExtensions { info_refusals, ..ClientExtensions::default() };
         let options = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
         let options = proving(PeerOptions { extensions, ..options });
         let mut second = Peer::up(&mut fixture, options, "sess1");
-        let data = proof(&mut fixture, &clerk, &mut second, &client_config(1));
+        let data = proof(&mut fixture, &queue, &mut second, &client_config(1));
         second.send_auth((0, 0), &data);
-        clerk.work(&mut fixture);
+        queue.run_all(&mut fixture);
         if info_refusals {
             assert_eq!(second.reply(&mut fixture).errno, errno::EEXIST);
             assert_eq!(second.closed(&mut fixture), 0, "the client closes the path");
@@ -225,7 +230,7 @@ fn a_name_that_another_session_has_is_refused_after_the_proof() {
 #[test]
 fn a_client_that_cannot_authenticate_is_anonymous() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let _clerk = Clerk::hire(&mut fixture, &[1]);
+    let _queue = AuthQueue::install(&mut fixture, &[1]);
     let mut kernel = Peer::new(&fixture, PeerOptions::default());
     let request = kernel.options.request(0).encode();
     let qp = kernel.ask(&fixture, &request);
@@ -245,7 +250,7 @@ fn a_client_that_cannot_authenticate_is_anonymous() {
 #[test]
 fn a_reject_says_that_a_proof_is_wanted() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let reject = |fixture: &mut Fixture| {
         let mut peer = Peer::new(fixture, PeerOptions::default());
         let request = peer.options.request(0).encode();
@@ -262,7 +267,7 @@ fn a_reject_says_that_a_proof_is_wanted() {
         Extensions::decode(&ConnRsp::decode(data.unwrap().as_bytes()).unwrap().ext)
     };
     assert!(reject(&mut fixture).authenticate);
-    drop(clerk);
+    drop(queue);
     // Without keys at the server it would not help.
     let mut fixture = Fixture::new(StandOptions::default());
     list(&fixture, &["db1:rw"]);
@@ -272,12 +277,12 @@ fn a_reject_says_that_a_proof_is_wanted() {
 #[test]
 fn an_invalid_proof_opens_nothing() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let client = client_config(1);
     let at = |path, session, local| PeerOptions { session, path, local, ..PeerOptions::default() };
     let mut victim = unproved(&mut fixture, at(1, 1, 0));
-    let replay = proof(&mut fixture, &clerk, &mut victim, &client);
-    assert_eq!(auth(&mut fixture, &clerk, &mut victim, &replay), 0);
+    let replay = proof(&mut fixture, &queue, &mut victim, &client);
+    assert_eq!(auth(&mut fixture, &queue, &mut victim, &replay), 0);
     victim.open_device(&mut fixture, "vol", RW).unwrap();
 
     let mut next = 10;
@@ -285,7 +290,7 @@ fn an_invalid_proof_opens_nothing() {
         next += 1;
         let mut peer = unproved(fixture, at(next, next, 1));
         let data = data(fixture, &mut peer);
-        assert_eq!(auth(fixture, &clerk, &mut peer, &data), errno::EACCES);
+        assert_eq!(auth(fixture, &queue, &mut peer, &data), errno::EACCES);
         let open = peer.open_device(fixture, "other", AccessMode::ReadOnly);
         assert_eq!(open.map(|_| ()), Err(errno::EACCES), "it is still closed");
         assert_eq!(fixture.sessions().last().unwrap().identity, "unproved");
@@ -295,7 +300,7 @@ fn an_invalid_proof_opens_nothing() {
     // Without a challenge, and for another one than it was made for.
     refused(&mut fixture, &|_, _| replay.clone());
     refused(&mut fixture, &|fixture, peer| {
-        challenge(fixture, &clerk, peer, &asked).unwrap();
+        challenge(fixture, &queue, peer, &asked).unwrap();
         replay.clone()
     });
     // Made for another path, another session, other addresses.
@@ -307,7 +312,7 @@ fn an_invalid_proof_opens_nothing() {
     ] {
         refused(&mut fixture, &|fixture, peer| {
             let facts = wrong(facts(fixture, &peer.options));
-            let answer = challenge(fixture, &clerk, peer, &asked).unwrap();
+            let answer = challenge(fixture, &queue, peer, &asked).unwrap();
             // Answers as a server would for those facts, so that the client signs.
             let config = server_config(&[1]);
             let (theirs, _) = config.prove(facts, &asked, answer.nonce).unwrap();
@@ -317,15 +322,15 @@ fn an_invalid_proof_opens_nothing() {
     // With the nonces swapped.
     refused(&mut fixture, &|fixture, peer| {
         let facts = facts(fixture, &peer.options);
-        let answer = challenge(fixture, &clerk, peer, &asked).unwrap();
+        let answer = challenge(fixture, &queue, peer, &asked).unwrap();
         let swapped = client.challenge(answer.nonce);
         let (theirs, _) = server_config(&[1]).prove(facts, &swapped, asked.nonce).unwrap();
         client.answer(facts, None, &swapped, &theirs).unwrap()
     });
     // With an unknown key, and without a key.
-    refused(&mut fixture, &|fixture, peer| proof(fixture, &clerk, peer, &client_config(9)));
+    refused(&mut fixture, &|fixture, peer| proof(fixture, &queue, peer, &client_config(9)));
     refused(&mut fixture, &|fixture, peer| {
-        challenge(fixture, &clerk, peer, &asked).unwrap();
+        challenge(fixture, &queue, peer, &asked).unwrap();
         vec![0; 300]
     });
     victim.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
@@ -335,17 +340,17 @@ fn an_invalid_proof_opens_nothing() {
 #[test]
 fn an_auth_is_valid_once_and_a_path_has_two_challenges() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    let stale = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &[5; 99]), errno::EACCES);
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &stale), errno::EACCES, "spent");
-    let second = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &stale), errno::EACCES, "another nonce");
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &second), errno::EACCES, "spent too");
+    let stale = proof(&mut fixture, &queue, &mut peer, &client_config(1));
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &[5; 99]), errno::EACCES);
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &stale), errno::EACCES, "spent");
+    let second = proof(&mut fixture, &queue, &mut peer, &client_config(1));
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &stale), errno::EACCES, "another nonce");
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &second), errno::EACCES, "spent too");
     let asked = client_config(1).challenge([7; 32]);
-    assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EACCES));
-    assert_eq!(clerk.work(&mut fixture), 0, "a third costs no signature");
+    assert_eq!(challenge(&mut fixture, &queue, &mut peer, &asked), Err(errno::EACCES));
+    assert_eq!(queue.run_all(&mut fixture), 0, "a third costs no signature");
     fixture.pass(fixture.params.handshake_timeout);
     assert!(peer.closed(&mut fixture) > 0, "its time is over");
     fixture.assert_empty();
@@ -354,14 +359,14 @@ fn an_auth_is_valid_once_and_a_path_has_two_challenges() {
 #[test]
 fn a_session_has_a_single_client() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
-    let mut first = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1, 2]);
+    let mut first = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     first.open_device(&mut fixture, "vol", RW).unwrap();
     let second = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };
     let mut other = unproved(&mut fixture, second);
-    assert_eq!(prove(&mut fixture, &clerk, &mut other, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut other, 2), errno::EACCES);
     // The same client uses another path.
-    assert_eq!(prove(&mut fixture, &clerk, &mut other, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut other, 1), 0);
     assert_eq!(fixture.sessions()[0].identity, "key:db1");
     other.send_write((1, 6), io(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(other.reply(&mut fixture).errno, 0);
@@ -376,11 +381,11 @@ fn a_session_has_a_single_client() {
 #[test]
 fn a_reload_checks_proofs_again() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let queue = AuthQueue::install(&mut fixture, &[1, 2]);
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
-    let mut first = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let mut first = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     let mut second = Peer::up(&mut fixture, proving(other), "other");
-    assert_eq!(prove(&mut fixture, &clerk, &mut second, 2), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut second, 2), 0);
     let identities = |fixture: &mut Fixture| {
         let answer = fixture.admin(AdminRequest::Identities).lock().take();
         let Some(AdminReply::Identities(found)) = answer else { panic!("{answer:?}") };
@@ -403,12 +408,12 @@ fn a_reload_checks_proofs_again() {
 #[test]
 fn a_proof_by_keys_from_before_a_reload_is_refused() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    let data = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
+    let data = proof(&mut fixture, &queue, &mut peer, &client_config(1));
     let policy = AccessPolicy::new(&[], [].into_iter(), Unlisted::Named).with_generation(1);
     fixture.exports.set_access(policy);
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &data), errno::EACCES);
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &data), errno::EACCES);
     // The lists may also change while the signature is being checked.
     let _ = fixture.admin(AdminRequest::CheckAccess);
     assert_eq!(peer.closed(&mut fixture), 0, "one that has proved nothing has time for that");
@@ -417,18 +422,18 @@ fn a_proof_by_keys_from_before_a_reload_is_refused() {
 #[test]
 fn a_proof_that_cannot_be_checked_now_is_refused_and_may_be_retried() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    clerk.0.lock().room = 0;
+    queue.0.lock().room = 0;
     let asked = client_config(1).challenge([7; 32]);
-    assert_eq!(challenge(&mut fixture, &clerk, &mut peer, &asked), Err(errno::EBUSY));
-    clerk.0.lock().room = 1;
+    assert_eq!(challenge(&mut fixture, &queue, &mut peer, &asked), Err(errno::EBUSY));
+    queue.0.lock().room = 1;
     // While one is computed, a second one is refused.
     peer.send_challenge((0, 0), &asked, 4096);
     peer.send_challenge((0, 1), &asked, 4096);
     fixture.settle();
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
-    assert_eq!(clerk.work(&mut fixture), 1);
+    assert_eq!(queue.run_all(&mut fixture), 1);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
     // A client leaves no room for the answer; and a result for an ended path is dropped.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
@@ -440,18 +445,18 @@ fn a_proof_that_cannot_be_checked_now_is_refused_and_may_be_retried() {
     small.leave(&mut fixture);
     peer.leave(&mut fixture);
     fixture.pass(fixture.params.handshake_timeout);
-    assert_eq!(clerk.work(&mut fixture), 0, "it is not wanted any more");
+    assert_eq!(queue.run_all(&mut fixture), 0, "it is not wanted any more");
     fixture.assert_empty();
 }
 
 #[test]
 fn proofs_are_recorded() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let events = fixture.audited();
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 9), errno::EACCES);
-    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut peer, 9), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
     let events = std::mem::take(&mut *events.lock());
     let kinds: Vec<_> = events.iter().map(|event| (event.event, event.result)).collect();
     let expected = [
@@ -471,7 +476,7 @@ fn proofs_are_recorded() {
 fn proofs_are_refused_over_tcp() {
     let device = DeviceOptions { takes_no_proofs: true, ..DeviceOptions::default() };
     let mut fixture = Fixture::new(StandOptions { device, ..StandOptions::default() });
-    let _clerk = Clerk::hire(&mut fixture, &[1]);
+    let _queue = AuthQueue::install(&mut fixture, &[1]);
     let mut peer = Peer::new(&fixture, proving(PeerOptions::default()));
     assert_eq!(peer.connect(&mut fixture, 0), Err(-13), "a client without a name is refused");
     fixture.assert_empty();

@@ -4,7 +4,7 @@
 use rtrs_core::ids::QpNum;
 use rtrs_core::time::Duration;
 
-use super::authenticate::{Clerk, proof, prove, proved, proving, unproved};
+use super::authenticate::{AuthQueue, proof, prove, proved, proving, unproved};
 use super::fixture::{Fixture, StandOptions};
 use super::intruders::{at, first, owner, short_of, with_depth, write};
 use super::peer::{Peer, PeerOptions};
@@ -55,7 +55,7 @@ fn gone(fixture: &mut Fixture, crowd: &mut [Peer]) -> usize {
 #[test]
 fn memory_counts_until_it_is_deregistered() {
     let mut fixture = Fixture::new(aside());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let bytes = ChunkPool::bytes(fixture.params.limits);
     // They connect and leave repeatedly.
     for n in 0..40 {
@@ -74,7 +74,7 @@ fn memory_counts_until_it_is_deregistered() {
         fixture.make();
         continue_handshake(&mut fixture, &mut peer, asked);
         // Once it has authenticated, it does not count against others.
-        assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
+        assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
         peer.leave(&mut fixture);
     }
     assert_eq!(fixture.used_memory(), 0);
@@ -82,11 +82,11 @@ fn memory_counts_until_it_is_deregistered() {
 
 #[test]
 fn authenticated_paths_use_the_servers_memory_budget() {
-    let (mut fixture, clerk, owner) = owner(short_of(16));
+    let (mut fixture, queue, owner) = owner(short_of(16));
     let bytes = ChunkPool::bytes(fixture.params.limits) as u64;
     let mut paths = vec![owner];
     for n in 1..8 {
-        paths.push(proved(&mut fixture, &clerk, at(1 + n, n), 1));
+        paths.push(proved(&mut fixture, &queue, at(1 + n, n), 1));
         assert_eq!(fixture.used_memory(), bytes * u64::from(n + 1));
     }
     // All capacity for others is available.
@@ -101,25 +101,25 @@ fn authenticated_paths_use_the_servers_memory_budget() {
 fn the_proof_timeout_starts_when_the_client_can_answer() {
     let time = fixture_time();
     // The time does not begin with INFO_REQ.
-    let (mut fixture, clerk, _owner) = owner(StandOptions::default());
+    let (mut fixture, queue, _owner) = owner(StandOptions::default());
     let mut peer = Peer::new(&fixture, proving(at(2, 1)));
     for cid in 0..peer.options.cid_num {
         peer.connect(&mut fixture, cid).unwrap();
     }
     fixture.pass(time * 3 / 4);
     peer.info(&mut fixture, "sess1");
-    let late = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
+    let late = proof(&mut fixture, &queue, &mut peer, &client_config(1));
     fixture.pass(time / 2);
     assert!(peer.closed(&mut fixture) > 0, "{} bytes come too late", late.len());
     // The time limit starts when the chunks are registered.
     let mut fixture = Fixture::new(aside());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let (mut peer, asked) = asks(&mut fixture, first(1, 0));
     fixture.pass(time * 3 / 4);
     fixture.make();
     fixture.pass(time * 3 / 4);
     continue_handshake(&mut fixture, &mut peer, asked);
-    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
     // Until then no path takes its place because it is slow.
     let mut waiting: Vec<_> = (0..4).map(|n| asks(&mut fixture, alone(n, STRANGE + n))).collect();
     fixture.pass(Duration::from_secs(2));
@@ -137,21 +137,21 @@ fn fixture_time() -> Duration {
 
 #[test]
 fn unauthenticated_peers_do_not_prevent_a_reconnect() {
-    let (mut fixture, clerk, mut owner) = owner(short_of(16));
+    let (mut fixture, queue, mut owner) = owner(short_of(16));
     let mut strangers = crowd(&mut fixture, 0);
     let mut late = Peer::new(&fixture, alone(8, STRANGE + 8));
     assert_eq!(late.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
     // A client whose path is up, and one that has just lost its last one.
     let again = |recon_cnt| PeerOptions { recon_cnt, ..first(1, 0) };
-    let mut back = proved(&mut fixture, &clerk, again(2), 1);
+    let mut back = proved(&mut fixture, &queue, again(2), 1);
     assert!(owner.closed(&mut fixture) > 0);
     write(&mut fixture, &mut back);
     assert_eq!(gone(&mut fixture, &mut strangers), 1);
     back.leave(&mut fixture);
     assert!(fixture.sessions().iter().all(|session| session.identity == "unproved"));
     strangers.push(unproved(&mut fixture, alone(9, STRANGE + 9)));
-    let mut back = proved(&mut fixture, &clerk, again(3), 1);
+    let mut back = proved(&mut fixture, &queue, again(3), 1);
     assert_eq!(gone(&mut fixture, &mut strangers), 2);
     back.leave(&mut fixture);
     // After some time it is unknown again.
@@ -164,7 +164,7 @@ fn unauthenticated_peers_do_not_prevent_a_reconnect() {
 
 #[test]
 fn clients_are_evicted_last() {
-    let (mut fixture, _clerk, _owner) = owner(short_of(16));
+    let (mut fixture, _queue, _owner) = owner(short_of(16));
     // A client authenticates slowly, twice.
     let mut slow = [
         unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..at(1, 0) }),
@@ -193,7 +193,7 @@ fn clients_are_evicted_last() {
 
 #[test]
 fn a_known_address_has_half_of_the_memory() {
-    let (mut fixture, _clerk, _owner) = owner(short_of(16));
+    let (mut fixture, _queue, _owner) = owner(short_of(16));
     let mut slow: Vec<Peer> =
         (0..4).map(|n| unproved(&mut fixture, proving(alone(n, 0)))).collect();
     let mut strangers = Vec::new();
@@ -211,7 +211,7 @@ fn a_known_address_has_half_of_the_memory() {
 
 #[test]
 fn a_refused_path_evicts_nothing() {
-    let (mut fixture, _clerk, _owner) = owner(short_of(16));
+    let (mut fixture, _queue, _owner) = owner(short_of(16));
     let mut strangers = crowd(&mut fixture, 0);
     // The unauthenticated paths are old enough to be evicted.
     fixture.pass(Duration::from_millis(1100));
@@ -226,7 +226,7 @@ fn a_refused_path_evicts_nothing() {
 #[test]
 fn a_path_that_would_not_fit_evicts_nothing() {
     let mut fixture = Fixture::new(short_of(16));
-    let _clerk = Clerk::hire(&mut fixture, &[1]);
+    let _queue = AuthQueue::install(&mut fixture, &[1]);
     // Half the memory of a path from six addresses, three quarters from the seventh, one from the
     // eighth.
     let mut strangers = Vec::new();

@@ -1,12 +1,14 @@
-//! Tests of an intruder who reaches the port and knows the UUIDs of a session and of its paths, but
-//! has no key: possible effects on the session's client.
+//! Tests what an intruder can do to a session's client if the intruder reaches the port and knows
+//! the UUIDs of the session and of its paths, but has no key.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
 use rtrs_core::limits::Limits;
 use rtrs_core::wire::{AccessMode, Challenge, ClientExtensions, Fence, Rw, WriteMsg, errno};
 
-use super::authenticate::{Clerk, auth, challenge, client_config, proof, prove, proved, proving};
+use super::authenticate::{
+    AuthQueue, auth, challenge, client_config, proof, prove, proved, proving,
+};
 use super::authenticate::{facts, unproved};
 use super::fixture::{DeviceOptions, Fixture, StandOptions, client_ip};
 use super::peer::{Data, Peer, PeerOptions, io};
@@ -38,17 +40,17 @@ pub(super) fn write(fixture: &mut Fixture, peer: &mut Peer) {
 }
 
 /// A client with `vol` open over path 1.
-pub(super) fn owner(options: StandOptions) -> (Fixture, Clerk, Peer) {
+pub(super) fn owner(options: StandOptions) -> (Fixture, AuthQueue, Peer) {
     let mut fixture = Fixture::new(options);
-    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
-    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1, 2]);
+    let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
-    (fixture, clerk, owner)
+    (fixture, queue, owner)
 }
 
 #[test]
 fn a_session_ends_with_its_client() {
-    let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
+    let (mut fixture, queue, mut owner) = owner(StandOptions::default());
     let mut peers = vec![unproved(&mut fixture, at(10, OUTSIDE))];
     owner.leave(&mut fixture);
     assert_eq!(fixture.open_names(), ["vol"], "its client may reconnect");
@@ -57,13 +59,13 @@ fn a_session_ends_with_its_client() {
         peers.push(unproved(&mut fixture, first(n, OUTSIDE)));
     }
     assert!(fixture.sessions().iter().all(|session| session.opens.is_empty()));
-    // The next client has it for itself.
+    // The next client has the session to itself.
     let other = PeerOptions { session: 2, ..first(2, 2) };
-    let mut other = proved(&mut fixture, &clerk, other, 2);
+    let mut other = proved(&mut fixture, &queue, other, 2);
     other.open_device(&mut fixture, "vol", RW).unwrap();
     // The previous client starts over, regardless of other sessions.
     let again = PeerOptions { recon_cnt: 2, ..first(1, 0) };
-    let mut again = proved(&mut fixture, &clerk, again, 1);
+    let mut again = proved(&mut fixture, &queue, again, 1);
     again.open_device(&mut fixture, "other", RW).unwrap();
     other.leave(&mut fixture);
     again.leave(&mut fixture);
@@ -74,13 +76,13 @@ fn a_session_ends_with_its_client() {
 
 #[test]
 fn a_client_that_reconnects_in_time_keeps_its_session() {
-    let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
+    let (mut fixture, queue, mut owner) = owner(StandOptions::default());
     // It sees the end of its path before the server does.
     let again = PeerOptions { recon_cnt: 2, ..at(1, 0) };
     let mut back = unproved(&mut fixture, again);
     owner.leave(&mut fixture);
     fixture.pass(fixture.params.handshake_timeout / 2);
-    assert_eq!(prove(&mut fixture, &clerk, &mut back, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut back, 1), 0);
     write(&mut fixture, &mut back);
     fixture.pass(fixture.params.handshake_timeout);
     write(&mut fixture, &mut back);
@@ -90,12 +92,12 @@ fn a_client_that_reconnects_in_time_keeps_its_session() {
 #[test]
 fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut squatter = unproved(&mut fixture, with_depth(4, first(1, OUTSIDE)));
     assert_eq!(squatter.queue_depth, 4);
     // The client knows the depth of its session, or accepts the available one.
     for asked in [16, 0] {
-        let mut owner = proved(&mut fixture, &clerk, with_depth(asked, first(1, 0)), 1);
+        let mut owner = proved(&mut fixture, &queue, with_depth(asked, first(1, 0)), 1);
         assert_eq!(owner.queue_depth, 16);
         owner.open_device(&mut fixture, "vol", RW).unwrap();
         assert!(squatter.closed(&mut fixture) > 0, "it would be another session");
@@ -111,10 +113,10 @@ fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
     // If two paths could prove the same client, the first one determines the session.
     let mut one = unproved(&mut fixture, with_depth(8, first(1, 0)));
     let mut two = unproved(&mut fixture, with_depth(16, first(2, 1)));
-    let late = proof(&mut fixture, &clerk, &mut one, &client_config(1));
-    assert_eq!(prove(&mut fixture, &clerk, &mut two, 1), 0);
+    let late = proof(&mut fixture, &queue, &mut one, &client_config(1));
+    assert_eq!(prove(&mut fixture, &queue, &mut two, 1), 0);
     one.send_auth((0, 0), &late);
-    clerk.work(&mut fixture);
+    queue.run_all(&mut fixture);
     assert!(one.closed(&mut fixture) > 0);
     assert_eq!(squatter.closed(&mut fixture), 3);
     two.open_device(&mut fixture, "vol", RW).unwrap();
@@ -125,7 +127,7 @@ fn a_client_may_have_paths_with_and_without_tls() {
     let device = DeviceOptions { tls_from: Some(client_ip(4)), ..DeviceOptions::default() };
     for tls_first in [true, false] {
         let mut fixture = Fixture::new(StandOptions { device, ..StandOptions::default() });
-        let clerk = Clerk::hire(&mut fixture, &[1]);
+        let queue = AuthQueue::install(&mut fixture, &[1]);
         let squatter = unproved(&mut fixture, with_depth(4, first(5, 3)));
         let tls = |fixture: &mut Fixture| Peer::up(fixture, proving(first(5, 4)), "sess1");
         let rdma = |fixture: &mut Fixture| unproved(fixture, first(1, 0));
@@ -138,7 +140,7 @@ fn a_client_may_have_paths_with_and_without_tls() {
         };
         assert!(!tls.proof_wanted);
         tls.open_device(&mut fixture, "vol", RW).unwrap();
-        assert_eq!(prove(&mut fixture, &clerk, &mut rdma, 1), 0);
+        assert_eq!(prove(&mut fixture, &queue, &mut rdma, 1), 0);
         let sessions = fixture.sessions();
         assert_eq!((sessions.len(), &*sessions[0].identity), (1, "key:db1"));
         for peer in [&mut tls, &mut rdma] {
@@ -151,7 +153,7 @@ fn a_client_may_have_paths_with_and_without_tls() {
 
 #[test]
 fn there_is_always_capacity_for_a_client() {
-    let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
+    let (mut fixture, queue, mut owner) = owner(StandOptions::default());
     let joins = |fixture: &mut Fixture, path, local| {
         let mut peer = Peer::new(fixture, proving(at(path, local)));
         peer.connect(fixture, 0).is_ok().then_some(peer)
@@ -168,7 +170,7 @@ fn there_is_always_capacity_for_a_client() {
     let mut paths = Vec::new();
     for (path, local) in [(2, 1), (1, 0)] {
         let options = PeerOptions { recon_cnt: 2, ..at(path, local) };
-        let mut next = proved(&mut fixture, &clerk, options, 1);
+        let mut next = proved(&mut fixture, &queue, options, 1);
         write(&mut fixture, &mut next);
         if path == 2 {
             write(&mut fixture, &mut owner);
@@ -186,17 +188,17 @@ fn there_is_always_capacity_for_a_client() {
         peer.connect(&mut fixture, 0).unwrap();
         peer.leave(&mut fixture);
     }
-    let mut next = proved(&mut fixture, &clerk, at(3, 3), 1);
+    let mut next = proved(&mut fixture, &queue, at(3, 3), 1);
     write(&mut fixture, &mut next);
 }
 
 #[test]
 fn a_client_may_have_many_paths() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut paths: Vec<Peer> = (0..20).map(|n| unproved(&mut fixture, first(n, n))).collect();
     for path in &mut paths {
-        assert_eq!(prove(&mut fixture, &clerk, path, 1), 0);
+        assert_eq!(prove(&mut fixture, &queue, path, 1), 0);
     }
     paths[0].open_device(&mut fixture, "vol", RW).unwrap();
     paths.iter_mut().for_each(|path| write(&mut fixture, path));
@@ -205,17 +207,17 @@ fn a_client_may_have_many_paths() {
 #[test]
 fn connections_from_another_address_are_another_path() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     // The intruder knows the number of the next connect, and connects first.
     let mut thief = unproved(&mut fixture, first(1, OUTSIDE));
-    let mut owner = proved(&mut fixture, &clerk, first(1, 0), 1);
+    let mut owner = proved(&mut fixture, &queue, first(1, 0), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     write(&mut fixture, &mut owner);
-    assert_eq!(prove(&mut fixture, &clerk, &mut thief, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut thief, 2), errno::EACCES);
     // One of two paths between the same addresses is sufficient.
     let (mut one, mut two) = (unproved(&mut fixture, at(7, 1)), unproved(&mut fixture, at(8, 1)));
-    assert_eq!(prove(&mut fixture, &clerk, &mut one, 1), 0);
-    assert_eq!(prove(&mut fixture, &clerk, &mut two, 1), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut one, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut two, 1), errno::EACCES);
 }
 
 /// Options of a server that pins chunks, with memory for `paths` paths.
@@ -230,7 +232,7 @@ pub(super) fn short_of(paths: u64) -> StandOptions {
 
 #[test]
 fn memory_before_authentication_is_bounded_and_separate() {
-    let (mut fixture, clerk, mut owner) = owner(short_of(8));
+    let (mut fixture, queue, mut owner) = owner(short_of(8));
     let path_bytes = fixture.registered();
     let smaller = |session, path, local| {
         let options = PeerOptions { session, ..first(path, local) };
@@ -249,10 +251,10 @@ fn memory_before_authentication_is_bounded_and_separate() {
     }
     assert!(fixture.registered() >= 3 * path_bytes, "{}", fixture.registered());
     // A path of the client, then sessions until their own memory is used up.
-    let mut second = proved(&mut fixture, &clerk, at(2, 1), 1);
+    let mut second = proved(&mut fixture, &queue, at(2, 1), 1);
     let mut others = Vec::new();
     for n in 2..8 {
-        let next = proved(&mut fixture, &clerk, smaller(n, n, n), 2);
+        let next = proved(&mut fixture, &queue, smaller(n, n, n), 2);
         assert_eq!(next.queue_depth, 16, "session {n} gets less");
         others.push(next);
     }
@@ -265,8 +267,8 @@ fn memory_before_authentication_is_bounded_and_separate() {
 
 #[test]
 fn memory_kept_for_a_client_is_not_given_to_others() {
-    let (mut fixture, clerk, mut owner) = owner(short_of(100));
-    let mut second = proved(&mut fixture, &clerk, at(2, 1), 1);
+    let (mut fixture, queue, mut owner) = owner(short_of(100));
+    let mut second = proved(&mut fixture, &queue, at(2, 1), 1);
     let two = fixture.registered();
     let old: Vec<u64> = second.chunks.iter().map(|chunk| chunk.addr).collect();
     second.leave(&mut fixture);
@@ -281,7 +283,7 @@ fn memory_kept_for_a_client_is_not_given_to_others() {
     }
     for recon_cnt in 2..5 {
         let again = PeerOptions { recon_cnt, ..at(2, 1) };
-        let mut back = proved(&mut fixture, &clerk, again, 1);
+        let mut back = proved(&mut fixture, &queue, again, 1);
         let new: Vec<u64> = back.chunks.iter().map(|chunk| chunk.addr).collect();
         assert_eq!(new, old);
         write(&mut fixture, &mut back);
@@ -289,7 +291,7 @@ fn memory_kept_for_a_client_is_not_given_to_others() {
         back.leave(&mut fixture);
     }
     // A reconnect in parallel to the previous connect does not count as a further path.
-    let next = proved(&mut fixture, &clerk, PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
+    let next = proved(&mut fixture, &queue, PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
     assert!(owner.closed(&mut fixture) > 0);
     assert_eq!(fixture.registered(), kept);
     drop(next);
@@ -297,7 +299,7 @@ fn memory_kept_for_a_client_is_not_given_to_others() {
 
 #[test]
 fn unauthenticated_paths_get_no_size_changes_or_name_conflicts() {
-    let (mut fixture, _clerk, _owner) = owner(StandOptions::default());
+    let (mut fixture, _queue, _owner) = owner(StandOptions::default());
     let extensions = ClientExtensions { changed: true, ..ClientExtensions::default() };
     let mut peer = unproved(&mut fixture, PeerOptions { extensions, ..at(10, OUTSIDE) });
     fixture.device.lock().size = Some(1 << 19);
@@ -313,7 +315,7 @@ fn unauthenticated_paths_get_no_size_changes_or_name_conflicts() {
 
 #[test]
 fn events_of_unauthenticated_paths_are_recorded_as_such() {
-    let (mut fixture, clerk, mut owner) = owner(StandOptions::default());
+    let (mut fixture, queue, mut owner) = owner(StandOptions::default());
     let events = fixture.audited();
     let _silent = unproved(&mut fixture, at(10, OUTSIDE));
     fixture.pass(fixture.params.handshake_timeout);
@@ -324,7 +326,7 @@ fn events_of_unauthenticated_paths_are_recorded_as_such() {
     assert_eq!(event.address.unwrap().ip(), client_ip(OUTSIDE));
     // A client that proved another identity is not an unauthenticated one.
     let mut other = unproved(&mut fixture, at(11, 3));
-    assert_eq!(prove(&mut fixture, &clerk, &mut other, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut other, 2), errno::EACCES);
     let taken = std::mem::take(&mut *events.lock());
     assert_eq!(taken.len(), 1);
     assert_eq!((taken[0].event, taken[0].identity.as_deref()), (AuditKind::Connect, Some("db2")));
@@ -347,23 +349,23 @@ fn events_of_unauthenticated_paths_are_recorded_as_such() {
 #[test]
 fn an_auth_of_another_version_leaves_the_second_challenge() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
     let asked = client_config(1).challenge([7; 32]);
-    challenge(&mut fixture, &clerk, &mut peer, &asked).unwrap();
+    challenge(&mut fixture, &queue, &mut peer, &asked).unwrap();
     let newer = rtrs_core::wire::Auth { version: 2 }.encode();
     let usr_len = u16::try_from(newer.len()).unwrap();
     peer.request((0, 0), Data::Bytes(&[1; 60]), &newer, &WriteMsg { usr_len }.encode());
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
-    let answer = challenge(&mut fixture, &clerk, &mut peer, &asked).unwrap();
+    let answer = challenge(&mut fixture, &queue, &mut peer, &asked).unwrap();
     let facts = facts(&fixture, &peer.options);
     let data = client_config(1).answer(facts, None, &asked, &answer).unwrap();
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &data), 0);
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &data), 0);
 }
 
 #[test]
 fn a_fence_by_the_client_applies_to_unauthenticated_paths() {
-    let (mut fixture, _clerk, mut owner) = owner(StandOptions::default());
+    let (mut fixture, _queue, mut owner) = owner(StandOptions::default());
     let mut peer = unproved(&mut fixture, at(2, OUTSIDE));
     owner.send_fence(
         1,
@@ -376,14 +378,14 @@ fn a_fence_by_the_client_applies_to_unauthenticated_paths() {
 #[test]
 fn invented_data_does_not_fill_the_logs() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let events = fixture.audited();
     for n in 0..100 {
         let options = PeerOptions { session: 2, ..first(n, OUTSIDE) };
         let mut peer = unproved(&mut fixture, options);
         let version = 100 + u16::from(n);
         let made_up = Challenge { version, nonce: [n; 32], credential: [n; 32] };
-        assert!(challenge(&mut fixture, &clerk, &mut peer, &made_up).is_err());
+        assert!(challenge(&mut fixture, &queue, &mut peer, &made_up).is_err());
         peer.leave(&mut fixture);
     }
     let refused = |event: &&AuditEvent| event.event == AuditKind::Authenticate;

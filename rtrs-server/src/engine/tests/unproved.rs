@@ -5,7 +5,7 @@ use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
 use rtrs_core::wire::{AccessMode, Fence, Page, Rw, errno};
 
-use super::authenticate::{Clerk, auth, proof, prove, proved, proving, unproved};
+use super::authenticate::{AuthQueue, auth, proof, prove, proved, proving, unproved};
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
 use crate::engine::tests::authenticate::client_config;
@@ -20,8 +20,8 @@ fn second_path(path: u8, local: u8) -> PeerOptions {
 #[test]
 fn other_requests_are_answered_with_eacces() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
-    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
+    let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     let mut peer = unproved(&mut fixture, second_path(2, 1));
     peer.send_sess_info((0, 0), 2);
@@ -47,8 +47,8 @@ fn other_requests_are_answered_with_eacces() {
 #[test]
 fn permits_are_separate_until_authentication() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
-    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
+    let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     let mut peer = unproved(&mut fixture, second_path(2, 1));
     fixture.device.lock().hold = true;
@@ -65,7 +65,7 @@ fn permits_are_separate_until_authentication() {
     fixture.device.lock().hold = false;
     assert_eq!(owner.replies(&mut fixture).iter().filter(|reply| reply.errno == 0).count(), 16);
     // Once it has authenticated, its permits are the session's.
-    assert_eq!(prove(&mut fixture, &clerk, &mut peer, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
     peer.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
 }
@@ -73,8 +73,8 @@ fn permits_are_separate_until_authentication() {
 #[test]
 fn an_unproved_path_changes_nothing_of_its_session() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
-    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
+    let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     fixture.known.borrow_mut().clear();
     let peer = Peer::up(&mut fixture, proving(second_path(2, 1)), "renamed");
@@ -92,16 +92,16 @@ fn an_unproved_path_changes_nothing_of_its_session() {
 #[test]
 fn the_first_authenticated_client_gets_the_name() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
+    let queue = AuthQueue::install(&mut fixture, &[1, 2]);
     let elsewhere = PeerOptions { session: 9, first_conn: true, ..second_path(9, 2) };
     let squatter = Peer::up(&mut fixture, proving(elsewhere), "sess1");
-    let owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     assert_eq!(owner.chunks.len(), 16);
     let mut late = squatter;
     // The name was free when it arrived, and no longer is.
-    let data = proof(&mut fixture, &clerk, &mut late, &client_config(2));
+    let data = proof(&mut fixture, &queue, &mut late, &client_config(2));
     late.send_auth((0, 0), &data);
-    clerk.work(&mut fixture);
+    queue.run_all(&mut fixture);
     assert!(late.closed(&mut fixture) > 0);
     assert_eq!(fixture.sessions()[0].identity, "key:db1");
 }
@@ -109,13 +109,13 @@ fn the_first_authenticated_client_gets_the_name() {
 #[test]
 fn a_path_is_replaced_only_by_its_authenticated_client() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1, 2]);
-    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1, 2]);
+    let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
     // An attacker who knows both UUIDs reconnects it.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut thief = unproved(&mut fixture, again);
-    assert_eq!(prove(&mut fixture, &clerk, &mut thief, 2), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut thief, 2), errno::EACCES);
     owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(owner.reply(&mut fixture).errno, 0, "it goes on");
     // Its client does so in parallel; a write of the old connect is still at the disk.
@@ -123,7 +123,7 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     owner.send_write((1, 4), io(Rw::WRITE, 8, 512), &[9; 512]);
     fixture.settle();
     let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..PeerOptions::default() });
-    assert_eq!(prove(&mut fixture, &clerk, &mut next, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut next, 1), 0);
     assert!(owner.closed(&mut fixture) > 0, "that is what it was before");
     assert!(thief.closed(&mut fixture) > 0);
     next.open_device(&mut fixture, "vol", RW).unwrap();
@@ -134,20 +134,20 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     assert_eq!(fixture.device.lock().bytes[8 * 512], 1);
     // An earlier connect comes too late.
     let mut late = unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
-    assert_eq!(prove(&mut fixture, &clerk, &mut late, 1), errno::EACCES);
+    assert_eq!(prove(&mut fixture, &queue, &mut late, 1), errno::EACCES);
     assert_eq!(next.closed(&mut fixture), 0);
 }
 
 #[test]
 fn a_fence_applies_to_unproved_connects() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
-    let mut owner = proved(&mut fixture, &clerk, PeerOptions::default(), 1);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
+    let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
-    let mut other = proved(&mut fixture, &clerk, second_path(2, 1), 1);
+    let mut other = proved(&mut fixture, &queue, second_path(2, 1), 1);
     let again = PeerOptions { recon_cnt: 2, ..second_path(2, 1) };
     let mut late = unproved(&mut fixture, again);
-    let data = proof(&mut fixture, &clerk, &mut late, &client_config(1));
+    let data = proof(&mut fixture, &queue, &mut late, &client_config(1));
     owner.send_fence(
         1,
         Fence { path: PathUuid([2; 16]), recon_cnt: 2, process: ServerProcess::NONE },
@@ -155,7 +155,7 @@ fn a_fence_applies_to_unproved_connects() {
     assert_eq!(owner.reply(&mut fixture).errno, 0);
     assert!(other.closed(&mut fixture) > 0);
     late.send_auth((0, 0), &data);
-    clerk.work(&mut fixture);
+    queue.run_all(&mut fixture);
     assert!(late.closed(&mut fixture) > 0, "it begins no more work");
     // The fence does not apply to a later connect.
     let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..second_path(2, 1) });
@@ -164,22 +164,22 @@ fn a_fence_applies_to_unproved_connects() {
         Fence { path: PathUuid([2; 16]), recon_cnt: 2, process: ServerProcess::NONE },
     );
     assert_eq!(owner.reply(&mut fixture).errno, 0);
-    assert_eq!(prove(&mut fixture, &clerk, &mut next, 1), 0);
+    assert_eq!(prove(&mut fixture, &queue, &mut next, 1), 0);
 }
 
 #[test]
 fn a_request_sent_before_the_proof_stays_refused() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let clerk = Clerk::hire(&mut fixture, &[1]);
+    let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut peer = unproved(&mut fixture, PeerOptions::default());
-    let data = proof(&mut fixture, &clerk, &mut peer, &client_config(1));
+    let data = proof(&mut fixture, &queue, &mut peer, &client_config(1));
     peer.send_auth((0, 0), &data);
     fixture.settle();
     // The signature is being checked.
     peer.send_open(1, "vol", RW);
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
-    clerk.work(&mut fixture);
+    queue.run_all(&mut fixture);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    assert_eq!(auth(&mut fixture, &clerk, &mut peer, &data), errno::EINVAL);
+    assert_eq!(auth(&mut fixture, &queue, &mut peer, &data), errno::EINVAL);
     peer.open_device(&mut fixture, "vol", RW).unwrap();
 }

@@ -173,14 +173,14 @@ fn a_reattach_keeps_the_other_volumes_of_a_session() {
     // Settings of the session.
     for wanted in [&first, &second] {
         let error = fake.act(wanted, &needs_reattach("crc"), "a").unwrap_err();
-        let told = "cannot attach it again alone: volumes share its session; detach them with \
-            `rtrs-client detach a b`, then apply again";
-        assert_eq!(error, told);
+        let expected = "cannot reattach it alone: other volumes share its session; detach them all \
+            with `rtrs-client detach a b`, then apply again";
+        assert_eq!(error, expected);
     }
     // The session that runs has the log of the volume that would leave it.
     let fake = Fake::new("leave", "t", &["a", "b"], 0);
     let error = fake.act(&first, &needs_reattach("session-name"), "b").unwrap_err();
-    assert!(error.starts_with("cannot attach it again alone: "), "{error}");
+    assert!(error.starts_with("cannot reattach it alone: "), "{error}");
     // The session to join does not run.
     let error = fake.act(&second, &needs_reattach("session-name"), "a").unwrap_err();
     assert!(error.starts_with("cannot add it to the session of \"a\": "), "{error}");

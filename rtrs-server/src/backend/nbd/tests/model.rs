@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// Runs an IO of a shard, while all shards turn. Connections left by a silent crash are closed
-    /// when an IO takes long.
+    /// when an IO is slow.
     fn run(&mut self, shard: usize, make: impl FnOnce(&mut Rig) -> Io) -> IoStatus {
         let rig = self.shards[shard].get_or_insert_with(|| {
             let index = u16::try_from(shard).unwrap();

@@ -25,7 +25,7 @@ use rtrs_core::time::{Duration, Instant};
 use crate::engine::control::refusal::Refusal;
 use crate::engine::session::SessionParams;
 
-/// Maximum number of evicted sessions that are still being torn down. A driver may take long to
+/// Maximum number of evicted sessions that are still being torn down. A driver may be slow to
 /// release their memory; at this limit unproven sessions are refused.
 const TEARDOWN_MAX: usize = 64;
 /// Maximum number of remembered ended sessions; the oldest is dropped first.
