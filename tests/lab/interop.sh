@@ -57,7 +57,7 @@ ks_dev_state_is() { # device state
 }
 
 # Prints the sum of a counter over the closed paths in our server's log.
-ks_told() { # counter
+ks_reported() { # counter
     grep 'path closed' "$LAB_WORK/server.log" | grep -o " $1=[0-9]*" | cut -d= -f2 |
         awk '{ sum += $1 } END { print sum + 0 }'
 }
@@ -133,11 +133,11 @@ ks_matrix() { # invalidate
         cell kernel-client "read, write, sync, FUA, flush, discard; 1 path, always-invalidate $1"
     done
     assert_true "the server exits cleanly" stop_server
-    expect_num "writes with FUA arrived" "$(ks_told fua_writes)" -ge 512
+    expect_num "writes with FUA arrived" "$(ks_reported fua_writes)" -ge 512
     # No flush after the last four.
-    expect_num "flushes arrived" "$(ks_told flushes)" -ge 30
-    expect_num "discards arrived" "$(ks_told discards)" -ge 2
-    expect_eq "no request failed" "$(ks_told errors)" 0
+    expect_num "flushes arrived" "$(ks_reported flushes)" -ge 30
+    expect_num "discards arrived" "$(ks_reported discards)" -ge 2
+    expect_eq "no request failed" "$(ks_reported errors)" 0
     expect_quiet_server
     cell kernel-client "read, write, sync, FUA, flush, discard; 2 paths, always-invalidate $1"
 }

@@ -34,7 +34,7 @@ rds_namespace() { # name last...
 }
 
 # Redirects connections for the kernel's listener to ours. The address is kept: `redirect` would
-# replace it by the first one of the link.
+# replace it with the first one of the link.
 rds_redirect() { # namespace last...
     local name=$1 last family
     shift

@@ -39,7 +39,7 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     (options.pinned, options.operated, options.takeover) = (None, false, None);
     (options.other_servers, options.late_data, options.rival) = (false, false, false);
     options.unmix();
-    // A user who stops in the middle of a payload asks for little.
+    // A user that stops in the middle of a payload submits little.
     options.extra.losses.stalls = false;
     options.guest = None;
     options.queue_depth = options.queue_depth.max(16);

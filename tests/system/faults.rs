@@ -261,7 +261,7 @@ fn no_path_for_longer_than_the_io_timeout() {
     assert_eq!(scene.status()["state"], "no-path");
     // Log lines reach the file a little later.
     let log = wait_for("the errors in the log", PATH_TIME_MAX, || {
-        Some(scene.log()).filter(|log| log.contains("IO ends with errors now"))
+        Some(scene.log()).filter(|log| log.contains("IO fails now"))
     });
     for proxy in &scene.proxies {
         // The cause is heartbeats or an unanswered request, whichever came first.

@@ -18,8 +18,8 @@ const EIO: u32 = 5;
 const EINVAL: u32 = 22;
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Turns until a first request has had both looks of the other shard: for its connection, then for
-/// its blocks.
+/// Runs the shards until the other shard has answered both checks for a first request: one for its
+/// connection, then one for its blocks.
 fn settle(two: &mut Two) {
     two.settle();
     two.settle();
@@ -274,7 +274,7 @@ fn no_further_io_starts_for_a_closed_client() {
     settle(&mut two);
     assert!(is_answered(&mut other, 0));
     assert_eq!([100, 199, 200, 299].map(|at| two.disk(at)), [0, 0, 3, 3]);
-    // When everything was sent and the client disconnects in order, the request is carried out.
+    // If the client has sent everything before it disconnects, the request is carried out.
     other.send_write(0, 4, 300, &[4; 100]);
     other.send(DISC, 0, 0, 0, 0);
     settle(&mut two);
@@ -282,7 +282,7 @@ fn no_further_io_starts_for_a_closed_client() {
     two.end();
 }
 
-/// The orphaned write has had its turn in the block, and its other end waits.
+/// The first block of the orphaned write is done, and its last block still waits.
 #[test]
 fn a_partial_write_completes_beside_an_orphaned_write() {
     let mut two = Two::new();
@@ -302,7 +302,7 @@ fn a_partial_write_completes_beside_an_orphaned_write() {
     assert!(is_answered(&mut client, 0) && is_answered(&mut client, 0));
     client.send(READ, 0, 5, 4 * 512, 512);
     settle(&mut two);
-    assert!(!is_answered(&mut client, 512), "it waits for what is left of the orphaned write");
+    assert!(!is_answered(&mut client, 512), "the rest of the orphaned write is not done");
     two.shards[1].hold(false);
     settle(&mut two);
     assert!(is_answered(&mut client, 512) && is_answered(&mut blocker, 0));
@@ -327,7 +327,7 @@ fn the_maximum_number_of_partial_writes_loses_no_row() {
         other.send(READ, 0, cookie, 1 << 20, 512);
         settle(&mut two);
     }
-    assert_eq!(two.shards[0].bridge.inflight(), 148, "who waits has no row");
+    assert_eq!(two.shards[0].bridge.inflight(), 148, "a waiting request has no row");
     two.shards[0].hold(false);
     for _ in 0..150 {
         settle(&mut two);

@@ -89,12 +89,12 @@ mod tests {
     }
 
     #[test]
-    fn aliases_are_no_commands_and_mean_commands() {
+    fn aliases_are_not_commands_but_stand_for_commands() {
         let program = LowArgs::command();
         let is_command = |name: &str| program.get_subcommands().any(|one| one.get_name() == name);
         for (alias, words) in ALIASES {
             assert!(!is_command(alias), "{alias} is a command");
-            assert!(is_command(words[0]), "{} is no command", words[0]);
+            assert!(is_command(words[0]), "{} is not a command", words[0]);
         }
         assert!(!is_command("show"));
     }

@@ -21,8 +21,8 @@ pub struct SourceArgs {
 
     /// Check flags, configuration file, addresses and socket paths, print ok, then exit
     ///
-    /// Refuses what a start would refuse: also a name, socket, address or device that is in use, or
-    /// an io_uring that the system refuses.
+    /// Refuses what a start would refuse, including a name, socket, address or device that is in
+    /// use, or an io_uring that the system refuses.
     /// Resolves host names, but connects to nothing and changes nothing.
     #[arg(long)]
     pub check: bool,

@@ -22,7 +22,7 @@ use crate::frontend::{FrontEndClient, FrontSocket, MakeFrontEnds, Shards};
 use crate::settings::SessionSettings;
 
 /// Time for all shards to serve their sockets to the kernel. Nothing waits for the device yet, so
-/// this limit is for a stuck shard, not for a busy machine: with four busy loops beside twelve
+/// this limit is for a stuck shard, not for a busy machine: with four busy loops during twelve
 /// attaches, one shard took more than five seconds.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for a shard's report, and for other answers.

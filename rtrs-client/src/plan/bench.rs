@@ -38,7 +38,7 @@ impl BenchPlan {
                 bytes > 0 && bytes <= BLOCK_BYTES_MAX && bytes.is_multiple_of(SECTOR_BYTES)
             })
             .ok_or_else(|| {
-                usage(format!("bs {bs} is not usable; use a multiple of 512 up to 32M, as in 4k"))
+                usage(format!("bs {bs} is not usable; use a multiple of 512 up to 32M, such as 4k"))
             })?;
         if let Some(size) = set.size
             && size < bs
@@ -53,7 +53,7 @@ impl BenchPlan {
         Ok(Self { session, settings: set, block_bytes, run_dir, output })
     }
 
-    /// Returns the settings that make this plan again, given the same name and output.
+    /// Returns the settings from which this plan can be made again, given the same name and output.
     pub(crate) fn printed(&self) -> Settings {
         Settings {
             session: self.session.settings.clone(),

@@ -229,7 +229,7 @@ fn access_follows_from_the_settings() {
 #[test]
 fn values_and_combinations_of_bench_are_validated() {
     for (yaml, text) in [
-        ("bench: {bs: 0}", "bs 0 is not usable; use a multiple of 512 up to 32M, as in 4k"),
+        ("bench: {bs: 0}", "bs 0 is not usable; use a multiple of 512 up to 32M, such as 4k"),
         ("bench: {bs: 1000}", "bs 1000 is not usable"),
         ("bench: {bs: 64M}", "bs 64M is not usable"),
         ("bench: {bs: 8G}", "bs 8G is not usable"),

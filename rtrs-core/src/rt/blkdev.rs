@@ -412,7 +412,7 @@ fn seek(file: &File, at: u64, whence: i32) -> io::Result<Option<u64>> {
     }
 }
 
-/// Combines a major and a minor number to a `dev_t`.
+/// Combines a major and a minor number into a `dev_t`.
 pub fn device_number(major: u32, minor: u32) -> u64 {
     libc::makedev(major, minor)
 }
@@ -482,7 +482,7 @@ mod tests {
         }
         let here = File::open("/proc/self/exe").unwrap();
         assert!(!is_on_hugetlbfs(&here).unwrap());
-        assert!(direct_align(&here).is_ok(), "the program's own file can be asked");
+        assert!(direct_align(&here).is_ok(), "the program's own file can be queried");
     }
 
     #[test]

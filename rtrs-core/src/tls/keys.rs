@@ -194,7 +194,7 @@ impl Clients {
             };
             if name.ends_with(':') {
                 let name = name.trim_end_matches(':');
-                return Err(format!("line {at}: write {name} without a colon behind it"));
+                return Err(format!("line {at}: write {name} without a colon after it"));
             }
             let key: PublicKey = key.parse().map_err(|e: KeyError| format!("line {at}: {e}"))?;
             if !is_name(name) {

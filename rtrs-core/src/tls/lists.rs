@@ -196,8 +196,8 @@ impl Lists {
     fn foreign_lists(&self, names: &[String]) -> Vec<String> {
         let text = |name: &String| {
             format!(
-                "{} has a list of {name}, which is not in ca-cert.pem: it counts only where a peer \
-                 shows a certificate of that CA",
+                "{} has a list of {name}, which is not in ca-cert.pem: it applies only if a peer \
+                 presents a certificate of that CA",
                 self.path.display()
             )
         };
@@ -212,7 +212,7 @@ impl Lists {
             let (day, path) = (list.until.as_str(), self.path.display());
             format!(
                 "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: what was revoked since \
-                 then is not in it, and it is used all the same; replace it by a new one",
+                 then is not in it, and it is still used; replace it with a new one",
                 ca_name(&list.issuer),
                 &day[..4],
                 &day[4..6],

@@ -468,7 +468,7 @@ fn an_error_in_the_client_list_names_its_line() {
         (format!("db1 {one} x"), "line 1 is not NAME"),
         ("db1 ed25519:zz".to_owned(), "line 1: not a public key"),
         (format!("db1 {one}\ndb2 {one}\n"), "line 2 has the key of line 1; drop one"),
-        (format!("db1: {one}\n"), "line 1: write db1 without a colon behind it"),
+        (format!("db1: {one}\n"), "line 1: write db1 without a colon after it"),
         ("db1 ed25519:\n".into(), "line 1: not a public key"),
         (format!("d\u{7f}b {one}"), "line 1: use a name"),
     ] {

@@ -69,7 +69,7 @@ pub struct LowArgs {
 
     /// Check flags, configuration file, exports, locks and addresses, print ok, then exit
     ///
-    /// Refuses what a start would refuse: also a target that is locked, an address that is in use,
+    /// Refuses what a start would refuse, such as a target that is locked, an address in use,
     /// or an io_uring that the system refuses. Prints the warnings of a start. If this server
     /// itself is running (its name, or without --name its address, in the same run directory),
     /// reports that and does not test what the server holds. Accepts no connections and changes

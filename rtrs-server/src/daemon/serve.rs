@@ -320,7 +320,7 @@ fn on_signal(
             let changes = Arc::clone(changes);
             let thread = thread::Builder::new().name("reload".into());
             let started = thread.spawn(move || {
-                // Nobody can answer a refusal. The error has been logged.
+                // A signal has no reply, and the error has been logged.
                 drop(changes.reload(true));
             });
             if let Err(error) = started {

@@ -68,7 +68,7 @@ scenario() {
         "0 0"
     assert_true "the client unmaps" kernel_unmap "$KS_DEV"
     assert_true "the server exits cleanly" stop_server
-    expect_eq "no request failed" "$(ks_told errors)" 0
+    expect_eq "no request failed" "$(ks_reported errors)" 0
     expect_quiet_server
     cell kernel-client "one of two paths lost and back under load: no IO error, path returns"
 }

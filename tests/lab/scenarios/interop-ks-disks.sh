@@ -96,6 +96,6 @@ scenario() {
     for dev in "${devs[@]:3}"; do assert_true "$dev unmaps" kernel_unmap "$dev"; done
     cell kernel-client "map, unmap, map again; three sessions at once"
     assert_true "the server exits cleanly" stop_server
-    expect_eq "no request failed" "$(ks_told errors)" 0
+    expect_eq "no request failed" "$(ks_reported errors)" 0
     expect_quiet_server
 }

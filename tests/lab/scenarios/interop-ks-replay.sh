@@ -71,7 +71,7 @@ scenario() {
     assert_within 60 "kernel's: the client sends it again over path 1" eval \
         '[ "$(ks_stat kernels 1 6)" -gt 0 ]'
 
-    # The kernel's server runs the copy beside the original.
+    # The kernel's server runs the copy while the original still runs.
     assert_within 20 "kernel's: the copy is done while the original is held" eval \
         "! kill -0 $put_kernels"
     assert_true "kernel's: a newer write is done" put "$kernels" NEWS
@@ -97,7 +97,7 @@ scenario() {
     assert_true "ours unmaps" kernel_unmap "$ours"
     assert_true "the kernel's unmaps" kernel_unmap "$kernels"
     assert_true "our server exits cleanly" stop_server
-    expect_eq "our server recognized the copy" "$(ks_told replays)" 1
+    expect_eq "our server recognized the copy" "$(ks_reported replays)" 1
     expect_quiet_server
     cell kernel-client "write held by the disk, path lost: the copy waits, the newest data remain"
     export DM_DISABLE_UDEV=1

@@ -22,13 +22,13 @@ pub enum SessionFailure {
     Unreachable(String),
     /// The server's operator evicted the session.
     #[error(
-        "evicted by the server's operator: IO ends with errors; detach, and attach again for a \
+        "evicted by the server's operator: IO fails; detach, and attach again for a \
          new session"
     )]
     Evicted,
     /// The server's operator removed the export.
     #[error(
-        "the server's operator removed the export: IO ends with errors; detach, and attach again \
+        "the server's operator removed the export: IO fails; detach, and attach again \
          if it is exported again"
     )]
     Removed,

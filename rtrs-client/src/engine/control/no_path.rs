@@ -73,7 +73,7 @@ impl NoPathClock {
         }
         self.given_up = true;
         let waited: Duration = self.since.map_or(Duration::ZERO, |since| now.since(since));
-        tracing::error!("no path for {} ms: IO ends with errors now", waited.as_millis());
+        tracing::error!("no path for {} ms: IO fails now", waited.as_millis());
         true
     }
 }

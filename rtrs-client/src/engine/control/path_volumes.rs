@@ -1,9 +1,9 @@
 //! OPEN and CLOSE of volumes on one path.
 //!
-//! A connecting path opens one volume after the other until one succeeds; then it is connected. It
-//! opens the others while already carrying IO, as well as volumes that are added or changed, and
-//! closes others. One request is outstanding at a time, and the path ends when an answer takes too
-//! long.
+//! A connecting path tries one volume after another until an open succeeds; then it is connected.
+//! The path opens the others while already carrying IO, as well as volumes that are added or
+//! changed, and closes volumes. One request is outstanding at a time, and the path ends when an
+//! answer takes too long.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Decision whether a silent path is dead.
 //!
-//! `rtrs-server` gets heartbeats earlier than kernel servers, and is given up sooner. These test
-//! the link; a server that is starved of CPU must not be mistaken for a dead one. Two tests
+//! `rtrs-server` is sent heartbeats earlier than kernel servers, and its paths end sooner. This is
+//! to detect a dead link; a server that is starved of CPU must not be mistaken for one. Two tests
 //! distinguish them. First, if the provider knows that the peer's system acknowledges everything
 //! sent, the link works and the server's program is slow; it gets as long as a kernel server.
 //! Second, the other paths show whether the server runs: when one path is silent for a period after

@@ -254,7 +254,7 @@ impl Server {
         let qp = self
             .fabric
             .accept(now, &path.pd, request, limits, &PrivateData::new(&data))
-            .expect("the request still stands");
+            .expect("the request still exists");
         path.cons.push(Con { qp, accepted: now, closed: false });
         if req.cid.0 == 0 {
             let sge = path.sge(path.info_req_at(), InfoReq::LEN);
@@ -443,7 +443,7 @@ impl Server {
             request.permit.index() * path.chunk + request.parsed.data_len as usize,
             &mut bytes,
         );
-        match request.parsed.user(&bytes, 2).expect("judged before") {
+        match request.parsed.user(&bytes, 2).expect("validated before") {
             UserMessage::SessInfo(info) => {
                 chunk.copy_in(0, &SessInfoRsp::answer(info).encode());
                 0

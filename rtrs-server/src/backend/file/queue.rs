@@ -9,15 +9,15 @@
 //!
 //! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
 //! free tag at the device. All exports of a shard share these threads. Each export has its own
-//! share ([`WORKERS`]), so that a hanging one does not take all; operations beyond it wait here.
+//! share ([`WORKERS`]), so that a hanging export cannot take all; operations beyond it wait here.
 //! Direct IO is first submitted so that it fails instead of blocking.
 //!
 //! Two kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
 //! requests in flight. Reads and writes of files through the page cache block on file systems
 //! without nonblocking reads (NFS, FUSE). An export that hangs in these cases can delay the others
-//! of its shard. Writes to a block device through the page cache are limited, also on kernels
-//! without nonblocking ones (Linux 6.1: EOPNOTSUPP).
+//! of its shard. Writes to a block device through the page cache are limited, even on kernels that
+//! have no nonblocking writes (Linux 6.1: EOPNOTSUPP).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -475,7 +475,7 @@ impl FileDevice {
             }
             _ => {
                 // A change with FUA includes a sync, which may fail with the error of an earlier
-                // write-back, whatever its number.
+                // write-back, whatever its errno.
                 let syncs = slot.op.changes() && slot.flags.fua && !shared.in_memory;
                 let syncs = syncs && matches!(slot.phase, Phase::Transfer | Phase::Sync);
                 let lost = syncs && status.is_refusal();

@@ -1,8 +1,8 @@
 //! Exports that sessions had open when the operator removed them by force.
 //!
 //! Such a session continues with its other exports. A client that compares what it opens ends its
-//! device permanently when it learns of the removal (EIDRM). It must therefore not open the name
-//! again, even after it lost all its paths, and get the export that has the name by then. A kernel
+//! device permanently when it learns of the removal (EIDRM). It must not open the name again, even
+//! after it has lost all its paths, because another export may have the name by then. A kernel
 //! client does not support such an end; it opens the export that has the name when it reconnects,
 //! as after a restart of the server. The session's unflushed writes are kept for that (`ended.rs`).
 //!

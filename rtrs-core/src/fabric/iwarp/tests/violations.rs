@@ -1,4 +1,4 @@
-//! Every protocol violation of a peer ends the stream with the Terminate the RFCs ask for.
+//! Every protocol violation of a peer ends the stream with the Terminate that the RFCs require.
 
 use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
 //! Limits for paths whose clients have not authenticated yet.
 //!
 //! Anyone who reaches the port can connect such paths, and anyone who knows a session's UUID can
-//! connect them to the session. They therefore take no place of authenticated paths: they are
+//! connect them to the session. They therefore take no places from authenticated paths: they are
 //! counted separately, by session and by the memory of their chunks, which is pinned before the
 //! proof. That memory counts until its registration is undone, even if its path ended long before.
 //!
@@ -72,7 +72,7 @@ struct Share {
     paths: BTreeMap<(Instant, PathKey), u64>,
 }
 
-/// Resources that a newcomer asks for.
+/// Resources that a newcomer needs.
 #[derive(Clone, Copy, Debug)]
 struct Demand {
     source: Source,
