@@ -14,14 +14,14 @@ fn library() -> PathBuf {
     path
 }
 
-fn start(stand: &Stand, program: &str, args: &[&str]) -> Proc {
+pub(crate) fn start(stand: &Stand, program: &str, args: &[&str]) -> Proc {
     let mut command = stand.command(program.into(), args);
     command.env("LD_PRELOAD", library());
     Proc::start(command)
 }
 
 /// Runs a Python script with two nodes, 127.0.0.1 and 127.0.0.2.
-fn python(script: &str) -> Option<Finished> {
+pub(crate) fn python(script: &str) -> Option<Finished> {
     if !requires(&["python3"]) {
         return None;
     }
@@ -30,7 +30,7 @@ fn python(script: &str) -> Option<Finished> {
     Some(start(&stand, "python3", &["-c", &script]).wait(LIMIT).ok())
 }
 
-const HEAD: &str = r#"
+pub(crate) const HEAD: &str = r#"
 import array, errno, fcntl, os, select, socket, struct, subprocess, sys, time
 AF_RDS, SOL_RDS = 21, 276
 A, B = "127.0.0.1", "127.0.0.2"

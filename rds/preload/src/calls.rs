@@ -2,15 +2,17 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use libc::c_int;
-use rds::socket::{Access, AtPath, How, Incoming, node_dir, node_path, receive, send};
+use rds::socket::{
+    Access, AtPath, Binding, Bound, How, Incoming, node_dir, node_path, receive, send,
+};
 
 use crate::memory::{Address, borrow, errno};
 use crate::options::timestamp_kind;
-use crate::table::{Bound, Entry, add, node_paths, share};
+use crate::table::{Entry, add, node_of, node_paths, share};
 
 /// Address family of RDS sockets.
 pub(crate) const AF_RDS: c_int = 21;
@@ -51,7 +53,7 @@ fn is_no_node(address: IpAddr) -> bool {
 pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()> {
     let Address::Of(address) = address else { return Err(errno(libc::EINVAL)) };
     let (ip, port) = (address.ip().to_canonical(), address.port());
-    if entry.bound().is_some() || is_no_node(ip) || port == 1 {
+    if entry.bound(fd).is_some() || is_no_node(ip) || port == 1 {
         return Err(errno(libc::EINVAL));
     }
     let wishes = entry.wishes();
@@ -59,9 +61,9 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
         return Err(errno(libc::ENOPROTOOPT));
     }
     let path = node_path(&node_dir(), ip);
-    let mut connected = entry.path.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*connected {
-        Some(former) if *former != path => return Err(errno(libc::EADDRNOTAVAIL)),
+    let connecting = entry.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+    match node_of(fd) {
+        Some(former) if former != path => return Err(errno(libc::EADDRNOTAVAIL)),
         Some(_) => {}
         None => {
             let way = AtPath(path.clone());
@@ -69,37 +71,38 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
                 Some(libc::ENOENT | libc::ECONNREFUSED) => errno(libc::EADDRNOTAVAIL),
                 _ => error,
             })?;
-            *connected = Some(path.clone());
         }
     }
-    let (slot, board) = Access::bind(borrow(fd), ip, port)?;
+    let socket = borrow(fd);
+    let Bound { slot, board } = Access::bind(socket, ip, port)?;
+    drop(connecting);
     let access = share(Access::with_board(Box::new(AtPath(path)), board)?)?;
-    let bound = Bound { access, slot };
+    let bound = Arc::new(Binding::new(access, slot, socket)?);
     // Values that cannot be set now keep their defaults.
     if let Some(bytes) = wishes.sndbuf {
-        bound.access.set_sndbuf(slot, bytes)?;
+        bound.set_sndbuf(socket, bytes)?;
     }
     if let Some(bytes) = wishes.rcvbuf {
-        bound.access.set_rcvbuf(slot, bytes)?;
+        bound.set_rcvbuf(socket, bytes)?;
     }
     if wishes.monitors {
-        bound.access.set_monitor(slot, true)?;
+        bound.set_monitor(socket, true)?;
     }
     if let Some(to) = wishes.destination {
-        bound.access.set_destination(slot, (to.ip(), to.port()))?;
+        bound.set_destination(socket, (to.ip(), to.port()))?;
     }
     entry.set_bound(bound);
     Ok(())
 }
 
-pub(crate) fn connect(entry: &Entry, address: Address) -> io::Result<()> {
+pub(crate) fn connect(fd: c_int, entry: &Entry, address: Address) -> io::Result<()> {
     let Address::Of(to) = address else { return Err(errno(libc::EAFNOSUPPORT)) };
     let ip = to.ip().to_canonical();
     if is_no_node(ip) {
         return Err(errno(libc::EINVAL));
     }
-    match entry.bound() {
-        Some(Bound { access, slot }) => access.set_destination(slot, (ip, to.port())),
+    match entry.bound(fd) {
+        Some(bound) => bound.set_destination(borrow(fd), (ip, to.port())),
         None => {
             entry.wish(|wishes| wishes.destination = Some(SocketAddr::new(ip, to.port())));
             Ok(())
@@ -108,15 +111,15 @@ pub(crate) fn connect(entry: &Entry, address: Address) -> io::Result<()> {
 }
 
 /// Returns the address that a socket is bound to.
-pub(crate) fn own_address(entry: &Entry) -> Option<SocketAddr> {
-    let Bound { access, slot } = entry.bound()?;
-    Some(SocketAddr::new(access.board().address(), access.view(slot)?.port))
+pub(crate) fn own_address(fd: c_int, entry: &Entry) -> Option<SocketAddr> {
+    let bound = entry.bound(fd)?;
+    Some(SocketAddr::new(bound.board().address(), bound.view()?.port))
 }
 
 /// Returns the default destination.
-pub(crate) fn destination(entry: &Entry) -> io::Result<SocketAddr> {
-    let to = match entry.bound() {
-        Some(Bound { access, slot }) => access.view(slot).and_then(|view| view.connected),
+pub(crate) fn destination(fd: c_int, entry: &Entry) -> io::Result<SocketAddr> {
+    let to = match entry.bound(fd) {
+        Some(bound) => bound.view().and_then(|view| view.connected),
         None => entry.wishes().destination.map(|to| (to.ip(), to.port())),
     };
     to.map(|(ip, port)| SocketAddr::new(ip, port)).ok_or_else(|| errno(libc::ENOTCONN))
@@ -137,9 +140,9 @@ pub(crate) fn send_message(
         Some(Address::Of(to)) => Some((to.ip().to_canonical(), to.port())),
         Some(Address::None) => return Err(errno(libc::EINVAL)),
     };
-    let Some(Bound { access, slot }) = entry.bound() else { return Err(errno(libc::ENOTCONN)) };
+    let Some(bound) = entry.bound(fd) else { return Err(errno(libc::ENOTCONN)) };
     let dontwait = flags & libc::MSG_DONTWAIT != 0;
-    send(&access, slot, borrow(fd), to, payload, dontwait)
+    send(&bound, borrow(fd), to, payload, dontwait)
 }
 
 /// Result of a receive.
@@ -178,7 +181,7 @@ pub(crate) fn receive_message(
     to: &mut [IoSliceMut<'_>],
     flags: c_int,
 ) -> io::Result<Got> {
-    if entry.bound().is_none() {
+    if entry.bound(fd).is_none() {
         // An unbound socket can receive nothing; the kernel would block.
         return Err(errno(libc::ENOTCONN));
     }

@@ -98,7 +98,7 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
     };
     // SAFETY: the program upholds the contract of `connect`.
     let address = unsafe { read_address(address, len) };
-    zero(address.and_then(|address| calls::connect(&entry, address)))
+    zero(address.and_then(|address| calls::connect(fd, &entry, address)))
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -108,7 +108,7 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut so
         return real!(getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
     };
     // SAFETY: the program upholds the contract of `getsockname`.
-    zero(unsafe { write_address(calls::own_address(&entry), address, len) })
+    zero(unsafe { write_address(calls::own_address(fd, &entry), address, len) })
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -117,7 +117,7 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut so
     let Some(entry) = table::find(fd) else {
         return real!(getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
     };
-    let to = calls::destination(&entry);
+    let to = calls::destination(fd, &entry);
     // SAFETY: the program upholds the contract of `getpeername`.
     zero(to.and_then(|to| unsafe { write_address(Some(to), address, len) }))
 }
@@ -555,7 +555,7 @@ unsafe extern "C" fn setsockopt(
     let bytes = unsafe { source(value, len as usize) };
     // SAFETY: as above.
     let address = || unsafe { read_address(value.cast(), len) };
-    match bytes.and_then(|bytes| options::set(&entry, level, name, bytes, address)) {
+    match bytes.and_then(|bytes| options::set(fd, &entry, level, name, bytes, address)) {
         Ok(Answer::System) => hand_on(),
         Ok(_) => 0,
         Err(error) => fail(&error),
@@ -576,7 +576,7 @@ unsafe extern "C" fn getsockopt(
             len: *mut socklen_t) -> c_int)
     };
     let Some(entry) = table::find(fd) else { return hand_on() };
-    let found = match options::get(&entry, level, name) {
+    let found = match options::get(fd, &entry, level, name) {
         Ok(Answer::System) => return hand_on(),
         Ok(found) => found,
         Err(error) => return fail(&error),
@@ -621,7 +621,7 @@ unsafe extern "C" fn getsockopt(
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let hand_on = || real!(ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int);
     let Some(entry) = table::find(fd) else { return hand_on() };
-    match options::request(&entry, request) {
+    match options::request(fd, &entry, request) {
         Ok(Reply::System) => hand_on(),
         Ok(Reply::Done) => 0,
         Ok(_) if argument.is_null() => fail(&errno(libc::EFAULT)),

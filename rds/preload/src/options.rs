@@ -9,8 +9,8 @@ use rds::proto::QueueKind;
 use rds::socket::{Access, AtPath};
 
 use crate::calls::SOL_RDS;
-use crate::memory::{Address, errno};
-use crate::table::{Bound, Entry, node_paths};
+use crate::memory::{Address, borrow, errno};
+use crate::table::{Entry, node_paths};
 
 const CANCEL_SENT_TO: c_int = 1;
 const GET_MR: c_int = 2;
@@ -75,6 +75,7 @@ fn answer(value: c_int) -> Answer {
 
 /// Sets an option. `address` reads its value as an address.
 pub(crate) fn set(
+    fd: c_int,
     entry: &Entry,
     level: c_int,
     name: c_int,
@@ -84,15 +85,15 @@ pub(crate) fn set(
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
             let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
-            match entry.bound() {
-                Some(Bound { access, slot }) => access.set_sndbuf(slot, bytes)?,
+            match entry.bound(fd) {
+                Some(bound) => bound.set_sndbuf(borrow(fd), bytes)?,
                 None => entry.wish(|wishes| wishes.sndbuf = Some(bytes)),
             }
         }
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
             let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
-            match entry.bound() {
-                Some(Bound { access, slot }) => access.set_rcvbuf(slot, bytes)?,
+            match entry.bound(fd) {
+                Some(bound) => bound.set_rcvbuf(borrow(fd), bytes)?,
                 None => entry.wish(|wishes| wishes.rcvbuf = Some(bytes)),
             }
         }
@@ -110,15 +111,15 @@ pub(crate) fn set(
         }
         (SOL_RDS, CONG_MONITOR) => {
             let on = int(value)? != 0;
-            match entry.bound() {
-                Some(Bound { access, slot }) => access.set_monitor(slot, on)?,
+            match entry.bound(fd) {
+                Some(bound) => bound.set_monitor(borrow(fd), on)?,
                 None => entry.wish(|wishes| wishes.monitors = on),
             }
         }
         (SOL_RDS, CANCEL_SENT_TO) => {
             let Address::Of(to) = address()? else { return Err(errno(libc::EINVAL)) };
-            if let Some(Bound { access, slot }) = entry.bound() {
-                access.cancel(slot, (to.ip().to_canonical(), to.port()))?;
+            if let Some(bound) = entry.bound(fd) {
+                bound.cancel(borrow(fd), (to.ip().to_canonical(), to.port()))?;
             }
         }
         (SOL_RDS, RECVERR) => {
@@ -126,7 +127,7 @@ pub(crate) fn set(
             entry.wish(|wishes| wishes.recverr = on);
         }
         (SOL_RDS, TRANSPORT) => {
-            if entry.bound().is_some() {
+            if entry.bound(fd).is_some() {
                 return Err(errno(libc::EOPNOTSUPP));
             }
             let other = int(value)? != TRANSPORT_TCP;
@@ -141,8 +142,8 @@ pub(crate) fn set(
 }
 
 /// Returns the value of an option.
-pub(crate) fn get(entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer> {
-    let view = entry.bound().and_then(|bound| bound.access.view(bound.slot));
+pub(crate) fn get(fd: c_int, entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer> {
+    let view = entry.bound(fd).and_then(|bound| bound.view());
     // Doubles a size that was set, as the kernel does.
     let double = |bytes: usize| answer(c_int::try_from(bytes * 2).unwrap_or(c_int::MAX));
     Ok(match (level, name) {
@@ -173,7 +174,7 @@ pub(crate) fn get(entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer
             None => answer(-1),
         },
         (SOL_RDS, number) => match u32::try_from(number).ok().and_then(InfoOption::of) {
-            Some(option) => info(entry, option)?,
+            Some(option) => info(fd, entry, option)?,
             None => return Err(errno(libc::ENOPROTOOPT)),
         },
         _ => Answer::System,
@@ -181,9 +182,9 @@ pub(crate) fn get(entry: &Entry, level: c_int, name: c_int) -> io::Result<Answer
 }
 
 /// Returns an info option of the socket's node, or of all nodes if the socket is not bound.
-fn info(entry: &Entry, option: InfoOption) -> io::Result<Answer> {
-    if let Some(Bound { access, .. }) = entry.bound() {
-        let (bytes, size) = access.info(option.number())?;
+fn info(fd: c_int, entry: &Entry, option: InfoOption) -> io::Result<Answer> {
+    if let Some(bound) = entry.bound(fd) {
+        let (bytes, size) = bound.info(borrow(fd), option.number())?;
         return Ok(Answer::Info(bytes, size));
     }
     let (mut all, mut element) = (Vec::new(), 0);
@@ -226,24 +227,24 @@ pub(crate) enum Reply {
 }
 
 /// Handles an ioctl request.
-pub(crate) fn request(entry: &Entry, request: u64) -> io::Result<Reply> {
+pub(crate) fn request(fd: c_int, entry: &Entry, request: u64) -> io::Result<Reply> {
     match request {
         SET_TOS => Ok(Reply::Done),
         GET_TOS => Ok(Reply::Byte(0)),
         // Bytes that the socket has sent and its peers have not acknowledged.
-        request if request == libc::TIOCOUTQ => Ok(Reply::Int(unacknowledged(entry)?)),
+        request if request == libc::TIOCOUTQ => Ok(Reply::Int(unacknowledged(fd, entry)?)),
         request if request == libc::FIONREAD => Err(errno(libc::ENOTTY)),
         _ => Ok(Reply::System),
     }
 }
 
-fn unacknowledged(entry: &Entry) -> io::Result<c_int> {
-    let Some(Bound { access, slot }) = entry.bound() else { return Ok(0) };
-    let port = access.view(slot).map_or(0, |view| view.port);
-    let v6 = matches!(access.board().address(), IpAddr::V6(_));
+fn unacknowledged(fd: c_int, entry: &Entry) -> io::Result<c_int> {
+    let Some(bound) = entry.bound(fd) else { return Ok(0) };
+    let port = bound.view().map_or(0, |view| view.port);
+    let v6 = matches!(bound.board().address(), IpAddr::V6(_));
     let mut sum = 0_u64;
     for queue in [QueueKind::Send, QueueKind::Retransmit] {
-        let (bytes, size) = access.info(InfoOption::Messages { queue, v6 }.number())?;
+        let (bytes, size) = bound.info(borrow(fd), InfoOption::Messages { queue, v6 }.number())?;
         let messages = messages_of(&bytes, size, v6);
         let own = messages.iter().filter(|message| message.local.1 == port);
         sum += own.map(|message| u64::from(message.len)).sum::<u64>();

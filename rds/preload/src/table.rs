@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use libc::c_int;
-use rds::socket::{Access, AtPath, Slot, node_dir};
+use rds::socket::{Access, AtPath, Binding, Control, node_dir};
 use rustix::fs::fstat;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
 
@@ -38,20 +38,13 @@ pub(crate) struct Wishes {
     pub(crate) passes: u8,
 }
 
-/// A socket of a node.
-#[derive(Clone, Debug)]
-pub(crate) struct Bound {
-    pub(crate) access: Arc<Access>,
-    pub(crate) slot: Slot,
-}
-
 /// An RDS socket of the program, shared by duplicated descriptors.
 #[derive(Debug)]
 pub(crate) struct Entry {
     inode: u64,
-    /// Path of the node that the descriptor is connected to.
-    pub(crate) path: Mutex<Option<PathBuf>>,
-    bound: RwLock<Option<Bound>>,
+    /// Held while the descriptor is connected to a node.
+    pub(crate) connecting: Mutex<()>,
+    bound: RwLock<Option<Arc<Binding>>>,
     pub(crate) wishes: Mutex<Wishes>,
     /// Option by which the program requested timestamps, or 0. No lock: another thread may fork
     /// while this one receives.
@@ -60,9 +53,9 @@ pub(crate) struct Entry {
 
 impl Entry {
     fn new(inode: u64) -> Self {
-        let (path, wishes) = (Mutex::default(), Mutex::default());
+        let (connecting, wishes) = (Mutex::default(), Mutex::default());
         let timestamps = AtomicI32::new(0);
-        Self { inode, path, bound: RwLock::new(None), wishes, timestamps }
+        Self { inode, connecting, bound: RwLock::new(None), wishes, timestamps }
     }
 
     /// Returns the option by which the program requested timestamps.
@@ -74,12 +67,18 @@ impl Entry {
         self.timestamps.store(option.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Returns the socket of the node, once it is bound.
-    pub(crate) fn bound(&self) -> Option<Bound> {
-        self.bound.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the socket of the node, once it is bound: by this process, or by another one that
+    /// has the descriptor as well.
+    pub(crate) fn bound(&self, fd: i32) -> Option<Arc<Binding>> {
+        let known = self.bound.read().unwrap_or_else(PoisonError::into_inner).clone();
+        known.or_else(|| {
+            let bound = Arc::new(join(fd)?);
+            self.set_bound(Arc::clone(&bound));
+            Some(bound)
+        })
     }
 
-    pub(crate) fn set_bound(&self, bound: Bound) {
+    pub(crate) fn set_bound(&self, bound: Arc<Binding>) {
         *self.bound.write().unwrap_or_else(PoisonError::into_inner) = Some(bound);
     }
 
@@ -240,17 +239,25 @@ pub(crate) fn adopt_inherited() {
 
 fn adopt(fd: i32) -> Option<()> {
     let own = unix(rustix::net::getsockname(borrow(fd)).ok())?;
-    let name = own.abstract_name().filter(|name| name.starts_with(NAME))?.to_vec();
-    let entry = Entry::new(fstat(borrow(fd)).ok()?.st_ino);
-    if let Some(peer) = unix(rustix::net::getpeername(borrow(fd)).ok().flatten()) {
-        let path = Path::new(std::str::from_utf8(peer.path_bytes()?).ok()?).to_owned();
-        if let Ok((access, slot)) = Access::find(Box::new(AtPath(path.clone())), &name) {
-            entry.set_bound(Bound { access: share(access).ok()?, slot });
-        }
-        *entry.path.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
-    }
-    insert(fd, Arc::new(entry));
+    own.abstract_name().filter(|name| name.starts_with(NAME))?;
+    insert(fd, Arc::new(Entry::new(fstat(borrow(fd)).ok()?.st_ino)));
     Some(())
+}
+
+/// Returns the path of the node that a descriptor is connected to.
+pub(crate) fn node_of(fd: i32) -> Option<PathBuf> {
+    let peer = unix(rustix::net::getpeername(borrow(fd)).ok().flatten())?;
+    Some(Path::new(std::str::from_utf8(peer.path_bytes()?).ok()?).to_owned())
+}
+
+/// Finds a socket that another process has bound.
+fn join(fd: i32) -> Option<Binding> {
+    let way = AtPath(node_of(fd)?);
+    // An error if it is being bound right now.
+    let (control, bound) = Control::open(borrow(fd)).ok()?;
+    let access = share(Access::with_board(Box::new(way), bound.board).ok()?).ok()?;
+    access.set_control(control);
+    Binding::new(access, bound.slot, borrow(fd)).ok()
 }
 
 fn unix(address: Option<SocketAddrAny>) -> Option<SocketAddrUnix> {

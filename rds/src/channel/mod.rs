@@ -22,4 +22,4 @@ pub use info::{
     Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, connections_of, counters_of,
     messages_of, sockets_of,
 };
-pub(crate) use packet::{PACKET_LEN, Packet, PacketKind};
+pub(crate) use packet::{PACKET_LEN, Packet, PacketKind, mapped};

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 32;
 /// Changes whenever the format of packets or of the board changes.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
@@ -40,8 +40,8 @@ kinds! {
     /// Node: groups of ports are no longer congested; `value` and `extra` are the two halves of a
     /// 64-bit mask.
     Update = 6,
-    /// User: a request follows; this connection is not a socket. If followed by the name of a
-    /// socket, it also asks for the slot of that socket. The answer is [`Bound`](Self::Bound).
+    /// User: return the board; this connection is not a socket. The answer is
+    /// [`Bound`](Self::Bound).
     Attach = 16,
     /// User: set the slot's send buffer (`port` 0) or receive buffer (1) to `value`.
     SetBuffer = 17,
@@ -55,6 +55,11 @@ kinds! {
     Info = 21,
     /// User: reserve a place for the peer `address`, if there is one.
     Reach = 23,
+    /// User, on a socket: the attached connection may change this socket. With a number in `value`
+    /// and `extra`, so may that control connection instead, and the attached one only gets the
+    /// answer: [`Bound`](Self::Bound) with the socket's slot, and in `address` the number of the
+    /// control connection.
+    Control = 24,
     /// Node: success, or the errno in `value`. For information: `len` bytes in a memfd, with
     /// elements of `extra` bytes.
     Done = 22,

@@ -30,6 +30,15 @@ pub(super) struct Credentials {
     pub(super) uid: u32,
 }
 
+/// Connections of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    /// Connection that decides which sockets may be changed.
+    pub(super) control: ClientId,
+    /// Connection that gets the answer.
+    pub(super) answering: ClientId,
+}
+
 /// A socket of the node.
 #[derive(Debug)]
 pub(super) struct Bound {
@@ -49,8 +58,6 @@ pub(super) struct Client {
     pub(super) fd: Fd,
     pub(super) credentials: Credentials,
     pub(super) inode: u64,
-    /// Name of the user's end, by which the user finds the socket again.
-    pub(super) name: Vec<u8>,
     /// None if the connection has no request yet, or only queries.
     pub(super) bound: Option<Bound>,
     /// Polls in progress: for input, for room, and for a hangup while the socket is full.
@@ -62,8 +69,8 @@ pub(super) struct Client {
 /// Input from a user.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// A packet, and the bytes that followed it.
-    Packet(Packet, Vec<u8>),
+    /// A packet, the bytes that followed it, and a descriptor of a request.
+    Packet(Packet, Vec<u8>, Option<OwnedFd>),
     /// No input at present.
     Nothing,
     /// The user has disconnected, or has sent something other than a packet.
@@ -80,14 +87,10 @@ impl Client {
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
         let credentials = Credentials { pid, uid: peer.uid.as_raw() };
         let inode = rustix::fs::fstat(&fd)?.st_ino;
-        let name = rustix::net::getpeername(&fd)?
-            .and_then(|address| rustix::net::SocketAddrUnix::try_from(address).ok())
-            .and_then(|address| address.abstract_name().map(<[u8]>::to_vec));
         Ok(Self {
             fd: Fd::new(fd),
             credentials,
             inode,
-            name: name.unwrap_or_default(),
             bound: None,
             reading: None,
             writing: None,
@@ -122,10 +125,10 @@ impl Client {
         let Some(packet) = Packet::decode(&head) else { return Input::End };
         let inline = &buffer[..len.min(buffer.len())];
         if packet.kind != PacketKind::Send {
-            return Input::Packet(packet, inline.to_vec());
+            return Input::Packet(packet, inline.to_vec(), first_fd(&mut control));
         }
         match whole(packet.len as usize, inline, first_fd(&mut control)) {
-            Some(payload) => Input::Packet(packet, payload),
+            Some(payload) => Input::Packet(packet, payload, None),
             None => Input::End,
         }
     }

@@ -1,27 +1,24 @@
 //! All users of a node: sockets of this and other processes, and connections for requests.
 
+mod requests;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
-use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::SystemTime;
 
 use rtrs_core::log_limit::LogLimit;
 use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant, earliest};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
-use rustix::io::Errno;
 
-use super::client::{Bound, Client, ClientId, Input};
+use super::client::{Asker, Bound, Client, ClientId, Input};
+use super::controls::Controls;
 use super::report::ClientReport;
 use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
-use crate::channel::{
-    BoardWriter, INLINE_MAX, InfoOption, Packet, PacketKind, SocketView, encode_info,
-};
-use crate::proto::{BindError, Event, Node, SocketId};
+use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
+use crate::proto::{Event, Node, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
@@ -65,6 +62,14 @@ impl Task {
     }
 }
 
+/// A packet of a user, with the bytes and the descriptor that came with it.
+#[derive(Debug)]
+struct Request {
+    packet: Packet,
+    body: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
 /// All users of a node.
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -74,6 +79,7 @@ pub(super) struct Clients {
     clients: BTreeMap<ClientId, Client>,
     by_socket: BTreeMap<SocketId, ClientId>,
     unbound: UnboundClients,
+    controls: Controls,
     /// Users that have disconnected and whose messages wait.
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
@@ -99,6 +105,7 @@ impl Clients {
             clients: BTreeMap::new(),
             by_socket: BTreeMap::new(),
             unbound: UnboundClients::default(),
+            controls: Controls::default(),
             lingering: BTreeSet::new(),
             starved: Starved::default(),
             failures: LogLimit::default(),
@@ -120,19 +127,27 @@ impl Clients {
 
     /// Takes over a connection of a user.
     pub(super) fn adopt(&mut self, fd: OwnedFd) {
-        let client = match Client::new(fd) {
-            Ok(client) => client,
-            Err(error) => {
-                tracing::debug!(%error, "user disconnected");
-                return;
-            }
-        };
+        match Client::new(fd) {
+            Ok(client) => drop(self.add(client)),
+            Err(error) => tracing::debug!(%error, "user disconnected"),
+        }
+    }
+
+    /// Adds a connection without a socket.
+    fn add(&mut self, client: Client) -> ClientId {
         self.next += 1;
-        self.clients.insert(self.next, client);
-        if let Some(oldest) = self.unbound.add(self.next) {
+        let id = self.next;
+        self.clients.insert(id, client);
+        self.is_unbound(id);
+        self.poll_read(id);
+        id
+    }
+
+    /// Records a connection that has no socket and may change none, and may be closed for others.
+    fn is_unbound(&mut self, id: ClientId) {
+        if let Some(oldest) = self.unbound.add(id) {
             self.remove(oldest);
         }
-        self.poll_read(self.next);
     }
 
     /// Handles the users' requests. Returns true when anything was done.
@@ -308,7 +323,10 @@ impl Clients {
             match client.read(&mut buffer) {
                 Input::Nothing => break,
                 Input::End => self.end(node, id),
-                Input::Packet(packet, body) => self.packet(now, node, id, &packet, body),
+                Input::Packet(packet, body, fd) => {
+                    let request = Request { packet, body, fd };
+                    self.packet(now, node, id, request);
+                }
             }
         }
         self.buffer = buffer;
@@ -331,6 +349,9 @@ impl Clients {
         self.unbound.remove(id);
         self.starved.remove(id);
         self.reserve.ended(id);
+        for control in self.controls.ended(id) {
+            self.is_unbound(control);
+        }
         let client = self.clients.remove(&id)?;
         for op in client.polls() {
             self.port.cancel(op);
@@ -340,204 +361,30 @@ impl Clients {
         client.bound
     }
 
-    fn packet(
-        &mut self,
-        now: Instant,
-        node: &mut Node,
-        id: ClientId,
-        packet: &Packet,
-        body: Vec<u8>,
-    ) {
+    fn packet(&mut self, now: Instant, node: &mut Node, id: ClientId, request: Request) {
         let Some(client) = self.clients.get(&id) else { return };
+        let Request { packet, body, fd } = request;
         let socket = client.bound.as_ref().map(|bound| bound.id);
-        match (packet.kind, socket) {
-            (PacketKind::Send, Some(socket)) => {
+        match (packet.kind, socket, fd) {
+            (PacketKind::Send, Some(socket), _) => {
                 // The user has checked the board, and has already seen any error.
                 let sent = node.send(now, socket, packet.address, packet.port, body);
                 if let Err(error) = sent {
                     tracing::debug!(port = socket.port, %error, "message of a user dropped");
                 }
             }
-            (PacketKind::Watch, Some(socket)) => {
+            (PacketKind::Watch, Some(socket), _) => {
                 // The port may have cleared since the user looked.
                 node.watch(socket, packet.address, packet.port);
             }
-            (PacketKind::Bind, None) => self.bind(node, id, packet),
-            (PacketKind::Attach, None) => self.attach(id, &body),
-            (PacketKind::Reach, None) => {
-                let refused = node.reach(now, packet.address).is_err();
-                self.answer(id, refused.then_some(Errno::NOMEM));
-            }
-            (PacketKind::Info, None) => self.info(node, id, packet.value),
-            (
-                PacketKind::SetBuffer
-                | PacketKind::Connect
-                | PacketKind::Monitor
-                | PacketKind::Cancel,
-                None,
-            ) => {
-                let errno = self.change(now, node, id, packet).err();
-                self.answer(id, errno);
+            (PacketKind::Bind, None, None) => self.bind(node, id, &packet),
+            (PacketKind::Control, Some(_), Some(fd)) => self.control(id, &packet, fd),
+            (_, None, Some(fd)) => self.request_apart(now, node, id, &packet, fd),
+            (_, None, None) => {
+                let asker = Asker { control: id, answering: id };
+                self.request(now, node, asker, &packet);
             }
             _ => self.end(node, id),
-        }
-    }
-
-    fn bind(&mut self, node: &mut Node, id: ClientId, packet: &Packet) {
-        if self.reserve.is_refused(id) {
-            self.answer(id, Some(Errno::MFILE));
-            return;
-        }
-        let own = node.config().address;
-        let bound = match packet.address == own {
-            false => Err(Errno::ADDRNOTAVAIL),
-            true => node.bind(packet.port).map_err(|error| match error {
-                BindError::Reserved => Errno::INVAL,
-                BindError::InUse(_) => Errno::ADDRINUSE,
-                BindError::TooMany(_) => Errno::NOBUFS,
-            }),
-        };
-        let socket = match bound {
-            Ok(socket) => socket,
-            Err(errno) => {
-                self.answer(id, Some(errno));
-                return;
-            }
-        };
-        let Some((slot, serial)) = self.board.take_slot() else {
-            node.close_socket(socket);
-            self.answer(id, Some(Errno::NOBUFS));
-            return;
-        };
-        let (sndbuf, rcvbuf) = (node.config().sndbuf, node.config().rcvbuf);
-        let (port, connected, monitors) = (socket.port, None, false);
-        let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
-        self.board.set_socket(slot, &view);
-        self.unbound.remove(id);
-        self.by_socket.insert(socket, id);
-        if let Some(client) = self.clients.get_mut(&id) {
-            let (is_full, ends_at) = (false, None);
-            client.bound = Some(Bound { id: socket, slot, view, is_full, ends_at });
-        }
-        self.say_bound(id, slot, serial);
-    }
-
-    /// Sends a user its slot and the board.
-    fn say_bound(&mut self, id: ClientId, slot: usize, serial: u32) {
-        let extra = u32::try_from(slot).unwrap_or(u32::MAX);
-        let packet = Packet { len: serial, extra, ..Packet::new(PacketKind::Bound) };
-        let Some(client) = self.clients.get(&id) else { return };
-        // Fails only if the user has disconnected.
-        let _ = client.write(&packet, Some(self.board.as_fd()));
-    }
-
-    fn attach(&mut self, id: ClientId, name: &[u8]) {
-        if name.is_empty() {
-            self.say_bound(id, 0, 0);
-            return;
-        }
-        let uid = self.clients.get(&id).map(|client| client.credentials.uid);
-        let found = self
-            .clients
-            .values()
-            .find(|client| client.name == name && uid.is_some_and(|uid| may_change(uid, client)));
-        match found.and_then(|client| client.bound.as_ref()) {
-            Some(bound) => {
-                let (slot, serial) = (bound.slot, bound.view.serial);
-                self.say_bound(id, slot, serial);
-            }
-            None => self.answer(id, Some(Errno::NOENT)),
-        }
-    }
-
-    fn info(&mut self, node: &Node, id: ClientId, number: u32) {
-        let Some(option) = InfoOption::of(number) else {
-            self.answer(id, Some(Errno::NOPROTOOPT));
-            return;
-        };
-        let mut inodes = BTreeMap::new();
-        if matches!(option, InfoOption::Sockets { .. }) {
-            let inode = |id| self.clients.get(id).map_or(0, |client| client.inode);
-            inodes.extend(self.by_socket.iter().map(|(socket, id)| (socket.port, inode(id))));
-        }
-        let inode = |port| inodes.get(&port).copied().unwrap_or(0);
-        let (bytes, size) = encode_info(node, option, inode);
-        let word = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-        let (len, extra) = (word(bytes.len()), word(size));
-        let packet = Packet { len, extra, ..Packet::new(PacketKind::Done) };
-        match in_memory(&bytes) {
-            Ok(fd) => {
-                if let Some(client) = self.clients.get(&id) {
-                    // Fails only if the user has disconnected.
-                    let _ = client.write(&packet, Some(fd.as_fd()));
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot make memory for an answer");
-                self.answer(id, Some(Errno::NOMEM));
-            }
-        }
-    }
-
-    /// Changes the socket named by a request.
-    fn change(
-        &mut self,
-        now: Instant,
-        node: &mut Node,
-        id: ClientId,
-        packet: &Packet,
-    ) -> Result<(), Errno> {
-        let uid = self.clients.get(&id).ok_or(Errno::NOENT)?.credentials.uid;
-        let is_meant = |client: &Client| {
-            client.bound.as_ref().is_some_and(|bound| {
-                bound.slot == packet.extra as usize && bound.view.serial == packet.len
-            })
-        };
-        let meant = self.clients.iter().find(|(_, client)| is_meant(client));
-        let (target, client) = meant.ok_or(Errno::NOENT)?;
-        if !may_change(uid, client) {
-            return Err(Errno::PERM);
-        }
-        let target = *target;
-        if packet.kind == PacketKind::Cancel {
-            // Messages sent before this are read first, even if the socket is full.
-            self.read(now, node, target, true);
-        }
-        let client = self.clients.get_mut(&target).ok_or(Errno::NOENT)?;
-        let bound = client.bound.as_mut().ok_or(Errno::NOENT)?;
-        match packet.kind {
-            PacketKind::SetBuffer => {
-                let size = Some(packet.value as usize);
-                match packet.port {
-                    0 => node.set_buffers(bound.id, size, None),
-                    _ => node.set_buffers(bound.id, None, size),
-                }
-                let info = node.ports().sockets().find(|info| info.port == bound.id.port);
-                if let Some(info) = info {
-                    (bound.view.sndbuf, bound.view.rcvbuf) = (info.sndbuf, info.rcvbuf);
-                }
-            }
-            PacketKind::Connect => {
-                let to = (packet.address, packet.port);
-                bound.view.connected = Some(to).filter(|(address, _)| !address.is_unspecified());
-            }
-            PacketKind::Monitor => bound.view.monitors = packet.value != 0,
-            _ => node.cancel(bound.id, packet.address, packet.port),
-        }
-        self.board.set_socket(bound.slot, &bound.view);
-        Ok(())
-    }
-
-    fn answer(&self, id: ClientId, errno: Option<Errno>) {
-        let code = errno.map_or(0, Errno::raw_os_error);
-        let value = u32::try_from(code).unwrap_or(0);
-        self.say(id, &Packet { value, ..Packet::new(PacketKind::Done) });
-    }
-
-    fn say(&self, id: ClientId, packet: &Packet) {
-        if let Some(client) = self.clients.get(&id) {
-            // Fails if the user has disconnected, or has not read former packets.
-            let _ = client.write(packet, None);
         }
     }
 
@@ -595,18 +442,4 @@ impl Clients {
 fn wall_clock() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Whether a user may change a socket: its own ones, or any as root.
-fn may_change(uid: u32, client: &Client) -> bool {
-    uid == 0 || uid == client.credentials.uid
-}
-
-/// Writes bytes to a memfd.
-fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = File::from(rustix::fs::memfd_create("rds-info", flags)?);
-    file.write_all(bytes)?;
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL)?;
-    Ok(file.into())
 }

@@ -7,6 +7,7 @@
 mod client;
 mod clients;
 mod conn;
+mod controls;
 mod driver;
 mod listen;
 mod report;

@@ -4,13 +4,18 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
-use rustix::fs::fcntl_getfl;
+use rustix::fs::{fcntl_getfl, fstat};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::request::{ANSWER_TIME_MAX, ask, exchange, unclear};
-use crate::channel::{Board, Connect, Packet, PacketKind, SocketView};
+use super::request::{ANSWER_TIME_MAX, Answer, ask, ask_apart, exchange, unclear};
+use crate::channel::{Board, Connect, Packet, PacketKind, SocketView, mapped};
+
+/// Lowest number for descriptors of control connections, above those that programs usually choose.
+const CONTROL_FD_MIN: i32 = 900;
 
 /// A node that listens on a unix socket.
 #[derive(Clone, Debug)]
@@ -51,6 +56,7 @@ pub fn new_socket() -> io::Result<OwnedFd> {
 pub struct Access {
     way: Box<dyn Connect>,
     board: Board,
+    control: Mutex<Option<Arc<Control>>>,
 }
 
 /// A socket's slot on the board.
@@ -62,6 +68,75 @@ pub struct Slot {
     pub serial: u32,
 }
 
+/// Answer of a node about a socket.
+#[derive(Debug)]
+pub struct Bound {
+    /// Slot of the socket.
+    pub slot: Slot,
+    /// The node's board.
+    pub board: OwnedFd,
+}
+
+impl Bound {
+    fn of(packet: &Packet, board: Option<OwnedFd>) -> io::Result<Self> {
+        let slot = Slot { index: packet.extra as usize, serial: packet.len };
+        Ok(Self { slot, board: board.ok_or_else(unclear)? })
+    }
+}
+
+/// Connection for requests about sockets of this process. Requests get their answers on connections
+/// of their own, so that threads and forked processes can share this one.
+#[derive(Debug)]
+pub struct Control {
+    /// Present until the connection is dropped.
+    fd: Option<OwnedFd>,
+    inode: u64,
+    number: u64,
+}
+
+impl Control {
+    /// Asks over a socket which one it is, and opens a control connection that may change it.
+    ///
+    /// # Errors
+    /// ENETDOWN when the node has ended.
+    pub fn open(socket: BorrowedFd<'_>) -> io::Result<(Self, Bound)> {
+        let ((packet, board), fd) = ask_apart(socket, &Packet::new(PacketKind::Control))?;
+        let inode = fstat(&fd)?.st_ino;
+        // A program may close all descriptors up to some number, or duplicate others to them.
+        let fd = fcntl_dupfd_cloexec(&fd, CONTROL_FD_MIN).unwrap_or(fd);
+        let number = number_of(packet.address);
+        Ok((Self { fd: Some(fd), inode, number }, Bound::of(&packet, board)?))
+    }
+
+    /// Lets this connection change another socket. Returns false if the node knows this connection
+    /// no longer.
+    fn add(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        let packet = Packet::with_wide(PacketKind::Control, self.number);
+        let ((packet, _), _) = ask_apart(socket, &packet)?;
+        Ok(number_of(packet.address) == self.number)
+    }
+
+    /// Returns the descriptor if it is still open: the program may have closed it.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        let fd = self.fd.as_ref()?;
+        let is_open = fstat(fd).is_ok_and(|stat| stat.st_ino == self.inode);
+        is_open.then(|| fd.as_fd())
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if self.fd().is_none() {
+            // Its number may belong to another file now.
+            std::mem::forget(self.fd.take());
+        }
+    }
+}
+
+fn number_of(address: IpAddr) -> u64 {
+    u64::try_from(u128::from(mapped(address))).unwrap_or(0)
+}
+
 impl Access {
     /// Connects to a node.
     ///
@@ -69,7 +144,7 @@ impl Access {
     /// The system's error when no process listens there; `InvalidData` for a node of another
     /// version.
     pub fn open(way: Box<dyn Connect>) -> io::Result<Self> {
-        let (_, fd) = exchange(&*way, &Packet::new(PacketKind::Attach), &[])?;
+        let (_, fd) = exchange(&*way, &Packet::new(PacketKind::Attach))?;
         Self::with_board(way, fd.ok_or_else(unclear)?)
     }
 
@@ -78,17 +153,7 @@ impl Access {
     /// # Errors
     /// `InvalidData` for a board of another version.
     pub fn with_board(way: Box<dyn Connect>, board: OwnedFd) -> io::Result<Self> {
-        Ok(Self { way, board: Board::open(board)? })
-    }
-
-    /// Connects to a node, and finds the slot of the socket with this name.
-    ///
-    /// # Errors
-    /// See [`Access::open`]; ENOENT if the node has no such socket.
-    pub fn find(way: Box<dyn Connect>, name: &[u8]) -> io::Result<(Self, Slot)> {
-        let (bound, fd) = exchange(&*way, &Packet::new(PacketKind::Attach), name)?;
-        let slot = Slot { index: bound.extra as usize, serial: bound.len };
-        Ok((Self::with_board(way, fd.ok_or_else(unclear)?)?, slot))
+        Ok(Self { way, board: Board::open(board)?, control: Mutex::new(None) })
     }
 
     /// Returns the board of the node.
@@ -104,79 +169,14 @@ impl Access {
         self.way.connect()
     }
 
-    /// Turns a connection into a socket at a port of the node, 0 for any. Also returns the node's
-    /// board.
+    /// Turns a connection into a socket at a port of the node, 0 for any.
     ///
     /// # Errors
     /// The node's error: EADDRINUSE, EADDRNOTAVAIL, EINVAL, ENOBUFS; otherwise the system's error.
-    pub fn bind(socket: BorrowedFd<'_>, address: IpAddr, port: u16) -> io::Result<(Slot, OwnedFd)> {
+    pub fn bind(socket: BorrowedFd<'_>, address: IpAddr, port: u16) -> io::Result<Bound> {
         let packet = Packet { port, address, ..Packet::new(PacketKind::Bind) };
-        let (bound, board) = ask(socket, &packet, &[])?;
-        let slot = Slot { index: bound.extra as usize, serial: bound.len };
-        Ok((slot, board.ok_or_else(unclear)?))
-    }
-
-    /// Returns the state of a socket; `None` if it is closed.
-    pub fn view(&self, slot: Slot) -> Option<SocketView> {
-        self.board.socket(slot.index).filter(|view| view.serial == slot.serial)
-    }
-
-    /// Sets the size of a socket's send buffer.
-    ///
-    /// # Errors
-    /// See [`Access::bind`].
-    pub fn set_sndbuf(&self, slot: Slot, bytes: usize) -> io::Result<()> {
-        let value = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.ask_of(slot, Packet { value, ..Packet::new(PacketKind::SetBuffer) })
-    }
-
-    /// Sets the size of a socket's receive buffer.
-    ///
-    /// # Errors
-    /// See [`Access::bind`].
-    pub fn set_rcvbuf(&self, slot: Slot, bytes: usize) -> io::Result<()> {
-        let value = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.ask_of(slot, Packet { value, port: 1, ..Packet::new(PacketKind::SetBuffer) })
-    }
-
-    /// Sets the default destination of a socket.
-    ///
-    /// # Errors
-    /// See [`Access::bind`].
-    pub fn set_destination(&self, slot: Slot, to: (IpAddr, u16)) -> io::Result<()> {
-        let (address, port) = to;
-        self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Connect) })
-    }
-
-    /// Sets whether a socket is notified of ports that are no longer congested.
-    ///
-    /// # Errors
-    /// See [`Access::bind`].
-    pub fn set_monitor(&self, slot: Slot, on: bool) -> io::Result<()> {
-        let value = u32::from(on);
-        self.ask_of(slot, Packet { value, ..Packet::new(PacketKind::Monitor) })
-    }
-
-    /// Reserves a place for a peer, if there is one.
-    ///
-    /// # Errors
-    /// ENOMEM if there is none; otherwise see [`Access::bind`].
-    pub fn reach(&self, address: IpAddr) -> io::Result<()> {
-        exchange(&*self.way, &Packet { address, ..Packet::new(PacketKind::Reach) }, &[]).map(drop)
-    }
-
-    /// Cancels what a socket has sent to a port of a peer.
-    ///
-    /// # Errors
-    /// See [`Access::bind`].
-    pub fn cancel(&self, slot: Slot, to: (IpAddr, u16)) -> io::Result<()> {
-        let (address, port) = to;
-        self.ask_of(slot, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
-    }
-
-    fn ask_of(&self, slot: Slot, packet: Packet) -> io::Result<()> {
-        let extra = u32::try_from(slot.index).unwrap_or(u32::MAX);
-        exchange(&*self.way, &Packet { extra, len: slot.serial, ..packet }, &[]).map(drop)
+        let (bound, board) = ask(socket, &packet)?;
+        Bound::of(&bound, board)
     }
 
     /// Returns an info option of the node, and the size of each element.
@@ -185,14 +185,153 @@ impl Access {
     /// ENOPROTOOPT for a number that is not an info option; otherwise see [`Access::bind`].
     pub fn info(&self, option: u32) -> io::Result<(Vec<u8>, usize)> {
         let packet = Packet { value: option, ..Packet::new(PacketKind::Info) };
-        let (done, fd) = exchange(&*self.way, &packet, &[])?;
-        let mut bytes = vec![0; done.len as usize];
-        if let Some(fd) = fd {
-            use std::os::unix::fs::FileExt;
-            std::fs::File::from(fd).read_exact_at(&mut bytes, 0)?;
-        }
-        Ok((bytes, done.extra as usize))
+        info_of(exchange(&*self.way, &packet)?)
     }
+
+    /// Returns the control connection; `None` if there is none, or if another thread was changing
+    /// it when this process forked.
+    fn control(&self) -> Option<Arc<Control>> {
+        self.control.try_lock().ok()?.clone()
+    }
+
+    /// Uses a new control connection from now on.
+    pub fn set_control(&self, control: Control) -> Arc<Control> {
+        let control = Arc::new(control);
+        if let Ok(mut current) = self.control.try_lock() {
+            *current = Some(Arc::clone(&control));
+        }
+        control
+    }
+}
+
+/// Reads the answer to a request for information.
+fn info_of(answer: Answer) -> io::Result<(Vec<u8>, usize)> {
+    let (done, fd) = answer;
+    let mut bytes = vec![0; done.len as usize];
+    if let Some(fd) = fd {
+        use std::os::unix::fs::FileExt;
+        std::fs::File::from(fd).read_exact_at(&mut bytes, 0)?;
+    }
+    Ok((bytes, done.extra as usize))
+}
+
+/// A socket at a node. Its descriptor is passed to each call.
+#[derive(Debug)]
+pub struct Binding {
+    access: Arc<Access>,
+    slot: Slot,
+}
+
+impl Binding {
+    /// Creates the state of a bound socket, and lets the access's control connection change it.
+    ///
+    /// # Errors
+    /// See [`Control::open`].
+    pub fn new(access: Arc<Access>, slot: Slot, socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let is_added = access.control().filter(|control| control.fd().is_some());
+        let is_added = is_added.map(|control| control.add(socket)).transpose()?;
+        if is_added != Some(true) {
+            access.set_control(Control::open(socket)?.0);
+        }
+        Ok(Self { access, slot })
+    }
+
+    /// Returns the board of the socket's node.
+    pub fn board(&self) -> &Board {
+        &self.access.board
+    }
+
+    /// Returns the state of the socket; `None` if it is closed.
+    pub fn view(&self) -> Option<SocketView> {
+        self.board().socket(self.slot.index).filter(|view| view.serial == self.slot.serial)
+    }
+
+    /// Sets the size of the send buffer.
+    ///
+    /// # Errors
+    /// ENETDOWN when the node has ended.
+    pub fn set_sndbuf(&self, socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+        let value = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.change(socket, Packet { value, ..Packet::new(PacketKind::SetBuffer) })
+    }
+
+    /// Sets the size of the receive buffer.
+    ///
+    /// # Errors
+    /// See [`Binding::set_sndbuf`].
+    pub fn set_rcvbuf(&self, socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+        let value = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.change(socket, Packet { value, port: 1, ..Packet::new(PacketKind::SetBuffer) })
+    }
+
+    /// Sets the default destination.
+    ///
+    /// # Errors
+    /// See [`Binding::set_sndbuf`].
+    pub fn set_destination(&self, socket: BorrowedFd<'_>, to: (IpAddr, u16)) -> io::Result<()> {
+        let (address, port) = to;
+        self.change(socket, Packet { address, port, ..Packet::new(PacketKind::Connect) })
+    }
+
+    /// Sets whether the socket is notified of ports that are no longer congested.
+    ///
+    /// # Errors
+    /// See [`Binding::set_sndbuf`].
+    pub fn set_monitor(&self, socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+        let value = u32::from(on);
+        self.change(socket, Packet { value, ..Packet::new(PacketKind::Monitor) })
+    }
+
+    /// Cancels what the socket has sent to a port of a peer.
+    ///
+    /// # Errors
+    /// See [`Binding::set_sndbuf`].
+    pub fn cancel(&self, socket: BorrowedFd<'_>, to: (IpAddr, u16)) -> io::Result<()> {
+        let (address, port) = to;
+        self.change(socket, Packet { address, port, ..Packet::new(PacketKind::Cancel) })
+    }
+
+    /// Reserves a place for a peer, if there is one.
+    ///
+    /// # Errors
+    /// ENOMEM if there is none; otherwise see [`Binding::set_sndbuf`].
+    pub fn reach(&self, socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<()> {
+        self.ask(socket, &Packet { address, ..Packet::new(PacketKind::Reach) }).map(drop)
+    }
+
+    /// Returns an info option of the node, and the size of each element.
+    ///
+    /// # Errors
+    /// ENOPROTOOPT for a number that is not an info option; otherwise see [`Binding::set_sndbuf`].
+    pub fn info(&self, socket: BorrowedFd<'_>, option: u32) -> io::Result<(Vec<u8>, usize)> {
+        let packet = Packet { value: option, ..Packet::new(PacketKind::Info) };
+        info_of(self.ask(socket, &packet)?)
+    }
+
+    fn change(&self, socket: BorrowedFd<'_>, packet: Packet) -> io::Result<()> {
+        let extra = u32::try_from(self.slot.index).unwrap_or(u32::MAX);
+        self.ask(socket, &Packet { extra, len: self.slot.serial, ..packet }).map(drop)
+    }
+
+    /// Sends a request over the control connection. Without one, the socket opens another: the
+    /// program has closed it, or the node has for lack of room.
+    fn ask(&self, socket: BorrowedFd<'_>, packet: &Packet) -> io::Result<Answer> {
+        let control = self.access.control();
+        if let Some(fd) = control.as_deref().and_then(Control::fd) {
+            match ask_apart(fd, packet) {
+                Err(error) if is_lost(&error) => {}
+                answer => return answer.map(|(answer, _)| answer),
+            }
+        }
+        let control = self.access.set_control(Control::open(socket)?.0);
+        let fd = control.fd().ok_or(Errno::BADF)?;
+        ask_apart(fd, packet).map(|(answer, _)| answer)
+    }
+}
+
+/// Whether the node has closed the control connection, or another one may change the socket.
+fn is_lost(error: &io::Error) -> bool {
+    [Errno::NETDOWN, Errno::PERM].map(Errno::raw_os_error).map(Some).contains(&error.raw_os_error())
 }
 
 /// Whether calls on the descriptor are nonblocking.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rtrs_core::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-use super::access::{Access, AtPath, Slot};
+use super::access::{Access, AtPath, Binding};
 use super::error::{Action, Error};
 use super::kernel;
 use super::transfer::{How, Incoming, receive, send};
@@ -138,8 +138,8 @@ impl Node {
 pub struct RdsSocket {
     fd: OwnedFd,
     node: Node,
-    /// Slot at a node in user space.
-    slot: Slot,
+    /// State at a node in user space.
+    binding: Option<Binding>,
     port: u16,
 }
 
@@ -152,19 +152,21 @@ impl RdsSocket {
     pub fn bind(node: &Node, port: u16) -> Result<Self, Error> {
         let address = node.address();
         let failed = |error| Error::new(Action::Bind(address, port), error);
-        let (fd, slot, port) = match &node.0.kind {
+        let (fd, binding, port) = match &node.0.kind {
             Kind::User(access, _) => {
                 let fd = access.connect().map_err(failed)?;
-                let (slot, _) = Access::bind(fd.as_fd(), address, port).map_err(failed)?;
-                let port = access.view(slot).map_or(port, |view| view.port);
-                (fd, slot, port)
+                let bound = Access::bind(fd.as_fd(), address, port).map_err(failed)?;
+                let binding = Binding::new(Arc::clone(access), bound.slot, fd.as_fd());
+                let binding = binding.map_err(failed)?;
+                let port = binding.view().map_or(port, |view| view.port);
+                (fd, Some(binding), port)
             }
             Kind::Kernel => {
                 let (fd, port) = kernel::bind(address, port).map_err(failed)?;
-                (fd, Slot { index: 0, serial: 0 }, port)
+                (fd, None, port)
             }
         };
-        Ok(Self { fd, node: node.clone(), slot, port })
+        Ok(Self { fd, node: node.clone(), binding, port })
     }
 
     /// Returns the socket's node.
@@ -201,12 +203,12 @@ impl RdsSocket {
 
     fn send(&self, payload: &[u8], to: SocketAddr, dontwait: bool) -> Result<(), Error> {
         let parts = [IoSlice::new(payload)];
-        let sent = match &self.node.0.kind {
-            Kind::User(access, _) => {
+        let sent = match &self.binding {
+            Some(binding) => {
                 let to = Some((to.ip(), to.port()));
-                send(access, self.slot, self.fd.as_fd(), to, &parts, dontwait)
+                send(binding, self.fd.as_fd(), to, &parts, dontwait)
             }
-            Kind::Kernel => kernel::send(self.fd.as_fd(), payload, to, dontwait),
+            None => kernel::send(self.fd.as_fd(), payload, to, dontwait),
         };
         let len = payload.len();
         sent.map(drop).map_err(|error| Error::new(Action::Send { to: Some(to), len }, error))
@@ -243,11 +245,9 @@ impl RdsSocket {
     /// See [`recv_from`](Self::recv_from) and [`try_recv_from`](Self::try_recv_from).
     pub fn receive(&self, buffer: &mut [u8], how: How) -> Result<Incoming, Error> {
         let mut parts = [IoSliceMut::new(buffer)];
-        let received = match &self.node.0.kind {
-            Kind::User(..) => {
-                receive(self.fd.as_fd(), &mut parts, how).map(|arrival| arrival.incoming)
-            }
-            Kind::Kernel => kernel::receive(self.fd.as_fd(), &mut parts, how),
+        let received = match &self.binding {
+            Some(_) => receive(self.fd.as_fd(), &mut parts, how).map(|arrival| arrival.incoming),
+            None => kernel::receive(self.fd.as_fd(), &mut parts, how),
         };
         received.map_err(|error| Error::new(Action::Receive, error))
     }
@@ -258,9 +258,9 @@ impl RdsSocket {
     /// # Errors
     /// ENETDOWN.
     pub fn cancel(&self, to: SocketAddr) -> Result<(), Error> {
-        let canceled = match &self.node.0.kind {
-            Kind::User(access, _) => access.cancel(self.slot, (to.ip(), to.port())),
-            Kind::Kernel => kernel::cancel(self.fd.as_fd(), to),
+        let canceled = match &self.binding {
+            Some(binding) => binding.cancel(self.fd.as_fd(), (to.ip(), to.port())),
+            None => kernel::cancel(self.fd.as_fd(), to),
         };
         canceled.map_err(|error| Error::new(Action::Set("messages to be given up"), error))
     }
@@ -271,9 +271,9 @@ impl RdsSocket {
     /// # Errors
     /// ENETDOWN.
     pub fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
-        let set = match &self.node.0.kind {
-            Kind::User(access, _) => access.set_sndbuf(self.slot, bytes),
-            Kind::Kernel => kernel::set_buffer(self.fd.as_fd(), bytes, true),
+        let set = match &self.binding {
+            Some(binding) => binding.set_sndbuf(self.fd.as_fd(), bytes),
+            None => kernel::set_buffer(self.fd.as_fd(), bytes, true),
         };
         set.map_err(|error| Error::new(Action::Set("the send buffer"), error))
     }
@@ -283,9 +283,9 @@ impl RdsSocket {
     /// # Errors
     /// ENETDOWN.
     pub fn set_receive_buffer(&self, bytes: usize) -> Result<(), Error> {
-        let set = match &self.node.0.kind {
-            Kind::User(access, _) => access.set_rcvbuf(self.slot, bytes),
-            Kind::Kernel => kernel::set_buffer(self.fd.as_fd(), bytes, false),
+        let set = match &self.binding {
+            Some(binding) => binding.set_rcvbuf(self.fd.as_fd(), bytes),
+            None => kernel::set_buffer(self.fd.as_fd(), bytes, false),
         };
         set.map_err(|error| Error::new(Action::Set("the receive buffer"), error))
     }
@@ -296,9 +296,9 @@ impl RdsSocket {
     /// # Errors
     /// ENETDOWN.
     pub fn set_congestion_updates(&self, on: bool) -> Result<(), Error> {
-        let set = match &self.node.0.kind {
-            Kind::User(access, _) => access.set_monitor(self.slot, on),
-            Kind::Kernel => kernel::set_monitor(self.fd.as_fd(), on),
+        let set = match &self.binding {
+            Some(binding) => binding.set_monitor(self.fd.as_fd(), on),
+            None => kernel::set_monitor(self.fd.as_fd(), on),
         };
         set.map_err(|error| Error::new(Action::Set("congestion updates"), error))
     }

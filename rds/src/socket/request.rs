@@ -1,11 +1,17 @@
 //! Requests to a node.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rtrs_core::time::Duration;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, socketpair,
+};
 
 use crate::channel::{Connect, PACKET_LEN, Packet, PacketKind, first_fd};
 
@@ -21,24 +27,66 @@ pub(super) fn unclear() -> io::Error {
 }
 
 /// Sends a request over a connection of its own.
-pub(super) fn exchange(way: &dyn Connect, packet: &Packet, body: &[u8]) -> io::Result<Answer> {
+pub(super) fn exchange(way: &dyn Connect, packet: &Packet) -> io::Result<Answer> {
     let socket = way.connect()?;
-    ask(socket.as_fd(), packet, body)
+    ask(socket.as_fd(), packet)
 }
 
-/// Sends a packet and waits for the answer. An errno in the answer becomes an error.
-pub(super) fn ask(socket: BorrowedFd<'_>, packet: &Packet, body: &[u8]) -> io::Result<Answer> {
+/// Sends a request and waits for the answer on the same connection. An errno in the answer becomes
+/// an error.
+pub(super) fn ask(socket: BorrowedFd<'_>, packet: &Packet) -> io::Result<Answer> {
+    put(socket, packet, None)?;
+    answer(socket)
+}
+
+/// Sends a request over a connection that others use as well, and waits for the answer on another
+/// one, which is also returned.
+pub(super) fn ask_apart(channel: BorrowedFd<'_>, packet: &Packet) -> io::Result<(Answer, OwnedFd)> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+    put(channel, packet, Some(theirs.as_fd()))?;
+    drop(theirs);
+    Ok((answer(ours.as_fd())?, ours))
+}
+
+/// Sends a packet. Waits for room within [`ANSWER_TIME_MAX`], whether or not the socket is
+/// nonblocking.
+fn put(socket: BorrowedFd<'_>, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let head = packet.encode();
-    let parts = [io::IoSlice::new(&head), io::IoSlice::new(body)];
-    let mut none = SendAncillaryBuffer::default();
-    rustix::net::sendmsg(socket, &parts, &mut none, SendFlags::NOSIGNAL)?;
-    wait_readable(socket)?;
+    let parts = [io::IoSlice::new(&head)];
+    let deadline = Instant::now() + ANSWER_TIME_MAX;
+    loop {
+        let fds = fd.map(|fd| [fd]);
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if let Some(fds) = &fds {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::sendmsg(socket, &parts, &mut control, flags) {
+            Ok(_) => return Ok(()),
+            Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, deadline)?,
+            Err(error) => return Err(gone(error).into()),
+        }
+    }
+}
+
+/// Maps errors of a broken connection to ENETDOWN.
+pub(super) fn gone(error: Errno) -> Errno {
+    match error {
+        Errno::PIPE | Errno::CONNRESET | Errno::CONNREFUSED => Errno::NETDOWN,
+        error => error,
+    }
+}
+
+fn answer(socket: BorrowedFd<'_>) -> io::Result<Answer> {
+    wait(socket, PollFlags::IN, Instant::now() + ANSWER_TIME_MAX)?;
     let mut head = [0; PACKET_LEN];
     let mut parts = [io::IoSliceMut::new(&mut head)];
-    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, flags)?;
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, flags).map_err(gone)?;
     if got.bytes == 0 {
         return Err(Errno::NETDOWN.into());
     }
@@ -52,15 +100,13 @@ pub(super) fn ask(socket: BorrowedFd<'_>, packet: &Packet, body: &[u8]) -> io::R
     }
 }
 
-/// Waits for an answer within [`ANSWER_TIME_MAX`], whether or not the socket is nonblocking.
-fn wait_readable(socket: BorrowedFd<'_>) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let deadline = std::time::Instant::now() + ANSWER_TIME_MAX;
+/// Waits until a socket is readable or writable.
+fn wait(socket: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<()> {
     loop {
-        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         // Without a limit, the wait would have no end.
         let limit = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit)) {
+        match poll(&mut [PollFd::new(&socket, events)], Some(&limit)) {
             Ok(0) => return Err(Errno::TIMEDOUT.into()),
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}

@@ -17,7 +17,8 @@ use rustix::net::{
     SendFlags,
 };
 
-use super::access::{Access, Slot, is_nonblocking};
+use super::access::{Binding, is_nonblocking};
+use super::request::gone;
 use crate::channel::{
     INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, first_fd, put_rest, take_rest,
 };
@@ -77,31 +78,30 @@ pub struct Arrival {
 /// EINVAL, EOPNOTSUPP and ENOTCONN for a message that cannot be sent there, ENOMEM when the node
 /// has reached its limit of peers, EINTR, ENETDOWN when the node has ended.
 pub fn send(
-    access: &Access,
-    slot: Slot,
+    binding: &Binding,
     socket: BorrowedFd<'_>,
     to: Option<(IpAddr, u16)>,
     payload: &[IoSlice<'_>],
     dontwait: bool,
 ) -> io::Result<usize> {
-    let view = access.view(slot).ok_or(Errno::NETDOWN)?;
+    let view = binding.view().ok_or(Errno::NETDOWN)?;
     let (address, port) = to.or(view.connected).ok_or(Errno::NOTCONN)?;
     let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     if address.is_unspecified() || address.is_multicast() || is_broadcast {
         return Err(Errno::INVAL.into());
     }
-    if address.is_ipv4() != access.board().address().is_ipv4() {
+    if address.is_ipv4() != binding.board().address().is_ipv4() {
         return Err(Errno::OPNOTSUPP.into());
     }
     let len: usize = payload.iter().map(|part| part.len()).sum();
     if len > PAYLOAD_MAX.min(view.sndbuf) {
         return Err(Errno::MSGSIZE.into());
     }
-    if access.board().may_refuse(address) {
-        access.reach(address)?;
+    if binding.board().may_refuse(address) {
+        binding.reach(socket, address)?;
     }
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
-    await_room(access, socket, view.monitors, &packet, dontwait)?;
+    await_room(binding, socket, view.monitors, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
     match send_packet(socket, &packet, payload, dontwait) {
         Ok(()) => Ok(len),
@@ -112,23 +112,15 @@ pub fn send(
     }
 }
 
-/// Maps errors of a broken connection to ENETDOWN.
-fn gone(error: Errno) -> Errno {
-    match error {
-        Errno::PIPE | Errno::CONNRESET => Errno::NETDOWN,
-        error => error,
-    }
-}
-
 /// Waits until the destination is not congested, or fails if the call must not block.
 fn await_room(
-    access: &Access,
+    binding: &Binding,
     socket: BorrowedFd<'_>,
     monitors: bool,
     packet: &Packet,
     dontwait: bool,
 ) -> io::Result<()> {
-    let board = access.board();
+    let board = binding.board();
     let is_congested = || board.is_congested(packet.address, packet.port);
     if !is_congested() {
         return Ok(());

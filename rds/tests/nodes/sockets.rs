@@ -1,11 +1,12 @@
 //! Sockets as their users see them.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rds::channel::{InfoOption, connections_of, sockets_of};
 use rds::node::NodeHandle;
-use rds::socket::{How, Incoming};
+use rds::socket::{Access, Binding, How, Incoming};
 use rtrs_core::skip::skip;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -14,6 +15,15 @@ use super::*;
 /// Bytes that differ from message to message.
 fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + seed * 13) as u8).collect()
+}
+
+/// Binds a socket of node 127.0.0.1 as librds_preload.so does.
+fn bind_low(node: &NodeHandle) -> (OwnedFd, Binding) {
+    let access = Arc::new(Access::open(Box::new(node.way())).unwrap());
+    let fd = access.connect().unwrap();
+    let bound = Access::bind(fd.as_fd(), address(1), 0).unwrap();
+    let binding = Binding::new(access, bound.slot, fd.as_fd()).unwrap();
+    (fd, binding)
 }
 
 #[test]
@@ -229,19 +239,16 @@ fn repeated_cancels_use_no_memory() {
     options.config.memory = 4 << 20;
     (options.config.port_memory, options.config.peer_memory) = (1 << 20, 2 << 20);
     let node = Node::start(options).unwrap();
-    let way = || Box::new(node.handle().unwrap().way());
-    let access = rds::socket::Access::open(way()).unwrap();
-    let fd = rds::socket::Connect::connect(&*way()).unwrap();
-    let (slot, _) = rds::socket::Access::bind(fd.as_fd(), address(1), 0).unwrap();
+    let (fd, binding) = bind_low(node.handle().unwrap());
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
             let payload = [IoSlice::new(&[7; 60_000])];
             let to = Some((address(9), 4000));
             // Ends with the node.
-            while rds::socket::send(&access, slot, fd.as_fd(), to, &payload, false).is_ok() {}
+            while rds::socket::send(&binding, fd.as_fd(), to, &payload, false).is_ok() {}
         });
         for _ in 0..200 {
-            access.cancel(slot, (address(9), 4001)).unwrap();
+            binding.cancel(fd.as_fd(), (address(9), 4001)).unwrap();
         }
         let unacked = node.handle().unwrap().report().unwrap().unacked_bytes;
         assert!(unacked < 10 << 20, "{unacked}");
@@ -361,15 +368,13 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let full = bind(&far, 4000);
     full.set_receive_buffer(1000).unwrap();
     let node = NodeHandle::start(options(1, port), None).unwrap();
-    let access = rds::socket::Access::open(Box::new(node.way())).unwrap();
-    let fd = rds::socket::Connect::connect(&node.way()).unwrap();
-    let (slot, _) = rds::socket::Access::bind(fd.as_fd(), address(1), 0).unwrap();
+    let (fd, binding) = bind_low(&node);
     let (done, ended) = std::sync::mpsc::channel();
     let sender = std::thread::spawn(move || {
         let payload = [IoSlice::new(&[7; 500])];
         let to = Some((address(2), 4000));
         let error = loop {
-            let sent = rds::socket::send(&access, slot, fd.as_fd(), to, &payload, false);
+            let sent = rds::socket::send(&binding, fd.as_fd(), to, &payload, false);
             if let Err(error) = sent {
                 break error;
             }
@@ -427,13 +432,10 @@ fn many_buffers_form_one_message() {
     // The call that librds_preload.so uses.
     let parts: Vec<Vec<u8>> = (0..200).map(|at| vec![at as u8; 700]).collect();
     let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-    let access = rds::socket::Access::open(Box::new(node.handle().unwrap().way())).unwrap();
-    let own = node.handle().unwrap().way();
-    let fd = rds::socket::Connect::connect(&own).unwrap();
-    let (slot, _) = rds::socket::Access::bind(fd.as_fd(), address(1), 0).unwrap();
-    access.set_sndbuf(slot, 1 << 20).unwrap();
+    let (fd, binding) = bind_low(node.handle().unwrap());
+    binding.set_sndbuf(fd.as_fd(), 1 << 20).unwrap();
     let to = Some((address(1), 4000));
-    let sent = rds::socket::send(&access, slot, fd.as_fd(), to, &slices, false).unwrap();
+    let sent = rds::socket::send(&binding, fd.as_fd(), to, &slices, false).unwrap();
     assert_eq!(sent, 140_000);
     let mut first = vec![0; 70_000];
     let mut second = vec![0; 80_000];

@@ -1,0 +1,237 @@
+//! Requests of users: binding ports, changes of sockets, and information.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rtrs_core::time::Instant;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
+use rustix::io::Errno;
+
+use super::super::client::{Asker, Bound, Client, ClientId};
+use super::Clients;
+use crate::channel::{InfoOption, Packet, PacketKind, SocketView, encode_info};
+use crate::proto::{BindError, Node};
+
+/// Answer without contents.
+const BOUND: Packet = Packet {
+    kind: PacketKind::Bound,
+    port: 0,
+    len: 0,
+    address: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    value: 0,
+    extra: 0,
+};
+
+fn word(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
+
+impl Clients {
+    pub(super) fn bind(&mut self, node: &mut Node, id: ClientId, packet: &Packet) {
+        if self.reserve.is_refused(id) {
+            self.answer(id, Some(Errno::MFILE));
+            return;
+        }
+        let own = node.config().address;
+        let bound = match packet.address == own {
+            false => Err(Errno::ADDRNOTAVAIL),
+            true => node.bind(packet.port).map_err(|error| match error {
+                BindError::Reserved => Errno::INVAL,
+                BindError::InUse(_) => Errno::ADDRINUSE,
+                BindError::TooMany(_) => Errno::NOBUFS,
+            }),
+        };
+        let socket = match bound {
+            Ok(socket) => socket,
+            Err(errno) => {
+                self.answer(id, Some(errno));
+                return;
+            }
+        };
+        let Some((slot, serial)) = self.board.take_slot() else {
+            node.close_socket(socket);
+            self.answer(id, Some(Errno::NOBUFS));
+            return;
+        };
+        let (sndbuf, rcvbuf) = (node.config().sndbuf, node.config().rcvbuf);
+        let (port, connected, monitors) = (socket.port, None, false);
+        let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
+        self.board.set_socket(slot, &view);
+        self.unbound.remove(id);
+        self.by_socket.insert(socket, id);
+        if let Some(client) = self.clients.get_mut(&id) {
+            let (is_full, ends_at) = (false, None);
+            client.bound = Some(Bound { id: socket, slot, view, is_full, ends_at });
+        }
+        self.say_bound(id, Packet { len: serial, extra: word(slot), ..BOUND });
+    }
+
+    /// Sends a user the slot of its socket, and the board.
+    fn say_bound(&self, id: ClientId, packet: Packet) {
+        let Some(client) = self.clients.get(&id) else { return };
+        // Fails only if the user has disconnected.
+        let _ = client.write(&packet, Some(self.board.as_fd()));
+    }
+
+    /// Lets a control connection change a socket: the one named by the packet if it exists,
+    /// otherwise the attached one.
+    pub(super) fn control(&mut self, socket: ClientId, packet: &Packet, fd: OwnedFd) {
+        let Some(answering) = self.adopt_apart(socket, fd) else { return };
+        let named = packet.wide();
+        let control = if self.controls.contains(named) { named } else { answering };
+        if let Some(idle) = self.controls.grant(control, socket) {
+            self.is_unbound(idle);
+        }
+        if control == answering {
+            self.unbound.remove(control);
+        }
+        let Some(bound) = self.clients.get(&socket).and_then(|client| client.bound.as_ref()) else {
+            return;
+        };
+        let address = Ipv6Addr::from(u128::from(control)).into();
+        let (len, extra) = (bound.view.serial, word(bound.slot));
+        self.say_bound(answering, Packet { len, extra, address, ..BOUND });
+    }
+
+    /// Takes over a connection that a user has passed, with the user's credentials.
+    fn adopt_apart(&mut self, id: ClientId, fd: OwnedFd) -> Option<ClientId> {
+        let credentials = self.clients.get(&id)?.credentials;
+        let client = Client::new(fd).ok()?;
+        Some(self.add(Client { credentials, ..client }))
+    }
+
+    /// Handles a request whose answer goes to a connection of its own.
+    pub(super) fn request_apart(
+        &mut self,
+        now: Instant,
+        node: &mut Node,
+        id: ClientId,
+        packet: &Packet,
+        fd: OwnedFd,
+    ) {
+        if let Some(answering) = self.adopt_apart(id, fd) {
+            self.request(now, node, Asker { control: id, answering }, packet);
+        }
+    }
+
+    /// Handles a request of a connection without a socket.
+    pub(super) fn request(&mut self, now: Instant, node: &mut Node, asker: Asker, packet: &Packet) {
+        let id = asker.answering;
+        match packet.kind {
+            PacketKind::Attach => self.say_bound(id, BOUND),
+            PacketKind::Reach => {
+                let refused = node.reach(now, packet.address).is_err();
+                self.answer(id, refused.then_some(Errno::NOMEM));
+            }
+            PacketKind::Info => self.info(node, id, packet.value),
+            PacketKind::SetBuffer
+            | PacketKind::Connect
+            | PacketKind::Monitor
+            | PacketKind::Cancel => {
+                let errno = self.change(now, node, asker.control, packet).err();
+                self.answer(id, errno);
+            }
+            _ => self.end(node, id),
+        }
+    }
+
+    fn info(&mut self, node: &Node, id: ClientId, number: u32) {
+        let Some(option) = InfoOption::of(number) else {
+            self.answer(id, Some(Errno::NOPROTOOPT));
+            return;
+        };
+        let mut inodes = BTreeMap::new();
+        if matches!(option, InfoOption::Sockets { .. }) {
+            let inode = |id| self.clients.get(id).map_or(0, |client| client.inode);
+            inodes.extend(self.by_socket.iter().map(|(socket, id)| (socket.port, inode(id))));
+        }
+        let inode = |port| inodes.get(&port).copied().unwrap_or(0);
+        let (bytes, size) = encode_info(node, option, inode);
+        let (len, extra) = (word(bytes.len()), word(size));
+        let packet = Packet { len, extra, ..Packet::new(PacketKind::Done) };
+        match in_memory(&bytes) {
+            Ok(fd) => {
+                if let Some(client) = self.clients.get(&id) {
+                    // Fails only if the user has disconnected.
+                    let _ = client.write(&packet, Some(fd.as_fd()));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot make memory for an answer");
+                self.answer(id, Some(Errno::NOMEM));
+            }
+        }
+    }
+
+    /// Changes the socket named by a request.
+    fn change(
+        &mut self,
+        now: Instant,
+        node: &mut Node,
+        control: ClientId,
+        packet: &Packet,
+    ) -> Result<(), Errno> {
+        let is_meant = |client: &Client| {
+            client.bound.as_ref().is_some_and(|bound| {
+                bound.slot == packet.extra as usize && bound.view.serial == packet.len
+            })
+        };
+        let meant = self.clients.iter().find(|(_, client)| is_meant(client));
+        let target = *meant.ok_or(Errno::NOENT)?.0;
+        if !self.controls.may_change(control, target) {
+            return Err(Errno::PERM);
+        }
+        if packet.kind == PacketKind::Cancel {
+            // Messages sent before this are read first, even if the socket is full.
+            self.read(now, node, target, true);
+        }
+        let client = self.clients.get_mut(&target).ok_or(Errno::NOENT)?;
+        let bound = client.bound.as_mut().ok_or(Errno::NOENT)?;
+        match packet.kind {
+            PacketKind::SetBuffer => {
+                let size = Some(packet.value as usize);
+                match packet.port {
+                    0 => node.set_buffers(bound.id, size, None),
+                    _ => node.set_buffers(bound.id, None, size),
+                }
+                let info = node.ports().sockets().find(|info| info.port == bound.id.port);
+                if let Some(info) = info {
+                    (bound.view.sndbuf, bound.view.rcvbuf) = (info.sndbuf, info.rcvbuf);
+                }
+            }
+            PacketKind::Connect => {
+                let to = (packet.address, packet.port);
+                bound.view.connected = Some(to).filter(|(address, _)| !address.is_unspecified());
+            }
+            PacketKind::Monitor => bound.view.monitors = packet.value != 0,
+            _ => node.cancel(bound.id, packet.address, packet.port),
+        }
+        self.board.set_socket(bound.slot, &bound.view);
+        Ok(())
+    }
+
+    fn answer(&self, id: ClientId, errno: Option<Errno>) {
+        let code = errno.map_or(0, Errno::raw_os_error);
+        let value = u32::try_from(code).unwrap_or(0);
+        self.say(id, &Packet { value, ..Packet::new(PacketKind::Done) });
+    }
+
+    fn say(&self, id: ClientId, packet: &Packet) {
+        if let Some(client) = self.clients.get(&id) {
+            // Fails if the user has disconnected, or has not read former packets.
+            let _ = client.write(packet, None);
+        }
+    }
+}
+
+/// Writes bytes to a memfd.
+fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(rustix::fs::memfd_create("rds-info", flags)?);
+    file.write_all(bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL)?;
+    Ok(file.into())
+}
