@@ -298,7 +298,7 @@ impl Rig {
         self.pass(Duration::from_millis(1));
     }
 
-    fn tell(&mut self, message: ControlMessage) {
+    fn post(&mut self, message: ControlMessage) {
         self.hosts[0].inbox.push_back(Message::Control(message));
     }
 
@@ -382,7 +382,7 @@ impl Rig {
                     2 => AdminRequest::Disconnect { session: "fuzz".into(), path: Some(1) },
                     _ => AdminRequest::Disconnect { session: "fuzz".into(), path: None },
                 };
-                self.tell(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) });
+                self.post(ControlMessage::Admin { request, reply: AdminReplyTo::new(drop) });
             }
             // A request of raw bytes, with an arbitrary position in the immediate.
             10 => {
@@ -493,7 +493,7 @@ impl Rig {
             let left = (host.core.shard().connections(), host.core.shard().inflight());
             assert_eq!(left, (0, 0), "connections and requests are left");
         }
-        self.tell(ControlMessage::Shutdown);
+        self.post(ControlMessage::Shutdown);
         self.pass(END);
         assert!(self.hosts.iter().all(|host| host.core.is_done()), "the server does not end");
         self.hosts.clear();

@@ -115,12 +115,12 @@ struct Job {
 }
 
 impl StateDir {
-    /// Opens `said`, or else the first available of `$STATE_DIRECTORY` (set by systemd),
+    /// Opens `given`, or else the first available of `$STATE_DIRECTORY` (set by systemd),
     /// `/var/lib/rtrs` for root, `$XDG_STATE_HOME/rtrs` and `$HOME/.local/state/rtrs`. Logs a
     /// warning if it cannot be used. If an owner is given, root accesses the directory as `owner`.
-    pub(crate) fn open(said: Option<&Path>, owner: Option<&Account>) -> Self {
+    pub(crate) fn open(given: Option<&Path>, owner: Option<&Account>) -> Self {
         let owner = owner.cloned();
-        let opened = match state_dir(said) {
+        let opened = match state_dir(given) {
             Some(dir) => files_as(owner.as_ref()).and_then(|_as| Files::open(&dir)),
             None => Err(probe::no_home()),
         };
@@ -169,8 +169,8 @@ impl StateDir {
 
 /// Tests whether the state directory can be used, and creates nothing. Returns the warning of a
 /// start if not.
-pub(crate) fn check_state_dir(said: Option<&Path>, owner: Option<&Account>) -> Option<String> {
-    let checked = match state_dir(said) {
+pub(crate) fn check_state_dir(given: Option<&Path>, owner: Option<&Account>) -> Option<String> {
+    let checked = match state_dir(given) {
         Some(dir) => check_directory(&dir, "epochs", owner),
         None => Err(probe::no_home()),
     };
@@ -178,10 +178,10 @@ pub(crate) fn check_state_dir(said: Option<&Path>, owner: Option<&Account>) -> O
 }
 
 /// Returns the given directory, or the default.
-pub(crate) fn state_dir(said: Option<&Path>) -> Option<PathBuf> {
+pub(crate) fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
     let is_root = effective_user() == 0;
     let default = || default_dir(is_root, |name| env::var_os(name));
-    said.map(Path::to_path_buf).or_else(default)
+    given.map(Path::to_path_buf).or_else(default)
 }
 
 /// Switches this thread's file accesses to the owner, if there is one.
@@ -196,15 +196,15 @@ fn fresh_number() -> u64 {
 }
 
 fn default_dir(is_root: bool, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let said = |name: &str| var(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let absolute = |name: &str| var(name).map(PathBuf::from).filter(|path| path.is_absolute());
     // systemd separates several directories by colons; this server uses the first.
     let unit = var("STATE_DIRECTORY").and_then(|all| {
         let first = all.to_str()?.split(':').next()?.to_owned();
         Some(PathBuf::from(first)).filter(|path| path.is_absolute())
     });
     unit.or_else(|| is_root.then(|| PathBuf::from("/var/lib/rtrs")))
-        .or_else(|| said("XDG_STATE_HOME").map(|home| home.join("rtrs")))
-        .or_else(|| said("HOME").map(|home| home.join(".local/state/rtrs")))
+        .or_else(|| absolute("XDG_STATE_HOME").map(|home| home.join("rtrs")))
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state/rtrs")))
 }
 
 impl Files {

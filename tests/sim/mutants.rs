@@ -68,12 +68,12 @@ pub struct Verdict {
 
 thread_local! {
     /// Message of the last engine panic on this thread.
-    static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Keeps panic messages for [`hunt`] instead of printing them.
 pub fn keep_panics() {
-    std::panic::set_hook(Box::new(|info| SAID.set(Some(info.to_string()))));
+    std::panic::set_hook(Box::new(|info| PANIC.set(Some(info.to_string()))));
 }
 
 /// Returns scenes that are known to catch a mutant.
@@ -110,8 +110,8 @@ fn play(scene: Scene, mutant: Option<Mutant>) -> Option<Failure> {
     }));
     mutant::choose(None);
     outcome.unwrap_or_else(|_| {
-        let said = SAID.take().unwrap_or_else(|| "an engine panicked".to_owned());
-        Some(Failure::new("panic", said.replace('\n', " ")))
+        let reason = PANIC.take().unwrap_or_else(|| "an engine panicked".to_owned());
+        Some(Failure::new("panic", reason.replace('\n', " ")))
     })
 }
 

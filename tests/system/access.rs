@@ -67,9 +67,9 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
     let (_, refused) = from("127.0.1.1", &server, "vol0").try_start();
     let _ = refused.code(1).says("EACCES").says("access lists do not admit this client");
     let doctor = ["doctor", &format!("tcp://127.0.1.1@{}", server.address())];
-    let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
-    assert!(told.stdout.contains("EACCES"), "{}", told.stdout);
-    assert!(told.stdout.contains("ask its operator for the rule NAME:rw"), "{}", told.stdout);
+    let got = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
+    assert!(got.stdout.contains("EACCES"), "{}", got.stdout);
+    assert!(got.stdout.contains("ask its operator for the rule NAME:rw"), "{}", got.stdout);
     assert!(server.list()["refused"]["access"].as_u64().is_some_and(|count| count > 0));
 
     // The writer may only read from now on. Other sessions are not affected.
@@ -81,8 +81,8 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
         (writer.status()["state"] == "failed").then_some(())
     });
     assert!(writer.status()["reason"].to_string().contains("may not open 'vol0' rw"));
-    let told = writer.command(&["status", "vol0"]).code(3).says("do not detach it");
-    assert!(!told.stderr.contains("attach it again"), "{told:?}");
+    let got = writer.command(&["status", "vol0"]).code(3).says("do not detach it");
+    assert!(!got.stderr.contains("attach it again"), "{got:?}");
     innocent.progress();
     // The writer may write again.
     write(readers, "'anyone@127.0.0.8/31:rw'");
@@ -182,9 +182,9 @@ fn a_removed_export_takes_its_list_along() {
     let _ = removed.says("vol0");
     session_ends(&server);
     // The client has learned the reason before its path ended.
-    let told = client.status();
-    assert_eq!((&told["state"], &told["io_fails"]), (&"failed".into(), &true.into()), "{told}");
-    assert!(told["reason"].to_string().contains("removed the export"), "{told}");
+    let got = client.status();
+    assert_eq!((&got["state"], &got["io_fails"]), (&"failed".into(), &true.into()), "{got}");
+    assert!(got["reason"].to_string().contains("removed the export"), "{got}");
     let (_, refused) = from("127.0.0.7", &server, "vol1").try_start();
     let _ = refused.code(1).says("access lists do not admit this client");
     give_up(&client, "vol0", server);
@@ -424,8 +424,8 @@ fn a_reload_prints_the_warnings_of_a_start() {
     let _ = server.command(&["reload", "--dry-run"]).ok().says(warning);
     let _ = server.command(&["reload"]).ok().says(warning);
     let done = server.command(&["reload", "-o", "json"]).ok().json();
-    let told = done["warnings"][0].as_str().expect("a warning");
-    assert!(told.starts_with(&warning["warning: ".len()..]), "{done}");
+    let got = done["warnings"][0].as_str().expect("a warning");
+    assert!(got.starts_with(&warning["warning: ".len()..]), "{done}");
     let set = server.command(&["export", "set", "v", "access=db2:ro"]).ok();
     let _ = set.says("warning: the access rule for \"db2\" admits no client");
     let _ = server.stop(STOP_TIME_MAX);

@@ -279,9 +279,9 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
     assert_eq!(server.sessions(), [] as [Value; 0]);
     // The error comes at once, although IO would wait for a path without limit.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
-    let told = client.status();
-    assert!(told.to_string().contains("operator evicted this session"), "{told}");
-    assert_eq!((&told["state"], &told["io_fails"]), (&"evicted".into(), &true.into()), "{told}");
+    let got = client.status();
+    assert!(got.to_string().contains("operator evicted this session"), "{got}");
+    assert_eq!((&got["state"], &got["io_fails"]), (&"evicted".into(), &true.into()), "{got}");
     let _ = client.command(&["status", "vol0"]).code(3).says("detach it, and attach it again");
     let _ = client.command(&["list"]).ok().says("evicted: IO fails; evicted by the server's");
     // Log lines reach the file a moment later.

@@ -112,9 +112,9 @@ fn a_file_can_be_applied_repeatedly() {
     let innocent = Innocent::start(&Front::Unix(host.client.run_dir().join("vol0.sock")), "vol0");
     let online = "  policy: round-robin\n  no-path: queue\n";
     let file = [host.entry("vol0", &[1, 2], online), file[1].clone()];
-    let told = host.with(&file, &["diff"]).code(1).json();
-    let differences = &told["sessions"][0]["differences"];
-    assert_eq!(differences.as_array().map(Vec::len), Some(5), "{told}");
+    let reported = host.with(&file, &["diff"]).code(1).json();
+    let differences = &reported["sessions"][0]["differences"];
+    assert_eq!(differences.as_array().map(Vec::len), Some(5), "{reported}");
     let _ = host.with(&file, &["apply", "--dry-run"]).ok();
     assert_eq!(host.get("vol0", "policy"), "min-inflight", "nothing was done");
     let done = host.with(&file, &["apply"]).ok();
@@ -205,7 +205,7 @@ fn one_failing_volume_does_not_block_others() {
     assert!(error.contains("ENOENT"), "{error}");
     assert_eq!(host.pids().len(), 2);
     // An invalid file changes nothing at all.
-    for (bad, told) in [
+    for (bad, expected) in [
         (host.entry("vol2", &[0], "  polcy: x\n"), "did you mean"),
         (host.entry("vol2", &[], ""), "it has no path"),
         (host.entry("vol0", &[0], ""), "it is listed twice"),
@@ -214,7 +214,7 @@ fn one_failing_volume_does_not_block_others() {
             "has the socket of session",
         ),
     ] {
-        let _ = host.with(&[host.entry("vol0", &[1], ""), bad], &["apply"]).code(2).says(told);
+        let _ = host.with(&[host.entry("vol0", &[1], ""), bad], &["apply"]).code(2).says(expected);
     }
     assert_eq!(host.status("vol0")["paths"][0]["path"], host.paths[0]);
     for (command, code) in [("apply", 1), ("diff", 2)] {

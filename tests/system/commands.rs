@@ -197,11 +197,11 @@ fn a_check_refuses_what_a_start_would_refuse() {
         let words = ["--export", &export, "--listen", &listen, "--check", "--run-dir", own];
         run(bin("rtrs-server"), &[&words[..], more].concat(), COMMAND_TIME_MAX)
     };
-    let said = same(&[]).ok().stdout;
+    let reported = same(&[]).ok().stdout;
     let name = &listen["tcp://".len()..];
     let running = format!("this server is running: {name}, process {}; ", server.pid());
     let holds = format!("it holds export \"vol0\", {listen}, which were not tested\n");
-    assert_eq!(said, format!("ok\n{running}{holds}"));
+    assert_eq!(reported, format!("ok\n{running}{holds}"));
     let checked = same(&["--name", name, "-o", "json"]).ok().json();
     assert_eq!((&checked["ok"], &checked["running"]["pid"]), (&true.into(), &server.pid().into()));
     let _ = same(&["--export", "more=/nonexistent/x"]).code(1).says("/nonexistent/x");
@@ -296,9 +296,9 @@ fn a_failed_attach_gives_the_reason_even_without_log_space() {
     shell.arg(socket).arg("--run-dir").arg(client.run_dir());
     // The output goes through a pipe, since files cannot grow.
     let output = shell.output().expect("a shell");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("ENOENT"), "{said}");
+    let reported = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{reported}");
+    assert!(reported.contains("ENOENT"), "{reported}");
     let _ = server.stop(STOP_TIME_MAX);
 }
 
@@ -312,9 +312,9 @@ fn an_attach_succeeds_even_if_its_output_cannot_be_written() {
     let mut attach = command(&client, &["attach", "vol0", "--path", server.portal()]);
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     let output = attach.arg("--socket").arg(socket).stdout(full).output().expect("a process");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("vol0 is attached, but this cannot be printed"), "{said}");
+    let reported = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{reported}");
+    assert!(reported.contains("vol0 is attached, but this cannot be printed"), "{reported}");
     let _ = client.command(&["status", "vol0"]).ok().says("open");
     let _ = client.command(&["detach", "vol0"]).ok();
     let _ = server.stop(STOP_TIME_MAX);
@@ -432,8 +432,8 @@ fn several_sessions_are_detached_by_one_command() {
     attach("b");
     let all = a.command(&["detach", "--all", "-o", "json"]).ok().json();
     for (row, name) in all.as_array().expect("a list").iter().zip(["a", "b"]) {
-        let told = (&row["name"], &row["detached"], &row["error"]);
-        assert_eq!(told, (&name.into(), &true.into(), &Value::Null), "{all}");
+        let reported = (&row["name"], &row["detached"], &row["error"]);
+        assert_eq!(reported, (&name.into(), &true.into(), &Value::Null), "{all}");
     }
     assert_eq!(all.as_array().map(Vec::len), Some(2), "{all}");
     a.wait_gone(STOP_TIME_MAX);

@@ -183,11 +183,11 @@ fn a_busy_server_stops_within_a_bound_on_sigterm() {
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut filler = writer.try_clone().expect("its writing end again");
-    let (told, fills) = std::sync::mpsc::channel();
+    let (sender, fills) = std::sync::mpsc::channel();
     // The thread blocks in its last write until the reading end is closed.
     std::thread::spawn(
         move || {
-            while filler.write_all(&[b'.'; 512]).is_ok() && told.send(()).is_ok() {}
+            while filler.write_all(&[b'.'; 512]).is_ok() && sender.send(()).is_ok() {}
         },
     );
     while fills.recv_timeout(Duration::from_millis(300)).is_ok() {}

@@ -118,9 +118,9 @@ fn a_forced_removal_fails_the_client_permanently() {
     // The errors come at once, although IO would wait for a path without limit.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
-    let told = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
-    assert!(told.to_string().contains("operator removed the export"), "{told}");
-    assert_eq!(told["io_fails"], true, "{told}");
+    let reported = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
+    assert!(reported.to_string().contains("operator removed the export"), "{reported}");
+    assert_eq!(reported["io_fails"], true, "{reported}");
     assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
     assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
     // The file is closed, and a new session gets the export that has the name now.

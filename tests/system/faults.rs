@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use proxy::{BOTH, Harm, PLACES, Place, Way};
 use rtrs_tests::{RawNbd, Reply, consts, quick, wait_for};
-use scene::{PATH_TIME_MAX, Scene, rounds, tell};
+use scene::{PATH_TIME_MAX, Scene, print_longest, rounds};
 use serde_json::Value;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ fn stopped(paths: usize, what: &str) {
         longest.push(scene.load.longest());
         scene.wait_connected();
     }
-    tell(what, longest);
+    print_longest(what, longest);
     scene.end();
 }
 
@@ -74,7 +74,7 @@ fn a_server_kill_and_restart_causes_only_a_pause() {
         }
         longest.push(scene.load.longest());
     }
-    tell("server killed and started again, two paths", longest);
+    print_longest("server killed and started again, two paths", longest);
     let after = scene.status();
     for key in ["session_id", "pid", "size"] {
         assert_eq!(before[key], after[key], "{key}");
@@ -103,7 +103,7 @@ fn silent(ways: &[Way], what: &str) {
         scene.wait_reconnected(0, reconnects + 1);
         scene.load.progress();
     }
-    tell(what, longest);
+    print_longest(what, longest);
     scene.check_undisturbed(1);
     scene.end();
 }
@@ -138,7 +138,7 @@ fn a_path_that_is_slow_is_not_dead() {
         scene.proxies[0].delay(Duration::ZERO);
         longest.push(scene.load.longest());
     }
-    tell("one of two paths 50 ms late each way", longest);
+    print_longest("one of two paths 50 ms late each way", longest);
     scene.check_undisturbed(0);
     scene.check_undisturbed(1);
     scene.end();
@@ -155,7 +155,7 @@ fn late(scene: &Scene, what: &str, after: impl Fn(u64)) {
         longest.push(scene.load.longest());
         after(round as u64);
     }
-    tell(what, longest);
+    print_longest(what, longest);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_connection_cut_in_the_middle_of_a_frame() {
         assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
         assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was cut is sent again");
     }
-    tell("one of two paths cut in the middle of a frame", longest);
+    print_longest("one of two paths cut in the middle of a frame", longest);
     scene.check_undisturbed(1);
     scene.end();
 }
@@ -233,13 +233,13 @@ fn a_corrupted_byte() {
             assert_eq!(wait_for(&what, PATH_TIME_MAX, found), 1, "{way:?} {place:?}");
         }
     }
-    tell("a byte corrupted on one of two paths", longest);
+    print_longest("a byte corrupted on one of two paths", longest);
     if !lengths.is_empty() {
-        tell("the same, in the length of a frame", lengths);
+        print_longest("the same, in the length of a frame", lengths);
     }
-    let told = "terminated by the peer: wrong CRC";
+    let reported = "terminated by the peer: wrong CRC";
     wait_for("the client's log to say why", PATH_TIME_MAX, || {
-        scene.log().contains(told).then_some(())
+        scene.log().contains(reported).then_some(())
     });
     scene.check_undisturbed(1);
     scene.end();
@@ -297,6 +297,6 @@ fn no_path_for_a_while_causes_only_a_pause() {
     scene.proxies.iter().for_each(proxy::Proxy::open);
     let longest = scene.load.longest();
     scene.wait_connected();
-    tell("both paths silent for 9 s", vec![longest]);
+    print_longest("both paths silent for 9 s", vec![longest]);
     scene.end();
 }

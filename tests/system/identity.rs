@@ -50,8 +50,8 @@ fn refused(client: &Client, path: usize, why: &str) {
     let why = format!("cannot use this path: {why}");
     wait_for(&why, PATH_TIME_MAX, || {
         let path = &client.status()["paths"][path];
-        let said = path["last_error"].as_str().is_some_and(|error| error.contains(&why));
-        (said && path["state"] != "connected").then_some(())
+        let is_reported = path["last_error"].as_str().is_some_and(|error| error.contains(&why));
+        (is_reported && path["state"] != "connected").then_some(())
     });
     let _ = client.command(&["list"]).ok().says(&why);
     let _ = client.command(&["status", "vol"]).says(&why);

@@ -73,8 +73,8 @@ pub(super) fn check_by_promtool(text: &str) {
     std::io::Write::write_all(&mut input, text.as_bytes()).expect("it reads");
     drop(input);
     let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "promtool: {said}");
+    let reported = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && reported.is_empty(), "promtool: {reported}");
 }
 
 /// Reply to a successful request.
@@ -211,17 +211,17 @@ fn an_address_in_use_is_refused_and_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = taken.local_addr().expect("its address").to_string();
     let server = Server::builder().export("vol0=mem:1M").start();
-    let said = Server::builder()
+    let reported = Server::builder()
         .export("vol0=mem:1M")
         .args(&["--listen", "tcp://127.0.0.1:0", "--metrics", &at])
         .run();
-    let _ = said.code(1).says(&format!("cannot serve metrics at {at}"));
+    let _ = reported.code(1).says(&format!("cannot serve metrics at {at}"));
     let attach = Client::attach("vol0").path(server.portal()).args(&["--metrics", &at]);
-    let (client, said) = attach.try_start();
-    let _ = said.code(1).says(&format!("cannot serve metrics at {at}"));
+    let (client, reported) = attach.try_start();
+    let _ = reported.code(1).says(&format!("cannot serve metrics at {at}"));
     client.wait_gone(STOP_TIME_MAX);
-    let said = Server::builder().export("vol0=mem:1M").args(&["--metrics", "9823"]).run();
-    let _ = said.code(2).says("is not a numeric address with a port");
+    let reported = Server::builder().export("vol0=mem:1M").args(&["--metrics", "9823"]).run();
+    let _ = reported.code(2).says("is not a numeric address with a port");
     let _ = server.stop(STOP_TIME_MAX);
 }
 
@@ -413,7 +413,7 @@ fn promtool_accepts_the_rules() {
     ] {
         let output = Command::new("promtool").args(words).arg(root().join(file)).output();
         let output = output.expect("promtool");
-        let said = [output.stdout, output.stderr].concat();
-        assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&said));
+        let reported = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&reported));
     }
 }

@@ -95,8 +95,8 @@ fn nbdinfo_and_nbdcopy_work_over_tls() {
         let status = place.client.status();
         let shown = status["uri"].as_str().expect("a URI");
         assert_eq!(shown, place.client.uri().replace("nbd://", "nbds://"));
-        let told = run("nbdinfo", &[&place.uri()], COMMAND_TIME_MAX).ok().stdout;
-        assert!(told.contains("with TLS") && told.contains("export-size: 16777216"), "{told}");
+        let got = run("nbdinfo", &[&place.uri()], COMMAND_TIME_MAX).ok().stdout;
+        assert!(got.contains("with TLS") && got.contains("export-size: 16777216"), "{got}");
         let line = place.says("NBD client over TLS");
         assert!(line.contains("db1") && line.contains("TLS_AES_"), "{line}");
         assert!(line.contains("127.0.0.1:"), "{line}");
@@ -127,8 +127,8 @@ fn qemu_img_works_over_tls() {
         let words = [&[words[0], "--object", &object], &words[1..]].concat();
         run("qemu-img", &words, COPY_TIME_MAX)
     };
-    let told = with(&["info", "--image-opts", &image]).ok().stdout;
-    assert!(told.contains("16 MiB"), "{told}");
+    let got = with(&["info", "--image-opts", &image]).ok().stdout;
+    assert!(got.contains("16 MiB"), "{got}");
     let from = place.scratch.text("image");
     pattern_file(Path::new(&from), SIZE, 5);
     let raw = format!("driver=raw,file.driver=nbd,file.{}", &image["driver=nbd,".len()..])
@@ -157,11 +157,11 @@ fn nbd_client_lists_exports_over_tls() {
     let list = ["-l", "127.0.0.1", &port];
     let tls = ["-cacertfile", &ca, "-certfile", &cert, "-keyfile", &key];
     let tls = [&tls[..], &["-tlshostname", "127.0.0.1"]].concat();
-    let told = run("nbd-client", &[&list[..], &tls].concat(), COMMAND_TIME_MAX).ok().stdout;
-    assert!(told.lines().any(|line| line.starts_with("vol0")), "{told}");
+    let got = run("nbd-client", &[&list[..], &tls].concat(), COMMAND_TIME_MAX).ok().stdout;
+    assert!(got.lines().any(|line| line.starts_with("vol0")), "{got}");
     let _ = place.says("NBD client over TLS");
-    let told = run("nbd-client", &list, COMMAND_TIME_MAX);
-    assert!(!told.stdout.contains("vol0"), "{}", told.stdout);
+    let got = run("nbd-client", &list, COMMAND_TIME_MAX);
+    assert!(!got.stdout.contains("vol0"), "{}", got.stdout);
     place.finish();
 }
 
@@ -177,12 +177,12 @@ fn plain_clients_are_refused_with_require() {
     assert!(line.contains("127.0.0.1:"), "{line}");
     let uri = place.client.uri();
     if requires(&["nbdinfo"]) {
-        let told = fails(run("nbdinfo", &[&uri], COMMAND_TIME_MAX));
-        assert!(told.contains("Operation not supported"), "{told}");
+        let got = fails(run("nbdinfo", &[&uri], COMMAND_TIME_MAX));
+        assert!(got.contains("Operation not supported"), "{got}");
     }
     if requires(&["qemu-img"]) {
-        let told = fails(run("qemu-img", &["info", &uri], COMMAND_TIME_MAX));
-        assert!(told.contains("this server requires TLS"), "{told}");
+        let got = fails(run("qemu-img", &["info", &uri], COMMAND_TIME_MAX));
+        assert!(got.contains("this server requires TLS"), "{got}");
     }
     place.finish();
 }

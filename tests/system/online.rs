@@ -169,10 +169,10 @@ fn the_policy_changes_under_load() {
         assert_eq!(status["policy"], policy);
     }
     let set = ["set", "vol0", "no-path=queue", "reconnect-max=1s"];
-    let said = session.client.command(&set).ok().stdout;
-    assert_eq!(said, "no-path: queue\nreconnect-max: 1s\n");
-    let said = session.client.command(&["get", "vol0", "crc", "no-path"]).ok().stdout;
-    assert_eq!(said, "crc: on  # fixed until detach\nno-path: queue\n");
+    let printed = session.client.command(&set).ok().stdout;
+    assert_eq!(printed, "no-path: queue\nreconnect-max: 1s\n");
+    let printed = session.client.command(&["get", "vol0", "crc", "no-path"]).ok().stdout;
+    assert_eq!(printed, "crc: on  # fixed until detach\nno-path: queue\n");
     let no_path = |session: &Changed| {
         let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
         status["no_path"].clone()

@@ -80,9 +80,9 @@ fn a_file_grows_under_load() {
     // A connection opened before the resize can use the new size too.
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(0));
     // The command extends the file.
-    let told = resize(&server, &["--size", "64M"]);
+    let shown = resize(&server, &["--size", "64M"]);
     let expected = json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB});
-    assert_eq!(told, expected);
+    assert_eq!(shown, expected);
     await_size(&client, 64 * MIB);
     assert_eq!(fs::metadata(&path).expect("the file").len(), 64 * MIB);
     let text = server.command(&["export", "resize", "vol0"]).ok();
@@ -229,8 +229,8 @@ fn an_idle_client_is_notified_of_a_forced_removal() {
     let _ = server.command(&["export", "remove", "vol0", "--force"]).ok();
     // The client notices without IO.
     wait_for("the client to know", COMMAND_TIME_MAX, || {
-        let told = client.command(&["status", "vol0", "-o", "json"]);
-        told.stdout.contains("operator removed the export").then_some(())
+        let shown = client.command(&["status", "vol0", "-o", "json"]);
+        shown.stdout.contains("operator removed the export").then_some(())
     });
     let _ = client.command(&["status", "vol0"]).code(3);
     client.detach();

@@ -61,9 +61,9 @@ fn a_slow_disk_appears_as_backend_time() {
             assert!(p50(parts, other) < p50(parts, "backend"), "{all}");
         }
     }
-    let said = client.command(&["stats", "vol0"]).ok();
-    let said = DIVIDED.into_iter().fold(said.says("P99 US"), |said, part| said.says(part));
-    let _ = said.says("  all");
+    let printed = client.command(&["stats", "vol0"]).ok();
+    let printed = DIVIDED.into_iter().fold(printed.says("P99 US"), |all, part| all.says(part));
+    let _ = printed.says("  all");
 
     let metrics = Exposition::parse(&client.command(&["metrics"]).ok().stdout).expect("metrics");
     let labels = |part| [("export", "vol0"), ("part", part)];

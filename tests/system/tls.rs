@@ -166,8 +166,8 @@ fn a_revoked_certificate_ends_only_its_sessions() {
     wait_for("the end of the session", Duration::from_secs(1), || {
         server.sessions().is_empty().then_some(())
     });
-    let told = place.doctor(server.portal()).code(1).stdout;
-    assert!(told.contains("revoked"), "{told}");
+    let got = place.doctor(server.portal()).code(1).stdout;
+    assert!(got.contains("revoked"), "{got}");
     let _ = client.command(&["detach", "vol0", "--force", "--within", "0"]);
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -224,10 +224,10 @@ fn raw_keys_carry_sessions_and_a_reload_revokes_them() {
         server.sessions().is_empty().then_some(())
     });
     let doctor = [&["doctor", server.portal()][..], &tls].concat();
-    let told = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
+    let got = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).code(1);
     let text = format!("our key is not known to the peer ({client_key}, SHA256:");
-    assert!(told.stdout.contains(&text), "{}", told.stdout);
-    assert!(told.stdout.contains("server's clients-file"), "{}", told.stdout);
+    assert!(got.stdout.contains(&text), "{}", got.stdout);
+    assert!(got.stdout.contains("server's clients-file"), "{}", got.stdout);
     // An invalid list changes nothing.
     fs::write(&clients, "db1\n").expect("the list");
     for words in [&["reload"][..], &["reload", "--dry-run"]] {
@@ -264,8 +264,8 @@ fn doctor_explains_certificate_errors() {
     let portal = server.portal().to_owned();
     let _ = place.doctor(&portal).ok();
     let check = |portal: &str, what: &str, hint: &str| {
-        let told = place.doctor(portal).code(1).stdout;
-        assert!(told.contains(what) && told.contains(hint), "no {what:?}, {hint:?} in {told}");
+        let got = place.doctor(portal).code(1).stdout;
+        assert!(got.contains(what) && got.contains(hint), "no {what:?}, {hint:?} in {got}");
     };
     place.issue(&Wanted { years: (2020, 2021), ..Wanted::CLIENT });
     check(&portal, "our certificate has expired", "renew client-cert.pem");
@@ -502,10 +502,10 @@ fn a_failed_reload_reports_what_it_changed() {
     let _ = dry.says("this would apply: ca-crl.pem; sessions that would lose paths: sess");
     let _ = only_session(&server, 1);
     let done = server.command(&["reload", "-o", "json"]).code(1);
-    let told: Value = serde_json::from_str(&done.stderr).expect("JSON");
-    let told = told["error"].as_str().expect("an error");
+    let got: Value = serde_json::from_str(&done.stderr).expect("JSON");
+    let got = got["error"].as_str().expect("an error");
     let applied = "but this was applied: ca-crl.pem; sessions that lost paths: sess";
-    assert!(told.starts_with("no export changed: ") && told.ends_with(applied), "{told}");
+    assert!(got.starts_with("no export changed: ") && got.ends_with(applied), "{got}");
     wait_for("the end of the session", Duration::from_secs(1), || {
         server.sessions().is_empty().then_some(())
     });
@@ -563,19 +563,19 @@ fn revocation_lists_are_validated_before_use() {
 fn an_unencrypted_path_with_certificates_is_reported() {
     let place = Place::new();
     let server = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0").start();
-    let told = place.doctor(server.portal()).ok();
+    let got = place.doctor(server.portal()).ok();
     let what = format!("the path {} does not use them", server.portal());
-    assert!(told.stdout.contains("warn  connect") && told.stdout.contains(&what), "{told:?}");
+    assert!(got.stdout.contains("warn  connect") && got.stdout.contains(&what), "{got:?}");
     let (socket, run_dir) = (place.scratch.text("socket"), place.scratch.text("run"));
     let words = ["vol0", "--run-dir", &run_dir];
     let attach = [&["attach"], &words[..], &["--path", server.portal(), "--socket", &socket]];
     let dir = place.dir();
     let attach = [&attach.concat()[..], &["--tls-dir", &dir]].concat();
     let client = |words: &[&str]| run(bin("rtrs-client"), words, COMMAND_TIME_MAX);
-    let told = client(&[&attach[..], &["--check"]].concat()).ok();
-    assert!(told.stderr.contains(&what) && told.stdout == "ok\n", "{told:?}");
-    let told = client(&attach).ok();
-    assert!(told.stderr.contains(&what), "{told:?}");
+    let got = client(&[&attach[..], &["--check"]].concat()).ok();
+    assert!(got.stderr.contains(&what) && got.stdout == "ok\n", "{got:?}");
+    let got = client(&attach).ok();
+    assert!(got.stderr.contains(&what), "{got:?}");
     let _ = client(&[&["logs"], &words[..]].concat()).ok().says(&what);
     let _ = client(&[&["detach"], &words[..]].concat()).ok();
     let _ = server.stop(STOP_TIME_MAX);

@@ -52,9 +52,9 @@ fn an_overdue_request_fails_once_and_the_connection_stays() {
     client.send_write(0, 3, 0, &OLD);
     assert_eq!(next(&mut two, &mut client), None);
     give_up(&mut two);
-    let mut told: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
-    told.sort_unstable();
-    assert_eq!(told, [(1, EIO), (2, EIO), (3, EIO)]);
+    let mut answers: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [(1, EIO), (2, EIO), (3, EIO)]);
     assert_eq!(two.shards[0].bridge.stats().given_up, 3);
     // The device still has every request, and the memory of the read.
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (3, 1));
@@ -76,9 +76,9 @@ fn an_overdue_request_that_completes_during_its_reply_is_answered_once() {
     // The device gives the request up, and completes it in the same turn.
     two.shards[0].hold(false);
     give_up(&mut two);
-    let mut told: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
-    told.sort_unstable();
-    assert_eq!(told, [(1, EIO), (2, EIO)]);
+    let mut answers: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [(1, EIO), (2, EIO)]);
     assert_eq!((two.shards[0].bridge.inflight(), two.group.orphaned_writes()), (0, 0));
     client.send_write(0, 3, 4096, &NEW);
     assert_eq!(next(&mut two, &mut client), Some((3, 0)));
@@ -112,8 +112,8 @@ fn an_overdue_request_completing_with_its_reply_unread_is_answered_once() {
     while !reading.is_finished() {
         two.settle();
     }
-    let (told, mut client) = reading.join().unwrap();
-    assert_eq!(told, [(1, 0), (2, EIO)]);
+    let (answers, mut client) = reading.join().unwrap();
+    assert_eq!(answers, [(1, 0), (2, EIO)]);
     assert_eq!(next(&mut two, &mut client), None);
     assert_eq!(two.shards[0].bridge.inflight(), 0);
     end(two, vec![client]);
@@ -165,12 +165,12 @@ fn a_request_blocked_by_an_overdue_change_times_out() {
 
 #[test]
 fn a_client_closing_around_an_error_reply_leaves_nothing() {
-    for told in [false, true] {
+    for is_answered in [false, true] {
         let (mut two, mut client) = held(config());
         client.send(READ, 0, 1, 0, 4096);
         client.send_write(0, 2, 0, &OLD);
         two.settle();
-        if told {
+        if is_answered {
             give_up(&mut two);
             drop(client);
             two.settle();

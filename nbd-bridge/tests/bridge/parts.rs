@@ -221,12 +221,12 @@ fn newer_changes_of_a_block_wait_for_a_partial_write() {
         two.shards[0].hold(false);
         settle(&mut two);
         assert!(is_answered(&mut first, 0));
-        let mut told: Vec<_> = (0..5)
+        let mut answers: Vec<_> = (0..5)
             .map(|_| second.reply(|cookie| if cookie == 6 { 600 } else { 0 }))
             .map(|reply| (reply.cookie, reply.error))
             .collect();
-        told.sort_unstable();
-        assert_eq!(told, [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0)]);
+        answers.sort_unstable();
+        assert_eq!(answers, [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0)]);
         assert_eq!([499, 500, 511, 512, 1023].map(|at| two.disk(at)), [0, 1, 1, 2, 2]);
         let zeroes = [589, 590, 593, 594].map(|at| two.disk(at));
         assert_eq!(zeroes, [2, 0, 0, 2], "in the order in which they came");
@@ -390,9 +390,9 @@ fn overdue_partial_writes_fail_and_blocked_ones_time_out() {
     assert!(!is_answered(&mut other, 0));
     two.shards.iter_mut().for_each(|shard| shard.now = shard.now + 31 * SECOND);
     settle(&mut two);
-    let mut told = [other.reply(|_| 0), other.reply(|_| 0)].map(|r| (r.cookie, r.error));
-    told.sort_unstable();
-    assert_eq!(told, [(2, EIO), (3, EIO)]);
+    let mut answers = [other.reply(|_| 0), other.reply(|_| 0)].map(|r| (r.cookie, r.error));
+    answers.sort_unstable();
+    assert_eq!(answers, [(2, EIO), (3, EIO)]);
     two.shards[0].hold(false);
     settle(&mut two);
     assert_eq!([0, 100, 120].map(|at| two.disk(at)), [0; 3], "only the block was read");

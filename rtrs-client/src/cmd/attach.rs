@@ -24,7 +24,7 @@ use crate::control_protocol::{Attached, NotAttached, Request};
 use crate::daemon::attach::{self as daemon, FAILED, READY};
 use crate::daemon::saved::{left_of, session_left};
 use crate::error::{Error, ErrorKind, system, usage};
-use crate::plan::{AttachPlan, OF_ADDED, VolumeName, check_name, of_session, said};
+use crate::plan::{AttachPlan, OF_ADDED, VolumeName, check_name, non_default, of_session};
 use crate::session_log::{
     DAEMON_LOG, LogError, SessionLog, is_in_background, path_of, remove_failed,
 };
@@ -185,7 +185,7 @@ impl AttachArgs {
         self.attach.apply(&mut attach)?;
         make_absolute([&mut attach.socket, &mut attach.nbd_tls_dir])
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))?;
-        let own = said(&session, &attach);
+        let own = non_default(&session, &attach);
         match own.keys().find(|name| !OF_ADDED.contains(&name.as_str())) {
             Some(name) => Err(of_session(name)),
             None => Ok(own),

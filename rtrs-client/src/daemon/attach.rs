@@ -176,9 +176,9 @@ fn announce(
     manager
         .watch(move || answering.reports(Reported::None).len() == count)
         .map_err(system("cannot start a thread"))?;
-    let (told, served_at) = tell(plan, session, background);
+    let (printed, served_at) = print_attached(plan, session, background);
     manager.ready(&served_at);
-    if let Err(error) = told
+    if let Err(error) = printed
         && background
     {
         tracing::warn!("the attach command has ended: {error}; the session ends too");
@@ -211,7 +211,7 @@ fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
 
 /// Reports the attached volumes, and with several also the failed ones, to the command or to the
 /// starter of a foreground process. Also returns where the volumes are served.
-fn tell(
+fn print_attached(
     plan: &AttachPlan,
     session: &AttachedSession,
     background: bool,
@@ -242,11 +242,11 @@ fn tell(
         last => values.into_iter().chain(last).collect(),
     };
     let served_at = texts.join(" ");
-    let told = write_text(&match (background, plan.output) {
+    let printed = write_text(&match (background, plan.output) {
         // Read and printed by the command.
         (true, _) => format!("{READY}{value}\n"),
         (false, Output::Json) => format!("{value:#}\n"),
         (false, Output::Text) => format!("{READY}{served_at}\n"),
     });
-    (told, served_at)
+    (printed, served_at)
 }

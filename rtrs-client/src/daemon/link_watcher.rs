@@ -97,7 +97,7 @@ impl LinkWatcher {
     /// # Errors
     /// Fails with the system's error if netlink is missing in this kernel or denied to this
     /// process.
-    pub(crate) fn start(tell: impl Fn(NetworkChange) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(notify: impl Fn(NetworkChange) + Send + 'static) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, GROUPS))?;
         let socket = Arc::new(socket);
@@ -109,7 +109,7 @@ impl LinkWatcher {
             bytes: Vec::with_capacity(DATAGRAM_MAX),
         };
         let name = "rtrs-network".to_owned();
-        let thread = std::thread::Builder::new().name(name).spawn(move || listener.run(tell))?;
+        let thread = std::thread::Builder::new().name(name).spawn(move || listener.run(notify))?;
         Ok(Self { socket, stop, thread: Some(thread) })
     }
 }
@@ -161,8 +161,8 @@ struct Listener {
 }
 
 impl Listener {
-    fn run(mut self, tell: impl Fn(NetworkChange)) {
-        if let Err(error) = self.learn() {
+    fn run(mut self, notify: impl Fn(NetworkChange)) {
+        if let Err(error) = self.load_initial() {
             tracing::debug!("the links that are up are not known: {error}");
         }
         while !self.stop.load(Ordering::SeqCst) {
@@ -172,7 +172,7 @@ impl Listener {
                     let up = news.map(|change| NetworkChange::Up(change.to_string()));
                     let mut changes = down.into_iter().chain(up).peekable();
                     if changes.peek().is_some() {
-                        changes.for_each(&tell);
+                        changes.for_each(&notify);
                         std::thread::sleep(PAUSE);
                     }
                 }
@@ -184,8 +184,8 @@ impl Listener {
         }
     }
 
-    /// Learns the initial links and addresses, which are not reported.
-    fn learn(&mut self) -> io::Result<()> {
+    /// Loads the initial links and addresses, which are not reported.
+    fn load_initial(&mut self) -> io::Result<()> {
         let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         for request in [links, addresses] {

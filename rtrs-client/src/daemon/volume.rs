@@ -192,9 +192,9 @@ fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
 
 /// Identity that a volume must have, if it is known before the open.
 fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Error> {
-    let said = plan.session.settings.identity;
+    let given = plan.session.settings.identity;
     let Some(saved) = saved.filter(|_| plan.takes_over()) else {
-        return Ok(said.filter(|_| !plan.accept_new_identity));
+        return Ok(given.filter(|_| !plan.accept_new_identity));
     };
     let left = match saved.identity() {
         _ if plan.accept_new_identity => return Ok(None),
@@ -202,28 +202,28 @@ fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Er
         Err(error) => {
             let text = "cannot read which export the dead process used; set --identity ID or \
                         --accept-new-identity";
-            return match said {
-                Some(said) => Ok(Some(said)),
+            return match given {
+                Some(given) => Ok(Some(given)),
                 None => Err(Error::with_source(ErrorKind::System, text, error)),
             };
         }
     };
-    joined(left, said)
+    joined(left, given)
 }
 
 /// Combines the identity left by a process with that of the settings, if they do not contradict
 /// each other: a boot-specific export ID changes with the next boot, and either may contain less.
-fn joined(left: Option<Pinned>, said: Option<Pinned>) -> Result<Option<Pinned>, Error> {
-    match (left, said) {
-        (Some(left), Some(said)) if left.contradicts(&said) => {
+fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>, Error> {
+    match (left, given) {
+        (Some(left), Some(given)) if left.contradicts(&given) => {
             let text = format!(
-                "cannot take over: the dead process used {left}, and identity says {said}; correct \
+                "cannot take over: the dead process used {left}, and identity says {given}; correct \
                  it, or set --accept-new-identity if the volume was moved"
             );
             Err(Error::new(ErrorKind::Usage, text))
         }
-        (Some(left), Some(said)) => Ok(Some(left.or(said))),
-        (left, said) => Ok(left.or(said)),
+        (Some(left), Some(given)) => Ok(Some(left.or(given))),
+        (left, given) => Ok(left.or(given)),
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
     use crate::settings::Settings;
 
     const LEFT: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000001";
-    const SAID: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000002";
+    const GIVEN: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000002";
 
     fn plan(front: &str, identity: Option<&str>, accept_new_identity: bool) -> AttachPlan {
         let identity = identity.map(|id| format!("\nidentity: {id}")).unwrap_or_default();
@@ -252,14 +252,14 @@ mod tests {
         let weak = |boot| Some(ExportId::weak(boot, "file", &[]));
         let of = |server, export| Some(Pinned { server, export });
         let stable = Some(ExportId::of_name("e"));
-        for (left, said, both) in [
+        for (left, given, both) in [
             (None, None, None),
             (None, of(server, stable), of(server, stable)),
             (of(server, stable), of(server, None), of(server, stable)),
             (of(server, None), of(None, stable), of(server, stable)),
             (of(server, weak(2)), of(server, weak(1)), of(server, weak(2))),
         ] {
-            assert_eq!(joined(left, said).ok(), Some(both), "{left:?} {said:?}");
+            assert_eq!(joined(left, given).ok(), Some(both), "{left:?} {given:?}");
         }
         let other = Some(ServerId::of_name("t"));
         assert!(joined(of(server, stable), of(other, stable)).is_err());
@@ -273,35 +273,35 @@ mod tests {
         dir.make().unwrap();
         let saved = Saved::new(&dir, "v").unwrap();
         let left: Pinned = LEFT.parse().unwrap();
-        let said: Pinned = SAID.parse().unwrap();
+        let given: Pinned = GIVEN.parse().unwrap();
         let device = |identity, accept| plan("device: auto\ntakeover: true", identity, accept);
         let pin = |plan: &AttachPlan| pinned(plan, Some(&saved)).map_err(|e| e.to_string());
 
         // The dead process had pinned nothing.
         assert_eq!(pin(&device(None, false)), Ok(None));
-        assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
+        assert_eq!(pin(&device(Some(GIVEN), false)), Ok(Some(given)));
         saved.save_identity(left);
         assert_eq!(pin(&device(None, false)), Ok(Some(left)));
         assert_eq!(pin(&device(Some(LEFT), false)), Ok(Some(left)));
-        let error = pin(&device(Some(SAID), false)).unwrap_err();
-        assert!(error.contains(LEFT) && error.contains(SAID), "{error}");
+        let error = pin(&device(Some(GIVEN), false)).unwrap_err();
+        assert!(error.contains(LEFT) && error.contains(GIVEN), "{error}");
         assert!(error.contains("set --accept-new-identity if the volume was moved"), "{error}");
-        for identity in [None, Some(LEFT), Some(SAID)] {
+        for identity in [None, Some(LEFT), Some(GIVEN)] {
             assert_eq!(pin(&device(identity, true)), Ok(None), "a deliberate move");
         }
 
         // Without a takeover, the saved state belongs to another session.
         for front in ["device: auto", "socket: /s"] {
             assert_eq!(pin(&plan(front, None, false)), Ok(None), "{front}");
-            assert_eq!(pin(&plan(front, Some(SAID), false)), Ok(Some(said)), "{front}");
-            assert_eq!(pin(&plan(front, Some(SAID), true)), Ok(None), "{front}");
+            assert_eq!(pin(&plan(front, Some(GIVEN), false)), Ok(Some(given)), "{front}");
+            assert_eq!(pin(&plan(front, Some(GIVEN), true)), Ok(None), "{front}");
         }
 
         // An unreadable file does not count as missing.
         std::fs::write(dir.control_socket("v").with_extension("identity"), "x").unwrap();
         let error = pin(&device(None, false)).unwrap_err();
         assert!(error.contains("cannot read which export the dead process used"), "{error}");
-        assert_eq!(pin(&device(Some(SAID), false)), Ok(Some(said)));
+        assert_eq!(pin(&device(Some(GIVEN), false)), Ok(Some(given)));
         assert_eq!(pin(&device(None, true)), Ok(None));
         std::fs::remove_dir_all(dir.path()).unwrap();
     }

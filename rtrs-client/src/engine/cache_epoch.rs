@@ -233,7 +233,7 @@ impl CacheWatch {
     }
 
     /// Records the server's epoch. Returns the number of writes that it may have lost.
-    pub(super) fn meet(&self, epoch: u64, volatile: bool) -> u64 {
+    pub(super) fn observe(&self, epoch: u64, volatile: bool) -> u64 {
         let before = self.epoch.swap(epoch, Ordering::SeqCst);
         let volatile = self.volatile.swap(volatile, Ordering::SeqCst);
         // After an upgrade, the server reports an epoch for the first time.
@@ -301,7 +301,7 @@ mod tests {
         let mut watch = CacheWatch::new(1, 7, false);
         watch.inherit(Instant::ZERO);
         assert_eq!(watch.settled_epoch(), Some(7));
-        assert_eq!(watch.meet(8, false), 1);
+        assert_eq!(watch.observe(8, false), 1);
         assert_eq!(watch.settled_epoch(), None, "it has to be reported");
         let mark = begin(&watch);
         assert!(end(&watch, mark, 8), "reported by a flush that fails");
@@ -310,7 +310,7 @@ mod tests {
         watch.inherit(Instant::ZERO);
         let mark = begin(&watch);
         assert!(!end(&watch, mark, 7), "flushed");
-        assert_eq!(watch.meet(8, false), 0);
+        assert_eq!(watch.observe(8, false), 0);
     }
 
     #[test]
@@ -329,22 +329,22 @@ mod tests {
     #[test]
     fn only_unflushed_writes_are_lost() {
         let watch = CacheWatch::new(2, 7, false);
-        assert_eq!(watch.meet(8, false), 0, "nothing was written");
+        assert_eq!(watch.observe(8, false), 0, "nothing was written");
         write(&watch, 1, 8);
         watch.done(CORE, &io(IoOp::Write, true), FlushMark::default(), 8);
         watch.done(CORE, &io(IoOp::Read, false), FlushMark::default(), 8);
         let flush = begin(&watch);
         assert!(!end(&watch, flush, 8));
-        assert_eq!(watch.meet(9, false), 0, "all was flushed");
+        assert_eq!(watch.observe(9, false), 0, "all was flushed");
         for op in [IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
             watch.done(CORE, &io(op, false), FlushMark::default(), 9);
         }
         let flush = begin(&watch);
         write(&watch, 1, 9);
         assert!(!end(&watch, flush, 9));
-        assert_eq!(watch.meet(9, false), 0, "the same epoch");
-        assert_eq!(watch.meet(10, false), 1, "the write after the flush began");
-        assert_eq!(watch.meet(11, false), 0, "not twice");
+        assert_eq!(watch.observe(9, false), 0, "the same epoch");
+        assert_eq!(watch.observe(10, false), 1, "the write after the flush began");
+        assert_eq!(watch.observe(11, false), 0, "not twice");
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         let watch = CacheWatch::new(2, 7, false);
         write(&watch, 0, 7);
         let (before, beside) = (begin(&watch), begin(&watch));
-        assert_eq!(watch.meet(8, false), 1);
+        assert_eq!(watch.observe(8, false), 1);
         let after = begin(&watch);
         assert!(end(&watch, before, 8) && end(&watch, after, 8) && end(&watch, beside, 8));
         let later = begin(&watch);
@@ -363,21 +363,21 @@ mod tests {
     fn an_answer_from_the_previous_epoch_is_a_loss_too() {
         let watch = CacheWatch::new(2, 7, false);
         let flush = begin(&watch);
-        assert_eq!(watch.meet(8, false), 0);
+        assert_eq!(watch.observe(8, false), 0);
         write(&watch, 1, 7);
         assert!(end(&watch, flush, 7));
         // That flush does not count: it was for another cache.
         write(&watch, 1, 8);
         let mark = begin(&watch);
         watch.done(CORE, &io(IoOp::Flush, false), mark, 7);
-        assert_eq!(watch.meet(9, false), 2);
+        assert_eq!(watch.observe(9, false), 2);
     }
 
     #[test]
     fn an_export_in_memory_loses_even_durable_writes() {
         let watch = CacheWatch::new(1, 7, true);
         watch.done(CORE, &io(IoOp::Write, true), FlushMark::default(), 7);
-        assert_eq!(watch.meet(8, true), 1);
+        assert_eq!(watch.observe(8, true), 1);
         let flush = begin(&watch);
         assert!(end(&watch, flush, 8));
     }
@@ -385,12 +385,12 @@ mod tests {
     #[test]
     fn an_export_in_memory_loses_even_flushed_writes() {
         let watch = CacheWatch::new(1, 7, true);
-        assert_eq!(watch.meet(8, true), 0, "nothing was written");
+        assert_eq!(watch.observe(8, true), 0, "nothing was written");
         write(&watch, 0, 8);
         let flush = begin(&watch);
         assert!(!end(&watch, flush, 8));
-        assert_eq!(watch.meet(9, true), 1);
-        assert_eq!(watch.meet(10, true), 0, "nothing was written since");
+        assert_eq!(watch.observe(9, true), 1);
+        assert_eq!(watch.observe(10, true), 0, "nothing was written since");
     }
 
     #[test]
@@ -398,10 +398,10 @@ mod tests {
         let watch = CacheWatch::new(1, 0, false);
         assert_eq!(watch.settled_epoch(), None);
         write(&watch, 0, 0);
-        assert_eq!(watch.meet(8, false), 0, "an epoch is reported for the first time");
+        assert_eq!(watch.observe(8, false), 0, "an epoch is reported for the first time");
         let flush = begin(&watch);
         assert!(!end(&watch, flush, 0));
-        assert_eq!(watch.meet(9, false), 0);
+        assert_eq!(watch.observe(9, false), 0);
     }
 
     #[test]

@@ -567,13 +567,13 @@ impl ServiceConnection {
         if block > largest {
             return Err(ConnectionFault::LargeBlocks { block, largest });
         }
-        let told = self.extensions.cache_id;
+        let supported = self.extensions.cache_id;
         let device = OpenDevice {
             device_id: rsp.device_id,
             geometry,
             writes_zeroes: writes_zeroes(&rsp, granted.keeps_lengths),
-            cache_id: if told { rsp.cache_id } else { 0 },
-            volatile: told && rsp.volatile,
+            cache_id: if supported { rsp.cache_id } else { 0 },
+            volatile: supported && rsp.volatile,
             export_id: tail.and_then(|tail| tail.export),
         };
         let standing = tail.and_then(|tail| tail.standing);

@@ -112,13 +112,13 @@ impl Front {
 
 /// Rejects device settings without a device.
 fn check_device_settings(settings: &AttachSettings) -> Result<(), Error> {
-    for (name, said) in [
+    for (name, is_set) in [
         ("takeover", settings.takeover),
         ("quick-takeover", settings.quick_takeover),
         ("device-timeout", settings.device_timeout.is_some()),
         ("device-dead-timeout", settings.device_dead_timeout.is_some()),
     ] {
-        if said && settings.device.is_none() {
+        if is_set && settings.device.is_none() {
             return Err(usage(format!("{name} needs a block device; set device too")));
         }
     }
@@ -208,7 +208,7 @@ fn device_options(
     let usual_dead = if takeover { TAKEOVER } else { Duration::ZERO };
     let dead_timeout = settings.device_dead_timeout.map_or(usual_dead, Time::get);
     let timeout_s = match (quick, settings.device_timeout) {
-        (false, said) => Some(request_seconds(said.map(Time::get), slow_io(settings), session)?),
+        (false, set) => Some(request_seconds(set.map(Time::get), slow_io(settings), session)?),
         (true, None) => None,
         (true, Some(_)) => {
             return Err(usage(
@@ -226,9 +226,9 @@ fn device_options(
     })
 }
 
-/// Kernel timeout for a request: `said` if set, otherwise as long as a request may take.
+/// Kernel timeout for a request: `set` if given, otherwise as long as a request may take.
 pub(super) fn request_seconds(
-    said: Option<Duration>,
+    set: Option<Duration>,
     slow_io: SlowIo,
     session: &SessionPlan,
 ) -> Result<u64, Error> {
@@ -241,7 +241,7 @@ pub(super) fn request_seconds(
     let usual = usual_bound.map_or(DEVICE_TIMEOUT_MAX, |bound| bound + DEVICE_TIMEOUT_MORE);
     let least = bound.unwrap_or_else(|| io_timeout.get() * 2) + Duration::from_secs(1);
     let least = whole_seconds(least.min(DEVICE_TIMEOUT_MAX));
-    let seconds = whole_seconds(said.unwrap_or_else(|| usual.min(DEVICE_TIMEOUT_MAX)));
+    let seconds = whole_seconds(set.unwrap_or_else(|| usual.min(DEVICE_TIMEOUT_MAX)));
     if seconds < least {
         return Err(usage(format!(
             "device-timeout {seconds}s is too short for io-timeout {io_timeout} and no-path \

@@ -17,7 +17,7 @@ pub use bench::BenchPlan;
 pub(crate) use device_name::{cannot_attach, device_failed, volume_of};
 pub use session::SessionPlan;
 pub(crate) use session::{check_name, check_path, default_session_name, path_name};
-pub(crate) use volumes::{OF_ADDED, VolumeName, of_session, repeated, said};
+pub(crate) use volumes::{OF_ADDED, VolumeName, non_default, of_session, repeated};
 
 #[cfg(test)]
 mod tests;

@@ -94,9 +94,9 @@ fn values_and_combinations_of_attach_are_validated() {
         ("path: tcp://0.0.0.0", "has the unspecified address as destination"),
         ("path: [tcp://h, tcp://h:1234]", "path tcp://h:1234 is listed twice; drop one"),
     ] {
-        let said = ["socket", "device"].iter().any(|front| yaml.contains(front));
-        let said = said || yaml.is_empty();
-        let yaml = if said { yaml.to_owned() } else { format!("socket: /s\n{yaml}") };
+        let has_front = ["socket", "device"].iter().any(|front| yaml.contains(front));
+        let has_front = has_front || yaml.is_empty();
+        let yaml = if has_front { yaml.to_owned() } else { format!("socket: /s\n{yaml}") };
         assert_usage(&attach(&yaml).unwrap_err(), text);
     }
     let error = attach("listen: 127.0.0.1\nnbd-tls: require").unwrap_err();
@@ -390,24 +390,21 @@ fn unacceptable_certificates_are_refused_before_anything_starts() {
     assert!(check().unwrap_err().contains("the certificate is one of a CA"));
     authority.issue(&dir.0, &Wanted { days: Some(3), ..Wanted::CLIENT });
     check().unwrap();
-    let told = attach(&yaml).unwrap().session.warnings();
-    assert!(told.len() == 1 && told[0].contains("client-cert.pem expires on "), "{told:?}");
+    let got = attach(&yaml).unwrap().session.warnings();
+    assert!(got.len() == 1 && got[0].contains("client-cert.pem expires on "), "{got:?}");
 }
 
 #[test]
 fn unencrypted_paths_with_certificates_are_reported() {
     let dir = TestDir::new("plan");
     let _ = certificates(&dir.0);
-    let told = |tls: &str| {
+    let got = |tls: &str| {
         let paths = "[tcp://10.0.0.1, tls://10.0.0.2, tcp://10.0.0.3]";
         let paths = if tls.is_empty() { "[tcp://10.0.0.1]" } else { paths };
         attach(&format!("{{socket: /s, path: {paths}{tls}}}")).unwrap().session.warnings()
     };
-    assert_eq!(told(""), [""; 0]);
-    let told = told(&format!(", tls-dir: {}", dir.0.display()));
-    assert!(
-        told.len() == 2 && told[0].contains("the path tcp://10.0.0.1:1234 does not"),
-        "{told:?}"
-    );
-    assert!(told[1].contains("tcp://10.0.0.3:1234") && told[1].contains("tls://"), "{told:?}");
+    assert_eq!(got(""), [""; 0]);
+    let got = got(&format!(", tls-dir: {}", dir.0.display()));
+    assert!(got.len() == 2 && got[0].contains("the path tcp://10.0.0.1:1234 does not"), "{got:?}");
+    assert!(got[1].contains("tcp://10.0.0.3:1234") && got[1].contains("tls://"), "{got:?}");
 }

@@ -140,14 +140,17 @@ impl AttachPlan {
 
     /// Returns the settings with which `adding` makes this volume again.
     pub(crate) fn own(&self) -> BTreeMap<String, String> {
-        let mut own = said(&self.session.settings, &self.settings);
+        let mut own = non_default(&self.session.settings, &self.settings);
         own.retain(|name, _| OF_ADDED.contains(&name.as_str()));
         own
     }
 }
 
 /// Settings that differ from their defaults, as text.
-pub(crate) fn said(session: &SessionSettings, attach: &AttachSettings) -> BTreeMap<String, String> {
+pub(crate) fn non_default(
+    session: &SessionSettings,
+    attach: &AttachSettings,
+) -> BTreeMap<String, String> {
     let all = |session: &SessionSettings, attach: &AttachSettings| {
         let mut all = print(session);
         all.extend(print(attach));
@@ -160,10 +163,10 @@ pub(crate) fn said(session: &SessionSettings, attach: &AttachSettings) -> BTreeM
         // Numbers, which can always be written.
         other => serde_yaml::to_string(&other).unwrap_or_default().trim().to_owned(),
     };
-    let said = all(session, attach).into_iter().filter(|(name, value)| {
+    let non_default = all(session, attach).into_iter().filter(|(name, value)| {
         name.as_str().is_some_and(|name| defaults.get(name) != Some(value))
     });
-    said.filter_map(|(name, value)| Some((name.as_str()?.to_owned(), text(value)))).collect()
+    non_default.filter_map(|(name, value)| Some((name.as_str()?.to_owned(), text(value)))).collect()
 }
 
 /// Error for a setting that an added volume takes from its session.

@@ -34,7 +34,7 @@ choices! {
 #[derive(Debug)]
 pub(crate) struct Wanted {
     /// Settings in the file; for a later volume of a session, those of the first.
-    pub(crate) said: Settings,
+    pub(crate) configured: Settings,
     /// Plan made from the settings.
     pub(crate) plan: AttachPlan,
     /// First volume of the session; None if this volume is the first.
@@ -168,7 +168,7 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
             PATH | "foreground" | "require-paths" => true,
             "device" => is_same_device(&setting.value, &is, running.device.as_deref()),
             // By default it follows other settings, and the kernel keeps its initial value.
-            "device-timeout" if wanted.said.attach.device_timeout.is_none() => {
+            "device-timeout" if wanted.configured.attach.device_timeout.is_none() => {
                 setting.value.is_null() == is.is_null()
             }
             _ => setting.value == is,
@@ -211,9 +211,9 @@ mod tests {
     use super::*;
 
     fn wanted(yaml: &str) -> Wanted {
-        let said = Settings::from_yaml(yaml, "w.yaml").unwrap();
-        let plan = AttachPlan::new("vol", said.clone(), Output::Text).unwrap();
-        Wanted { said, plan, first: None }
+        let configured = Settings::from_yaml(yaml, "w.yaml").unwrap();
+        let plan = AttachPlan::new("vol", configured.clone(), Output::Text).unwrap();
+        Wanted { configured, plan, first: None }
     }
 
     fn running(yaml: &str) -> Running {

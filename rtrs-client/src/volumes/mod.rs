@@ -17,7 +17,7 @@ use serde_yaml::{Mapping, Value};
 use crate::control_protocol::SettingValue;
 use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, ErrorKind};
-use crate::plan::{AttachPlan, OF_ADDED, VolumeName, repeated, said};
+use crate::plan::{AttachPlan, OF_ADDED, VolumeName, non_default, repeated};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// Settings of the export of a volume and of the place where it is served. A session has none of
@@ -255,7 +255,7 @@ fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), String> {
         serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(volume))
             .map_err(|error| format!("volume {name:?}: {error}"))?;
     attach.export = export;
-    Ok((name, said(&session, &attach)))
+    Ok((name, non_default(&session, &attach)))
 }
 
 /// Checks that each key is in its place. Unknown keys are found later.

@@ -63,7 +63,7 @@ fn errors_name_their_place() {
     let of = |session: &str| format!("sessions:\n- {session}");
     let too_many: String = (0..=VOLUMES_MAX).map(|at| format!("{{export: v{at}}}, ")).collect();
     let too_many = format!("{{volumes: [{too_many}]}}");
-    for (text, told) in [
+    for (text, part) in [
         ("[]".to_owned(), "v.yaml: expected the key sessions"),
         ("session: []".into(), "v.yaml: unknown key \"session\"; the only key is \"sessions\""),
         ("sessions: 3".into(), "v.yaml: sessions is not a list"),
@@ -124,7 +124,7 @@ fn errors_name_their_place() {
         ),
     ] {
         let shown = error(&text);
-        assert!(shown.contains(told), "{text}\n{shown}");
+        assert!(shown.contains(part), "{text}\n{shown}");
     }
 }
 

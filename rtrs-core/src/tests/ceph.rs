@@ -82,12 +82,12 @@ impl Ceph {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut script = command.spawn().expect("start scripts/ceph.sh");
         let mut out = script.stdout.take().expect("its output");
-        let (said, heard) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             let mut word = [0; 6];
-            let _ = said.send(out.read_exact(&mut word).map(|()| word));
+            let _ = sender.send(out.read_exact(&mut word).map(|()| word));
         });
-        let word = heard.recv_timeout(READY_TIME_MAX).expect("a cluster in time");
+        let word = receiver.recv_timeout(READY_TIME_MAX).expect("a cluster in time");
         if let Err(error) = word {
             eprintln!("scripts/ceph.sh ended with {:?}: {error}", script.wait());
             return None;

@@ -450,7 +450,7 @@ impl PlayedClient {
     }
 
     /// Sends a request without data or result.
-    fn tell(&mut self, at: (usize, u16), header: &[u8]) {
+    fn send_plain(&mut self, at: (usize, u16), header: &[u8]) {
         let usr_len = u16::try_from(header.len()).expect("a header");
         self.request(at, Data::None, header, &WriteMsg { usr_len }.encode());
     }
@@ -523,17 +523,17 @@ impl PlayedClient {
 
     /// Closes a device.
     pub fn send_close(&mut self, permit: u16, device_id: u32) {
-        self.tell((0, permit), &Close { device_id }.encode());
+        self.send_plain((0, permit), &Close { device_id }.encode());
     }
 
     /// Requests that a device is served by this server, or by another.
     pub fn send_move(&mut self, permit: u16, wanted: Move) {
-        self.tell((0, permit), &wanted.encode());
+        self.send_plain((0, permit), &wanted.encode());
     }
 
     /// Fences other paths.
     pub fn send_fence(&mut self, permit: u16, fence: Fence) {
-        self.tell((0, permit), &fence.encode());
+        self.send_plain((0, permit), &fence.encode());
     }
 
     /// Sends a request for the session's protocol version.

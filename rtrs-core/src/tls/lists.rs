@@ -499,9 +499,9 @@ mod tests {
         assert_eq!(server(301, 2049).file_warnings(), [""; 0]);
         for number in [299, 44, 1] {
             let older = server(number, 2120);
-            let told = older.older_lists_than(&first);
+            let reported = older.older_lists_than(&first);
             let part = format!("has the number {number}, and the one before it 300");
-            assert!(told.len() == 1 && told[0].contains(&part), "{told:?}");
+            assert!(reported.len() == 1 && reported[0].contains(&part), "{reported:?}");
             assert_eq!(older.changes_since(&first), ["ca-crl.pem"]);
         }
         assert_eq!(server(300, 2120).older_lists_than(&first), [""; 0]);

@@ -62,9 +62,9 @@ impl Drop for AuditThread {
     fn drop(&mut self) {
         let Some((sender, thread)) = self.0.take() else { return };
         let until = Instant::now() + END_MAX;
-        let mut told = false;
+        let mut queued = false;
         while !thread.is_finished() && Instant::now() < until {
-            told = told || sender.try_send(Job::End).is_ok();
+            queued = queued || sender.try_send(Job::End).is_ok();
             std::thread::sleep(Duration::from_millis(1));
         }
         if !thread.is_finished() {

@@ -462,7 +462,7 @@ mod tests {
         let tree = Tree::new("closed");
         let export = tree.shelf(false).look(b"s", &name(b"a")).unwrap();
         let (epoch, rises) = (Arc::clone(&export.epoch), export.epoch.rises());
-        let (settled, told) = mpsc::channel();
+        let (settled, reported) = mpsc::channel();
         let failing = |fails| Failing { fails, settled: settled.clone() };
         for (fails, raised) in [(false, 0), (true, 1)] {
             let source = Arc::new(failing(fails));
@@ -474,7 +474,7 @@ mod tests {
             let weak = Arc::downgrade(&found);
             drop(found);
             table.leave(at);
-            told.recv_timeout(std::time::Duration::from_secs(60)).expect("it is flushed");
+            reported.recv_timeout(std::time::Duration::from_secs(60)).expect("it is flushed");
             let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
             while weak.strong_count() > 0 {
                 assert!(std::time::Instant::now() < end, "not closed");

@@ -270,8 +270,8 @@ mod tests {
             ..Settings::default()
         };
         std::fs::write(dir.0.join("ca-crl.pem"), authority.list(&[7], 1, 2022)).unwrap();
-        let told = warnings(&set);
-        assert!(told.len() == 1 && has(&told, "ca-crl.pem expired on 2022-01-01"), "{told:?}");
+        let got = warnings(&set);
+        assert!(got.len() == 1 && has(&got, "ca-crl.pem expired on 2022-01-01"), "{got:?}");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use super::*;
 
 /// Checks that the path ended because the server terminated it.
 fn assert_terminated(reasons: &[CloseReason], what: &str) {
-    let told = |reason: &CloseReason| matches!(reason, CloseReason::PeerTerminated(_));
-    assert!(reasons.iter().any(told), "{what}: {reasons:?}");
+    let terminated = |reason: &CloseReason| matches!(reason, CloseReason::PeerTerminated(_));
+    assert!(reasons.iter().any(terminated), "{what}: {reasons:?}");
 }
 
 #[test]

@@ -141,8 +141,8 @@ fn frames_that_violate_the_stream() {
         raw.write(&frames(msn));
         let ended = raw.ended(what, AT_ONCE);
         if let Some(code) = code {
-            let told = ended.terminate();
-            assert_eq!(told, Some(*code), "{what}: {:02x?}, reset {}", ended.bytes, ended.reset);
+            let got = ended.terminate();
+            assert_eq!(got, Some(*code), "{what}: {:02x?}, reset {}", ended.bytes, ended.reset);
         }
     }
     // Ends in the middle of a frame.

@@ -213,7 +213,7 @@ pub(crate) fn rounds(usual: usize) -> usize {
 
 /// Prints a line of the table of docs/explanation/testing.md: the fault, its count, and the median
 /// and maximum of the longest IO of each round.
-pub(crate) fn tell(what: &str, mut longest: Vec<Duration>) {
+pub(crate) fn print_longest(what: &str, mut longest: Vec<Duration>) {
     longest.sort_unstable();
     let (middle, most) = (longest[(longest.len() - 1) / 2], longest[longest.len() - 1]);
     let count = longest.len();

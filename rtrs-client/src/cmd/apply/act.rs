@@ -209,7 +209,7 @@ fn start(wanted: &Wanted, session: &Session, retry_for: Within) -> Result<(), Er
     let mut args: Vec<OsString> = vec!["attach".into(), "--run-dir".into()];
     args.push(session.run_dir.path().into());
     args.push(format!("--retry-for={retry_for}").into());
-    args.extend(flags(&wanted.said).into_iter().map(OsString::from));
+    args.extend(flags(&wanted.configured).into_iter().map(OsString::from));
     args.extend(["--".into(), session.name.clone().into()]);
     all_attached(&start_daemon(&wanted.plan, args)?)
 }

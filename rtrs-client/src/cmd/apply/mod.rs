@@ -290,19 +290,19 @@ fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
 
 /// Plans of the volumes of a session.
 fn plans_of(volume: &Volume, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
-    let said = volume.settings.clone();
-    let plan = AttachPlan::new(&volume.name, said.clone(), global.output)?;
+    let configured = volume.settings.clone();
+    let plan = AttachPlan::new(&volume.name, configured.clone(), global.output)?;
     if plan.session.settings.path.is_empty() {
         return Err(Error::new(ErrorKind::Config, "it has no path; add path: tcp://HOST"));
     }
-    let mut all = vec![Wanted { said, plan, first: None }];
+    let mut all = vec![Wanted { configured, plan, first: None }];
     for (name, own) in &volume.more {
         let plan = all[0].plan.adding(name, own).map_err(|error| {
             let text = format!("volume {name:?}: {}", error.chain());
             Error::new(ErrorKind::Config, text)
         })?;
-        let said = all[0].said.clone();
-        all.push(Wanted { said, plan, first: Some(volume.name.clone()) });
+        let configured = all[0].configured.clone();
+        all.push(Wanted { configured, plan, first: Some(volume.name.clone()) });
     }
     Ok(all)
 }

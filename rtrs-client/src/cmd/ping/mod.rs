@@ -79,7 +79,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
         (0..plan.args.queue_pairs.get()).map(|_| PingClient::new(config.clone())).collect();
     let (stop, stopped) = signals()?;
     let mut shown = Shown::new(plan, remote, stop);
-    shown.say(&report::head_text(plan, remote));
+    shown.print(&report::head_text(plan, remote));
     link.ping(&mut clients, &mut shown, stopped, None)
         .map_err(system("the ping's thread failed"))?;
     shown.end_progress();
@@ -135,12 +135,12 @@ struct Shown<'a> {
 impl<'a> Shown<'a> {
     fn new(plan: &'a PingPlan, remote: SocketAddr, stop: Sender<()>) -> Self {
         // Rounds that are printed individually need no progress line.
-        let quiet = plan.args.quiet || !plan.tells_rounds();
+        let quiet = plan.args.quiet || !plan.prints_rounds();
         let live = quiet && plan.output == Output::Text && io::stderr().is_terminal();
         Self { plan, remote, tally: Tally::default(), line: false, live, before: None, stop }
     }
 
-    fn say(&self, text: &str) {
+    fn print(&self, text: &str) {
         if self.plan.output == Output::Text
             && !self.plan.args.quiet
             && write_text(text).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -160,13 +160,13 @@ impl<'a> Shown<'a> {
 impl Watch for Shown<'_> {
     fn event(&mut self, _now: Instant, at: usize, event: PingEvent) {
         if let PingEvent::Round { .. } = &event
-            && self.plan.tells_rounds()
+            && self.plan.prints_rounds()
         {
-            self.say(&report::round_text(self.plan, self.remote, at, &event));
+            self.print(&report::round_text(self.plan, self.remote, at, &event));
         }
         if let PingEvent::Ended(Err(failure)) = &event {
             self.end_progress();
-            self.say(&format!("queue pair {at}: {failure}\n"));
+            self.print(&format!("queue pair {at}: {failure}\n"));
         }
         self.tally.take(at, event);
     }

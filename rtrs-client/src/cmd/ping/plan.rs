@@ -166,7 +166,7 @@ pub(in crate::cmd) struct PingPlan {
 
 impl PingPlan {
     /// Whether each round has its own line.
-    pub(crate) fn tells_rounds(&self) -> bool {
+    pub(crate) fn prints_rounds(&self) -> bool {
         !self.args.quiet && (self.args.verbose || self.hello.mode == PingMode::PingPong)
     }
 

@@ -37,11 +37,11 @@ impl CacheEpoch {
 
     /// Records the server's cache epoch when a path opens the device, before the path carries IO.
     /// The first call returns the watch that shards have to notify of writes and flushes.
-    pub(super) fn meet(&mut self, now: Instant, device: &OpenDevice) -> Option<Arc<CacheWatch>> {
+    pub(super) fn observe(&mut self, now: Instant, device: &OpenDevice) -> Option<Arc<CacheWatch>> {
         let (epoch, volatile) = (device.cache_id, device.volatile);
         if let Some(watch) = &self.watch {
             if epoch != 0 {
-                report(watch.meet(epoch, volatile), volatile);
+                report(watch.observe(epoch, volatile), volatile);
             }
             return None;
         }
@@ -51,7 +51,7 @@ impl CacheEpoch {
         let mut watch = CacheWatch::new(self.shards, begins, volatile);
         if before.is_some() && epoch != 0 {
             watch.inherit(now + self.resent_for);
-            report(watch.meet(epoch, volatile), volatile);
+            report(watch.observe(epoch, volatile), volatile);
         } else {
             // Saved before anything is written: the process may die before `keep` runs.
             self.kept = watch.settled_epoch();
@@ -104,14 +104,14 @@ impl CacheEpoch {
     /// late), the epoch of the newest path applies.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {
         let Some(watch) = &self.watch else { return };
-        let met = connected.filter(|(epoch, _)| *epoch != 0);
+        let known = connected.filter(|(epoch, _)| *epoch != 0);
         let current = watch.epoch();
-        if met.clone().any(|(epoch, _)| epoch == current) {
+        if known.clone().any(|(epoch, _)| epoch == current) {
             return;
         }
-        if let Some((epoch, _)) = met.max_by_key(|(_, started)| *started) {
+        if let Some((epoch, _)) = known.max_by_key(|(_, started)| *started) {
             let volatile = watch.is_volatile();
-            report(watch.meet(epoch, volatile), volatile);
+            report(watch.observe(epoch, volatile), volatile);
         }
     }
 }

@@ -31,11 +31,11 @@ const HINT: &str = "check the path's address, or attach again with --accept-new-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
     /// Another server, or one that reports no ID.
-    Server { met: Option<ServerId>, pinned: ServerId },
+    Server { reported: Option<ServerId>, pinned: ServerId },
     /// Server with an ID that the connected paths did not report.
     NewServer,
     /// Another disk or file, or one without an ID.
-    Export { met: Option<ExportId>, pinned: ExportId },
+    Export { reported: Option<ExportId>, pinned: ExportId },
     /// Export with an ID that the connected paths did not report.
     NewExport,
     /// Device with another size, and without an ID that proves that it is the same.
@@ -53,12 +53,12 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("cannot use this path: ")?;
         match self {
-            Self::Server { met: Some(met), .. } => write!(f, "it is server {met}")?,
-            Self::Server { met: None, .. } => f.write_str("this server reports no ID")?,
-            Self::Export { met: Some(met), .. } => {
-                write!(f, "the export is another disk or file ({met})")?;
+            Self::Server { reported: Some(reported), .. } => write!(f, "it is server {reported}")?,
+            Self::Server { reported: None, .. } => f.write_str("this server reports no ID")?,
+            Self::Export { reported: Some(reported), .. } => {
+                write!(f, "the export is another disk or file ({reported})")?;
             }
-            Self::Export { met: None, .. } => {
+            Self::Export { reported: None, .. } => {
                 f.write_str("the server reports no ID for the export")?;
             }
             Self::NewServer | Self::NewExport => f.write_str(
@@ -106,34 +106,34 @@ impl PinnedServer {
     }
 
     /// Returns why a server cannot be used, judging by its ID.
-    pub(super) fn refuses(&self, met: Option<ServerId>) -> Option<Mismatch> {
+    pub(super) fn refuses(&self, reported: Option<ServerId>) -> Option<Mismatch> {
         let pinned = self.id?;
-        (met != Some(pinned)).then_some(Mismatch::Server { met, pinned })
+        (reported != Some(pinned)).then_some(Mismatch::Server { reported, pinned })
     }
 
     /// Returns why a server that is not refused still cannot be used beside another connected path.
-    fn refuses_beside(&self, met: Option<ServerId>) -> Option<Mismatch> {
-        let is_new = met.or(self.id) != self.id;
+    fn refuses_beside(&self, reported: Option<ServerId>) -> Option<Mismatch> {
+        let is_new = reported.or(self.id) != self.id;
         (is_new && !rtrs_core::mutated!(NewIdBeside)).then_some(Mismatch::NewServer)
     }
 
     /// Records the server of an opened volume, after it was not refused. With `moves`, an ID that
     /// is already pinned is kept.
-    pub(super) fn meet(
+    pub(super) fn record(
         &mut self,
-        met: Option<ServerId>,
+        reported: Option<ServerId>,
         secret: Option<EvictionSecret>,
         moves: bool,
     ) {
         if let Some(secret) = secret {
-            self.secrets.retain(|(of, _)| *of != met);
-            self.secrets.push((met, secret));
+            self.secrets.retain(|(of, _)| *of != reported);
+            self.secrets.push((reported, secret));
         }
-        self.id = if moves { self.id.or(met) } else { met.or(self.id) };
+        self.id = if moves { self.id.or(reported) } else { reported.or(self.id) };
     }
 
     /// Records that a server of the session has exports that move between servers.
-    pub(super) fn meet_gateway(&mut self) {
+    pub(super) fn record_gateway(&mut self) {
         self.gateways = true;
     }
 
@@ -144,7 +144,7 @@ impl PinnedServer {
 
     /// Whether this secret proves that a server of the session ended it.
     pub(super) fn is_proof(&self, secret: Option<EvictionSecret>) -> bool {
-        secret.is_some_and(|secret| self.secrets.iter().any(|(_, said)| *said == secret))
+        secret.is_some_and(|secret| self.secrets.iter().any(|(_, known)| *known == secret))
     }
 }
 
@@ -164,55 +164,55 @@ impl PinnedExport {
         self.id
     }
 
-    fn compare(&self, met: Option<ExportId>) -> Option<Comparison> {
-        Some(self.id?.compare(met?))
+    fn compare(&self, reported: Option<ExportId>) -> Option<Comparison> {
+        Some(self.id?.compare(reported?))
     }
 
     /// Returns why a device cannot replace the pinned one, or the one opened `last`.
     fn refuses(&self, last: Option<&OpenDevice>, device: &OpenDevice) -> Option<Mismatch> {
-        let met = device.export_id;
-        let proven = self.compare(met) == Some(Comparison::Same);
-        self.refuses_id(met).or_else(|| {
+        let reported = device.export_id;
+        let proven = self.compare(reported) == Some(Comparison::Same);
+        self.refuses_id(reported).or_else(|| {
             let last = last.filter(|last| last.geometry.size != device.geometry.size && !proven)?;
             Some(Mismatch::Size { size: device.geometry.size, had: last.geometry.size })
         })
     }
 
-    fn refuses_id(&self, met: Option<ExportId>) -> Option<Mismatch> {
+    fn refuses_id(&self, reported: Option<ExportId>) -> Option<Mismatch> {
         let pinned = self.id?;
-        let is_other = |met| pinned.compare(met) == Comparison::Different;
-        met.is_none_or(is_other).then_some(Mismatch::Export { met, pinned })
+        let is_other = |reported| pinned.compare(reported) == Comparison::Different;
+        reported.is_none_or(is_other).then_some(Mismatch::Export { reported, pinned })
     }
 
     /// Returns why a device that is not refused cannot be used while another path serves the
     /// volume.
-    fn refuses_beside(&self, met: Option<ExportId>) -> Option<Mismatch> {
-        let other_boot = self.compare(met) == Some(Comparison::Unknown);
+    fn refuses_beside(&self, reported: Option<ExportId>) -> Option<Mismatch> {
+        let other_boot = self.compare(reported) == Some(Comparison::Unknown);
         let is_allowed = if other_boot {
             rtrs_core::mutated!(OtherBootBeside)
         } else {
             rtrs_core::mutated!(NewIdBeside)
         };
-        (met.or(self.id) != self.id && !is_allowed).then_some(Mismatch::NewExport)
+        (reported.or(self.id) != self.id && !is_allowed).then_some(Mismatch::NewExport)
     }
 
     /// Records the ID of a device that was opened and not refused.
-    pub(super) fn meet(&mut self, met: Option<ExportId>) {
-        if self.compare(met) == Some(Comparison::Unknown) {
+    pub(super) fn record(&mut self, reported: Option<ExportId>) {
+        if self.compare(reported) == Some(Comparison::Unknown) {
             tracing::warn!(
                 "the server's host was rebooted, and the ID of its export is valid for one boot \
                  only: only the export's size and blocks indicate that it is the same"
             );
         }
-        self.id = met.or(self.id);
+        self.id = reported.or(self.id);
     }
 }
 
 /// Server that a path has reached, and the one that the session is pinned to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MetServer<'a> {
+pub(super) struct ReportedServer<'a> {
     pub(super) pinned: &'a PinnedServer,
-    pub(super) met: Option<ServerId>,
+    pub(super) reported: Option<ServerId>,
 }
 
 /// Use of the session's other paths while a path opens a volume.
@@ -226,7 +226,7 @@ pub(super) struct OtherPaths {
 
 /// Returns why a device of this server cannot replace the pinned one, or the one opened `last`.
 pub(super) fn judge(
-    server: MetServer<'_>,
+    server: ReportedServer<'_>,
     export: &PinnedExport,
     last: Option<&OpenDevice>,
     device: &OpenDevice,
@@ -234,17 +234,17 @@ pub(super) fn judge(
     if rtrs_core::mutated!(OtherDiskAccepted) {
         return None;
     }
-    server.pinned.refuses(server.met).or_else(|| export.refuses(last, device))
+    server.pinned.refuses(server.reported).or_else(|| export.refuses(last, device))
 }
 
 /// Returns why an accepted device cannot be used while other paths are connected or serve the
 /// volume.
 pub(super) fn judge_beside(
-    server: MetServer<'_>,
+    server: ReportedServer<'_>,
     export: &PinnedExport,
     met_export: Option<ExportId>,
     others: OtherPaths,
 ) -> Option<Mismatch> {
-    let refused = server.pinned.refuses_beside(server.met).filter(|_| others.connected);
+    let refused = server.pinned.refuses_beside(server.reported).filter(|_| others.connected);
     refused.or_else(|| export.refuses_beside(met_export).filter(|_| others.serving))
 }

@@ -39,7 +39,7 @@ impl Moving {
     }
 
     /// Records the standing reported by a server over a path that is not refused.
-    pub(super) fn meet(&mut self, standing: Option<Standing>, server: Option<ServerId>) {
+    pub(super) fn record(&mut self, standing: Option<Standing>, server: Option<ServerId>) {
         let serves = self.would_serve(standing);
         let Some(Standing { term, .. }) = standing else { return };
         self.moves = true;

@@ -19,7 +19,7 @@ use rtrs_core::wire::{Extensions, OpenRefusal, errno_name};
 
 use super::failure::SessionFailure;
 use super::fence;
-use super::identity::{self, MetServer, Mismatch, OtherPaths, PinnedServer};
+use super::identity::{self, Mismatch, OtherPaths, PinnedServer, ReportedServer};
 use super::path::Path;
 use super::routes::Routes;
 use super::terms::{Ask, Asked};
@@ -104,7 +104,7 @@ pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
 /// Returns the reason why the device cannot be the same one.
 fn judge_again(
     path: &Path,
-    server: MetServer<'_>,
+    server: ReportedServer<'_>,
     volume: &Volume,
     last: &OpenDevice,
     device: &OpenDevice,
@@ -214,7 +214,7 @@ impl Opening {
             return Err(mismatch);
         }
         if extensions.gateways {
-            self.server.meet_gateway();
+            self.server.record_gateway();
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ impl Opening {
         let server = routes.paths[id].server();
         let serves = routes.volumes[at].moving.would_serve(standing);
         if again && routes.paths[id].terms.serves(at) {
-            routes.volumes[at].moving.meet(standing, server);
+            routes.volumes[at].moving.record(standing, server);
             if serves {
                 return self.opened_again(answer, routes, ctx);
             }
@@ -241,7 +241,7 @@ impl Opening {
         }
         match self.judge(answer, routes) {
             Some(why) => return refuse(id, at, why, routes, ctx),
-            None => routes.volumes[at].moving.meet(standing, server),
+            None => routes.volumes[at].moving.record(standing, server),
         }
         if !serves {
             self.pin(answer, routes, true);
@@ -255,7 +255,7 @@ impl Opening {
         let volume = &routes.volumes[at];
         volume.cache.compare(volume.last(), &device);
         self.pin(answer, routes, standing.is_some());
-        if let Some(watch) = routes.volumes[at].cache.meet(ctx.now, &device) {
+        if let Some(watch) = routes.volumes[at].cache.observe(ctx.now, &device) {
             routes.notify(&ShardMessage::Cache(at, watch), ctx);
         }
         if routes.volumes[at].is_used() && routes.volumes[at].opened(&device) {
@@ -277,7 +277,7 @@ impl Opening {
         let OpenAnswer { path: id, asked: Asked { volume: at, .. }, opened } = answer;
         let volume = &routes.volumes[at];
         let Some(last) = volume.get() else { return Ok(Next::Nothing) };
-        let server = self.met(answer, routes);
+        let server = self.reported_server(answer, routes);
         match judge_again(&routes.paths[id], server, volume, last, &opened.device) {
             Err(why) => return refuse(id, at, why, routes, ctx),
             Ok(false) => {}
@@ -295,19 +295,19 @@ impl Opening {
 
     /// Server to compare with the pinned one. A volume that moves may be at any server if its
     /// export ID proves that it is the same export; then that is the pinned one.
-    fn met(&self, answer: OpenAnswer<'_>, routes: &Routes) -> MetServer<'_> {
+    fn reported_server(&self, answer: OpenAnswer<'_>, routes: &Routes) -> ReportedServer<'_> {
         let Opened { device, standing, .. } = answer.opened;
         let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
         let moves = standing.is_some() && is_certain && self.server.id().is_some();
-        let met = if moves { self.server.id() } else { routes.paths[answer.path].server() };
-        MetServer { pinned: &self.server, met }
+        let reported = if moves { self.server.id() } else { routes.paths[answer.path].server() };
+        ReportedServer { pinned: &self.server, reported }
     }
 
     /// Returns why a volume opened for the first time in this attempt cannot be used over the path.
     fn judge(&self, answer: OpenAnswer<'_>, routes: &mut Routes) -> Option<PathEnd> {
         let OpenAnswer { path: id, asked: Asked { volume: at, .. }, opened } = answer;
         let (path, volume) = (&routes.paths[id], &routes.volumes[at]);
-        let (server, device) = (self.met(answer, routes), &opened.device);
+        let (server, device) = (self.reported_server(answer, routes), &opened.device);
         let connected = routes.paths.others(id).any(Path::is_connected);
         let serving = routes.paths.others(id).any(|other| other.has(at));
         let mismatch = identity::judge(server, &volume.pinned, volume.last(), device);
@@ -335,11 +335,11 @@ impl Opening {
     fn pin(&mut self, answer: OpenAnswer<'_>, routes: &mut Routes, moves: bool) {
         let OpenAnswer { path, asked: Asked { volume: at, .. }, opened } = answer;
         let before = routes.volumes.identity(at, &self.server);
-        self.server.meet(routes.paths[path].server(), opened.secret, moves);
-        routes.volumes[at].pinned.meet(opened.device.export_id);
-        let met = routes.volumes.identity(at, &self.server);
-        if met != before {
-            tracing::info!(identity = %met, "volume identity pinned");
+        self.server.record(routes.paths[path].server(), opened.secret, moves);
+        routes.volumes[at].pinned.record(opened.device.export_id);
+        let identity = routes.volumes.identity(at, &self.server);
+        if identity != before {
+            tracing::info!(%identity, "volume identity pinned");
         }
     }
 }

@@ -119,8 +119,8 @@ impl Path {
 
     /// Whether IO to a volume can use the path.
     pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
-        let told = self.fence.carries() && !self.fence.unreported().contains(volume);
-        told && self.is_connected() && self.terms.serves(volume)
+        let is_reported = self.fence.carries() && !self.fence.unreported().contains(volume);
+        is_reported && self.is_connected() && self.terms.serves(volume)
     }
 
     /// Whether the path is connected and serves a volume.

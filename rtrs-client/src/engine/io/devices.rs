@@ -82,7 +82,7 @@ impl Shard {
     }
 
     /// Reports closing devices that have no IO left on this shard.
-    pub(super) fn tell_settled(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn report_settled(&mut self, ctx: &mut Ctx<'_>) {
         for device in self.closing.iter() {
             let is_used = self.requests.has_ios(device) || self.devices.is_left(device);
             if is_used && !rtrs_core::mutated!(VolumeFreedEarly) {

@@ -462,8 +462,8 @@ impl Shard {
     pub(crate) fn pump(&mut self, ctx: &mut Ctx<'_>) -> bool {
         self.now = ctx.now;
         self.devices.drop_unclaimed();
-        self.tell_retired(ctx);
-        self.tell_settled(ctx);
+        self.report_retired(ctx);
+        self.report_settled(ctx);
         let any = self.sweep(ctx) | self.issue_waiting(ctx);
         any | self.release_flushes(ctx)
     }
@@ -553,7 +553,7 @@ impl Shard {
     }
 
     /// Reports leaving paths that have no requests in flight on this shard.
-    fn tell_retired(&mut self, ctx: &mut Ctx<'_>) {
+    fn report_retired(&mut self, ctx: &mut Ctx<'_>) {
         let asked = self.probes.path();
         for path in self.paths.iter_mut() {
             if path.inflight() == 0

@@ -110,9 +110,9 @@ fn every_reject_is_reported_and_retried() {
         rsp.resize(148, 0);
         let mut fixture = Fixture::spoiled(|_| {}, |how| how.refuse = Some(rsp));
         fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
-        let told = fixture.client.last_error(0);
-        assert!(told.contains("refused by the server"), "{told}");
-        assert!(told.contains(errno_name(errno.unsigned_abs())), "{told}");
+        let reported = fixture.client.last_error(0);
+        assert!(reported.contains("refused by the server"), "{reported}");
+        assert!(reported.contains(errno_name(errno.unsigned_abs())), "{reported}");
         fixture.server.how.refuse = None;
         fixture.until("a good path", 5 * SEC, Fixture::is_whole);
         assert_eq!(fixture.client.last_error(0), "");
@@ -126,8 +126,8 @@ fn rejects_without_an_errno_are_rejects() {
     for data in [Vec::new(), vec![0xff; 8], zero, positive] {
         let mut fixture = Fixture::spoiled(|_| {}, |how| how.refuse = Some(data.clone()));
         fixture.until("two attempts", 5 * SEC, |s| s.server.connects().len() >= 2);
-        let told = fixture.client.last_error(0);
-        assert!(told.contains("refused by the server"), "{told}");
+        let reported = fixture.client.last_error(0);
+        assert!(reported.contains("refused by the server"), "{reported}");
     }
 }
 
@@ -302,22 +302,22 @@ fn changed_bounds_after_a_reconnect_are_refused_until_restored() {
 #[test]
 fn the_granted_depth_is_repeated() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
-    let said = |fixture: &Fixture| -> Vec<ClientExtensions> {
+    let offered = |fixture: &Fixture| -> Vec<ClientExtensions> {
         let connects = fixture.server.connects().into_iter();
         connects.map(|(req, ..)| ClientExtensions::decode(&req.ext)).collect()
     };
-    let before = said(&fixture);
-    assert!(before.iter().all(|said| said.smaller_depth));
+    let before = offered(&fixture);
+    assert!(before.iter().all(|offered| offered.smaller_depth));
     assert_eq!(before[0].queue_depth, 0, "nothing is known yet");
-    assert!(before.iter().all(|said| matches!(said.queue_depth, 0 | 16)), "{before:?}");
+    assert!(before.iter().all(|offered| matches!(offered.queue_depth, 0 | 16)), "{before:?}");
     for path in [1, 0] {
         fixture.server.end_path(fixture.now(), path);
     }
     let all = before.len() * 2;
     fixture
         .until("both paths again", 10 * SEC, |s| s.server.connects().len() >= all && s.is_whole());
-    let again = said(&fixture).split_off(before.len());
-    assert!(again.iter().all(|said| said.queue_depth == 16), "{again:?}");
+    let again = offered(&fixture).split_off(before.len());
+    assert!(again.iter().all(|offered| offered.queue_depth == 16), "{again:?}");
 }
 
 #[test]

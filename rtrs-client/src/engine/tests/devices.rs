@@ -20,7 +20,7 @@ fn a_geometry_that_changes_in_the_device_table_is_seen_by_the_device() {
     let refused = fixture.submit(0, IoOp::Write, size, 4096);
     let geometry = Geometry { size: size + 4096, ..before.geometry.clone() };
     let info = Arc::new(OpenDevice { geometry, ..(*before).clone() });
-    fixture.client.tell_shards(fixture.world.now(), &ShardMessage::Open(DeviceIndex::FIRST, info));
+    fixture.client.notify_all(fixture.world.now(), &ShardMessage::Open(DeviceIndex::FIRST, info));
     device.poll(fixture.now());
     assert_eq!(device.geometry().size, size + 4096);
     let taken = fixture.submit(0, IoOp::Write, size, 4096);

@@ -235,8 +235,8 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
         assert!(status.is_some_and(|status| !status.is_ok()), "{status:?}");
     }
     assert_eq!(fixture.client.control.failure(), Some(&SessionFailure::Evicted));
-    let told: Vec<_> = (0..2).map(|path| fixture.client.last_error(path)).collect();
-    assert!(told.iter().any(|why| why.contains("operator evicted this session")), "{told:?}");
+    let got: Vec<_> = (0..2).map(|path| fixture.client.last_error(path)).collect();
+    assert!(got.iter().any(|why| why.contains("operator evicted this session")), "{got:?}");
     let tried = fixture.server.connects().len();
     fixture.run(60 * SEC);
     assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
@@ -258,8 +258,8 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
         assert!(status.is_some_and(|status| !status.is_ok()), "{status:?}");
     }
     assert_eq!(fixture.client.control.failure(), Some(&SessionFailure::Removed));
-    let told = fixture.client.last_error(0);
-    assert!(told.contains("operator removed the export"), "{told}");
+    let got = fixture.client.last_error(0);
+    assert!(got.contains("operator removed the export"), "{got}");
     let tried = fixture.server.connects().len();
     fixture.server.how.open_errno = 0;
     fixture.server.how.io_errno = None;

@@ -303,7 +303,7 @@ impl Client {
     }
 
     /// Delivers a message from the control shard to all shards.
-    pub(super) fn tell_shards(&mut self, now: Instant, message: &ShardMessage) {
+    pub(super) fn notify_all(&mut self, now: Instant, message: &ShardMessage) {
         for shard in 0..self.shards.len() {
             self.on_message(now, shard, message.clone());
         }

@@ -26,13 +26,13 @@ impl Fixture {
         self.server.disk.resize(self.server.how.size, 0);
     }
 
-    fn say_changed(&mut self, path: usize) {
+    fn send_changed(&mut self, path: usize) {
         let device = self.server.device.expect("an open device");
         self.server.immediate(path, 0, Imm::Changed { device }.encode());
     }
 
-    fn say_changed_to_all(&mut self) {
-        (0..self.server.paths.len()).for_each(|path| self.say_changed(path));
+    fn send_changed_to_all(&mut self) {
+        (0..self.server.paths.len()).for_each(|path| self.send_changed(path));
     }
 
     /// Number of opens so far: two control requests each.
@@ -55,7 +55,7 @@ fn a_device_that_grows_is_used_at_once() {
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::NoSpace));
     let before = fixture.opens();
     fixture.set_size(2 * OLD);
-    fixture.say_changed_to_all();
+    fixture.send_changed_to_all();
     fixture.run(20 * MS);
     assert_eq!(fixture.opens(), before + 2, "on each path, one after the other");
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::Ok));
@@ -63,7 +63,7 @@ fn a_device_that_grows_is_used_at_once() {
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     // Over one path only, as if the other notification was lost.
     fixture.set_size(3 * OLD);
-    fixture.say_changed(1);
+    fixture.send_changed(1);
     fixture.run(200 * MS);
     assert_eq!(fixture.end_of(IoOp::Read, 2 * OLD), Some(IoStatus::Ok));
 }
@@ -73,7 +73,7 @@ fn a_device_without_an_id_keeps_its_size_and_its_paths() {
     let mut fixture = fixture(|s| s.how.export_id = None);
     for size in [2 * OLD, OLD / 2] {
         fixture.set_size(size);
-        fixture.say_changed_to_all();
+        fixture.send_changed_to_all();
         fixture.run(20 * MS);
         assert_eq!(fixture.client.states(), [PathState::Connected; 2], "{size}");
         assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::NoSpace), "{size}");
@@ -85,7 +85,7 @@ fn a_device_without_an_id_keeps_its_size_and_its_paths() {
 fn a_device_that_shrinks_fails_io_beyond_its_end() {
     let mut fixture = fixture(|_| {});
     fixture.set_size(OLD / 2);
-    fixture.say_changed(0);
+    fixture.send_changed(0);
     fixture.run(20 * MS);
     assert_eq!(fixture.end_of(IoOp::Write, OLD / 2), Some(IoStatus::NoSpace));
     assert_eq!(fixture.end_of(IoOp::Read, OLD / 2), Some(IoStatus::Invalid));
@@ -122,7 +122,7 @@ fn another_device_in_the_answer_ends_the_path() {
     for lie in other {
         let mut fixture = fixture(|_| {});
         fixture.server.how.open_rsp = Some(Box::new(lie));
-        fixture.say_changed(0);
+        fixture.send_changed(0);
         fixture.run(20 * MS);
         assert_ne!(fixture.client.states()[0], PathState::Connected);
         assert_eq!(fixture.client.states()[1], PathState::Connected);
@@ -131,7 +131,7 @@ fn another_device_in_the_answer_ends_the_path() {
     let mut fixture = fixture(|_| {});
     fixture.server.how.export_id = Some(ExportId::of_name("other"));
     fixture.set_size(2 * OLD);
-    fixture.say_changed(0);
+    fixture.send_changed(0);
     fixture.run(20 * MS);
     assert!(fixture.client.last_error(0).contains("another disk or file"));
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::NoSpace));
@@ -143,7 +143,7 @@ fn a_flood_of_changed_costs_ten_opens_a_second() {
     let before = fixture.opens();
     for round in 0..1000 {
         for path in 0..2 {
-            fixture.say_changed(path);
+            fixture.send_changed(path);
             let unknown = Imm::Changed { device: 77 + round };
             fixture.server.immediate(path, 0, unknown.encode());
         }
@@ -188,7 +188,7 @@ fn changed_before_the_open_is_remembered() {
 fn an_idle_session_learns_of_its_exports_removal() {
     let mut fixture = fixture(|_| {});
     fixture.server.how.open_errno = errno::EIDRM;
-    fixture.say_changed(1);
+    fixture.send_changed(1);
     fixture.until("the failure", 100 * MS, |s| {
         s.client.control.failure() == Some(&SessionFailure::Removed)
     });
@@ -199,13 +199,13 @@ fn an_idle_session_learns_of_its_exports_removal() {
 fn another_refusal_leaves_the_path_as_it_is() {
     let mut fixture = fixture(|_| {});
     fixture.server.how.open_errno = errno::ENOENT;
-    fixture.say_changed_to_all();
+    fixture.send_changed_to_all();
     fixture.run(SEC);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     fixture.read(0, 0, 4096);
     fixture.server.how.open_errno = 0;
     fixture.set_size(2 * OLD);
-    fixture.say_changed(0);
+    fixture.send_changed(0);
     fixture.run(200 * MS);
     assert_eq!(fixture.end_of(IoOp::Read, OLD), Some(IoStatus::Ok));
 }
@@ -215,7 +215,7 @@ fn a_path_that_dies_with_the_answer_leaves_it_to_the_next() {
     let mut fixture = fixture(|s| s.how.fence = true);
     fixture.server.how.hold_control = true;
     fixture.set_size(2 * OLD);
-    fixture.say_changed_to_all();
+    fixture.send_changed_to_all();
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
     fixture.server.how.hold_control = false;
     let asked = fixture.server.paths.iter().position(|p| p.uuid == fixture.server.held[0].path);
@@ -230,7 +230,7 @@ fn a_path_that_dies_with_the_answer_leaves_it_to_the_next() {
 fn an_open_that_is_never_answered_ends_its_path() {
     let mut fixture = fixture(|_| {});
     fixture.server.how.hold_control = true;
-    fixture.say_changed(0);
+    fixture.send_changed(0);
     fixture.run(9 * SEC);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     fixture.until("its end", 2 * SEC, |s| {

@@ -204,8 +204,8 @@ fn slow_write(slow_io: SlowIo, change: impl FnOnce(&mut Setup)) -> (Fixture, u64
     let tag = fixture.submit(0, IoOp::Write, 0, 512);
     fixture.run(30 * SEC);
     assert_eq!((report(&fixture).now, is_undisturbed(&fixture)), (1, true));
-    let told = fixture.client.given_up.contains(&tag);
-    assert_eq!((told, fixture.client.status(tag)), (slow_io == SlowIo::Fail, None));
+    let reported = fixture.client.given_up.contains(&tag);
+    assert_eq!((reported, fixture.client.status(tag)), (slow_io == SlowIo::Fail, None));
     (fixture, tag)
 }
 
@@ -339,8 +339,8 @@ fn a_short_io_timeout_still_distinguishes_slow_from_dead() {
             if !dead {
                 assert_eq!((report(&fixture).now, report(&fixture).total), (1, 1));
             }
-            let told = usize::from(slow_io == SlowIo::Fail && !dead);
-            assert_eq!(fixture.client.given_up.len(), told);
+            let reported = usize::from(slow_io == SlowIo::Fail && !dead);
+            assert_eq!(fixture.client.given_up.len(), reported);
             (fixture.server.how.hold, fixture.server.how.hold_probes) = (false, false);
             fixture.server.release();
             fixture.drain(10 * SEC);

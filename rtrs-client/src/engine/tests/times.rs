@@ -18,7 +18,7 @@ fn agree(how: &mut How) {
 }
 
 /// Lets the server report these times.
-fn say(how: &mut How, queue_us: u32, backend_us: u32) {
+fn set_times(how: &mut How, queue_us: u32, backend_us: u32) {
     how.rkey_rsp = Some(Box::new(move |RkeyRsp { permit, rkey }| {
         TimedRkeyRsp { permit, rkey, queue_us, backend_us }.encode().to_vec()
     }));
@@ -27,7 +27,7 @@ fn say(how: &mut How, queue_us: u32, backend_us: u32) {
 fn timed(setup: &mut Setup) {
     setup.how.hold = true;
     agree(&mut setup.how);
-    say(&mut setup.how, 3000, 10_000);
+    set_times(&mut setup.how, 3000, 10_000);
 }
 
 /// Performs a read whose answer the server holds for 20 ms.
@@ -58,7 +58,7 @@ fn a_round_trip_is_divided_by_the_reported_times() {
 #[test]
 fn huge_times_count_as_the_whole_round_trip() {
     let mut fixture = Fixture::open(timed);
-    say(&mut fixture.server.how, u32::MAX, u32::MAX);
+    set_times(&mut fixture.server.how, u32::MAX, u32::MAX);
     read_held(&mut fixture);
     let expected = [(ClientQueue, 0), (Network, 0), (ServerQueue, 0), (Backend, 20)];
     assert_eq!(parts_ms(&fixture, 0), expected);
@@ -131,12 +131,12 @@ fn an_answer_of_the_other_form_ends_the_path() {
         let mut fixture = Fixture::open(|s| {
             if agreed {
                 agree(&mut s.how);
-                say(&mut s.how, 0, 0);
+                set_times(&mut s.how, 0, 0);
             }
         });
         match agreed {
             true => fixture.server.how.rkey_rsp = None,
-            false => say(&mut fixture.server.how, 0, 0),
+            false => set_times(&mut fixture.server.how, 0, 0),
         }
         let tag = fixture.submit(0, IoOp::Write, 0, 4096);
         fixture.until("the end", SEC, |s| s.client.states()[0] == PathState::Waiting);
@@ -144,7 +144,7 @@ fn an_answer_of_the_other_form_ends_the_path() {
         let error = fixture.client.last_error(0);
         assert!(error.starts_with("connection 1: ") && error.contains(word), "{error}");
         match agreed {
-            true => say(&mut fixture.server.how, 0, 0),
+            true => set_times(&mut fixture.server.how, 0, 0),
             false => fixture.server.how.rkey_rsp = None,
         }
         fixture.drain(5 * SEC);

@@ -28,7 +28,7 @@ fn ids_over(fixture: &Fixture, path: u8) -> Vec<u32> {
     ids
 }
 
-fn say_changed(fixture: &mut Fixture, device: u32) {
+fn send_changed(fixture: &mut Fixture, device: u32) {
     for path in 0..fixture.server.paths.len() {
         fixture.server.immediate(path, 0, Imm::Changed { device }.encode());
     }
@@ -319,14 +319,14 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     let mut fixture = with_second(|s| s.paths = 2);
     let id = fixture.server.more.named("vol1").device.unwrap();
     fixture.server.more.named("vol1").open_errno = errno::EIDRM;
-    say_changed(&mut fixture, id);
+    send_changed(&mut fixture, id);
     fixture
         .until("the failure", SEC, |s| status(s, SECOND).obstacle == Some(SessionFailure::Removed));
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     // The session ends with its other volume.
     let first = fixture.server.device.unwrap();
     fixture.server.how.open_errno = errno::EIDRM;
-    say_changed(&mut fixture, first);
+    send_changed(&mut fixture, first);
     fixture.until("the end", SEC, |s| s.client.control.failure().is_some());
     assert_eq!(fixture.client.control.failure(), Some(&SessionFailure::Removed));
 }
@@ -346,7 +346,7 @@ fn a_volume_that_grows_is_asked_for_and_no_other() {
     let before = opens(&fixture);
     fixture.server.more.named("vol1").disk.resize(2 << 20, 0);
     let id = fixture.server.more.named("vol1").device.unwrap();
-    say_changed(&mut fixture, id);
+    send_changed(&mut fixture, id);
     fixture.run(50 * MS);
     assert_eq!(opens(&fixture), before + 2, "on each path");
     for shard in 0..2 {

@@ -336,9 +336,9 @@ mod tests {
     fn a_hanging_driver_blocks_nothing_else() {
         let sent = Arc::default();
         let (open, gate) = mpsc::channel::<()>();
-        let (told, looked) = mpsc::channel();
+        let (sender, looked) = mpsc::channel();
         let keeper = DreqKeeper::with(move |_| {
-            let _ = told.send(());
+            let _ = sender.send(());
             let _ = gate.recv();
             true
         })

@@ -157,9 +157,9 @@ mod tests {
         // Reading a pipe without writers blocks.
         let pipe = root.join("rxe1/ports/1/gids/0");
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let (told, names) = mpsc::channel();
+        let (sender, names) = mpsc::channel();
         let class = root.clone();
-        thread::spawn(move || told.send(names_in(&class)));
+        thread::spawn(move || sender.send(names_in(&class)));
         let names = names.recv_timeout(Duration::from_secs(20));
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(names.unwrap(), ["mlx5_0", "rxe1"]);

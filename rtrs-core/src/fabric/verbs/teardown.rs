@@ -172,8 +172,8 @@ mod tests {
         let (calls, reaper) = pools();
         let (mut it, made) = StandIn::new();
         it.down = down;
-        let (told, torn) = mpsc::channel();
-        start(&calls, &reaper, it, progress, move |torn| told.send(torn).unwrap());
+        let (sender, torn) = mpsc::channel();
+        start(&calls, &reaper, it, progress, move |torn| sender.send(torn).unwrap());
         let torn = torn.recv_timeout(PATIENCE).unwrap();
         let here = thread::current().id();
         let names = made.iter().map(|(name, thread)| {
@@ -187,8 +187,8 @@ mod tests {
     fn calls_run_in_order_on_another_thread() {
         let (names, torn) = run(false, UP);
         assert_eq!(names, ["query", "error", "port", "dreq", "destroy", "port"]);
-        let said = Torn { failed: true, was_in_error: true, port_down: false, dreq_sent: true };
-        assert_eq!(torn, said);
+        let expected = Torn { failed: true, was_in_error: true, port_down: false, dreq_sent: true };
+        assert_eq!(torn, expected);
     }
 
     #[test]

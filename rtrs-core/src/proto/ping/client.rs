@@ -296,8 +296,8 @@ impl PingClient {
                 self.next_round(now, fabric);
                 return true;
             }
-            State::Pausing { .. } => return self.say_alive(now, fabric),
-            _ if now < self.late => return self.say_alive(now, fabric),
+            State::Pausing { .. } => return self.send_alive(now, fabric),
+            _ if now < self.late => return self.send_alive(now, fabric),
             State::Connecting => "connection",
             State::ReadHalf { .. } => "go-ahead after the server's read",
             State::WriteHalf { .. } => "go-ahead after the server's write",
@@ -310,7 +310,7 @@ impl PingClient {
         true
     }
 
-    fn say_alive(&mut self, now: Instant, fabric: &mut dyn Fabric) -> bool {
+    fn send_alive(&mut self, now: Instant, fabric: &mut dyn Fabric) -> bool {
         if self.alive_at().is_none_or(|at| now < at) {
             return false;
         }

@@ -39,7 +39,7 @@ fn open_found(fixture: &mut Fixture, peer: &mut Peer, name: &str) -> Result<Open
 #[test]
 fn the_cache_id_follows_the_durability_of_unflushed_writes() {
     let instance = ServerInstance { boot: 5, process: 6 };
-    for (volatile, write_cache, told) in [
+    for (volatile, write_cache, expected) in [
         (false, true, Some(5)),
         (false, false, None),
         (true, true, Some(6)),
@@ -52,8 +52,8 @@ fn the_cache_id_follows_the_durability_of_unflushed_writes() {
         let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
         let opened = peer.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
         assert_eq!(opened.volatile, volatile);
-        match told {
-            Some(told) => assert_eq!(opened.cache_id, told),
+        match expected {
+            Some(expected) => assert_eq!(opened.cache_id, expected),
             // The same for all starts of the host.
             None => assert!(![0, 5, 6].contains(&opened.cache_id)),
         }

@@ -77,7 +77,7 @@ fn a_readers_flush_does_not_consume_a_writers_error() {
     assert_eq!(reader.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().log.len(), ran + 1, "a read, and no sync");
     assert_eq!(flush(&mut fixture, &mut writer, 1), errno::EIO);
-    assert_eq!(flush(&mut fixture, &mut writer, 1), 0, "told once");
+    assert_eq!(flush(&mut fixture, &mut writer, 1), 0, "reported once");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_failure_is_reported_even_if_saving_it_takes_too_long() {
     assert_eq!(one.replies(&mut fixture), []);
     fixture.pass(Duration::from_secs(6));
     assert_eq!(one.reply(&mut fixture).errno, errno::EIO);
-    assert_eq!(flush(&mut fixture, &mut one, 1), 0, "told once");
+    assert_eq!(flush(&mut fixture, &mut one, 1), 0, "reported once");
 }
 
 #[test]
@@ -386,9 +386,9 @@ fn a_returning_session_learns_of_lost_unflushed_writes() {
             });
             let by_cache = cache != first && room > OpenRsp::LEN;
             assert_eq!(by_cache, lost_before && room > OpenRsp::LEN && boot != 0);
-            let told = if by_cache { 0 } else { errno::EIO };
-            assert_eq!(flush(&mut fixture, &mut one, 1), told, "{room} {boot} {lost_before}");
-            assert_eq!(flush(&mut fixture, &mut one, 1), 0, "told once");
+            let wanted = if by_cache { 0 } else { errno::EIO };
+            assert_eq!(flush(&mut fixture, &mut one, 1), wanted, "{room} {boot} {lost_before}");
+            assert_eq!(flush(&mut fixture, &mut one, 1), 0, "reported once");
             one.leave(&mut fixture);
             let (mut one, _) = open(&mut fixture);
             assert_eq!(flush(&mut fixture, &mut one, 1), 0, "nothing is left");

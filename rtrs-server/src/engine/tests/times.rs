@@ -18,7 +18,7 @@ fn client(times: bool) -> PeerOptions {
 }
 
 /// Microseconds in the queue and at the disk, according to the last answer.
-fn said(peer: &Peer) -> (u32, u32) {
+fn reported_times(peer: &Peer) -> (u32, u32) {
     let times = peer.times.expect("times");
     (times.queue_us, times.backend_us)
 }
@@ -35,7 +35,7 @@ fn an_answer_includes_the_time_at_the_disk() {
         fixture.device.lock().hold = false;
         fixture.pass(MS);
         assert_eq!(peer.reply(&mut fixture).errno, 0);
-        let (queue, backend) = said(&peer);
+        let (queue, backend) = reported_times(&peer);
         assert!(queue < 1000 && (30_000..60_000).contains(&backend), "{queue} {backend}");
         let totals = fixture.counters();
         assert_eq!((totals.queue.count(), totals.backend.count()), (1, 1));
@@ -60,7 +60,7 @@ fn waiting_for_queue_space_is_queue_time() {
     fixture.pass(MS);
     let permits: Vec<u16> = peer.replies(&mut fixture).iter().map(|reply| reply.permit).collect();
     assert_eq!(permits, [1, 2]);
-    let (queue, backend) = said(&peer);
+    let (queue, backend) = reported_times(&peer);
     assert!((30_000..60_000).contains(&queue) && backend < 1000, "{queue} {backend}");
 }
 
@@ -82,7 +82,7 @@ fn all_steps_at_the_disk_are_counted() {
     fixture.device.lock().hold = false;
     fixture.pass(MS);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    let (queue, backend) = said(&peer);
+    let (queue, backend) = reported_times(&peer);
     assert!(queue < 1000 && backend >= 20_000, "{queue} {backend}");
 }
 

@@ -115,14 +115,14 @@ impl Drop for Fake {
 
 /// Volumes `a` and `b` of session `s` in the file.
 fn two_volumes() -> (Wanted, Wanted) {
-    let said =
+    let configured =
         Settings::from_yaml("path: tcp://127.0.0.1\nsocket: /s/a\nsession-name: s\n", "s.yaml");
-    let said = said.unwrap();
-    let first = AttachPlan::new("a", said.clone(), Output::Text).unwrap();
+    let configured = configured.unwrap();
+    let first = AttachPlan::new("a", configured.clone(), Output::Text).unwrap();
     let own = [("socket".to_owned(), "/s/b".to_owned())].into();
     let plan = first.adding("b", &own).unwrap();
-    let second = Wanted { said: said.clone(), plan, first: Some("a".into()) };
-    (Wanted { said, plan: first, first: None }, second)
+    let second = Wanted { configured: configured.clone(), plan, first: Some("a".into()) };
+    (Wanted { configured, plan: first, first: None }, second)
 }
 
 /// Task for a volume that runs with another value of a setting that needs a reattach.

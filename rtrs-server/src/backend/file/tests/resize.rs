@@ -74,9 +74,9 @@ fn a_resize_sets_the_length_of_the_file() {
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
     // When shrinking, the loss is reported after new writes to the range are refused, and before
     // the data is removed.
-    let said = Cell::new(0);
+    let notified = Cell::new(0);
     let lost = || {
-        said.set(said.get() + 1);
+        notified.set(notified.get() + 1);
         assert_eq!((source.geometry().size, len(&path)), (OLD, 4 * OLD));
         Ok(())
     };
@@ -85,7 +85,7 @@ fn a_resize_sets_the_length_of_the_file() {
     assert_eq!((error.to_string(), source.geometry().size), ("no room".into(), 4 * OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
     source.resize(OLD, &lost).unwrap();
-    assert_eq!((said.get(), source.geometry().size, len(&path)), (1, OLD, OLD));
+    assert_eq!((notified.get(), source.geometry().size, len(&path)), (1, OLD, OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::NoSpace);
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Ok, "it is no cut");
@@ -118,14 +118,14 @@ fn a_resize_accepts_a_truncation_and_reports_the_loss() {
             let io = rig.io(IoOp::Flush, 0, 0);
             assert_eq!(rig.run(io), IoStatus::Io);
         }
-        let said = Cell::new(false);
+        let notified = Cell::new(false);
         source
             .resize(OLD, &|| {
-                said.set(true);
+                notified.set(true);
                 Ok(())
             })
             .unwrap();
-        assert_eq!(said.get(), !reported);
+        assert_eq!(notified.get(), !reported);
         assert_eq!(rig.write(16384, &[1; 4096]), IoStatus::Ok);
         let io = rig.io(IoOp::Flush, 0, 0);
         assert_eq!(rig.run(io), IoStatus::Ok);
