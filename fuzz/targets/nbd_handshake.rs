@@ -1,4 +1,4 @@
-//! Fuzz target: a client's side of a handshake, however split, is survived. The body is in
+//! Fuzz target: an NBD client's handshake bytes, however split, cause no panic. The body is in
 //! nbd-bridge.
 
 #![no_main]

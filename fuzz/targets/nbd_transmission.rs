@@ -1,4 +1,5 @@
-//! Fuzz target: requests are judged within the rules of their export. The body is in nbd-bridge.
+//! Fuzz target: requests follow the rules of their export or are refused. The body is in
+//! nbd-bridge.
 
 #![no_main]
 

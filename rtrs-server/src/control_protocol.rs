@@ -244,7 +244,7 @@ pub(crate) struct ExportList {
     pub(crate) open_to_named: bool,
 }
 
-/// Reply to a resize request, also if the export already had the size.
+/// Reply to a resize request, even if the export already had the size.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Resized {
     /// Name of the export.

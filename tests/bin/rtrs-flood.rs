@@ -88,12 +88,12 @@ struct Counts {
     failed: AtomicU64,
     most_held: AtomicU64,
     /// Successful and failed TLS handshakes.
-    shaken: AtomicU64,
-    unshaken: AtomicU64,
+    handshakes: AtomicU64,
+    failed_handshakes: AtomicU64,
 }
 
 /// Connection of the crowd: the remaining messages, and the time of its next action.
-struct Stranger {
+struct CrowdConn {
     stream: TcpStream,
     due: Instant,
     left: VecDeque<Vec<u8>>,
@@ -122,7 +122,7 @@ fn messages(kind: u64, n: u64) -> Option<VecDeque<Vec<u8>>> {
         2 => vec![whole(1)[..20].to_vec()],
         3 => vec![whole(2)],
         _ => {
-            let session_name = Name::new(format!("stranger-{n}").as_bytes()).expect("a name");
+            let session_name = Name::new(format!("crowd-{n}").as_bytes()).expect("a name");
             let ready = frame(&tagged(WRITE, 1, 0, &[]));
             let info = frame(&send(1, &InfoReq { session_name }.encode()));
             vec![whole(1), ready, info]
@@ -145,7 +145,7 @@ fn open(target: SocketAddr, n: u64) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-impl Stranger {
+impl CrowdConn {
     /// Takes the steps that are due. Returns false when the connection has ended.
     fn step(&mut self, now: Instant) -> bool {
         let mut buffer = [0; 1024];
@@ -175,7 +175,7 @@ impl Stranger {
 fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts: &Counts) {
     let start = Instant::now();
     // Held connections by number, and the time of each one's next action: waiting costs nothing.
-    let mut held: HashMap<u64, Stranger> = HashMap::new();
+    let mut held: HashMap<u64, CrowdConn> = HashMap::new();
     let mut due: BinaryHeap<Reverse<(Instant, u64)>> = BinaryHeap::new();
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -191,18 +191,18 @@ fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts:
             let kind = args.kinds[count as usize % args.kinds.len()];
             let Some(left) = messages(kind, first + count) else { continue };
             let end = now + Duration::from_secs(args.hold);
-            let mut stranger = Stranger { stream, due: now, left, end };
-            if stranger.step(now) {
-                due.push(Reverse((stranger.due, count)));
-                held.insert(count, stranger);
+            let mut conn = CrowdConn { stream, due: now, left, end };
+            if conn.step(now) {
+                due.push(Reverse((conn.due, count)));
+                held.insert(count, conn);
             }
         }
         counts.most_held.fetch_max(held.len() as u64, Ordering::Relaxed);
         while due.peek().is_some_and(|Reverse((at, _))| *at <= now) {
             let Some(Reverse((_, number))) = due.pop() else { break };
-            let Some(stranger) = held.get_mut(&number) else { continue };
-            if stranger.step(now) {
-                due.push(Reverse((stranger.due, number)));
+            let Some(conn) = held.get_mut(&number) else { continue };
+            if conn.step(now) {
+                due.push(Reverse((conn.due, number)));
             } else {
                 held.remove(&number);
             }
@@ -212,10 +212,10 @@ fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts:
 }
 
 /// Number of threads for TLS handshakes.
-const SHAKERS: u64 = 8;
+const HANDSHAKE_THREADS: u64 = 8;
 
 /// Makes its share of `--tls` handshakes per second until `stop` is set.
-fn shake(
+fn make_handshakes(
     rate: u64,
     config: &TlsClientConfig,
     target: SocketAddr,
@@ -226,19 +226,20 @@ fn shake(
     let start = Instant::now();
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
-        let wanted = start.elapsed().as_millis() as u64 * rate / (1000 * SHAKERS);
+        let wanted = start.elapsed().as_millis() as u64 * rate / (1000 * HANDSHAKE_THREADS);
         if count >= wanted {
             thread::sleep(Duration::from_millis(2));
             continue;
         }
         count += 1;
-        let shaken = open(target, first + count).and_then(|mut stream| {
+        let handshake = open(target, first + count).and_then(|mut stream| {
             stream.set_nonblocking(false)?;
             stream.set_read_timeout(Some(Duration::from_secs(5)))?;
             stream.set_write_timeout(Some(Duration::from_secs(5)))?;
             tls_handshake(config, &mut stream)
         });
-        let counter = if shaken.is_ok() { &counts.shaken } else { &counts.unshaken };
+        let counter =
+            if handshake.is_ok() { &counts.handshakes } else { &counts.failed_handshakes };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -348,12 +349,12 @@ fn run(
     let mut reconnects = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| crowd(args, target, first, &stop, &counts));
-        for shaker in 0..keys.map_or(0, |_| SHAKERS) {
+        for thread in 0..keys.map_or(0, |_| HANDSHAKE_THREADS) {
             let (stop, counts) = (&*stop, &counts);
             let config = keys.map(|keys| &keys.config);
             scope.spawn(move || {
                 if let Some(config) = config {
-                    shake(args.tls, config, target, first + shaker, stop, counts);
+                    make_handshakes(args.tls, config, target, first + thread, stop, counts);
                 }
             });
         }
@@ -367,11 +368,12 @@ fn run(
     });
     let out = bench.wait_with_output().expect("the end of the bench");
     let summary: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
-    let Counts { opened, failed, most_held, shaken, unshaken } = counts;
+    let Counts { opened, failed, most_held, handshakes, failed_handshakes } = counts;
     let [opened, failed, held] = [opened, failed, most_held].map(AtomicU64::into_inner);
     println!("  crowd: {opened} connections opened, {failed} failed, at most {held} held");
-    let [shaken, unshaken] = [shaken, unshaken].map(AtomicU64::into_inner);
-    println!("  TLS handshakes: {shaken} made, {unshaken} not");
+    let [handshakes, failed_handshakes] =
+        [handshakes, failed_handshakes].map(AtomicU64::into_inner);
+    println!("  TLS handshakes: {handshakes} made, {failed_handshakes} not");
     Run {
         iops: summary["iops"].as_f64().unwrap_or(0.0),
         errors: summary["errors"].as_u64().unwrap_or(u64::MAX),

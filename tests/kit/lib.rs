@@ -2,7 +2,7 @@
 //! with real programs and stop them again.
 //!
 //! Every wait has a time limit and panics with a description of the missing event; every process
-//! that a test starts is ended by process id when its handle is dropped, also when the test panics;
+//! that a test starts is ended by process id when its handle is dropped, even when the test panics;
 //! every test works in its own directory. A test without a required tool is skipped with a message
 //! ([`requires`]).
 //!

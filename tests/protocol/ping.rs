@@ -216,7 +216,7 @@ impl Rping {
         let mut this = Self { stream, msn: 0 };
         let request = start_frame(REQUEST_KEY, ENHANCED, 2, &[0, 1, 0, 1]);
         this.stream.write_all(&request).expect("the request");
-        // The reply, without a byte behind it: siw fails if a frame follows in the same segment.
+        // The reply, without a byte after it: siw fails if a frame follows in the same segment.
         let mut reply = [0; 25];
         let len = this.stream.read(&mut reply).expect("a reply");
         assert_eq!(len, 24, "{:02x?}", &reply[..len]);

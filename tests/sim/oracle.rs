@@ -29,7 +29,7 @@
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced. A write is
 //! durable when it was acknowledged with FUA, or before a flush began that was acknowledged before
-//! the cut. A flush is checked against what was acknowledged before it began, also when the power
+//! the cut. A flush is checked against what was acknowledged before it began, even when the power
 //! failed in between, until a failed flush has reported the loss; a flush may fail for no other
 //! reason. If another user follows a killed client, no client is left to receive reports of lost
 //! writes. If a client takes over from a killed one, its users receive these reports; then a flush

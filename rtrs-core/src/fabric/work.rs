@@ -61,7 +61,7 @@ impl WrOp {
 pub struct SgeList {
     /// First piece.
     pub first: Option<Sge>,
-    /// Second piece, directly behind the first on the wire.
+    /// Second piece, directly after the first on the wire.
     pub second: Option<Sge>,
 }
 

@@ -196,7 +196,7 @@ mod tests {
             assert_eq!((meter.used(), region.counted()), (units * unit, units * unit));
         }
         assert!(region.admit_write(99 * stride, 1));
-        assert_eq!(meter.used(), 4 * unit - 4096, "no gap behind the last");
+        assert_eq!(meter.used(), 4 * unit - 4096, "no gap after the last");
         assert_eq!(meter.room(), (4 << 20) - 4 * unit + 4096);
         let pinned = make(Counting::Whole).unwrap();
         assert!(pinned.admit_write(5, 500));

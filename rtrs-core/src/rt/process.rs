@@ -355,7 +355,8 @@ pub fn forbid_new_privileges() -> io::Result<()> {
 /// capabilities. The C library makes these system calls on every thread. Open files stay open.
 ///
 /// # Errors
-/// The system's error, after which the process should end; also if it can still become root.
+/// The system's error, or an error if the process can still become root. The process should then
+/// end.
 pub fn become_account(account: &Account) -> io::Result<()> {
     let Account { uid, gid, groups, .. } = account;
     let dumps_are_forbidden = dumps_are_forbidden();

@@ -65,7 +65,7 @@ impl Vectors {
         assert_eq!(decode(golden).as_ref(), Ok(&message), "decoding {name}");
         let mut longer = golden.to_vec();
         longer.extend([0xee; 140]);
-        assert_eq!(decode(&longer), Ok(message), "decoding {name} with padding behind it");
+        assert_eq!(decode(&longer), Ok(message), "decoding {name} with padding after it");
     }
 
     fn check_read(&self, name: &str, message: ReadMsg) {

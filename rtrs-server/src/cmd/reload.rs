@@ -20,7 +20,7 @@ pub struct ReloadArgs {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Apply the access lists also if they close exports or end sessions
+    /// Apply the access lists even if they close exports or end sessions
     #[arg(long, conflicts_with = "dry_run")]
     pub force: bool,
 

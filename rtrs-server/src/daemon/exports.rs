@@ -496,7 +496,7 @@ impl Exports {
         match exports.into_iter().find(|export| export.name == name) {
             Some(export) if export.found => format!(
                 "{name:?} is not an export of the configuration: a client opened it below \
-                 search-path ({}), and it goes when the last session closes it; detach it there, \
+                 search-path ({}); it disappears when the last session closes it; detach it there, \
                  or end the session with `session evict`; to keep it from being opened again, \
                  move it out of search-path",
                 export.backing

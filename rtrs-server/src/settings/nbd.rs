@@ -43,7 +43,7 @@ impl FromStr for NbdUrl {
         let rest = text.strip_prefix("nbd://").ok_or_else(|| refuse("is of no known kind"))?;
         let (place, name) = rest.split_once('/').unwrap_or((rest, ""));
         if name.contains('?') {
-            return Err(refuse("has options behind the name"));
+            return Err(refuse("has options after the name"));
         }
         let (host, port) = match place.strip_prefix('[') {
             Some(rest) => {
@@ -116,7 +116,7 @@ mod tests {
             ("nbd://host:x/disk", "has a bad port"),
             ("nbd://[::1]x/disk", "has a bad port"),
             ("nbd://[::1/disk", "lacks a ]"),
-            ("nbd://host/disk?x=1", "has options behind the name"),
+            ("nbd://host/disk?x=1", "has options after the name"),
             ("nbd+unix:///disk", "names no socket"),
             ("nbd+unix:///disk?socket=run/a", "no absolute path"),
             ("nbd://host/a%2", "has a bad % sequence"),

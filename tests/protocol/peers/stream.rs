@@ -1,4 +1,4 @@
-//! Frames behind the start-up: violations of MPA, DDP or RDMAP end the connection, with the
+//! Frames after the start-up: violations of MPA, DDP or RDMAP end the connection, with the
 //! Terminate and its reason where the RFCs define one. Also frames that come early, and a peer that
 //! sends requests endlessly and reads no answer.
 
@@ -164,7 +164,7 @@ fn frames_sent_too_early() {
     let mut raw = RawMpa::connect(scene.server);
     let start = start_frame(REQUEST_KEY, ENHANCED | CRC, 2, &start_data(&request));
     raw.write(&[&start[..], &[0xff; 64]].concat());
-    let _ = raw.ended("garbage behind the start", AT_ONCE);
+    let _ = raw.ended("garbage after the start", AT_ONCE);
     // An immediate and then a request where INFO_REQ is due.
     for imm in [0x8000_0000_u32, 0x0000_0020] {
         let request = PeerOptions { cid_num: 1, ..scene.options() }.request(0).encode();

@@ -1,4 +1,4 @@
-//! Closing of volumes, and the end of a session: its volumes are closed in order, then every path
+//! Closing of volumes, and the end of a session: its volumes are closed first, then every path
 //! ends.
 //!
 //! A single volume is closed once its IO has ended. A close uses the same permit as all opens, so

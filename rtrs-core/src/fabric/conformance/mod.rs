@@ -4,7 +4,7 @@
 //! advances time (virtual or real). [`fabric_conformance!`](crate::fabric_conformance) generates a
 //! named test for each case; [`run_all`] runs them in a loop. In every case, the [`Bench`] around a
 //! harness checks that no completion is repeated or unexpected, that no event follows the last
-//! event of a queue pair, and that everything that must complete has completed by then.
+//! event of a queue pair, and that everything that must complete has completed at the end.
 //!
 //! `bench.rs` the test bench · `connect.rs` · `transfer.rs` sends, writes, reads · `memory.rs`
 //! keys, bounds, windows · `ending.rs` disconnect, abort, guarantees of closed queue pairs.
@@ -72,7 +72,7 @@ pub trait Harness {
         false
     }
 
-    /// Returns the reason if a case cannot run: a known limit of the transport, or the lack of one.
+    /// Returns the reason if a case cannot run: a known limit of the transport, or no transport.
     /// The case is then skipped visibly and counted as skipped. A harness that skips every case has
     /// no fabrics.
     fn skips(&self, _case: &str) -> Option<String> {

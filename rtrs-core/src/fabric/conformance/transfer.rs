@@ -308,7 +308,7 @@ pub(super) fn writes_and_reads_mixed(bench: &mut Bench<'_>) {
     let back = bench.memory(&pair.b, 1 << 20, Access::LOCAL, 0);
     for round in 0..8 {
         let mut ids = Vec::new();
-        // A read posted behind a write of the same queue pair sees its bytes.
+        // A read posted after a write of the same queue pair sees its bytes.
         for i in 0..8 {
             let (at, len) = (i << 16, 1 + ((round * 8 + i) * 977) % 65_536);
             let write = write_to(there.remote(at as u64));

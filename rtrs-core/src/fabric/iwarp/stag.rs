@@ -673,7 +673,7 @@ mod tests {
                 std::hint::spin_loop();
                 let mut seen = [0; 4];
                 region.copy_out(0, &mut seen);
-                assert_eq!(&seen, b"mine", "a write landed behind a revoke");
+                assert_eq!(&seen, b"mine", "a write landed after a revoke");
             }
         }
         stop.store(1, Ordering::Relaxed);

@@ -85,7 +85,7 @@ impl<'a> Pages<'a> {
         roff
     }
 
-    /// Returns the sections behind the options of a command.
+    /// Returns the sections after the options of a command.
     fn end(&self, command: &Command) -> Roff {
         let mut roff = Roff::new();
         let words = words(command);

@@ -18,7 +18,7 @@ pub struct AddArgs {
     /// The export as [NAME=]TARGET[,OPTION...], as with --export
     pub export: ExportSpec,
 
-    /// Set the access list also if that closes other exports or ends sessions
+    /// Set the access list even if that closes other exports or ends sessions
     #[arg(long)]
     pub force: bool,
 

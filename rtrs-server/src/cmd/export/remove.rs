@@ -15,7 +15,7 @@ pub struct RemoveArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// Remove it also if sessions have it open: their devices end with errors
+    /// Remove it even if sessions have it open: their devices end with errors
     #[arg(long)]
     pub force: bool,
 

@@ -20,7 +20,7 @@ pub struct ResizeArgs {
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
 
-    /// Make it smaller also if sessions have it open: what lies beyond the new end is lost
+    /// Make it smaller even if sessions have it open: what lies beyond the new end is lost
     #[arg(long)]
     pub force: bool,
 

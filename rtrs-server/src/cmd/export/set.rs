@@ -23,7 +23,7 @@ pub struct SetArgs {
     #[arg(required = true, value_name = "OPTION")]
     pub options: Vec<String>,
 
-    /// Set the access list also if that closes other exports or ends sessions
+    /// Set the access list even if that closes other exports or ends sessions
     #[arg(long)]
     pub force: bool,
 

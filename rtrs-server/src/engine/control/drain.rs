@@ -1,4 +1,4 @@
-//! The end of the server: by a signal, or drained by its operator.
+//! Shutdown of the server, by a signal or by an operator's drain.
 //!
 //! In both cases new connections are refused, running requests are answered, and paths close when
 //! they have none left. At a signal all paths finish at once. A drain finishes the paths of each
@@ -16,7 +16,7 @@ use crate::path::state::PathState;
 /// Time for closing connections, after the time for requests.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// State of the server's end.
+/// State of the shutdown.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
     /// Running requests may complete.
@@ -37,7 +37,7 @@ enum Stop {
     Done,
 }
 
-/// Next action of the server's end.
+/// Next action of the shutdown.
 pub(super) enum Order {
     /// Nothing before that time, if any.
     Wait(Option<Instant>),
@@ -49,7 +49,7 @@ pub(super) enum Order {
     Exit,
 }
 
-/// The server's end, if it has begun.
+/// The shutdown, if it has begun.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     stop: Option<Stop>,
@@ -68,8 +68,8 @@ impl Drain {
         self.reply = Some(reply);
     }
 
-    /// Begins the end, or accelerates it: all paths finish at `all_at` and end at `until`. Returns
-    /// false if connections are already being closed.
+    /// Begins the shutdown, or accelerates it: all paths finish at `all_at` and end at `until`.
+    /// Returns false if connections are already being closed.
     pub(super) fn begin(&mut self, all_at: Instant, until: Instant) -> bool {
         let stop = match self.stop {
             None => Stop::Finishing { all_at, until },
@@ -82,7 +82,7 @@ impl Drain {
         true
     }
 
-    /// Advances the end.
+    /// Advances the shutdown.
     pub(super) fn advance(&mut self, now: Instant, registry: &Registry) -> Order {
         let left = registry.paths().count();
         match self.stop {
