@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that need no daemon: clippy with and without RDMA, documentation, the models of loom, the
-# fuzz targets. scripts/test.sh --ci runs it beside the tests; prints a line
+# fuzz targets. scripts/test.sh --ci runs it alongside the tests; prints a line
 # `lint: NAME passed|failed N s` for each check. Exit 0 if all passed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -9,7 +9,7 @@ failed=0
 gate() { # name command...
     local name=$1 start=$SECONDS word=passed
     shift
-    # Beside other work, niced, on a busy machine, clippy has taken more than half an hour.
+    # Niced, alongside other work on a busy machine, clippy has taken more than half an hour.
     if ! timeout --kill-after=20 5400 "$@"; then
         failed=1 word=failed
     fi

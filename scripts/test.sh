@@ -10,7 +10,7 @@
 # The default runs 1,000 seeds of the simulator and the most important mutants, and the group
 # `smoke` of the lab in one boot: a device, a kernel client, a kernel server, a link that goes down.
 # --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the lints (clippy,
-# documentation, models of loom, the build of the fuzz targets: scripts/lints.sh) beside the tests,
+# documentation, models of loom, the build of the fuzz targets: scripts/lints.sh) during the tests,
 # and an eighth of the other scenarios; the other seeds and the eighth change with each commit.
 # --full is like --ci with all scenarios. --quick runs the same tests on smaller images and for
 # shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
@@ -174,7 +174,7 @@ count_lints() { # status
         failures+=("lints: status $1")
     fi
     while read -r _ name word seconds _; do
-        times+=("$(printf '%-18s %5d s beside the tests' "$name" "$seconds")")
+        times+=("$(printf '%-18s %5d s during the tests' "$name" "$seconds")")
         if [ "$word" = passed ]; then
             passed=$((passed + 1))
         else

@@ -497,7 +497,7 @@ pub(crate) struct Attached {
     pub(crate) paths: Option<Vec<PathInfo>>,
 }
 
-/// Volume that could not be attached beside others.
+/// Volume that could not be attached while others could.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct NotAttached {
     /// Name of the volume on this host.

@@ -42,7 +42,7 @@ fn unknown_export() {
     let (client, done) = Client::attach("vol1").path(server.portal()).try_start();
     let _ = done.code(1).says("vol1");
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
-    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
     assert!(!socket.exists(), "a refused attach left its socket behind");
     // The server serves the next client.
     Client::attach("vol0").path(server.portal()).start().detach();

@@ -45,7 +45,7 @@ use operator::Exports;
 use second::Second;
 use servers::OtherServers;
 
-/// Maximum number of rounds at one moment; beyond it the clock counts as standing still.
+/// Maximum number of rounds at one moment; with more, the clock counts as stopped.
 const SPINS_MAX: u32 = 20_000;
 
 /// State of a run.
@@ -59,8 +59,8 @@ pub(super) struct Cluster {
     is_loaded: bool,
     /// Workloads while there is no client.
     works: Vec<Workload>,
-    /// Number of clients so far.
-    life: u8,
+    /// Number of clients started so far.
+    clients_started: u8,
     /// Server's cache epoch that the most recently killed client had saved.
     saved_epoch: Option<u64>,
     other_servers: OtherServers,
@@ -195,7 +195,7 @@ impl Cluster {
             is_loaded: false,
             client: Vec::new(),
             works: Vec::new(),
-            life: 0,
+            clients_started: 0,
             saved_epoch: None,
             other_servers: OtherServers::new(options, plant),
             added: 0,
@@ -233,15 +233,17 @@ impl Cluster {
 
     /// Starts a client with these workloads.
     fn start_client(&mut self, works: Vec<Workload>) {
-        (self.life, self.has_opened, self.retry_at) = (self.life + 1, false, None);
+        (self.clients_started, self.has_opened, self.retry_at) =
+            (self.clients_started + 1, false, None);
         self.group = Group::new(works.len(), |_| ());
-        let identity = self.other_servers.identity(self.life);
-        let mut config = session_config(&self.options, self.life, self.saved_epoch, identity);
+        let identity = self.other_servers.identity(self.clients_started);
+        let mut config =
+            session_config(&self.options, self.clients_started, self.saved_epoch, identity);
         let takes_over = self.options.takeover.is_some();
         let second = self.second.as_mut().map(|second| second.begin_life(takes_over));
         config.volumes.extend(second);
         let config = Arc::new(config);
-        let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.life);
+        let uuid = |at: usize| [0xa0 + at as u8; 16].map(|byte: u8| byte ^ self.clients_started);
         let uuids: Vec<[u8; 16]> = (0..self.options.paths).map(uuid).collect();
         for (at, work) in (0..).zip(works) {
             let fabric = self.world.fabric(self.nodes[0]);
@@ -288,7 +290,7 @@ impl Cluster {
         }
         self.supervise_second(now);
         let Some(home) = self.client.first() else { return };
-        if self.life > 1 && self.retry_at.is_none() && home.core.failure().is_some() {
+        if self.clients_started > 1 && self.retry_at.is_none() && home.core.failure().is_some() {
             self.retry_at = Some(now + 50 * MS);
         }
         if self.retry_at.is_some_and(|at| at <= now) {
@@ -454,7 +456,7 @@ impl Cluster {
         if !work.is_open()
             && let Some(device) = core.device(DeviceIndex::FIRST)
         {
-            if self.life > 1 && !std::mem::replace(&mut self.has_opened, true) {
+            if self.clients_started > 1 && !std::mem::replace(&mut self.has_opened, true) {
                 // The server admits a writer only when no write of the previous one can happen any
                 // more.
                 self.oracle.settle();

@@ -218,16 +218,16 @@ pub(super) fn volume(export: &str) -> VolumeConfig {
     }
 }
 
-/// Returns the settings of the client number `life`, with the state that it takes over, if any.
+/// Returns the settings of the client number `client`, with the state that it takes over, if any.
 pub(super) fn session_config(
     options: &Options,
-    life: u8,
+    client: u8,
     kept: Option<u64>,
     identity: Option<Identity>,
 ) -> SessionConfig {
     SessionConfig {
         // A client that returns before the previous one has ended has another name.
-        name: if options.renamed { format!("sim{life}") } else { "sim".into() },
+        name: if options.renamed { format!("sim{client}") } else { "sim".into() },
         volumes: vec![VolumeConfig {
             access: match options.guest {
                 Some(Guest::Writer) => AccessMode::Migration,
@@ -239,12 +239,12 @@ pub(super) fn session_config(
         }],
         // A client that takes over waits until the server has ended the dead client's session.
         open_patience: match options.takeover {
-            Some(_) if life > 1 => Duration::from_secs(60),
-            None if life > 1 && options.faults.client_leave > 0 => Duration::from_secs(60),
+            Some(_) if client > 1 => Duration::from_secs(60),
+            None if client > 1 && options.faults.client_leave > 0 => Duration::from_secs(60),
             _ => Duration::ZERO,
         },
         resent_for: resent_for(options.takeover),
-        id: SessionId([life; 16]),
+        id: SessionId([client; 16]),
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         shards: options.client_cores,
         policy: options.policy,

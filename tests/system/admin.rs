@@ -459,7 +459,7 @@ fn garbage_on_the_control_socket_of_a_server() {
     drop(silent);
     innocent.check();
     server.check_alive();
-    let Front::Unix(_) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(_) = client.front() else { panic!("expected a unix socket") };
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }

@@ -38,7 +38,7 @@ fn attach_prints_the_result_for_programs() {
     assert_eq!(attached["pid"], client.pid(), "{attached}");
     client.detach();
 
-    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
     let words = ["attach", "vol0", "--path", portal, "--foreground", "-o", "json"];
     let mut attach = command(&client, &words);
     attach.arg("--socket").arg(socket);
@@ -142,7 +142,7 @@ fn a_detach_waits_for_writes_of_closed_clients() {
         client.wait_gone(STOP_TIME_MAX);
         if code == 1 {
             let mut attach = vec!["attach", "vol0", "--path", server.portal(), "--socket"];
-            let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+            let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
             let socket = socket.display().to_string();
             attach.push(&socket);
             wait_for("the export to be free", COMMAND_TIME_MAX, || {
@@ -227,7 +227,7 @@ fn the_nbd_socket_has_the_configured_mode_and_owner() {
     let owner = format!("{}:{}", own.uid(), own.gid());
     let args = ["--socket-mode", "660", "--socket-owner", &owner];
     let client = Client::attach("vol0").path(server.portal()).args(&args).start();
-    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
     let meta = std::fs::metadata(socket).expect("the socket");
     assert_eq!(meta.mode() & 0o777, 0o660);
     assert_eq!((meta.uid(), meta.gid()), (own.uid(), own.gid()));
@@ -288,7 +288,7 @@ fn a_failed_attach_gives_the_reason_even_without_log_space() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (client, done) = Client::attach("vol1").path(server.portal()).try_start();
     let _ = done.code(1).says("ENOENT");
-    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
     // No file may grow, as on a full disk.
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh"]);
@@ -308,7 +308,7 @@ fn an_attach_succeeds_even_if_its_output_cannot_be_written() {
     let (client, done) = Client::attach("vol0").path(server.portal()).try_start();
     let _ = done.ok();
     client.detach();
-    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
     let mut attach = command(&client, &["attach", "vol0", "--path", server.portal()]);
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     let output = attach.arg("--socket").arg(socket).stdout(full).output().expect("a process");
@@ -423,7 +423,7 @@ fn several_sessions_are_detached_by_one_command() {
     assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
     attach("b");
     attach("c");
-    // Nothing can be printed, and the sessions are detached all the same.
+    // Nothing can be printed, but the sessions are detached anyway.
     let full = File::options().write(true).open("/dev/full").unwrap();
     let done = command(&a, &["detach", "b", "c"]).stdout(full).output().unwrap();
     assert_eq!(done.status.code(), Some(1));

@@ -73,7 +73,7 @@ fn attach_list_status_stats_detach() {
     let _ = client.command(&["stats", "vol0"]).ok();
 
     client.detach();
-    let Front::Unix(socket) = client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = client.front() else { panic!("expected a unix socket") };
     assert!(!socket.exists(), "detach left the NBD socket behind");
     let list = client.command(&["list", "-o", "json"]).ok().json();
     assert!(!mentions(&list, "vol0"), "{list}");
@@ -135,7 +135,7 @@ fn sigterm_ends_a_background_session() {
     let stand = Stand::memory("16M");
     stand.client.signal("TERM");
     stand.client.wait_gone(STOP_TIME_MAX);
-    let Front::Unix(socket) = stand.client.front() else { panic!("a unix socket asked for") };
+    let Front::Unix(socket) = stand.client.front() else { panic!("expected a unix socket") };
     assert!(!socket.exists(), "SIGTERM left the NBD socket behind");
     let _ = stand.server.stop(STOP_TIME_MAX);
 }

@@ -40,7 +40,7 @@ impl Place {
     }
 
     fn port(&self) -> u16 {
-        let Front::Tcp(port) = *self.client.front() else { panic!("a TCP port asked for") };
+        let Front::Tcp(port) = *self.client.front() else { panic!("expected a TCP port") };
         port
     }
 

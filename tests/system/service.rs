@@ -68,7 +68,7 @@ fn a_session_in_the_foreground_notifies_readiness() {
     assert_eq!(manager.hears("READY=1"), format!("READY=1\nSTATUS={}", client.uri()));
     let _ = client.take_foreground().terminate(STOP_TIME_MAX).ok();
     let _ = manager.hears("STOPPING=1");
-    assert_eq!(manager.heard(), None, "no watchdog was asked for");
+    assert_eq!(manager.heard(), None, "no watchdog was requested");
 
     // The service belongs to the command that has started it.
     let background = Client::attach("vol0")

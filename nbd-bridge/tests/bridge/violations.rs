@@ -15,7 +15,7 @@ use crate::fixture::{Fixture, config, geometry};
 const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 
-/// Runs `violation` beside a well-behaved client, which must not be affected.
+/// Runs `violation` while a well-behaved client is connected, which must not be affected.
 fn beside_a_good_client(violation: impl FnOnce(&Fixture)) {
     let fixture = Fixture::new();
     let mut good = fixture.client(true);

@@ -48,7 +48,7 @@ pub struct AttachArgs {
     #[arg(long = "as", value_name = "NAME")]
     pub local_names: Vec<String>,
 
-    /// Attach in this session, which is attached already, beside its volumes
+    /// Attach in this session, which is already attached, together with its volumes
     ///
     /// The name of one of its volumes, or its name at the server. The paths and all else are as the
     /// session has them; the volume has its own device, socket or listen, with the settings of

@@ -40,7 +40,7 @@ fn server() -> Handshake {
 type Change<'a> = &'a mut dyn FnMut(usize, &mut Vec<u8>);
 
 /// Runs a handshake of both ends. Returns None for an end that did not complete it.
-fn shake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>) {
+fn run_handshake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>) {
     let (config, request) = (configs().0.clone(), REQUEST.to_vec());
     let name = ServerName::try_from("localhost").expect("a name");
     let mut ends = [Handshake::new(Begin::Client { config, name, request }), server()];
@@ -66,7 +66,7 @@ fn shake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>) {
 
 /// Returns established sessions of a client and a server that know each other.
 pub(crate) fn sessions() -> (Session, Session) {
-    let (client, server) = shake(&mut |_, _| {});
+    let (client, server) = run_handshake(&mut |_, _| {});
     (client.expect("it keeps to the protocol").session, server.expect("so does it").session)
 }
 
@@ -78,14 +78,14 @@ pub(crate) fn sessions() -> (Session, Session) {
 pub fn fuzz_tls(data: &[u8]) {
     let Some((kind, rest)) = data.split_first() else { return };
     match kind % 3 {
-        0 => stranger(rest),
+        0 => unknown_client(rest),
         1 => changed(rest),
         _ => crate::fabric::iwarp::fuzz_records(rest),
     }
 }
 
 /// Sends the bytes of an arbitrary client, in pieces of chosen lengths.
-fn stranger(mut data: &[u8]) {
+fn unknown_client(mut data: &[u8]) {
     let mut server = server();
     while let Some((len, rest)) = data.split_first() {
         let (piece, rest) = rest.split_at(usize::from(*len).min(rest.len()));
@@ -100,7 +100,7 @@ fn stranger(mut data: &[u8]) {
 /// Applies changes of four bytes each: the flight, the offset in it (two bytes), and the bits to
 /// flip.
 fn changed(data: &[u8]) {
-    let (client, server) = shake(&mut |turn, bytes| {
+    let (client, server) = run_handshake(&mut |turn, bytes| {
         for change in data.chunks_exact(4) {
             let at = usize::from(u16::from_be_bytes([change[1], change[2]]));
             if usize::from(change[0] % 4) == turn && at < bytes.len() {
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn flipped_bits_never_authenticate() {
         let mut flights = [0; 10];
-        let (client, server) = shake(&mut |turn, bytes| flights[turn] = bytes.len());
+        let (client, server) = run_handshake(&mut |turn, bytes| flights[turn] = bytes.len());
         assert!(client.is_some() && server.is_some());
         for (turn, len) in flights.into_iter().enumerate() {
             for at in (0..len).step_by(7) {

@@ -34,7 +34,7 @@ fn server_of(config: &TlsServerConfig) -> Handshake {
 }
 
 /// Runs a handshake of both ends and returns the outcome of each.
-fn shake(client: &TlsClientConfig, server: &TlsServerConfig) -> (Outcome, Outcome) {
+fn handshake(client: &TlsClientConfig, server: &TlsServerConfig) -> (Outcome, Outcome) {
     let name = client.name.clone();
     let name = name.unwrap_or_else(|| ServerName::try_from("127.0.0.1").unwrap());
     let (config, request) = (client.clone(), b"ping".to_vec());
@@ -89,7 +89,7 @@ fn failure(outcome: Outcome) -> String {
 #[test]
 fn certificates_identify_both_ends() {
     let place = Place::new();
-    let (client, server) = shake(&place.client(), &place.server());
+    let (client, server) = handshake(&place.client(), &place.server());
     let (client, server) = (client.unwrap(), server.unwrap());
     assert_eq!(server.request, b"ping");
     assert_eq!(server.session.peer.who, Who::Certificate("db1".into()));
@@ -97,12 +97,12 @@ fn certificates_identify_both_ends() {
     assert_eq!(client.session.peer.who, Who::Anonymous);
     // Without other names the common name is used.
     place.authority.issue(place.path(), &Wanted { names: &[], ..Wanted::CLIENT });
-    let (_, server) = shake(&place.client(), &place.server());
+    let (_, server) = handshake(&place.client(), &place.server());
     assert_eq!(server.unwrap().session.peer.who, Who::Certificate("a client".into()));
     // A name that cannot be printed is not accepted.
     let odd = Wanted { names: &[], common_name: "a\u{1b}[2J", ..Wanted::CLIENT };
     place.authority.issue(place.path(), &odd);
-    let text = failure(shake(&place.client(), &place.server()).1);
+    let text = failure(handshake(&place.client(), &place.server()).1);
     assert!(text.contains("no name that can be used"), "{text}");
     let text = place.client().check_own().unwrap_err().to_string();
     assert!(text.contains("client-cert.pem: the certificate has no name"), "{text}");
@@ -115,7 +115,7 @@ fn errors_name_the_end_and_the_file() {
     let place = Place::new();
     let names = Wanted { names: &["other.example", "10.0.0.9"], ..Wanted::SERVER };
     place.authority.issue(place.path(), &names);
-    let text = failure(shake(&place.client(), &place.server()).0);
+    let text = failure(handshake(&place.client(), &place.server()).0);
     let why = "the peer's certificate is not for 127.0.0.1; it has other.example, 10.0.0.9";
     assert!(text.contains(why), "{text}");
     // The certificate is for the other end.
@@ -123,7 +123,7 @@ fn errors_name_the_end_and_the_file() {
     place
         .authority
         .issue(place.path(), &Wanted { uses: Wanted::SERVER_ONLY.uses, ..Wanted::CLIENT });
-    let text = failure(shake(&place.client(), &place.server()).1);
+    let text = failure(handshake(&place.client(), &place.server()).1);
     assert!(text.contains("is not for this use (extended key usage)"), "{text}");
     // The key does not belong to the certificate.
     let key = place.path().join("server-key.pem");
@@ -139,7 +139,7 @@ fn errors_name_the_end_and_the_file() {
     let known = raw(&[("db1", &client)], &server);
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     for (client, server) in [(&place.client(), &known), (&ours, &place.server())] {
-        let (at_client, at_server) = shake(client, server);
+        let (at_client, at_server) = handshake(client, server);
         for text in [failure(at_client), failure(at_server)] {
             let is_known = text == "not done" || text.contains("kind of certificate");
             assert!(is_known, "{text}");
@@ -160,15 +160,15 @@ fn a_wrong_client_certificate_is_refused() {
         (&other, Wanted::CLIENT, "is not signed by the CA in ca-cert.pem"),
     ] {
         authority.issue(place.path(), &wanted);
-        let text = failure(shake(&place.client(), &server).1);
+        let text = failure(handshake(&place.client(), &server).1);
         assert!(text.contains(why), "{text}");
     }
     place.authority.issue(place.path(), &Wanted::CLIENT);
-    shake(&place.client(), &server).1.unwrap();
+    handshake(&place.client(), &server).1.unwrap();
     place.authority.revoke(place.path(), &[9]);
-    shake(&place.client(), &place.server()).1.unwrap();
+    handshake(&place.client(), &place.server()).1.unwrap();
     place.authority.revoke(place.path(), &[9, Wanted::CLIENT.serial]);
-    let text = failure(shake(&place.client(), &place.server()).1);
+    let text = failure(handshake(&place.client(), &place.server()).1);
     assert!(text.contains("is revoked by ca-crl.pem"), "{text}");
 }
 
@@ -178,7 +178,7 @@ fn a_ca_certificate_is_no_client_certificate() {
     let server = place.server();
     place.authority.write_as_client(place.path());
     let client = place.client();
-    let text = failure(shake(&client, &server).1);
+    let text = failure(handshake(&client, &server).1);
     assert!(text.contains("the peer's certificate is one of a CA (basic constraints)"), "{text}");
     let text = client.check_own().unwrap_err().to_string();
     assert!(text.contains("client-cert.pem: the certificate is one of a CA"), "{text}");
@@ -217,7 +217,7 @@ fn a_wrong_server_certificate_is_refused() {
         (&other, Wanted::SERVER, "is not signed by the CA in ca-cert.pem"),
     ] {
         authority.issue(place.path(), &wanted);
-        let text = failure(shake(&client, &place.server()).0);
+        let text = failure(handshake(&client, &place.server()).0);
         assert!(text.contains(why), "{text}");
         assert!(super::hint(&text).is_some(), "{text}");
     }
@@ -225,9 +225,9 @@ fn a_wrong_server_certificate_is_refused() {
     place.authority.issue(place.path(), &elsewhere);
     let dir = TlsDir(place.dir.0.clone());
     let named = TlsClientConfig::with_certificates(&dir, Some("other.example")).unwrap();
-    shake(&named, &place.server()).0.unwrap();
+    handshake(&named, &place.server()).0.unwrap();
     place.authority.revoke(place.path(), &[Wanted::SERVER.serial]);
-    let text = failure(shake(&place.client(), &place.server()).0);
+    let text = failure(handshake(&place.client(), &place.server()).0);
     assert!(text.contains("revoked"), "{text}");
 }
 
@@ -247,28 +247,28 @@ fn raw_keys_identify_both_ends() {
     let [server, client, other] = [(); 3].map(|()| PrivateKey::generate().unwrap());
     let known = raw(&[("db0", &other), ("db1", &client)], &server);
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
-    let (_, at_server) = shake(&ours, &known);
+    let (_, at_server) = handshake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
     // The server is another one, or the client is unknown.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
-    let text = failure(shake(&pinned, &known).1);
+    let text = failure(handshake(&pinned, &known).1);
     assert_eq!(text, "the client does not know the key of this server: its server-key is another");
-    let text = failure(shake(&pinned, &known).0);
+    let text = failure(handshake(&pinned, &known).0);
     let (got, expected) = (server.public().fingerprint(), other.public().fingerprint());
     let why = format!("the peer's key is not known here: got {got}, expected {expected}");
     assert!(text.contains(&why), "{text}");
-    let (at_client, at_server) = shake(&ours, &raw(&[("db0", &other)], &server));
+    let (at_client, at_server) = handshake(&ours, &raw(&[("db0", &other)], &server));
     at_client.unwrap();
     let why = format!("the peer's key is not known here ({})", client.public().fingerprint());
     assert!(failure(at_server).contains(&why));
     // One of several pins is enough, while the server's key is being replaced.
     let pins = [other.public(), server.public()];
     let both = TlsClientConfig::with_keys(&client, &pins).unwrap();
-    shake(&both, &known).1.unwrap();
+    handshake(&both, &known).1.unwrap();
     // Certificates and keys do not mix.
     let place = Place::new();
     for (client, server) in [(&place.client(), &known), (&ours, &place.server())] {
-        let (at_client, at_server) = shake(client, server);
+        let (at_client, at_server) = handshake(client, server);
         let texts = [failure(at_client), failure(at_server)];
         println!("{texts:?}");
         assert!(texts.iter().all(|text| text != "it succeeded"), "{texts:?}");
@@ -283,17 +283,17 @@ fn a_client_without_certificate_or_protocol_is_refused() {
     let mut config = (*client.rustls).clone();
     config.alpn_protocols.clear();
     client.rustls = Arc::new(config);
-    let text = failure(shake(&client, &server).1);
+    let text = failure(handshake(&client, &server).1);
     assert!(text.contains("ALPN rtrs/1"), "{text}");
     let mut config = (*client.rustls).clone();
     config.alpn_protocols = vec![b"h2".to_vec()];
     client.rustls = Arc::new(config);
-    failure(shake(&client, &server).1);
+    failure(handshake(&client, &server).1);
     let mut client = place.client();
     let mut config = (*client.rustls).clone();
     config.client_auth_cert_resolver = Arc::new(NoCertificate);
     client.rustls = Arc::new(config);
-    let text = failure(shake(&client, &server).1);
+    let text = failure(handshake(&client, &server).1);
     assert!(text.contains("presented no certificate or key"), "{text}");
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: our block devices beside the kernel's own and others', in one boot; ratios only
+# lab: our block devices next to the kernel's own and others', in one boot; ratios only
 # topology: one
 # paths: 1
 # limit: 2400

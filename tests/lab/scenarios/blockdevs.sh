@@ -22,7 +22,7 @@ compare() { # name target size logical_block write_cache discard
     expect_num "$name: physical block size" "$(sysfs_queue "$device" physical_block_size)" \
         -ge "$logical"
     expect_eq "$name: write cache" "$(sysfs_queue "$device" write_cache)" "$cache"
-    # The kernel asks for FUA only where there is a cache to pass by.
+    # The kernel uses FUA only where there is a cache to bypass.
     expect_eq "$name: FUA" "$(sysfs_queue "$device" fua)" \
         "$([ "$cache" = "write back" ] && echo 1 || echo 0)"
     expect_eq "$name: discard" "$(some "$device" discard_max_bytes)" "$discard"

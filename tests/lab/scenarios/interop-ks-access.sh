@@ -40,7 +40,7 @@ scenario() {
         count=1 oflag=direct
     expect_false "and its discard" blkdiscard -f -o 0 -l 4096 "/dev/$reader"
     expect_false "nothing was written" cmp -n 4096 "/dev/$writer" /dev/zero
-    expect_eq "a migration beside the writer" "$(try moving vol migration)" mapped
+    expect_eq "a migration next to the writer" "$(try moving vol migration)" mapped
     expect_eq "a second migration" "$(try three vol migration)" EPERM
     for name in moving reader writer; do
         expect_true "the $name unmaps" kernel_unmap "$(basename "$(readlink "$devices/vol@$name")")"

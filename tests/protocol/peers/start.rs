@@ -209,7 +209,7 @@ fn ten_thousand_half_open_connections() {
     let mut peer = scene.writer();
     peer.send_write((1, 2), io(Rw::WRITE, 0, 512), &[1; 512]);
     assert_eq!(peer.answer().errno, 0);
-    peer.check_alive("beside the half-open connections");
+    peer.check_alive("among the half-open connections");
     drop(peer);
     let second = Client::attach("vol1").path(scene.stand.server.portal()).start();
     second.detach();

@@ -183,7 +183,7 @@ fn a_peer_that_sends_requests_and_never_reads() {
     let flood: Vec<u8> =
         (0..400_000).flat_map(|at| frame(&immediate(first + at, 0x8000_0000))).collect();
     raw.write(&flood);
-    scene.peer().check_alive("beside a flood");
+    scene.peer().check_alive("during a flood");
     let grown = resident_memory(scene.stand.server.pid()).saturating_sub(scene.memory);
     assert!(grown < 32 * MIB, "unread answers took {grown} bytes");
     drop(raw);

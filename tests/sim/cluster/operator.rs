@@ -136,8 +136,8 @@ impl Cluster {
             Change::Reconnect(Leaving { path: name, within, force: false })
         } else {
             self.added = self.added.wrapping_add(1);
-            let (life, added) = (self.life, self.added);
-            let uuid = [life, added, 0xa0 + path as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+            let (client, added) = (self.clients_started, self.added);
+            let uuid = [client, added, 0xa0 + path as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
             Change::Add { target: path_target(&self.options, path), uuid }
         };
         self.change(now, change);

@@ -89,8 +89,8 @@ impl OtherServers {
 
     /// Returns the identity that a client must find: none for the first client, which accepts any
     /// server, and for later ones the identity that the first has found.
-    pub(super) fn identity(&self, life: u8) -> Option<Identity> {
-        self.kept.or(self.home).filter(|_| life > 1)
+    pub(super) fn identity(&self, client: u8) -> Option<Identity> {
+        self.kept.or(self.home).filter(|_| client > 1)
     }
 
     /// Keeps the identity to which an ending client is pinned.

@@ -126,7 +126,7 @@ impl Stand {
             });
             // Time for violations: the copy would run, be answered, and the newer write would run.
             std::thread::sleep(Duration::from_millis(200));
-            assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered beside the original");
+            assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered before the original");
             // In half of the rounds late requests of the dead path arrive before the release.
             if round.is_multiple_of(2) {
                 proxy.open();

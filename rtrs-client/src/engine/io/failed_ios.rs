@@ -30,7 +30,7 @@ pub(crate) struct FailedIo {
 }
 
 impl FailedIo {
-    /// Describes an IO that no path has failed.
+    /// Describes a failed IO, without the path that may have failed it.
     pub(super) fn new(io: &Io, status: IoStatus, at: Instant) -> Self {
         Self { status, op: io.op, offset: io.offset, len: io.len, path: None, at }
     }

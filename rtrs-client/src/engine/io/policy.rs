@@ -51,7 +51,7 @@ impl Chooser {
     }
 }
 
-/// Returns the policy's choice. Equal paths take turns, also under `MinInflight`; `cursor` is the
+/// Returns the policy's choice. Equal paths take turns, even under `MinInflight`; `cursor` is the
 /// last choice.
 fn pick(
     policy: Policy,

@@ -260,7 +260,7 @@ fn a_depth_below_the_number_of_shards_fails_the_session() {
     let text = fixture.client.control.failure().unwrap().to_string();
     assert!(text.contains("queue depth of 4") && text.contains("--shards 3"), "{text}");
 
-    // One permit more is enough for every shard.
+    // One more permit is enough for every shard.
     let mut fixture = Fixture::open(|s| {
         s.config.shards = 4;
         s.how.queue_depth = 5;
@@ -298,7 +298,7 @@ fn changed_bounds_after_a_reconnect_are_refused_until_restored() {
 }
 
 /// A server that is short of memory may grant a smaller depth. The client repeats that depth on
-/// every connect, also to a server that does not know the session any more.
+/// every connect, even to a server that no longer knows the session.
 #[test]
 fn the_granted_depth_is_repeated() {
     let mut fixture = Fixture::open(|s| s.paths = 2);

@@ -14,7 +14,7 @@ use crate::engine::message::{ControlAnswer, Message, ShardMessage};
 use crate::path::PathKey;
 use crate::stats::PathStage;
 
-/// A fixture with a good session beside the bad one.
+/// A fixture with a good session in addition to the bad one.
 struct Pair {
     fixture: Fixture,
     good: Peer,
