@@ -252,11 +252,11 @@ fn the_nbd_crate_reads_and_writes() {
             let mut back = vec![0; length];
             client.seek(SeekFrom::Start(offset)).expect("seek");
             client.read_exact(&mut back).expect("read");
-            assert!(back == *data, "{length} bytes at {offset} came back otherwise");
+            assert!(back == *data, "{length} bytes at {offset} came back different");
             File::open(&exported)
                 .and_then(|file| file.read_exact_at(&mut back, offset))
                 .expect("read the export");
-            assert!(back == *data, "{length} bytes at {offset} are otherwise in the file");
+            assert!(back == *data, "{length} bytes at {offset} differ in the file");
         }
         drop(client);
         stand.finish();
@@ -308,7 +308,7 @@ fn a_sparse_file_of_one_tebibyte() {
     let mut client = nbd_client(&stand.client);
     let mut data = vec![0; 1 << 20];
     let mut back = vec![0; 1 << 20];
-    // The last bytes, and both sides of 4 GiB and of 512 GiB: no 32-bit number on the way.
+    // The last bytes, and both sides of 4 GiB and of 512 GiB: 32-bit numbers would not suffice.
     for offset in [TIB - MIB, (4 << 30) - 512 * 1024, (512 << 30) - 4096, 0] {
         fill_pattern(&mut data, offset, 9);
         client.seek(SeekFrom::Start(offset)).expect("seek");

@@ -170,7 +170,7 @@ impl Family {
             let len = rest.iter().take_while(|sample| sample.series() == series).count();
             let (these, others) = rest.split_at(len);
             rest = others;
-            let wrong = || format!("{name} {series} is no histogram");
+            let wrong = || format!("{name} {series} is not a histogram");
             let [buckets @ .., sum, count] = these else { return Err(wrong()) };
             let mut before = (f64::NEG_INFINITY, 0.0);
             for bucket in buckets {

@@ -1,7 +1,7 @@
 //! Violations by RTRS peers, on the server's real wire: raw bytes and hand-driven clients against a
 //! real server, one test for each family of violations. In each an innocent session continues
 //! undisturbed; every violation is answered with its errno or ends only that path; afterwards the
-//! server lives, with its descriptors and memory unchanged.
+//! server still runs, with its descriptors and memory unchanged.
 //!
 //! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
 //! scenarios `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,
@@ -26,15 +26,15 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Queue depth that is no power of two, so that the nonexistent permits 24 to 31 fit the immediate.
+/// Queue depth that is not a power of two: the nonexistent permits 24 to 31 fit the immediate.
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
 /// Handshake timeout of the servers here over TCP, for start-up steps and handshakes.
 const HANDSHAKE: Duration = Duration::from_secs(4);
-/// Handshake timeout in an emulated machine with an RDMA device in software.
+/// Handshake timeout in an emulated machine with a software RDMA device.
 const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
 /// Maximum time in which a violation closes the connection, long before any timeout. An emulated
-/// machine with an RDMA device in software gets more, and has longer timeouts.
+/// machine with a software RDMA device gets more, and has longer timeouts.
 const AT_ONCE: Duration = Duration::from_millis(2500);
 const AT_ONCE_RDMA: Duration = Duration::from_secs(15);
 /// Maximum time in which a path ends for any reason.
@@ -44,7 +44,7 @@ const RESET: i16 = -(errno::ECONNRESET.cast_signed());
 
 /// A server with an innocent session on its export `vol0`, and exports for the others.
 struct Scene {
-    // First, so that it gets the order to end before its session does.
+    // Declared first, so that it is dropped and ends before its session does.
     innocent: Innocent,
     stand: Stand,
     server: SocketAddr,

@@ -34,7 +34,7 @@ use super::host::{
     session_config,
 };
 use super::log::Log;
-use super::nbd::{ASIDE_SECTORS, End};
+use super::nbd::{EXTRA_SECTORS, End};
 use super::options::{MS, Options};
 use super::oracle::Oracle;
 use super::port::{Port, PortFaults, SharedFaults};
@@ -133,7 +133,7 @@ impl Cluster {
         let tracks = options.faults.cuts_power();
         let sectors = options.work.sectors;
         let all = sectors + if options.extra.guest_writes { guest::SECTORS } else { 0 };
-        let all = all + if options.extra.losses.stalls { ASIDE_SECTORS } else { 0 };
+        let all = all + if options.extra.losses.stalls { EXTRA_SECTORS } else { 0 };
         let all = all.next_multiple_of(options.disk.block / 512);
         let disk = Disk::new(options.disk, all, tracks, plant, prng.fork());
         disk.count_later_than(options.io_timeout);

@@ -28,7 +28,7 @@ use rtrs_core::rt::Ring;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-pub(super) use stalls::SECTORS as ASIDE_SECTORS;
+pub(super) use stalls::SECTORS as EXTRA_SECTORS;
 use stalls::Stalls;
 
 /// Largest request: more than a workload asks for at once, unless it uses long requests.
@@ -312,7 +312,7 @@ impl BlockDevice for Front {
         // Only offered flags are used: the kernel flushes after such a write.
         let flags = if io.flags.fua { cmd_flags::FUA } else { 0 };
         if let Some(stalls) = self.stalls.as_mut().filter(|_| io.op == IoOp::Write) {
-            stalls.ask_aside(&mut self.out);
+            stalls.submit_extra(&mut self.out);
             stalls.payload(self.out.len() + Request::LEN, io.len as usize);
         }
         let (cookie, len) = (io.tag, io.len);

@@ -32,7 +32,7 @@ pub(super) fn connect(
 }
 
 /// Returns the first address that accepts TCP connections, or the first one if none does. A single
-/// address, and RDMA, whose ports answer no TCP, are not tried. None if there is no address.
+/// address is not tried, nor is RDMA, whose ports do not answer TCP. None if there is no address.
 pub(super) fn choose(
     scheme: Scheme,
     source: Option<IpAddr>,

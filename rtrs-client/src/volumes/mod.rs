@@ -98,7 +98,7 @@ pub(crate) fn key_groups() -> Vec<KeyGroup> {
     ]
 }
 
-/// Reads the text of a file that errors call `file`. An empty text has no sessions.
+/// Reads the text of a file, which errors refer to as `file`. Empty text has no sessions.
 ///
 /// # Errors
 /// Returns [`ErrorKind::Config`], with the place and a remedy.
@@ -287,7 +287,7 @@ fn check_keys(session: &Mapping, volume: &Mapping) -> Result<(), String> {
 fn take_name(map: &mut Mapping, key: &str) -> Result<Option<String>, String> {
     match map.remove(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => text_of(&value).map(Some).ok_or_else(|| format!("{key} is not a text")),
+        Some(value) => text_of(&value).map(Some).ok_or_else(|| format!("{key} is not text")),
     }
 }
 
@@ -321,7 +321,7 @@ fn plan(name: &str, map: Mapping, run_dir: &RunDir) -> Result<AttachPlan, Error>
     AttachPlan::new(name, settings, Output::Text)
 }
 
-/// Returns the session for the file that makes this plan, without default values.
+/// Returns the session for the file from which this plan can be made, without default values.
 pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     let (name, run_dir) = (&plan_wanted.session.name, &plan_wanted.run_dir);
     let mut map = print(&plan_wanted.session.settings);
@@ -357,9 +357,9 @@ fn names_in_file(plan: &AttachPlan) -> Mapping {
     names
 }
 
-/// Returns the session for the file that makes the plans of these volumes, without default values.
-/// The volumes stay in their order, except that the first is one whose settings the others inherit.
-/// Also returns the names of volumes that differ from what they inherit.
+/// Returns the session for the file from which the plans of these volumes can be made, without
+/// default values. The volumes stay in their order, except that the first is one whose settings the
+/// others inherit. Also returns the names of volumes that differ from what they inherit.
 pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
     fn name(plan: &AttachPlan) -> &str {
         &plan.session.name

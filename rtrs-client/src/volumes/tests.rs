@@ -100,7 +100,7 @@ fn errors_name_their_place() {
         (of("{name: v, volumes: 3}"), "volumes is not a list"),
         (of("{name: v, volumes: [3]}"), "expected a map with export"),
         (of("{name: v, volumes: [{device: auto}]}"), "its volume has no export"),
-        (of("{name: v, volumes: [{export: [1]}]}"), "export is not a text"),
+        (of("{name: v, volumes: [{export: [1]}]}"), "export is not text"),
         (
             of("{name: v, volumes: [{export: w}]}"),
             "its first volume is \"w\": a session has the name",

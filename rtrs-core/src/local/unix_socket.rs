@@ -47,7 +47,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds and listens at `path`. Replaces a socket that has no listener any more.
+/// Binds and listens at `path`. Replaces a socket that no longer has a listener.
 ///
 /// # Errors
 /// The system's error; `AddrInUse` if another process listens there, `AlreadyExists` if the path is

@@ -72,7 +72,7 @@ mod loom_model {
     #[derive(Clone, Copy)]
     struct Manner {
         /// The receiver calls `awake`, as a shard does; `Inbox::take_or_watch` does not.
-        says_awake: bool,
+        calls_awake: bool,
         /// The first sleep ends for another reason than a message.
         timer: bool,
     }
@@ -102,7 +102,7 @@ mod loom_model {
                     if !woken && !std::mem::take(&mut timer) {
                         return taken;
                     }
-                    if manner.says_awake {
+                    if manner.calls_awake {
                         self.flag.awake();
                     }
                 }
@@ -126,16 +126,16 @@ mod loom_model {
 
     #[test]
     fn a_core_does_not_sleep_with_a_message_queued() {
-        check(Manner { says_awake: true, timer: false });
+        check(Manner { calls_awake: true, timer: false });
     }
 
     #[test]
     fn a_core_woken_by_a_timer_does_not_sleep_with_a_message_queued() {
-        check(Manner { says_awake: true, timer: true });
+        check(Manner { calls_awake: true, timer: true });
     }
 
     #[test]
     fn a_watching_core_does_not_sleep_with_a_message_queued() {
-        check(Manner { says_awake: false, timer: true });
+        check(Manner { calls_awake: false, timer: true });
     }
 }

@@ -147,7 +147,7 @@ pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     match (error.kind() == UNKNOWN, raw_keys) {
         (false, _) => error,
         (true, true) => {
-            "the client does not know the key of this server: its server-key is another".into()
+            "the client does not know the key of this server: its server-key differs".into()
         }
         (true, false) => "the client does not accept the certificate of this server".into(),
     }

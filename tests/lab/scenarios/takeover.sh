@@ -41,7 +41,7 @@ round() { # number start
     while [ -e "/proc/$pid" ]; do sleep 0.01; done
     assert_true "round $number: another process takes the device over" "$start"
     expect_true "round $number: the device is still there" test -e /sys/block/nbd0/pid
-    expect_false "round $number: the process is another" test "$(holder)" = "$pid"
+    expect_false "round $number: another process has the session" test "$(holder)" = "$pid"
     kill -0 "$FIO" 2>/dev/null || fail "round $number: fio has ended"
 }
 

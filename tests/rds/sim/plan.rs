@@ -11,7 +11,7 @@ use super::checker::LEN_MAX;
 pub(super) struct Plan {
     /// Nodes, each with the number of its sockets.
     pub(super) sockets: Vec<u16>,
-    /// Whether a node announces its present run to peers (GEN_NUM). Nodes that do not are like
+    /// Whether a node announces its current run to peers (GEN_NUM). Nodes that do not are like
     /// Linux 6.1.
     pub(super) announces: Vec<bool>,
     /// Total number of messages.

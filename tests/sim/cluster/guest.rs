@@ -3,7 +3,7 @@
 //! The session opens the export for reading, or as a second writer (`migration`), and flushes
 //! occasionally. The results of those flushes are not checked: only the session's effects on the
 //! other one matter. In some runs it is a user like the first session, with a workload on its own
-//! sectors behind those of the other, checked by its own oracle. A neighbor is such a user of
+//! sectors after those of the other, checked by its own oracle. A neighbor is such a user of
 //! another export. In some of these runs one block has sectors of both, and both change parts of
 //! that block.
 

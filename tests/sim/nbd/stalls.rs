@@ -19,9 +19,9 @@ use super::super::options::MS;
 /// Number of sectors for the extra writes.
 pub(in super::super) const SECTORS: u32 = 1024;
 /// Bit in the cookie of an extra write.
-const ASIDE: u64 = 1 << 62;
+const EXTRA: u64 = 1 << 62;
 /// Maximum number of extra writes of a front.
-const ASIDE_MAX: u64 = 40;
+const EXTRA_MAX: u64 = 40;
 /// Maximum lengths of short and long extra writes.
 const SHORT_MAX: u64 = 600;
 const LONG_MAX: u64 = 400 << 10;
@@ -76,7 +76,7 @@ impl Stalls {
         self.until = stops.map_or(Instant::ZERO, |(_, time)| now + time);
     }
 
-    /// Adds a payload that is sent behind `before` other bytes, and may make the user stop in it.
+    /// Adds a payload that is sent after `before` other bytes, and may make the user stop in it.
     pub(super) fn payload(&mut self, before: usize, len: usize) {
         if self.next.is_none() && self.prng.chance(Ratio::new(1, 6)) {
             let at = self.sent + (before + self.prng.index(len)) as u64;
@@ -85,8 +85,8 @@ impl Stalls {
     }
 
     /// Appends extra writes to the requests, now and then.
-    pub(super) fn ask_aside(&mut self, out: &mut Vec<u8>) {
-        if self.asked >= ASIDE_MAX || self.prng.chance(Ratio::new(3, 4)) {
+    pub(super) fn submit_extra(&mut self, out: &mut Vec<u8>) {
+        if self.asked >= EXTRA_MAX || self.prng.chance(Ratio::new(3, 4)) {
             return;
         }
         let block = self.base + self.prng.below(2) * SECTOR as u64;
@@ -95,7 +95,7 @@ impl Stalls {
             let long = self.prng.chance(Ratio::new(1, 4));
             let most = if long { LONG_MAX } else { SHORT_MAX };
             let (offset, len) = (block + self.prng.below(500), 1 + self.prng.below(most));
-            let (cookie, len) = (ASIDE | self.asked, len as u32);
+            let (cookie, len) = (EXTRA | self.asked, len as u32);
             let head = Request { flags: 0, command: cmd::WRITE, cookie, offset, len };
             out.extend_from_slice(&head.encode());
             self.payload(out.len(), len as usize);
@@ -107,7 +107,7 @@ impl Stalls {
     /// Whether this is the reply to an extra write.
     pub(super) fn take_reply(&mut self, cookie: u64) -> bool {
         let ended = self.open.remove(&cookie);
-        assert!(ended || cookie & ASIDE == 0, "an extra write ended that was not submitted");
+        assert!(ended || cookie & EXTRA == 0, "an extra write ended that was not submitted");
         ended
     }
 

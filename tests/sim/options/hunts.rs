@@ -1,4 +1,4 @@
-//! Runs made for one kind of trouble, each verified by removing the rule against it (`mutants.rs`).
+//! Runs that provoke one kind of bug, each verified by removing the rule against it (`mutants.rs`).
 
 use rtrs_client::{Failover, NoPath};
 use rtrs_core::fabric::sim::BindMode;

@@ -52,13 +52,13 @@ pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -
         format!("{address} is not an address of this host")
     } else if devices.is_empty() {
         format!(
-            "no RDMA device on this host for {address}: load its module, or add one in software \
+            "no RDMA device on this host for {address}: load its module, or add a software device \
              (rdma link add rxe0 type rxe netdev IFACE), or use tcp://"
         )
     } else {
         format!(
             "no RDMA device has the address {address} (there are: {}): use an address of one of \
-             them, or add one in software (rdma link add rxe0 type rxe netdev IFACE)",
+             them, or add a software device (rdma link add rxe0 type rxe netdev IFACE)",
             devices.join(", ")
         )
     };

@@ -6,8 +6,8 @@
 //! all end in Closing > Ended
 //! ```
 //! A step that exceeds the timeout counts as a loss and ends the connection, because on a reliable
-//! connection nothing can follow lost data. Call `start` once, then pass every event of its queue
-//! pair to it and poll it at its deadline; take its events after each call.
+//! connection nothing can follow lost data. Call `start` once, then pass the client every event of
+//! its queue pair and poll the client at its deadline; take its events after each call.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -275,13 +275,13 @@ impl PingClient {
                     ConnectFailure::Failed(reason) => PingFailure::Connect(reason.to_string()),
                 };
                 self.failure.get_or_insert(failure);
-                self.over();
+                self.end();
             }
             FabricEvent::Closed { reason, .. } => {
                 if self.state != State::Closing {
                     self.failure.get_or_insert_with(|| PingFailure::Closed(reason.to_string()));
                 }
-                self.over();
+                self.end();
             }
             FabricEvent::Completion(wc) => self.on_completion(now, &wc, fabric),
             FabricEvent::Request(_) => {}
@@ -337,7 +337,7 @@ impl PingClient {
         }
     }
 
-    fn over(&mut self) {
+    fn end(&mut self) {
         if self.state != State::Ended {
             self.state = State::Ended;
             self.qp = None;

@@ -13,8 +13,8 @@ pub struct ResizeArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// New size, for example 20G; the file is made as long. Default: the size that the file or disk
-    /// has now
+    /// New size, for example 20G; the file gets this length. Default: the current size of the file
+    /// or disk
     ///
     /// Grow a disk, such as a logical volume, with its own tools.
     #[arg(long, value_name = "SIZE")]

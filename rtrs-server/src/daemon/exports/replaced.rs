@@ -98,7 +98,7 @@ impl Exports {
             Err(why) => {
                 let why = format!(
                     "its path leads to another file or device, which cannot be exported: {why}; \
-                     the old one is exported still"
+                     the old one is still exported"
                 );
                 let failure = NotReopened { at: Instant::now(), why: why.clone() };
                 let known = self.not_reopened.lock().insert(name.to_owned(), failure);

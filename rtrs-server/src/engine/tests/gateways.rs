@@ -46,7 +46,7 @@ impl Gateway for Moving {
         self.left.store(true, Ordering::SeqCst);
     }
     fn release(&self, _within: Duration) -> io::Result<()> {
-        unreachable!("the operator's")
+        unreachable!("only an operator's drain calls this")
     }
     fn on_change(&self, _notify: GatewayNotify) {}
 }

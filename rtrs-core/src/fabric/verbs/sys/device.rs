@@ -35,7 +35,7 @@ use super::outcome::{outcome, taken};
 use crate::fabric::Access;
 use crate::mem::Region;
 
-/// Vendor ID of rdma_rxe: a device in software, where each post is a system call.
+/// Vendor ID of rdma_rxe, a software device where each post is a system call.
 const VENDOR_SOFT_ROCE: u32 = 0x00ff_ffff;
 
 /// Directory in which sysfs lists the devices that can be opened.
