@@ -173,7 +173,7 @@ impl SessionState {
                 "check the addresses of its paths; if the volume was moved, detach it, and attach \
                  it again",
             ),
-            Self::Dead => Some("attach it again; if nothing needs it any more, detach it"),
+            Self::Dead => Some("attach it again; if nothing needs it anymore, detach it"),
             Self::Unresponsive => Some(
                 "if its process is stopped, let it continue with kill -CONT; if it hangs, end it \
                  with kill -9, which loses the IO that waits, and attach again",

@@ -53,7 +53,7 @@ impl<K> Orphans<K> {
         self.any(|_, own| own.start < bytes.end && bytes.start < own.end)
     }
 
-    /// Adds a write that may still change these bytes but has no requester any more.
+    /// Adds a write that may still change these bytes but has no requester anymore.
     pub fn enter(&self, key: K, bytes: Range<u64>) {
         let mut list = self.list.lock();
         list.push((key, bytes));

@@ -297,7 +297,7 @@ pub(crate) struct Changed {
 /// Access that clients lose when access lists, certificates or keys change.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Losses {
-    /// Exports that no client can open any more.
+    /// Exports that no client can open anymore.
     #[serde(default)]
     pub(crate) closed: Vec<String>,
     /// Sessions that lose paths.

@@ -188,7 +188,7 @@ impl Places {
 
 /// Closes exports of the search path.
 pub(crate) trait Closer: fmt::Debug + Send + Sync {
-    /// Closes an export that no session has open any more, without blocking. The export is flushed
+    /// Closes an export that no session has open anymore, without blocking. The export is flushed
     /// before it is closed, unless a search finds it again before that.
     fn close(&self, export: Arc<Export>);
 }
@@ -316,7 +316,7 @@ impl ExportTable {
     }
 
     /// Releases all exports, which closes their sources. For the end of the process, when no shard
-    /// runs any more.
+    /// runs anymore.
     pub(crate) fn clear(&self) {
         let last = std::mem::take(&mut *self.places.lock());
         // Dropped without the lock, because closing may take a moment.
@@ -499,7 +499,7 @@ impl ExportTable {
         Some(index)
     }
 
-    /// Releases a found or removed export that no session has open any more.
+    /// Releases a found or removed export that no session has open anymore.
     pub fn leave(&self, index: ExportIndex) {
         let mut places = self.places.lock();
         let slot = places.slots.get_mut(index.index());

@@ -7,7 +7,7 @@ use crate::preload::python;
 const CHANGES: &str = r#"
 RUN = os.environ["RDS_DIR"]
 def hide():
-    # No process can connect to the nodes any more.
+    # No process can connect to the nodes anymore.
     for name in os.listdir(RUN):
         if name.endswith(".sock"):
             os.rename(os.path.join(RUN, name), os.path.join(RUN, name + ".hidden"))

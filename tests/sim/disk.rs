@@ -77,7 +77,7 @@ struct State {
     /// Whether durable writes do not report errors of other writes.
     apart: bool,
     now: Instant,
-    /// Time from which nothing is slow, stuck or failing any more.
+    /// Time from which nothing is slow, stuck or failing anymore.
     calm: Option<Instant>,
     /// Time that the client waits for an answer.
     patience: Duration,

@@ -21,7 +21,7 @@
 //! **A write that ended with an error** of the backend may have happened or not, but by its end or
 //! never. If `no_path` lets IO end with an error, or the client was killed, the write may happen at
 //! any later moment, until the server's process ends, or the server lets another session write, or
-//! nothing is in flight any more. If neither disk nor cores are slow, it may happen only until
+//! nothing is in flight anymore. If neither disk nor cores are slow, it may happen only until
 //! an IO that its core submitted later has succeeded, since by then the paths it was sent on are
 //! fenced off. In any case it happens before a write to the same sector that began after the error
 //! was reported: once such a write was acknowledged or seen, no read that begins sees the failed

@@ -25,7 +25,7 @@ fn session_ends(server: &Server) {
     });
 }
 
-/// Ends a client that is not admitted any more, and its server.
+/// Ends a client that is not admitted anymore, and its server.
 fn give_up(client: &Client, export: &str, server: Server) {
     let _ = client.command(&["detach", export, "--force", "--within", "0"]);
     let _ = server.stop(STOP_TIME_MAX);

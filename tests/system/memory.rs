@@ -47,7 +47,7 @@ fn under_memory_pressure_new_sessions_get_less_and_old_ones_reconnect() {
     let shown = server.command(&["session", "list"]).ok().stdout;
     assert!(shown.contains(" of 5.4 MiB (memory-max)"), "{shown}");
 
-    // A peer without our extension writes to eight groups: no path of the full depth fits any more.
+    // A peer without our extension writes to eight groups: no path of the full depth fits anymore.
     let address: SocketAddr = server.address().parse().expect("an address");
     let mut greedy = Peer::up(address, PeerOptions::new(9, 9), "greedy");
     greedy.open("vol1", rtrs_core::wire::AccessMode::ReadOnly).expect("open vol1");

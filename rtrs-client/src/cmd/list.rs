@@ -178,7 +178,7 @@ mod tests {
         assert!(lines[0].starts_with("UID      NAME "), "{list}");
         assert!(lines[1].starts_with("1000     a\\n\\u{1b}[31m "), "{list}");
         assert!(lines[1].contains(" dead "), "{list}");
-        assert_eq!(lines[2], "  why; attach it again; if nothing needs it any more, detach it");
+        assert_eq!(lines[2], "  why; attach it again; if nothing needs it anymore, detach it");
         assert!(lines[3].starts_with("1000     b ") && lines[3].ends_with(" 7  -"), "{list}");
         assert!(lines[4].starts_with("  why; if its process is stopped, "), "{list}");
     }

@@ -38,7 +38,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for the check whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
-/// Reason for the end of a session whose device the kernel does not use any more.
+/// Reason for the end of a session whose device the kernel does not use anymore.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
     program disconnected it, or its requests took longer than device-timeout";
 /// File of this program, even if it was replaced in the meantime.

@@ -177,7 +177,7 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("cannot watch the network any more: {error}");
+                    tracing::warn!("cannot watch the network anymore: {error}");
                     return;
                 }
             }

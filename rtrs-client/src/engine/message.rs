@@ -86,7 +86,7 @@ pub(crate) enum ControlMessage {
     Failed { path: PathId, epoch: u32, cid: ConnIndex, failure: ConnectFailure },
     /// A connection ended; all its requests have been accounted for.
     Closed { path: PathId, epoch: u32, cid: ConnIndex, reason: CloseReason },
-    /// A leaving path has no requests in flight on this shard any more.
+    /// A leaving path has no requests in flight on this shard anymore.
     Retired { path: PathId, epoch: u32, shard: CoreIndex },
     /// A request was sent while the session was idle.
     InUse,

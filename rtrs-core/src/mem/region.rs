@@ -257,7 +257,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this region owns the mapping, and no slice or operation holds it any more.
+        // SAFETY: this region owns the mapping, and no slice or operation holds it anymore.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.len);
         }

@@ -141,7 +141,7 @@ impl AsFd for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: this object owns the mapping, and it is not borrowed any more.
+        // SAFETY: this object owns the mapping, and it is not borrowed anymore.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.len);
         }

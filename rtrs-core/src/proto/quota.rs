@@ -214,12 +214,12 @@ mod tests {
     #[test]
     fn unknown_peers_of_many_sources_do_not_evict_known_ones() {
         let known = source("10.1.0.1");
-        let stranger = |n: u64| Source::V4(u32::try_from(n).unwrap());
+        let unknown = |n: u64| Source::V4(u32::try_from(n).unwrap());
         let mut quota = Quota::default();
         quota.know(known);
         quota.know(known);
         for key in 0..100 {
-            admit(&mut quota, 100, key, stranger(key));
+            admit(&mut quota, 100, key, unknown(key));
         }
         // All sources have one peer each; the known source gets its reserve, and the oldest unknown
         // peers are closed.
@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(admit(&mut quota, 100, key, known), [key - 100]);
         }
         for key in 164..1000 {
-            let [closed] = admit(&mut quota, 100, key, stranger(key))[..] else { panic!("{key}") };
+            let [closed] = admit(&mut quota, 100, key, unknown(key))[..] else { panic!("{key}") };
             assert!(!(100..164).contains(&closed), "{closed} was the known source's");
         }
         // Beyond its reserve the known source counts like any other.
@@ -251,7 +251,7 @@ mod tests {
             let from = Source::V4(u32::try_from(key).unwrap());
             assert!(admit(&mut quota, 4, key, from).is_empty());
         }
-        assert_eq!(admit(&mut quota, 4, 4, Source::V4(9)), [4], "not for a stranger");
+        assert_eq!(admit(&mut quota, 4, 4, Source::V4(9)), [4], "not for an unknown source");
         assert_eq!(admit(&mut quota, 4, 5, Source::V4(3)), [0]);
     }
 }

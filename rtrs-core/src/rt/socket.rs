@@ -130,7 +130,7 @@ pub enum PeerEnd {
     /// The peer sends nothing more, but may still read. A TCP peer that no longer exists also looks
     /// like this until something is sent to it.
     SendsNoMore,
-    /// The peer neither sends nor reads any more.
+    /// The peer neither sends nor reads anymore.
     Gone,
 }
 

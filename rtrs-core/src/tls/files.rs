@@ -62,7 +62,7 @@ pub fn writable_by_others(path: &Path) -> Option<String> {
     let path = path.display();
     (mode & 0o022 != 0).then(|| {
         format!(
-            "others can change {path} (mode {mode:03o}), which says whom to trust; run chmod go-w \
+            "others can change {path} (mode {mode:03o}), which defines trust; run chmod go-w \
              {path}"
         )
     })

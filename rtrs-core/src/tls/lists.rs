@@ -167,7 +167,7 @@ impl Lists {
                 )
             } else {
                 format!(
-                    "{path} has no list of {name}, which is in ca-cert.pem: whoever has a \
+                    "{path} has no list of {name}, which is in ca-cert.pem: anyone with a \
                      certificate that this CA itself has signed is refused; append its list, \
                      which may be empty"
                 )

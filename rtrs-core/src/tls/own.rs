@@ -18,7 +18,7 @@ use super::keys::{Clients, PublicKey};
 
 /// Number of days before the expiry of a certificate from which on a warning is given.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
-/// Message of a reload after which there is no revocation list any more.
+/// Message of a reload after which there is no revocation list.
 pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked any more";
 /// Offset beyond the expiry of every certificate.
 const FAR: Duration = Duration::from_secs(1 << 40);

@@ -516,7 +516,7 @@ mod tests {
         assert!(late.wait(Duration::from_millis(20)).is_none(), "it is held");
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
-        // The last flush of the exports finds nothing wrong any more.
+        // The last flush of the exports finds nothing wrong anymore.
         let late = Some(FirstFlush::Running(late));
         let error = last_flush(late, &ExportTable::new(vec![]), Duration::from_secs(60));
         assert!(error.unwrap_err().to_string().starts_with("export \"lossy\""));

@@ -198,7 +198,7 @@ pub enum ShardMessage {
     },
     /// A session closed an export: report `Retired` when none of its requests remain there.
     Retire(Closed),
-    /// Close the device of an export that no session has open any more.
+    /// Close the device of an export that no session has open anymore.
     CloseDevice {
         /// Index of the export.
         export: ExportIndex,
@@ -213,7 +213,7 @@ pub enum ShardMessage {
 /// Progress of the end of a path on a shard, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndReport {
-    /// A finishing path has nothing in flight on this shard any more.
+    /// A finishing path has nothing in flight on this shard anymore.
     Finished,
     /// No new work of the path begins on this shard. Its connections are being closed.
     Stopped,

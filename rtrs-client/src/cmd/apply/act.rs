@@ -157,7 +157,7 @@ fn check_shared(turn: &Turn<'_>, status: &Status, stays: bool) -> Result<(), Err
     Err(Error::new(ErrorKind::InUse, text))
 }
 
-/// Attaches a volume: to the session of its mates if that runs, otherwise in a new process.
+/// Attaches a volume: to the session of its `mates` if that runs, otherwise in a new process.
 fn attach(
     turn: &Turn<'_>,
     wanted: &Wanted,

@@ -4,7 +4,7 @@
 //! A single volume is closed once its IO has ended. A close uses the same permit as all opens, so
 //! it waits for an open in progress. It is sent over one path, after which the server may reuse the
 //! volume's number. If that path dies, the close is therefore repeated only once the path is fenced
-//! off, and no other volume is opened in the meantime. A volume that no path serves any more may
+//! off, and no other volume is opened in the meantime. A volume that no path serves anymore may
 //! still be open at the server: it is opened once more and then closed.
 
 use rtrs_core::ids::PathId;
@@ -23,7 +23,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) enum CloseStep {
     /// The volume is not to be closed, or a path may open it first.
     Skip,
-    /// No path has the volume open any more.
+    /// No path has the volume open anymore.
     Finish,
     /// Another request or a fence is in progress; no volume can be closed now.
     Wait,

@@ -110,7 +110,7 @@ fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
 }
 
 /// Whether other servers now serve all volumes that the path carried before it died, so that its
-/// requests have no effect any more (`rtrs_core::gateway`).
+/// requests have no effect anymore (`rtrs_core::gateway`).
 pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
     let Some((server, carried)) = paths[path].fence.lost_at() else { return false };
     let elsewhere = |other: &&Path| other.is_connected() && other.server() != server;
@@ -149,7 +149,7 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
 }
 
 /// Whether a connected path that waits for fences may carry IO. Its own requests to another server
-/// must have no effect any more, and no other path to its server may await a fence, unless the
+/// must have no effect anymore, and no other path to its server may await a fence, unless the
 /// server does not support fences.
 pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     let fences = || paths[path].fences() && !rtrs_core::mutated!(UpBeforeFence);

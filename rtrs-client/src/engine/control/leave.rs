@@ -26,7 +26,7 @@ impl Why {
 pub(super) struct Leave {
     why: Why,
     deadline: Instant,
-    /// For each shard, whether the path has no requests in flight there any more.
+    /// For each shard, whether the path has no requests in flight there anymore.
     retired: Vec<bool>,
 }
 

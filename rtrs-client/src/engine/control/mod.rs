@@ -153,7 +153,7 @@ impl SessionControl {
         if !self.routes.volumes.were_open() {
             return Err(ChangeError::Attaching);
         }
-        // No path is tried any more, so a change would have no effect.
+        // No path is tried anymore, so a change would have no effect.
         if let Some(failure) = self.failure() {
             return Err(ChangeError::Failed(failure.clone()));
         }

@@ -134,7 +134,7 @@ impl PathFence {
         }
     }
 
-    /// Forgets a volume that has ended: its requests were answered or are not needed any more.
+    /// Forgets a volume that has ended: its requests were answered or are not needed anymore.
     pub(super) fn forget(&mut self, volume: DeviceIndex) {
         self.unreported.remove(volume);
         if let Some(lost) = &mut self.lost {

@@ -144,7 +144,7 @@ impl Routes {
     }
 
     /// Ends the wait for a path's fence, if there is one: the server starts none of its old
-    /// requests any more. Returns whether shards were notified.
+    /// requests anymore. Returns whether shards were notified.
     pub(super) fn fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
         let message = self.paths[id].fenced();
         if let Some(message) = &message {

@@ -208,7 +208,7 @@ impl SessionControl {
         any
     }
 
-    /// Finishes a volume that the server has closed, or that no path can close any more.
+    /// Finishes a volume that the server has closed, or that no path can close anymore.
     pub(super) fn on_volume_closed(&mut self, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         if !self.closing.is_detaching() {
             self.routes.remove(at);

@@ -79,7 +79,7 @@ impl Volumes {
         Ok(at)
     }
 
-    /// Frees the index of a volume that no shard or server uses any more.
+    /// Frees the index of a volume that no shard or server uses anymore.
     pub(super) fn remove(&mut self, volume: DeviceIndex) {
         self.rows[volume.index()] = None;
     }

@@ -3,7 +3,7 @@
 //! Such a request keeps its permit. It *awaits the fence* once its connection is closed on this
 //! shard, so that it can no longer touch local memory. It is *ready* once the control shard reports
 //! that the dead path is fenced off (`control/fence.rs`), so that nothing the path sent can start
-//! at the server any more. Only then is it sent again, on the path that the policy selects and
+//! at the server anymore. Only then is it sent again, on the path that the policy selects and
 //! under the same permit, so that a server still executing the first copy makes the second wait.
 //! Ready requests are sent before new ones, in the order in which they were first sent.
 

@@ -298,7 +298,7 @@ fn a_device_of_another_size_is_another_device() {
     fixture.until("the error", 3 * SEC, |s| s.client.last_error(0).contains("8192 bytes"));
     let tag = submit(&mut fixture, 0, IoOp::Read, 0);
     fixture.drain(10 * SEC);
-    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut), "bounded all the same");
+    assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut), "bounded anyway");
     fixture.server.how.open_rsp = None;
     fixture.until("the old device", 5 * SEC, Fixture::is_whole);
 }

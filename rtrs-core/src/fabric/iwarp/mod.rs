@@ -143,7 +143,7 @@ impl ProtectionDomain for IwarpPd {
         }))
     }
 
-    // A connection reports its end only when none of its operations is running any more
+    // A connection reports its end only when none of its operations is running anymore
     // (stream.rs), however long that takes.
     fn is_idle(&self) -> bool {
         true

@@ -340,7 +340,7 @@ impl StagTable {
     }
 
     /// Revokes a window's key. Returns `QpState` while an access through it is in progress; the key
-    /// is dead for new accesses all the same, and a later retry succeeds.
+    /// is dead for new accesses anyway, and a later retry succeeds.
     pub(super) fn revoke(&self, pd: u64, rkey: Rkey) -> Result<Rkey, FabricError> {
         let entry = self.window_entry(pd, rkey)?;
         if entry.kill(rkey.0) { Ok(rkey) } else { Err(FabricError::QpState) }

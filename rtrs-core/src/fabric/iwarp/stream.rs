@@ -235,7 +235,7 @@ impl IwarpConn {
         self.finish(env);
     }
 
-    /// Reports the end once no operation is running any more.
+    /// Reports the end once no operation is running anymore.
     fn finish(&mut self, env: &mut Env<'_>) {
         if !self.socket.is_idle() {
             return;

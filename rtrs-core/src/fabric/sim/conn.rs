@@ -175,7 +175,7 @@ pub(super) struct SimConn {
     pub(super) id: u64,
     pub(super) ends: [End; 2],
     pub(super) wires: [Wire; 2],
-    /// The link went down: nothing arrives any more.
+    /// The link went down: nothing arrives anymore.
     pub(super) broken: bool,
 }
 

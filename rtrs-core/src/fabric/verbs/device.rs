@@ -432,7 +432,7 @@ impl CoreDevice {
     }
 
     /// Takes the notifications of the readable channel. An armed queue sends one; when none is
-    /// armed any more, the channel is empty and reading it would waste a system call.
+    /// armed anymore, the channel is empty and reading it would waste a system call.
     pub(super) fn on_readable(&mut self) -> io::Result<()> {
         while let Some(index) = self.channel.next()? {
             if let Some(slot) = self.cqs.get_mut(index) {

@@ -1,6 +1,6 @@
 //! Threads for calls of a driver that may block.
 //!
-//! `ibv_destroy_qp` returns when nothing of the queue pair is in flight any more. rdma_rxe waits
+//! `ibv_destroy_qp` returns when nothing of the queue pair is in flight anymore. rdma_rxe waits
 //! there for packets that a network device has not sent yet, up to 50 s if the device is stalled
 //! (rxe_pool.c, `__rxe_cleanup`). A shard that waited for it would delay all its other paths. So
 //! queue pairs are destroyed here, and the shard is notified when that is done. Identifiers of the

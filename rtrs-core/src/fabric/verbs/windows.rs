@@ -1,7 +1,7 @@
 //! Test of a device's memory windows, which binds one.
 //!
 //! The attributes of a device come from its kernel driver. The user-space library of its provider
-//! may lack the calls for windows all the same: that of bnxt_re has neither `alloc_mw` nor
+//! may lack the calls for windows even so: that of bnxt_re has neither `alloc_mw` nor
 //! `bind_mw` while the driver reports windows. So the calls are made once, on a queue pair that is
 //! its own peer. No packet is sent.
 

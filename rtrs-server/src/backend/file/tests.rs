@@ -324,7 +324,7 @@ fn direct_io_uses_a_worker_only_if_it_would_block() {
     end(&mut device, 0..50, -EOPNOTSUPP);
     assert_eq!(submitted(&mut device), (0, 50), "each again, none waits");
     submit(&mut device, IoOp::Write, 50..60);
-    assert_eq!(submitted(&mut device), (0, 10), "not tried any more");
+    assert_eq!(submitted(&mut device), (0, 10), "not tried anymore");
     submit(&mut device, IoOp::Flush, 60..100);
     assert_eq!(submitted(&mut device), (0, WORKERS), "syncs are limited still");
     // An error unrelated to NOWAIT is the IO's result.
@@ -354,7 +354,7 @@ fn cached_writes_to_a_device_without_nonblocking_writes_are_limited() {
     assert_eq!(submit(&mut device, 0..50), (50, 0));
     end(&mut device, 0..50, -EOPNOTSUPP);
     assert_eq!(submitted(&mut device), (0, WORKERS), "the others wait");
-    assert_eq!(submit(&mut device, 50..60), (0, 0), "not tried any more");
+    assert_eq!(submit(&mut device, 50..60), (0, 0), "not tried anymore");
     end(&mut device, 0..1, 4096);
     assert_eq!(submitted(&mut device), (0, 1), "the next that waits");
 }

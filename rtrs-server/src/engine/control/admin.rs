@@ -2,7 +2,7 @@
 //!
 //! A path that is ended reconnects if its client wants to; that is the purpose of `disconnect`. An
 //! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. Its name is
-//! available at once. Its exports are released only when none of its requests run any more: a write
+//! available at once. Its exports are released only when none of its requests run anymore: a write
 //! that the backend still works on must not land after those of a session that takes the export
 //! over. Nothing here waits for a backend. Runs on the control shard.
 

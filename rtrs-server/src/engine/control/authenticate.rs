@@ -206,7 +206,7 @@ impl Control {
     }
 
     /// Opens the authenticated paths of a session for which no work of an older connect can begin
-    /// any more.
+    /// anymore.
     pub(super) fn open_proved(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
         let registry = &self.registry;
         let serves = |path: &Path| path.state().may_begin() && !path.is_unproved();

@@ -6,7 +6,7 @@
 //! no peer ever had its key. Keys that a peer had are never reused.
 //!
 //! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
-//! nothing arrives and nothing is read for them any more, and its block IO has ended
+//! nothing arrives and nothing is read for them anymore, and its block IO has ended
 //! (docs/explanation/fence.md, "Reused memory"). Cached memory never leaves its session, and paths
 //! and cached memory together never exceed the number of paths that the session had at once. A path
 //! whose client must still authenticate takes only memory from its own address, and leaves none.

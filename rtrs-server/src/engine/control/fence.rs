@@ -1,5 +1,5 @@
 //! FENCE: a client reports that one of its paths is dead, and asks when no work of that path can
-//! begin any more.
+//! begin anymore.
 //!
 //! The answer waits until every shard has stopped serving the path: whatever still arrives over its
 //! connections is ignored. The connections may close later: a driver may take a minute to destroy a

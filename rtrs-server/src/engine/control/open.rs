@@ -225,7 +225,7 @@ impl Opens {
     }
 
     /// Processes CLOSE. Returns `None` if the answer is sent later, when nothing of the session
-    /// runs there any more.
+    /// runs there anymore.
     pub(super) fn close(
         &mut self,
         session: &SessionShared,

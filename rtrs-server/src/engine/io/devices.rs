@@ -308,7 +308,7 @@ impl Devices {
         }
     }
 
-    /// Removes the device at a position of the poll list if it has nothing to do any more, and
+    /// Removes the device at a position of the poll list if it has nothing to do anymore, and
     /// closes it if it is marked so and no request `needs` it. Returns true if another device now
     /// has its position.
     pub(super) fn sweep(&mut self, number: usize, needs: impl Fn(ExportIndex) -> bool) -> bool {

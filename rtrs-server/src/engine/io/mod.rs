@@ -321,7 +321,7 @@ impl Shard {
                 let mine = owner == Some(path.holder());
                 let (runs, right) = match request.state() {
                     RequestState::Free | RequestState::Deferred => (false, !mine),
-                    // A request that a closed path has left at its device has no permit any more.
+                    // A request that a closed path has left at its device has no permit anymore.
                     RequestState::Submitted if closing => (true, !mine),
                     _ => (true, mine),
                 };
@@ -543,7 +543,7 @@ impl Shard {
         self.send_announcements(at, ctx);
     }
 
-    /// Stops accepting requests, and reports to the control shard when none runs any more.
+    /// Stops accepting requests, and reports to the control shard when none runs anymore.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
@@ -597,7 +597,7 @@ impl Shard {
         }
     }
 
-    /// Reports closed exports on which no request of their session runs here any more.
+    /// Reports closed exports on which no request of their session runs here anymore.
     fn report_retired(&mut self, out: &mut Outbox) {
         let Self { paths, retiring, .. } = self;
         retiring.retain(|closed| {

@@ -134,7 +134,7 @@ fn memory_still_reachable_by_connections_is_not_reused() {
         let mut new = Peer::new(&fixture, path(0, 2));
         assert_eq!(new.connect(&mut fixture, 0), Err(-104), "it ends the old one");
         assert_eq!(old.closed(&mut fixture), 3);
-        // No work of the former connect begins any more, so it may reconnect; its queue pairs still
+        // No work of the former connect begins anymore, so it may reconnect; its queue pairs still
         // exist.
         let mut back = Peer::up(&mut fixture, path(0, 3), "sess");
         let pools = fixture.pools();

@@ -160,7 +160,7 @@ fn only_the_running_part_is_awaited() {
         change(&mut a, (1, 6), write(1), 1..8);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // Its first part is done, its second runs, the others are not begun any more.
+    // Its first part is done, its second runs, the others are not begun anymore.
     for (permit, sector) in [(1, 2), (2, 3), (3, 4), (4, 5)] {
         change(&mut b, (2, permit), write(2), sector..sector + 1);
     }

@@ -529,7 +529,7 @@ impl Ending {
         code == 0 && attributes.qp_state == ibv_qp_state::IBV_QPS_ERR
     }
 
-    /// Transitions to ERR: nothing is sent or received any more, and posted work is flushed.
+    /// Transitions to ERR: nothing is sent or received anymore, and posted work is flushed.
     pub(crate) fn enter_error(&self) -> io::Result<()> {
         let mut attributes = Qp::no_attributes();
         attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;

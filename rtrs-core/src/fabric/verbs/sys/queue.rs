@@ -282,7 +282,7 @@ impl Sends {
 /// Links the first `count` of the staged requests and counts them as posted.
 fn link<W>(ring: &mut Ring, wrs: &mut [W], count: u32, set: impl Fn(&mut W, *mut W)) -> *mut W {
     let first = ring.posted;
-    // Backwards, so that no entry is borrowed any more once a pointer to it was created.
+    // Backwards, so that no entry is borrowed anymore once a pointer to it was created.
     for i in (0..count).rev() {
         let at = ring.index(first.wrapping_add(i) & SEQ_MASK);
         let next = ring.index(first.wrapping_add(i + 1) & SEQ_MASK);

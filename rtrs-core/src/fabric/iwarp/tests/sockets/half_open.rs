@@ -94,7 +94,7 @@ fn half_open_connections_evict_those_of_their_own_source() {
     let known = IpAddr::from([127, 0, 0, 9]);
     server.fabric.know_peer(known, true);
     let mut before = idle_from(&mut server, address, [127, 0, 0, 9]);
-    let strangers = crowd(&mut server, 2);
+    let unknown = crowd(&mut server, 2);
     asks(&mut server, &mut before, b"of a known source");
     let mut after = idle_from(&mut server, address, [127, 0, 0, 9]);
     asks(&mut server, &mut after, b"of a known source again");
@@ -103,8 +103,8 @@ fn half_open_connections_evict_those_of_their_own_source() {
     let mut forgotten = idle_from(&mut server, address, [127, 0, 0, 9]);
     let more = crowd(&mut server, 3);
     forgotten.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    assert_eq!(forgotten.read(&mut [0]).unwrap_or(0), 0, "it is a stranger now");
-    drop((strangers, more));
+    assert_eq!(forgotten.read(&mut [0]).unwrap_or(0), 0, "it is unknown now");
+    drop((unknown, more));
     server.fabric.stop_listening();
     for _ in 0..10 {
         server.turn();
