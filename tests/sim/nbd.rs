@@ -31,7 +31,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 pub(super) use stalls::SECTORS as EXTRA_SECTORS;
 use stalls::Stalls;
 
-/// Largest request: more than a workload asks for at once, unless it uses long requests.
+/// Largest request: more than a workload submits at once, unless it uses long requests.
 const PAYLOAD_MAX: u32 = 64 << 10;
 /// Largest long request.
 const LONG_MAX: u32 = 1 << 20;

@@ -319,7 +319,7 @@ fn the_strict_parser_refuses_errors() {
         times(&format!("{}{}{end}", bucket("1", 3), bucket("+Inf", 2))),
         times(&format!("{}{}{}{end}", bucket("2", 1), bucket("1", 1), bucket("+Inf", 2))),
     ] {
-        assert!(Exposition::parse(&bad).is_err(), "was taken: {bad:?}");
+        assert!(Exposition::parse(&bad).is_err(), "was accepted: {bad:?}");
     }
 }
 
@@ -370,10 +370,10 @@ fn alerts_use_existing_metrics() {
     for group in rules["groups"].as_sequence().expect("groups") {
         for rule in group["rules"].as_sequence().expect("rules") {
             let name = rule["alert"].as_str().expect("an alert");
-            assert!(alerts.insert(name.to_owned()), "{name} is there twice");
+            assert!(alerts.insert(name.to_owned()), "{name} is listed twice");
             let metrics = mentioned(rule["expr"].as_str().expect("an expression"));
             let is_down = name == "RtrsDown";
-            assert!(is_down || !metrics.is_empty(), "{name} is about no metric of ours");
+            assert!(is_down || !metrics.is_empty(), "{name} uses no metric of ours");
             let unknown: Vec<_> = metrics.difference(&known).collect();
             assert!(unknown.is_empty(), "{name} uses {unknown:?}, which does not exist");
             for text in ["summary", "description"] {

@@ -5,7 +5,7 @@
 //!
 //! The files are beside the control socket and are always replaced as a whole; a detach removes
 //! them. All volumes have the first two, written by the thread that forwards the session's events.
-//! Volumes with a device of the kernel have the others.
+//! Volumes with a kernel device have the others.
 
 use std::collections::BTreeMap;
 use std::io;

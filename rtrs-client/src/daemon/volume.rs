@@ -1,4 +1,4 @@
-//! Volume of the session in its process: its resources of the host, from its attach to its detach.
+//! Volume in the process of its session: its resources on the host, from attach to detach.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -153,7 +153,7 @@ impl Volume {
     }
 }
 
-/// Acquires a volume's resources of the host: its control socket, and its socket or address for
+/// Acquires a volume's resources on the host: its control socket, and its socket or address for
 /// NBD.
 ///
 /// # Errors

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::tests::Kept;
 
-    /// Test writer that sends to a channel and needs a permission from the other for each write.
+    /// Test writer that sends to one channel and needs a permit from the other for each write.
     struct Slow(mpsc::Receiver<()>, mpsc::Sender<String>);
 
     impl Write for Slow {

@@ -1,7 +1,7 @@
-//! Reading these values out of a configuration file.
+//! Deserialization of setting values from a configuration file.
 //!
-//! Owns the two deserializers the daemons' settings use, so that a scalar reads the same as on the
-//! command line and a list of one may be written without the list.
+//! Owns the two deserializers that the daemons' settings use, so that a scalar reads the same as on
+//! the command line and a single value may be written in place of a list.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -61,7 +61,7 @@ where
     }
 }
 
-/// Reads a list whose key may also stand before a single value, or before nothing (`None`).
+/// Reads a list. Its key may also have a single value, or none (`None`).
 ///
 /// # Errors
 /// The deserializer's error.

@@ -173,7 +173,7 @@ fn a_wrong_client_certificate_is_refused() {
 }
 
 #[test]
-fn a_ca_certificate_is_no_client_certificate() {
+fn a_ca_certificate_is_not_a_client_certificate() {
     let place = Place::new();
     let server = place.server();
     place.authority.write_as_client(place.path());
@@ -344,7 +344,7 @@ fn an_invalid_or_oversize_handshake_is_refused() {
     let server = Place::new().server();
     let mut plain = server_of(&server);
     let progress = plain.advance(b"MPA ID Req Frame\x10\x02\0\0");
-    let Step::Failed(error) = progress.step else { panic!("it goes on") };
+    let Step::Failed(error) = progress.step else { panic!("it continues") };
     let text = error.to_string();
     assert!(text.contains("does not speak TLS at all"), "{text}");
     // A ClientHello of 16 MiB, in records of 16 KiB.
@@ -372,7 +372,7 @@ fn data_before_the_server_has_answered_is_refused() {
     let hello = client.advance(&[]).output;
     let flight = server.advance(&hello).output;
     let rest = client.advance(&flight).output;
-    let Step::Failed(error) = server.advance(&rest).step else { panic!("it goes on") };
+    let Step::Failed(error) = server.advance(&rest).step else { panic!("it continues") };
     let text = error.to_string();
     assert!(text.contains("did not wait"), "{text}");
 }

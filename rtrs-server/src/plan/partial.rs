@@ -1,4 +1,4 @@
-//! Starts with a part of the exports: decides whether a server starts although some cannot be
+//! Starts with only some of the exports: decides whether a server starts if others cannot be
 //! opened.
 
 use crate::error::Error;

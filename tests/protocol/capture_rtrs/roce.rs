@@ -140,7 +140,7 @@ fn parse(frame: &[u8], whole: usize) -> Option<(u32, Packet)> {
         _ => {}
     }
     let headers = frame.len() - bytes.0.len();
-    // Behind the payload: padding and the checksum.
+    // After the payload: padding and the checksum.
     packet.payload_len = whole.checked_sub(headers + 4 + pad)?;
     packet.payload = bytes.0[..bytes.0.len().min(packet.payload_len)].to_vec();
     Some((source, packet))

@@ -19,7 +19,7 @@ fn invalid_connection_requests_are_refused() {
         ("10 bytes", good[..10].to_vec()),
         ("55 bytes", good[..55].to_vec()),
         ("a wrong magic", with(2, [0xbd, 0x1c])),
-        ("magic in the other order", with(2, [0x1b, 0xbd])),
+        ("byte-swapped magic", with(2, [0x1b, 0xbd])),
         ("version 1", with(4, [0, 1])),
         ("version 3", with(4, [0, 3])),
         ("no connections", with(8, [0, 0])),

@@ -210,7 +210,7 @@ impl Part {
         if let Some(round) = self.blocks[block as usize].filter(|_| good) {
             self.fill(block, round, wanted);
             let wrong = wanted.iter().zip(&*got).position(|(wanted, got)| wanted != got);
-            assert_eq!(wrong, None, "other data than of round {round} in the IO at {offset}");
+            assert_eq!(wrong, None, "not the data of round {round} in the IO at {offset}");
         }
         true
     }

@@ -146,7 +146,7 @@ fn an_attempt_that_began_while_the_link_was_down_is_restarted() {
 }
 
 #[test]
-fn an_attempt_gets_a_minimum_time_and_its_replacement_all() {
+fn an_attempt_gets_a_minimum_time_and_its_replacement_the_full_time() {
     let mut fixture = stuck();
     let before = ends(&fixture)[0];
     fixture.run(ATTEMPT_MIN / 3);

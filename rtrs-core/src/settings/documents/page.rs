@@ -250,7 +250,7 @@ fn uses(file: &FileUse, words: &str) -> bool {
 /// Adds the forms of a command, with the placeholders of all values.
 fn add_synopsis(roff: &mut Roff, command: &Command) {
     roff.control("SH", ["SYNOPSIS"]);
-    // Neither hyphens nor stretched lines.
+    // Disables hyphenation and justification.
     roff.control("nh", []).control("ad", ["l"]);
     let name = command.get_bin_name().unwrap_or_else(|| command.get_name());
     let mut line = vec![bold(name)];

@@ -81,7 +81,7 @@ pub(super) struct Shared {
     resizing: Mutex<()>,
     /// Whether the log already reports that the cluster refuses this client.
     refused: AtomicBool,
-    /// Callback of a gateway for that.
+    /// Callback of a gateway, called when the cluster refuses this client.
     refused_to: Option<Refused>,
     /// Whether the image is writable and locked, by the export or by its gateway.
     exclusive: bool,
@@ -425,7 +425,7 @@ impl BlockSource for RbdSource {
 struct RbdDevice {
     geometry: Geometry,
     queue: Arc<ImageQueue>,
-    /// Boxed, because librbd holds their addresses meanwhile.
+    /// Boxed, because librbd holds their addresses while they run.
     #[allow(clippy::vec_box)]
     unused: Vec<Box<ImageIo>>,
     started: usize,
