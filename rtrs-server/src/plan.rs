@@ -345,7 +345,7 @@ pub(crate) fn check_below(spec: &ExportSpec, search: &SearchSpec) -> Result<(), 
     }
     Err(usage(format!(
         "export {:?} has an access list, but {} is below search-path, where the list of the server \
-         decides; move it out of {}, or give the server that list",
+         applies; move it out of {}, or give the server that list",
         spec.name(),
         path.display(),
         prefix.display()

@@ -66,7 +66,7 @@ impl Cable {
             return None;
         }
         if !is_root() {
-            skip("network namespaces take root");
+            skip("network namespaces need root");
             return None;
         }
         let tried = run("unshare", &["-n", "ip", "link", "add", "type", "veth"], COMMAND_TIME_MAX);

@@ -17,14 +17,14 @@ sk_attach() { # device paths argument...
     wait_until 20 "all paths of $device" are_connected "$device" "$paths"
 }
 
-# Length of each device's log when its present session was attached.
+# Length of each device's log when its current session was attached.
 declare -gA SK_LOG_FROM
 
 sk_log_file() { # device
     echo "/run/rtrs/${1//\//%2F}.log"
 }
 
-# What the process of the device's present session has logged.
+# Prints what the process of the device's current session has logged.
 sk_log() { # device
     tail -c "+$((${SK_LOG_FROM[$1]:-0} + 1))" "$(sk_log_file "$1")"
 }

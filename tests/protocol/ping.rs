@@ -175,7 +175,7 @@ fn doctor_names_the_failing_step() {
 }
 
 #[test]
-fn a_peer_that_is_no_rtrs_server_is_reported_within_the_bound() {
+fn a_peer_that_is_not_an_rtrs_server_is_reported_within_the_bound() {
     // One never answers, one answers with another protocol, one closes at once.
     for (answer, words) in [
         (None, "timed out"),

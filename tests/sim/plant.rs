@@ -1,7 +1,7 @@
 //! Planted bugs: each shows that a checker detects its kind of bug.
 //!
-//! They are in the simulator, at the boundaries of the engines (the backend, the fabric, the device as
-//! its user sees it), never in the engines themselves.
+//! They are in the simulator, at the boundaries of the engines (the backend, the fabric, the device
+//! as its user sees it), never in the engines themselves.
 
 use std::str::FromStr;
 

@@ -90,8 +90,8 @@ impl ServiceManager {
                     manager.send("WATCHDOG=1");
                 } else {
                     tracing::error!(
-                        "not all shards answer; the service manager ends a process that stays so \
-                         for {} s",
+                        "not all shards answer; the service manager ends the process if that lasts \
+                         {} s",
                         time.as_secs()
                     );
                 }

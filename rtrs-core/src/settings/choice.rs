@@ -1,9 +1,9 @@
 //! Values that are one of a few words.
 //!
 //! [`choices!`](crate::choices!) declares such a type with its words;
-//! [`text_values!`](crate::text_values!) makes types with a text usable in files. [`Switch`] and
-//! [`AutoSwitch`] are the choices that both daemons share. `true` and `yes` mean `on`; `false` and
-//! `no` mean `off`.
+//! [`text_values!`](crate::text_values!) makes types that have a text form usable in files.
+//! [`Switch`] and [`AutoSwitch`] are the choices that both daemons share. `true` and `yes` mean
+//! `on`; `false` and `no` mean `off`.
 
 use clap::Arg;
 

@@ -107,8 +107,8 @@ fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess }
 
 /// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
 /// offsets. `at & mask` is a flag in a byte. With a type number before the fields, which is stored
-/// in bytes 0 and 1, the message has `encode` and `decode`; otherwise it has `store` and `load`,
-/// for its own ones.
+/// in bytes 0 and 1, the message has `encode` and `decode`; otherwise it has `store` and `load`, on
+/// which its own are built.
 macro_rules! message {
     ($(#[$meta:meta])+ pub struct $name:ident[$len:literal] = $text:literal, type $kind:literal {
         $($fields:tt)+
@@ -116,13 +116,13 @@ macro_rules! message {
         message! { $(#[$meta])+ pub struct $name[$len] = $text { $($fields)+ } }
         impl $name {
             pub(super) const TYPE: u16 = $kind;
-            /// The message as it travels.
+            /// Encodes the message.
             pub fn encode(&self) -> [u8; Self::LEN] {
                 let mut out = self.store();
                 super::bytes::put(&mut out, 0, Self::TYPE.to_le_bytes());
                 out
             }
-            /// Reads the message. Its numbers are for the caller to validate.
+            /// Decodes the message. The caller must validate its numbers.
             ///
             /// # Errors
             /// Short message, wrong type.
@@ -173,11 +173,11 @@ macro_rules! codes {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum $name { $($(#[$doc])+ $variant = $code,)+ }
         impl $name {
-            /// The code on the wire.
+            /// Returns the code on the wire.
             pub const fn to_wire(self) -> u8 {
                 self as u8
             }
-            /// The value of a code; None for an unknown one.
+            /// Returns the value of a code, or None for an unknown code.
             pub const fn from_wire(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$variant),)+

@@ -158,7 +158,7 @@ pub enum Command {
     Reload(ReloadArgs),
     /// Manage this server's key
     ///
-    /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. Clients need what `show`
+    /// For tls:// and rdma:// with --key-file, like ssh-keygen for ssh. Clients need what `show`
     /// prints, as their server-key. No server needs to run.
     #[command(subcommand)]
     Key(KeyCommand),
@@ -171,7 +171,7 @@ pub enum Command {
 
 impl LowArgs {
     /// Returns the arguments in parsing order: `--run-dir` and `--output` before a command are
-    /// moved behind it. All other flags before a command belong to a server to run.
+    /// moved after it. All other flags before a command belong to a server to run.
     #[must_use]
     pub fn arguments(mut args: Vec<OsString>) -> Vec<OsString> {
         let mut at = 1;

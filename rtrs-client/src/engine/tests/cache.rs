@@ -197,7 +197,7 @@ fn a_flush_that_the_server_answers_with_any_error_is_a_loss() {
 }
 
 #[test]
-fn a_flush_without_an_answer_is_no_loss() {
+fn a_flush_without_an_answer_is_not_a_loss() {
     let mut fixture = Fixture::open(|s| {
         (s.how.fence, s.how.cache_id) = (true, 7);
         s.config.no_path = NoPath::QueueFor(SEC);

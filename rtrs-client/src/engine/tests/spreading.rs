@@ -27,7 +27,7 @@ fn round_robin_takes_turns() {
 fn min_inflight_fills_the_emptier_path() {
     let mut fixture = Fixture::open(|s| (s.paths, s.config.policy) = (2, Policy::MinInflight));
     load(&mut fixture, 10, 6);
-    assert_eq!(fixture.spread(), [30, 30], "both are as quick");
+    assert_eq!(fixture.spread(), [30, 30], "both are equally quick");
     // Single IOs alternate between the two idle paths.
     load(&mut fixture, 10, 1);
     assert_eq!(fixture.spread(), [35, 35]);

@@ -89,7 +89,7 @@ fn an_answer_twice_ends_an_io_once() {
 }
 
 #[test]
-fn an_answer_on_another_path_is_no_answer() {
+fn an_answer_on_another_path_is_not_an_answer() {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.hold) = (2, true));
     let tag = fixture.submit(0, IoOp::Read, 0, 4096);
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);

@@ -53,7 +53,7 @@ fn a_grown_file_is_used_by_every_queue() {
 }
 
 #[test]
-fn a_stale_size_of_a_grown_target_is_no_truncation() {
+fn a_stale_size_of_a_grown_target_is_not_a_truncation() {
     let scratch = Scratch::disk();
     let path = scratch.file("grows", OLD);
     let source = open(&path);
@@ -88,7 +88,7 @@ fn a_resize_sets_the_length_of_the_file() {
     assert_eq!((notified.get(), source.geometry().size, len(&path)), (1, OLD, OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::NoSpace);
     let io = rig.io(IoOp::Flush, 0, 0);
-    assert_eq!(rig.run(io), IoStatus::Ok, "it is no cut");
+    assert_eq!(rig.run(io), IoStatus::Ok, "it is not cut");
     // A change that had begun before may have extended the file again.
     set_len(&path, 4 * OLD);
     source.shared.examine();

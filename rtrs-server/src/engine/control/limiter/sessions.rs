@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_id_is_no_proof() {
+    fn a_session_id_is_not_proof() {
         let mut sessions = sessions(2, 100);
         sessions.ended(id(9), true);
         sessions.joined(authenticating(id(9), FEW), false);
