@@ -217,8 +217,8 @@ fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>,
     match (left, given) {
         (Some(left), Some(given)) if left.contradicts(&given) => {
             let text = format!(
-                "cannot take over: the dead process used {left}, and identity says {given}; correct \
-                 it, or set --accept-new-identity if the volume was moved"
+                "cannot take over: the dead process used {left}, and identity says {given}; \
+                 correct it, or set --accept-new-identity if the volume was moved"
             );
             Err(Error::new(ErrorKind::Usage, text))
         }
