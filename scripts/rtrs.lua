@@ -206,7 +206,7 @@ local function part(range, at, len)
 end
 
 -- The last bytes of a message, of which more may still come. If the capture has cut this part of
--- it short, they begin behind it.
+-- it short, they begin after it.
 local function joined(before, range, is_cut)
     if is_cut then
         return ByteArray.new()

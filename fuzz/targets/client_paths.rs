@@ -1,4 +1,4 @@
-//! Fuzz target: a server that keeps to no rule never breaks the client. The body is in rtrs-client.
+//! Fuzz target: a server that follows no rules never breaks the client. The body is in rtrs-client.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: clients that keep to no rule never break the server. The body is in rtrs-server.
+//! Fuzz target: clients that follow no rules never break the server. The body is in rtrs-server.
 
 #![no_main]
 

@@ -20,8 +20,8 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// Decides about a line. Returns None if it is suppressed; otherwise the number of lines
-    /// suppressed since the last one that passed.
+    /// Decides whether a line passes. Returns None if it is suppressed; otherwise the number of
+    /// lines suppressed since the last one that passed.
     pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.quiet_until.is_some_and(|until| now < until) {
             self.left_out += 1;
@@ -86,8 +86,8 @@ impl<K> Kind<K> {
 }
 
 impl<K: PartialEq> LogLimits<K> {
-    /// Decides about a line of this kind. Returns None if it is suppressed; otherwise the number of
-    /// lines of the kind suppressed since the last one that passed.
+    /// Decides whether a line of this kind passes. Returns None if it is suppressed; otherwise the
+    /// number of lines of the kind suppressed since the last one that passed.
     pub fn admit(&mut self, now: Instant, key: K) -> Option<u64> {
         let found = self.kinds.iter().position(|kind| kind.key == key);
         let fresh = Kind { key, interval: INTERVAL, passed: now, last: now, left_out: 0 };

@@ -7,7 +7,7 @@
 //! numbers drawn before its end have returned.
 //!
 //! The server orders the syncs of an export with it, and the client the syncs of a volume, whose
-//! answers may arrive over different paths in another order than the server sent them.
+//! answers may arrive over different paths in a different order than the server sent them.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;

@@ -146,7 +146,7 @@ impl RawNbd {
         }
     }
 
-    /// Sends bytes. A connection closed by the server is no error here: the next read shows it.
+    /// Sends bytes. A connection closed by the server is not an error: the next read shows it.
     ///
     /// # Panics
     /// Panics when the server accepts no byte for a long time.

@@ -457,8 +457,7 @@ impl Cluster {
             && let Some(device) = core.device(DeviceIndex::FIRST)
         {
             if self.clients_started > 1 && !std::mem::replace(&mut self.has_opened, true) {
-                // The server admits a writer only when no write of the previous one can happen any
-                // more.
+                // The server admits a writer only when no write of the previous one can happen.
                 self.oracle.settle();
                 self.disk.tie_up();
             }

@@ -3,7 +3,7 @@
 //! As in `rtrs-server/src/state.rs` one thread saves, one job after the other, and queued jobs are
 //! saved together. A save has two moments. At the first the number is written, so that a server
 //! that starts after this one was killed finds it. At the second it is durable, and requests that
-//! wait for it are answered. Unless a seed draws otherwise both coincide.
+//! wait for it are answered. Unless a seed draws otherwise, both coincide.
 //!
 //! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
 //! some runs refuses writes and tears them. Clearing the file always works here: a medium that
@@ -46,7 +46,7 @@ struct State {
     stats: EpochStats,
 }
 
-/// Content of the file, which refuses changes where a seed draws that.
+/// Content of the file, which refuses changes if a seed draws that.
 #[derive(Clone, Debug)]
 struct SimFile {
     content: Option<Vec<u8>>,

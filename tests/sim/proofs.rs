@@ -52,7 +52,7 @@ const ROOM: usize = 4096;
 /// Keys of the server, of the intruder as a known client, and of the intruder as an unknown one.
 const SERVER: u8 = 100;
 const INSIDER: u8 = 3;
-const STRANGER: u8 = 9;
+const UNKNOWN: u8 = 9;
 /// Address of the intruder.
 const OUTSIDE: u8 = 30;
 /// Maximum time that a path may be unproved.
@@ -132,7 +132,7 @@ struct Client {
     device: Option<SessionDevice>,
     region: Arc<Region>,
     written: u64,
-    /// Whether the present IO is the read that follows a write.
+    /// Whether the current IO is the read that follows a write.
     reading: bool,
     busy: bool,
     next_at: Instant,
@@ -522,7 +522,7 @@ impl Run {
     fn signer(&self) -> TlsClientConfig {
         client_config(match self.intruder.attack % 9 {
             5 => INSIDER,
-            6 => STRANGER,
+            6 => UNKNOWN,
             _ => 1,
         })
     }

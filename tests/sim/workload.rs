@@ -223,8 +223,8 @@ impl Workload {
         }
     }
 
-    /// Closes the user's connection with all its requests. Requests whose reply has arrived have
-    /// ended before, seen here or not: the memory of a read has its data.
+    /// Closes the user's connection with all its requests. Those whose reply has arrived have
+    /// already ended, even if it was not taken here: the memory of a read has its data.
     pub(super) fn forget_all(&mut self, now: Instant, oracle: &mut Oracle) -> Result<(), Failure> {
         self.with_device(|work, device| work.take_ended(now, device, oracle).map(|_| ()))?;
         for (tag, io) in std::mem::take(&mut self.pending) {
@@ -240,7 +240,7 @@ impl Workload {
     }
 
     /// Ends the workload's user: IO in flight ends without a completion, or waits for the next
-    /// user, where that takes over.
+    /// user, if that takes over.
     pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle, takes_over: bool) {
         self.device = None;
         self.given_up.clear();
@@ -373,7 +373,7 @@ impl Workload {
         oracle.close_due(now);
         let mut any = device.poll(now) && self.nbd;
         any |= self.take_ended(now, device, oracle)?;
-        any |= self.ask_again(now, device, oracle)?;
+        any |= self.repeat_due(now, device, oracle)?;
         while !self.free.is_empty()
             && let Some((op, sector, count, fua)) = self.orders.pop_front()
         {
@@ -463,7 +463,7 @@ impl Workload {
     }
 
     /// Repeats requests that the dead client had not answered. Returns whether there were any.
-    fn ask_again(
+    fn repeat_due(
         &mut self,
         now: Instant,
         device: &mut dyn BlockDevice,
@@ -675,7 +675,7 @@ impl Workload {
                 if self.plant == Plant::LateError {
                     self.failed.push((io.sector, io.count));
                 }
-                // One part of an IO may have met the backend's error, another the lack of a path.
+                // One part of an IO may have failed in the backend, another for lack of a path.
                 oracle.write_failed(id, !self.errors.paths && !removed);
             }
             IoOp::Read => {

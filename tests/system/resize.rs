@@ -192,7 +192,7 @@ fn exports_in_memory_are_resized_by_command() {
     await_size(&client, 2 * MIB);
     assert_eq!(export(&server)["backing"], "mem:2M");
     let _ = server.command(&["export", "save"]).ok().says("mem:2M");
-    // Within the former last chunk, and behind it.
+    // Within the former last chunk, and beyond it.
     for offset in [1000 << 10, 2 * MIB - 4096] {
         let mut bytes = [9; 4096];
         assert_eq!(raw.read(offset, &mut bytes), Ok(()));

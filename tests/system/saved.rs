@@ -177,7 +177,7 @@ fn a_change_that_could_not_be_saved_is_reported() {
         .says("new added\n")
         .says("\"new\" is added, but that is not saved in ")
         .says("exports.d/new.yaml; put its entry of `rtrs-server export save` there");
-    assert_eq!(host.files(), [] as [&str; 0], "no half of a file");
+    assert_eq!(host.files(), [] as [&str; 0], "no partial file");
     let _ = server.command(&["export", "list"]).ok().says("new ");
     let _ = server.command(&["export", "set", "new", "ro", "--save"]).ok();
     let before = host.read("exports.d/new.yaml");

@@ -25,16 +25,16 @@ impl Manager {
     }
 
     /// Returns the next message, if there is one.
-    fn heard(&self) -> Option<String> {
+    fn next_message(&self) -> Option<String> {
         let mut buffer = [0; 1024];
         let length = self.socket.recv(&mut buffer).ok()?;
         Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
     /// Waits for a message with this prefix.
-    fn hears(&self, start: &str) -> String {
+    fn wait_message(&self, start: &str) -> String {
         wait_for(start, Duration::from_secs(20), || {
-            self.heard().filter(|message| message.starts_with(start))
+            self.next_message().filter(|message| message.starts_with(start))
         })
     }
 }
@@ -47,13 +47,13 @@ fn a_server_notifies_readiness_watchdog_and_stop() {
         .env("NOTIFY_SOCKET", manager.address())
         .env("WATCHDOG_USEC", "200000")
         .start();
-    let ready = manager.hears("READY=1");
+    let ready = manager.wait_message("READY=1");
     assert_eq!(ready, format!("READY=1\nSTATUS=listening on {}", server.portal()));
     for _ in 0..3 {
-        let _ = manager.hears("WATCHDOG=1");
+        let _ = manager.wait_message("WATCHDOG=1");
     }
     let _ = server.stop(STOP_TIME_MAX);
-    let _ = manager.hears("STOPPING=1");
+    let _ = manager.wait_message("STOPPING=1");
 }
 
 #[test]
@@ -64,11 +64,11 @@ fn a_session_in_the_foreground_notifies_readiness() {
         .path(server.portal())
         .env("NOTIFY_SOCKET", manager.address())
         .start_foreground();
-    let _ = manager.hears("EXTEND_TIMEOUT_USEC=90000000");
-    assert_eq!(manager.hears("READY=1"), format!("READY=1\nSTATUS={}", client.uri()));
+    let _ = manager.wait_message("EXTEND_TIMEOUT_USEC=90000000");
+    assert_eq!(manager.wait_message("READY=1"), format!("READY=1\nSTATUS={}", client.uri()));
     let _ = client.take_foreground().terminate(STOP_TIME_MAX).ok();
-    let _ = manager.hears("STOPPING=1");
-    assert_eq!(manager.heard(), None, "no watchdog was requested");
+    let _ = manager.wait_message("STOPPING=1");
+    assert_eq!(manager.next_message(), None, "no watchdog was requested");
 
     // The service belongs to the command that has started it.
     let background = Client::attach("vol0")
@@ -76,7 +76,7 @@ fn a_session_in_the_foreground_notifies_readiness() {
         .env("NOTIFY_SOCKET", manager.address())
         .start();
     background.detach();
-    assert_eq!(manager.heard(), None);
+    assert_eq!(manager.next_message(), None);
     let _ = server.stop(STOP_TIME_MAX);
 }
 
@@ -90,11 +90,11 @@ fn an_rds_daemon_notifies_readiness_watchdog_and_stop() {
     command.args(["--listen-port", &port, "--peer-port", &port]);
     command.env("NOTIFY_SOCKET", manager.address()).env("WATCHDOG_USEC", "200000");
     let node = Proc::start(command);
-    let ready = manager.hears("READY=1");
+    let ready = manager.wait_message("READY=1");
     assert!(ready.starts_with("READY=1\nSTATUS=node 127.0.0.1 is ready at "), "{ready}");
     for _ in 0..3 {
-        let _ = manager.hears("WATCHDOG=1");
+        let _ = manager.wait_message("WATCHDOG=1");
     }
     let _ = node.terminate(STOP_TIME_MAX).ok();
-    let _ = manager.hears("STOPPING=1");
+    let _ = manager.wait_message("STOPPING=1");
 }

@@ -301,7 +301,7 @@ fn doctor_explains_certificate_errors() {
 fn invalid_settings_are_refused_by_name() {
     let place = Place::new();
     let dir = place.dir();
-    let server = |args: &[&str]| place_less_server(args);
+    let server = |args: &[&str]| server_without_place(args);
     let _ = server(&[]).code(2).says("set tls-dir, or key-file and clients-file");
     let both = ["--tls-dir", &dir, "--key-file", "k", "--clients-file", "c"];
     let _ = server(&both).code(2).says("tls-dir excludes key-file");
@@ -323,13 +323,13 @@ fn invalid_settings_are_refused_by_name() {
     let _ = attach(&["--tls-dir", &dir]).code(1).says("its mode 640 gives access to others");
 }
 
-fn place_less_server(args: &[&str]) -> Finished {
+fn server_without_place(args: &[&str]) -> Finished {
     Server::builder().export("vol0=mem:16M").listen("tls://127.0.0.1:0").args(args).run()
 }
 
 #[test]
 fn no_data_is_readable_on_the_wire() {
-    if !requires(&["dumpcap"]) || !(is_root() || requires(&["(the right to capture: be root)"])) {
+    if !requires(&["dumpcap"]) || !(is_root() || requires(&["(capturing: run as root)"])) {
         return;
     }
     let place = Place::new();

@@ -128,7 +128,7 @@ impl Turns {
         let (client, theirs) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         assert!(bridge.adopt_kernel(Self::NOW, theirs.into()));
-        // Whoever connected the device has sent the beginning of the first reply.
+        // The process that connected the device has sent the beginning of the first reply.
         Self { ring, bridge, switches, client, replies: FIRST_BYTES.to_vec() }
     }
 
@@ -191,7 +191,7 @@ fn a_flush_sent_before_a_loss_was_reported_fails_too() {
     assert_eq!(turns.error(0), 0, "the loss was already reported");
 }
 
-/// The reply of the first flush waits behind the data of a read.
+/// The reply of the first flush waits until the data of a read was sent.
 #[test]
 fn a_flush_sent_while_the_report_of_a_loss_waits_fails_too() {
     let mut turns = Turns::new();

@@ -219,7 +219,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         if export.is_some() {
             settings.attach.export = export.clone().filter(|export| export != name);
         }
-        // The place to attach may be given later, beside the file.
+        // The place to attach may be given later, in addition to the file.
         if settings.attach.is_nowhere() {
             return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
         }

@@ -49,7 +49,7 @@ fn age_text(ms: u64) -> String {
     }
 }
 
-/// Prints a remark beside the output. Standard error may be closed.
+/// Prints a remark in addition to the output. Standard error may be closed.
 pub(super) fn remark(text: impl Display) {
     let _ = writeln!(io::stderr(), "rtrs-client: {text}");
 }

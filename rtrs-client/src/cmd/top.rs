@@ -23,7 +23,7 @@ pub struct TopArgs {
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
 
-    /// How often, and how long.
+    /// Interval and number of samples.
     #[command(flatten)]
     pub top: top::IntervalArgs,
 }

@@ -131,8 +131,8 @@ fn add_ops(out: &mut Samples, name: &str, total: &DeviceStats) {
     }
 }
 
-/// Adds the breakdown of times for the session only: five parts of each of many paths would be
-/// long.
+/// Adds the breakdown of times for the session only: five parts of each of many paths would be too
+/// many samples.
 fn add_parts(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
     let mut total = Parts::default();
     reports.iter().for_each(|report| total.add(&report.engine.stats.parts()));

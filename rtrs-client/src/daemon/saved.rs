@@ -3,7 +3,7 @@
 //! the identity of the export; for volumes that share a session, also the session and each volume's
 //! own settings. For udev, it is the device of a volume.
 //!
-//! The files are beside the control socket and are always replaced as a whole; a detach removes
+//! The files are next to the control socket and are always replaced as a whole; a detach removes
 //! them. All volumes have the first two, written by the thread that forwards the session's events.
 //! Volumes with a kernel device have the others.
 

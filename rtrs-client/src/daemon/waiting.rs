@@ -18,7 +18,7 @@ pub(crate) struct Detach {
 }
 
 impl Detach {
-    /// Replies that the volume is detached. Its name must be free before.
+    /// Replies that the volume is detached. Its name must already be free.
     pub(crate) fn reply(self, detached: &Detached) {
         reply(&self.stream, Ok(detached));
     }

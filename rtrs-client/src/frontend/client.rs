@@ -12,7 +12,7 @@ pub(crate) enum FrontEndClient {
     Address(SocketAddr),
     /// Client with TLS, whose address is in the log.
     Tls,
-    /// Client that has disconnected, or a process that has no number here.
+    /// Client that has disconnected, or a process whose number is not visible here.
     Unknown,
 }
 

@@ -25,7 +25,7 @@ choices! {
         Ro = "ro",
         /// Read and write; one session.
         Rw = "rw",
-        /// Read and write beside one other writer, while a virtual machine migrates.
+        /// Read and write alongside one other writer, while a virtual machine migrates.
         Migration = "migration",
     }
 }

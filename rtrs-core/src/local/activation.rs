@@ -15,7 +15,7 @@ const FIRST: RawFd = 3;
 /// that passes any.
 ///
 /// # Errors
-/// `InvalidInput` for a number of descriptors that cannot be, or a descriptor that is not a
+/// `InvalidInput` for an impossible number of descriptors, or a descriptor that is not a
 /// listening stream socket; otherwise the system's error. The text names the descriptor.
 pub fn passed_sockets() -> io::Result<Vec<Socket>> {
     let variable = |name| std::env::var(name).ok();

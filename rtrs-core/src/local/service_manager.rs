@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    fn heard(socket: &UnixDatagram) -> String {
+    fn received(socket: &UnixDatagram) -> String {
         let mut buffer = [0; 256];
         let length = socket.recv(&mut buffer).unwrap();
         String::from_utf8_lossy(&buffer[..length]).into_owned()
@@ -127,11 +127,11 @@ mod tests {
     fn the_service_manager_is_notified_of_start_and_end() {
         let (manager, listener) = manager("ready", None);
         manager.starting(Duration::from_secs(90));
-        assert_eq!(heard(&listener), "EXTEND_TIMEOUT_USEC=90000000");
+        assert_eq!(received(&listener), "EXTEND_TIMEOUT_USEC=90000000");
         manager.ready("on tcp://[::]:1234\nREADY=0");
-        assert_eq!(heard(&listener), "READY=1\nSTATUS=on tcp://[::]:1234 READY=0");
+        assert_eq!(received(&listener), "READY=1\nSTATUS=on tcp://[::]:1234 READY=0");
         manager.stopping();
-        assert_eq!(heard(&listener), "STOPPING=1\nSTATUS=stopping");
+        assert_eq!(received(&listener), "STOPPING=1\nSTATUS=stopping");
         drop(listener);
         manager.stopping();
         ServiceManager::default().ready("no service manager");
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(silent.kind(), io::ErrorKind::WouldBlock, "it does not answer");
         listener.set_nonblocking(false).unwrap();
         alive.store(true, Ordering::SeqCst);
-        assert_eq!((&*heard(&listener), &*heard(&listener)), ("WATCHDOG=1", "WATCHDOG=1"));
+        assert_eq!((&*received(&listener), &*received(&listener)), ("WATCHDOG=1", "WATCHDOG=1"));
     }
 
     #[test]

@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(fault(2, 0), Err(2), "none, and more");
         assert_eq!(fault(2, 3).unwrap_err(), good.len(), "one that is not there");
         assert_eq!(fault(8 + 13, 0), Err(8 + 13), "no name");
-        assert_eq!(fault(8 + 13, 255).unwrap_err(), good.len(), "a name over the end");
+        assert_eq!(fault(8 + 13, 255).unwrap_err(), good.len(), "a name beyond the end");
         assert_eq!(fault(8 + 32, 0), Err(8 + 13), "a NUL in the name");
         assert!(fault(8 + 14, 7).is_ok(), "reserved");
         // The offset of an error in the second entry counts from the start of the page.

@@ -53,7 +53,7 @@ codes! {
         /// Read and write; no other writer.
         #[default]
         ReadWrite = 1,
-        /// Read and write beside one other writer, for live migration.
+        /// Read and write alongside one other writer, for live migration.
         Migration = 2,
     }
 }
@@ -148,7 +148,7 @@ message! {
         40 max_segments: u16,
         /// Secure erase is supported, if not 0. Always 0, since the kernel's client fails on it.
         42 secure_discard: u16,
-        /// The device rotates. Obsolete.
+        /// The device is a rotating disk. Obsolete.
         44 rotational: bool,
         /// FUA is honored (cache policy bit 0).
         45 & 1 fua: bool,

@@ -13,7 +13,7 @@ use crate::stats::{ExportSnapshot, IoTotals, PathSnapshot, PathStage, SessionSna
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct TopArgs {
-    /// How often, and how long.
+    /// Interval and number of samples.
     #[command(flatten)]
     pub interval: IntervalArgs,
 

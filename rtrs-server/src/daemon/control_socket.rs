@@ -36,7 +36,7 @@ use crate::stats::millis;
 const FLUSH_MIN: Duration = Duration::from_secs(1);
 
 /// Hint for a refused drain.
-const FORCE_HINT: &str = "; if data is lost already, flush at a client (sync there), which reports \
+const FORCE_HINT: &str = "; if data is already lost, flush at a client (sync there), which reports \
                           the loss, and drain again, or use --force: clients learn of the loss \
                           from the next server";
 

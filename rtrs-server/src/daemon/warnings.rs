@@ -64,7 +64,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
             format!(
                 "the portal {portal} admits no client: no client can authenticate there, and no \
                  access rule is for clients without a name; remove it, or set access (for example \
-                 --access anyone@10.0.0.0/24:ro), which admits them unproved and in the clear"
+                 --access anyone@10.0.0.0/24:ro), which admits them without proof or encryption"
             )
         }));
     }

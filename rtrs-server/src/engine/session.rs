@@ -14,9 +14,9 @@ use rtrs_core::time::Duration;
 use super::device_table::DeviceTable;
 use super::io::permits::PermitTable;
 
-/// Numbers that tell clients what a server may have lost since they last met it; 0 if unknown. A
-/// process that ends loses nothing that it passed to the system; a host that restarts may lose all
-/// unflushed data.
+/// Numbers that tell clients what a server may have lost since they were last connected to it; 0 if
+/// unknown. A process that ends loses nothing that it passed to the system; a host that restarts
+/// may lose all unflushed data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerInstance {
     /// Number of the host's current boot.

@@ -206,7 +206,7 @@ rtrs_core::settings! {
         conf: Option<PathBuf> = "/etc/ceph/ceph.conf",
         /// Ceph user, without client., for rbd:
         user: Option<String> = "admin",
-        /// Time in which cluster or server must answer when a connection is made, for rbd: and nbd:
+        /// Time in which the cluster or server must answer a new connection, for rbd: and nbd:
         connect_timeout: Time<SECOND, { 10 * MINUTE }> = "15s",
         /// Let a second client write (access: migration), or deny it: allow or deny
         migration: Migration = "allow",

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 pub(crate) const DEFAULT: &str = "exports.d";
 
 /// Lists the files of the directory that contain exports, sorted. Hidden files, which editors
-/// create beside the file they edit, do not count.
+/// create next to the file they edit, do not count.
 ///
 /// # Errors
 /// [`ErrorKind::ConfigFile`], naming the directory.
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// Emacs keeps its lock beside the edited file, as a link that leads nowhere.
+    /// Emacs keeps its lock next to the edited file, as a link that leads nowhere.
     #[test]
     fn hidden_files_and_other_endings_are_ignored() {
         let scratch = format!("rtrs-exports-dir-{}", std::process::id());

@@ -35,12 +35,12 @@ impl FromStr for NbdUrl {
             let (name, path) = pair.ok_or_else(|| refuse("names no socket"))?;
             let path = PathBuf::from(decoded(path)?);
             if !path.is_absolute() {
-                return Err(refuse("has a socket that is no absolute path"));
+                return Err(refuse("has a socket path that is not absolute"));
             }
             let (address, name) = (ServerAddress::Unix(path), decoded(name)?);
             return Ok(Self { text: text.to_owned(), address, name });
         }
-        let rest = text.strip_prefix("nbd://").ok_or_else(|| refuse("is of no known kind"))?;
+        let rest = text.strip_prefix("nbd://").ok_or_else(|| refuse("has an unknown scheme"))?;
         let (place, name) = rest.split_once('/').unwrap_or((rest, ""));
         if name.contains('?') {
             return Err(refuse("has options after the name"));
@@ -109,8 +109,8 @@ mod tests {
             assert_eq!((&url.address, &*url.name, &*url.to_string()), (&address, name, text));
         }
         for (text, problem) in [
-            ("nbds://host/disk", "is of no known kind"),
-            ("nbd:host", "is of no known kind"),
+            ("nbds://host/disk", "has an unknown scheme"),
+            ("nbd:host", "has an unknown scheme"),
             ("nbd:///disk", "has no host"),
             ("nbd://host:0/disk", "has a bad port"),
             ("nbd://host:x/disk", "has a bad port"),
@@ -118,7 +118,7 @@ mod tests {
             ("nbd://[::1/disk", "lacks a ]"),
             ("nbd://host/disk?x=1", "has options after the name"),
             ("nbd+unix:///disk", "names no socket"),
-            ("nbd+unix:///disk?socket=run/a", "no absolute path"),
+            ("nbd+unix:///disk?socket=run/a", "path that is not absolute"),
             ("nbd://host/a%2", "has a bad % sequence"),
             ("nbd://host/a%00", "has a bad % sequence"),
         ] {

@@ -62,11 +62,11 @@ scenario() {
     pid=$!
     assert_true "the load runs" goes_on
 
-    # Without a command.
+    # The client notices the new size without a command.
     before=$(stat -fc %b "$MNT")
     truncate -s 512M "$LAB_WORK/vol.img"
     assert_within 10 "lsblk shows the new size" has_size $((512 << 20))
-    # With the event for udev, by one function of the kernel.
+    # The kernel function that logs it also sends the event for udev.
     assert_true "the kernel logs it" eval "dmesg | grep -q 'nbd0: detected capacity change'"
     expect_eq "status shows it" "$(client_json status vol .size)" $((512 << 20))
     expect_eq "nothing was reconnected" \

@@ -38,11 +38,11 @@ scenario() {
     assert_true "the server's modules load" kernel_server 1234 sess_queue_depth=32
     assert_true "rw is granted" open_as a rw "$disk"
     refused "a second rw is refused" b rw "$disk" 'EPERM.*open for writing.*--access ro'
-    assert_true "ro beside it is granted" open_as c ro "$disk"
+    assert_true "ro in addition is granted" open_as c ro "$disk"
     assert_true "the client reads" reads c
     expect_false "c cannot write" writes c
     assert_true "rw can" writes a
-    assert_true "migration beside rw is granted" open_as d migration "$disk"
+    assert_true "migration in addition to rw is granted" open_as d migration "$disk"
     assert_true "and writes" writes d
     refused "a third writer is refused" e migration "$disk" 'EPERM'
     cell kernel-server "access modes ro, rw, migration; ro enforced"

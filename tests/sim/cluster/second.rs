@@ -33,7 +33,7 @@ const NAME: &str = "vol2";
 const INDEX: DeviceIndex = DeviceIndex(1);
 /// Number of sectors of its disk.
 const SECTORS: u32 = 64;
-/// Numbers of its cores in the log, behind those of the first volume.
+/// Numbers of its cores in the log, after those of the first volume.
 const CORES: usize = 0x40;
 /// Delay before the next attempt to add the volume.
 const RETRY: Duration = Duration::from_millis(20);

@@ -37,7 +37,7 @@ pub struct Extra {
     pub removal: Option<Removal>,
     /// Slow saves of the epoch of an export at the server.
     pub saves: Option<Saves>,
-    /// Whether the second session writes to its own sectors, behind those of the others.
+    /// Whether the second session writes to its own sectors, after those of the others.
     pub guest_writes: bool,
     /// Whether both sessions change parts of a block that has sectors of both.
     pub mixed: bool,
@@ -51,7 +51,7 @@ pub struct Extra {
     /// Whether two such processes run at times, each with its own address.
     pub twin: bool,
     /// Reported identities, in runs with other servers. By default the session's server reports
-    /// both ids, and the others anything else.
+    /// both ids, and the others report different ones.
     pub ids: Option<Ids>,
     /// Heartbeat intervals of idle paths.
     pub idle: IdleMax,
@@ -115,16 +115,16 @@ impl Options {
         self.draw_memory();
         let own = &mut Prng::new(seed ^ LATE_DISK);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
-            self.have_late_disk(own);
+            self.add_late_disk(own);
             let own = &mut Prng::new(seed ^ SLOW_IO);
             if half(own) {
-                self.have_hanging_disk(own);
+                self.add_hanging_disk(own);
             }
             return;
         }
         let own = &mut Prng::new(seed ^ TRUNCATION);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
-            return self.have_truncation(own);
+            return self.add_truncation(own);
         }
         let own = &mut Prng::new(seed ^ RESIZES);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
@@ -138,7 +138,7 @@ impl Options {
         }
         let own = &mut Prng::new(seed ^ REMOVAL);
         if self.is_ordinary() && own.chance(Ratio::new(1, 4)) {
-            return self.have_removal(own);
+            return self.add_removal(own);
         }
         let own = &mut Prng::new(seed ^ PARTS);
         // No run checks writes of which one half fails.
@@ -155,7 +155,7 @@ impl Options {
             self.extra.guest_writes = true;
             let own = &mut Prng::new(seed ^ MIXED);
             if whole && stays && own.chance(Ratio::new(3, 4)) {
-                self.have_mixed_writers(own);
+                self.add_mixed_writers(own);
             }
         }
         let own = &mut Prng::new(seed ^ SECOND);
@@ -213,7 +213,7 @@ impl Options {
     /// Makes it likely that a path dies while the backend is slow, that its requests go to another
     /// path while their first copies are still executing, and that writes that failed for this
     /// reason, or because the disk took too long, are repeated.
-    fn have_late_disk(&mut self, prng: &mut Prng) {
+    fn add_late_disk(&mut self, prng: &mut Prng) {
         self.extra.late_disk = true;
         self.io_timeout = pick(prng, &[100, 400]) * MS;
         let sixty = NoPath::QueueFor(Duration::from_secs(60));
@@ -232,7 +232,7 @@ impl Options {
 
     /// Makes it likely that the front end gives up a write while the backend has it and its path is
     /// up, and that the write is repeated at once, over any connection.
-    fn have_hanging_disk(&mut self, prng: &mut Prng) {
+    fn add_hanging_disk(&mut self, prng: &mut Prng) {
         (self.slow_io, self.nbd, self.pinned) = (SlowIo::Fail, true, None);
         (self.io_timeout, self.load_time) = (pick(prng, &[100, 300]) * MS, 6000 * MS);
         self.queue_depth = self.queue_depth.max(16);
@@ -250,7 +250,7 @@ impl Options {
 
     /// Makes blocks larger than sectors, so that the sectors of the second session begin within a
     /// block.
-    fn have_mixed_writers(&mut self, prng: &mut Prng) {
+    fn add_mixed_writers(&mut self, prng: &mut Prng) {
         self.extra.mixed = true;
         (self.nbd, self.pinned) = (true, None);
         let Self { disk, work, .. } = self;
@@ -263,7 +263,7 @@ impl Options {
         (work.gap_max, work.ios_max) = (MS, 500);
     }
 
-    /// Undoes `have_mixed_writers`, for runs whose requests do not all come from the workloads.
+    /// Undoes `add_mixed_writers`, for runs whose requests do not all come from the workloads.
     pub(in super::super) fn unmix(&mut self) {
         if std::mem::take(&mut self.extra.mixed) {
             (self.disk.block, self.work.parts, self.work.sectors) = (512, false, 64);
@@ -272,7 +272,7 @@ impl Options {
 
     /// Removes the export in runs with one session at a time and one server: a restarted server
     /// would export it again, as configured.
-    fn have_removal(&mut self, prng: &mut Prng) {
+    fn add_removal(&mut self, prng: &mut Prng) {
         self.extra.removal = Some(Removal { has_heir: half(prng), unseen: half(prng) });
         (self.guest, self.extra.guest_writes) = (Some(Guest::Neighbor), true);
         let faults = &mut self.faults;
@@ -286,7 +286,7 @@ impl Options {
 
     /// Truncates the backing file in runs without other causes of failures. There is no guarantee
     /// that a shorter file survives a power cut.
-    fn have_truncation(&mut self, prng: &mut Prng) {
+    fn add_truncation(&mut self, prng: &mut Prng) {
         let (regained, short_export) = pick(prng, &[(false, false), (true, false), (true, true)]);
         self.extra.truncation = Some(Truncation { regained, short_export });
         let faults = &mut self.faults;

@@ -48,15 +48,15 @@ impl Options {
             self.extra.losses.statuses = half(&mut Prng::new(seed ^ STATUSES));
             let own = &mut Prng::new(seed ^ USERS);
             if half(own) {
-                self.have_users(own);
+                self.add_users(own);
             } else if self.extra.losses.statuses && half(own) {
-                self.have_others(own);
+                self.add_others(own);
             }
         }
         let own = &mut Prng::new(seed ^ ZEROES);
         let cut = self.disk.write_cache && self.faults.power_cut > 0 && self.is_ordinary();
         if (loses || cut && self.faults.client_restart == 0) && own.chance(Ratio::new(2, 3)) {
-            self.have_zeroes(own);
+            self.add_zeroes(own);
         }
     }
 
@@ -73,7 +73,7 @@ impl Options {
 
     /// Makes it likely that one user's flush consumes the error of a loss, during or before the
     /// flush of another.
-    fn have_users(&mut self, prng: &mut Prng) {
+    fn add_users(&mut self, prng: &mut Prng) {
         (self.extra.losses.users, self.extra.losses.statuses) = (true, true);
         (self.nbd, self.client_cores) = (true, 2);
         (self.disk.writeback, self.load_time) = (Ratio::new(1, 20), 3000 * MS);
@@ -95,7 +95,7 @@ impl Options {
     }
 
     /// Makes it likely that a durable write consumes the error of another session's write.
-    fn have_others(&mut self, prng: &mut Prng) {
+    fn add_others(&mut self, prng: &mut Prng) {
         (self.guest, self.extra.guest_writes) = (Some(Guest::Writer), true);
         self.extra.little_memory = false;
         (self.disk.fua, self.disk.writeback) = (true, Ratio::new(1, 20));
@@ -106,7 +106,7 @@ impl Options {
     }
 
     /// Makes it likely that a zero is lost, and that the sync of another user consumes the error.
-    fn have_zeroes(&mut self, prng: &mut Prng) {
+    fn add_zeroes(&mut self, prng: &mut Prng) {
         if self.preflush {
             (self.work.zeroes, self.work.fua) = (Ratio::new(1, 2), Ratio::new(1, 3));
             return;

@@ -95,7 +95,7 @@ fn try_walk(
         .expect("a resolved portal has an address");
     let remote = choice.remote;
 
-    let way = match look_for_way(portal, remote) {
+    let way = match look_for_route(portal, remote) {
         Ok(way) => way,
         Err(failed) => return Ok(Some(failed)),
     };
@@ -161,7 +161,7 @@ fn error_text(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn look_for_way(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), Step> {
+fn look_for_route(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), Step> {
     let to = remote.ip();
     let way = route(portal.source(), remote).map_err(|error| {
         let (found, remedy) = match portal.source() {
@@ -175,7 +175,7 @@ fn look_for_way(portal: &Portal, remote: SocketAddr) -> Result<(Step, Route), St
         };
         bad(1, Verdict::Fail, found, remedy)
     })?;
-    let from = way.source.map_or_else(|| "an address of the system's".into(), |ip| ip.to_string());
+    let from = way.source.map_or_else(|| "an address of the system".into(), |ip| ip.to_string());
     let over = match way.gateway {
         Some(gateway) => format!("{} over {gateway}", way.interface),
         None => way.interface.clone(),
@@ -225,7 +225,7 @@ fn judge_device(way: &Route, address: IpAddr, ports: &[RdmaPort]) -> Result<[Ste
             .collect();
         let found = format!("none on {} ({})", way.interface, all.join(", "));
         let remedy = format!(
-            "rdma link add rxe0 type rxe netdev {}, or take a path by another interface",
+            "rdma link add rxe0 type rxe netdev {}, or use a path over another interface",
             way.interface
         );
         return Err(bad(2, Verdict::Fail, found, remedy));
@@ -243,7 +243,7 @@ fn judge_device(way: &Route, address: IpAddr, ports: &[RdmaPort]) -> Result<[Ste
     }
     let gid = ok(3, format!("{} has a GID for {address}", name(port)));
     let device = if port.netdev.is_some() && netdev != way.interface {
-        let remedy = format!("name the source address of the way: rdma://SOURCE@HOST ({netdev})");
+        let remedy = format!("name the source address of the route: rdma://SOURCE@HOST ({netdev})");
         bad(2, Verdict::Warn, format!("{device}; the route is via {}", way.interface), remedy)
     } else {
         ok(2, device)
@@ -476,7 +476,7 @@ fn bandwidth(
         let (client, watch) = run_ping(target, link, hello, Some(FLOW_TIME))?;
         if let Some((_, failure)) = watch.tally.failures.first() {
             let found = format!("{what} {} times 64 KiB, then: {failure}", client.answered());
-            let remedy = "large packets may be lost: check that all MTUs on the way are equal";
+            let remedy = "large packets may be lost: check that all MTUs on the route are equal";
             return Ok(Err(bad(8, Verdict::Fail, found, remedy)));
         }
         let bytes = client.answered() as f64 * f64::from(FLOW_SIZE);

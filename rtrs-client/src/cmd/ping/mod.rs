@@ -30,12 +30,12 @@ use crate::error::{Error, ErrorKind, system};
 /// Interval of the progress updates of a long run.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// Reason why nothing is pinged. There is no ping without the required proof.
+/// Describes why the required proof failed, without which nothing is pinged.
 fn describe_unproved(portal: &str, why: &AskError) -> String {
     // A server with ping-only has no sessions, which proofs need.
     let hint = match why.errno() {
         Some(errno::EOPNOTSUPP) => {
-            "; a server with ping-only cannot authenticate: leave key-file or tls-dir out"
+            "; a server with ping-only cannot authenticate: omit key-file or tls-dir"
         }
         _ => "",
     };

@@ -108,7 +108,7 @@ fn a_server_that_only_answers_pings_proves_nothing() {
     let why = PathEnd::Rejected(Rejection::decode(&reject.encode()));
     let text = describe_unproved("rdma://10.0.0.1:1234", &why.into());
     assert!(text.contains("it answers pings only"), "{text}");
-    assert!(text.ends_with("leave key-file or tls-dir out"), "{text}");
+    assert!(text.ends_with("omit key-file or tls-dir"), "{text}");
     let text = describe_unproved("rdma://10.0.0.1:1234", &AskError::Ended);
     assert!(!text.contains("ping-only"), "{text}");
 }

@@ -238,7 +238,7 @@ impl Path {
         PathEnd::Internal(what)
     }
 
-    /// Counts an impossible state that a shard met, after which the shard ended its connection.
+    /// Counts an impossible state of a shard, after which the shard ended its connection.
     pub(super) fn count_internal_error(&mut self) {
         self.internal_errors += 1;
     }

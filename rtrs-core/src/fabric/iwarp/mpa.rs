@@ -321,7 +321,7 @@ impl StartFrame {
         let offered = request.enhanced.unwrap_or_default();
         let agreed = self.enhanced.unwrap_or_default();
         if agreed.ord.is_some_and(|ord| ord > READS_MAX && ord > offered.ird.unwrap_or(DEPTH)) {
-            return Err("the peer wants more reads in flight than we hold");
+            return Err("the peer wants more reads in flight than we accept");
         }
         let rtr = self.enhanced.is_some() && agreed.peer_to_peer && offered.peer_to_peer;
         if rtr && !agreed.rtr_write {

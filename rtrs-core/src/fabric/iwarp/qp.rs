@@ -210,8 +210,7 @@ impl QpMachine {
         self.end(CloseReason::PeerTerminated(Terminate::describe(payload)), None);
     }
 
-    /// Flushes all posted work. Called once, when no operation of this queue pair is running any
-    /// more.
+    /// Flushes all posted work. Called once, when no operation of this queue pair is running.
     pub(super) fn flush_all(&mut self, core: &mut CoreState) {
         let qp = self.qp;
         self.sender.flush(|item, status| {

@@ -3,7 +3,7 @@
 //! Small frames are collected in the staging memory, many per call to the kernel, and copied to
 //! their targets after their checksum was verified. The part of a large tagged frame that has not
 //! arrived yet is received straight into the registered memory; its checksum is computed along the
-//! way and decides about delivery, as RFC 5041 allows (placement may precede delivery). While large
+//! way and determines delivery, as RFC 5041 allows (placement may precede delivery). While large
 //! frames keep coming, staging asks for no more than the next header, so that nearly all bytes go
 //! straight to their target.
 

@@ -33,7 +33,7 @@ pub(super) enum Turn {
 pub(super) enum Fault {
     #[error("a message of {0} bytes; expected 16")]
     Length(u32),
-    #[error("data of {found} bytes, and {expected}")]
+    #[error("data of {found} bytes, but {expected}")]
     Size { found: u32, expected: String },
     #[error("a message out of turn: {0}")]
     Turn(&'static str),
@@ -218,7 +218,7 @@ impl PingConn {
                 Err(Fault::Size { found, expected: format!("{} were announced", hello.size) })
             }
             None if found == 0 || found > self.size_max => {
-                Err(Fault::Size { found, expected: format!("1 to {} will do", self.size_max) })
+                Err(Fault::Size { found, expected: format!("1 to {} are allowed", self.size_max) })
             }
             _ => Ok(()),
         }

@@ -95,7 +95,7 @@ pub(super) fn rejected(data: &PrivateData, rping: bool) -> PingFailure {
         let hint = if rping { "start it with --rping" } else { "it is older, or the kernel's" };
         let name = errno_name(errno);
         return PingFailure::NoPing(format!(
-            "an RTRS server that answers no such ping ({name}); {hint}"
+            "an RTRS server that does not answer such pings ({name}); {hint}"
         ));
     }
     PingFailure::NoPing("the server refused without a reason".into())

@@ -415,7 +415,7 @@ fn a_lying_client_is_disconnected() {
         let began = fixture.now();
         violation(&mut peer, &mut fixture, buffer.info());
         peer.closed(&mut fixture);
-        assert!(fixture.now() - began < 5 * SECOND, "violation {at} took long");
+        assert!(fixture.now() - began < 5 * SECOND, "violation {at} took too long");
         fixture.drained();
         // The server continues to work.
         let address = fixture.address;

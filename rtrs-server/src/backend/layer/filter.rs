@@ -42,7 +42,7 @@ pub(super) trait Filter: Debug + Send + Sync {
         0
     }
 
-    /// Decides about an IO. `geometry` is that of the layer.
+    /// Decides what happens to an IO. `geometry` is that of the layer.
     fn decide(&self, io: &Io, geometry: &Geometry, random: &mut Prng) -> Verdict;
 
     /// Undoes a decision, because the device below gave the IO back: it will come again.

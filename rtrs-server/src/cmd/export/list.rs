@@ -41,7 +41,7 @@ fn text(list: &ExportList) -> String {
                 "  access: only sessions that had it open when it left the configuration\n"
             }
             Some(AccessLimit::Before) => {
-                "  access: only clients of the lists before too; it is not as configured\n"
+                "  access: only clients that the previous lists admit too; not as configured\n"
             }
         };
         let head = line([

@@ -118,7 +118,7 @@ impl Connector {
         match session.filter(|session| session.who().is_some()).map(|session| session.limits) {
             Some(of) => Memory::check_depth(full, of, conn).map(|()| of),
             None => {
-                let reserved = registry.reserved_beside(conn.session_id);
+                let reserved = registry.reserved_by_others(conn.session_id);
                 self.memory.limits_of_new(full, conn, reserved)
             }
         }
@@ -141,7 +141,7 @@ impl Connector {
             paths,
             path_bytes: ChunkPool::bytes(session.shared().limits) as u64,
             used: registry.memory_of(id),
-            reserved_by_others: registry.reserved_beside(id),
+            reserved_by_others: registry.reserved_by_others(id),
         })
     }
 
@@ -194,7 +194,7 @@ impl Connector {
         Ok(())
     }
 
-    /// Checks whether the session of a new path, if there is one, may have it beside its others.
+    /// Checks whether the session of a new path, if there is one, may have it besides its others.
     fn check_further_path(&self, attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
         let Attempt { conn, must_authenticate, .. } = attempt;
         let Some(session) = registry.session(conn.session_id) else { return Ok(()) };

@@ -171,7 +171,7 @@ pub(crate) enum Refusal {
     Memory(String),
     /// The device has no memory windows, or not enough.
     #[error(
-        "the device has no memory window for each chunk ({0}); start the server with \
+        "the device lacks a memory window for each chunk ({0}); start the server with \
          --always-invalidate auto or off, with a smaller --queue-depth, or use another device"
     )]
     Windows(String),

@@ -256,7 +256,7 @@ impl Registry {
 
     /// Bytes that sessions other than `but` may need for paths that they once had and whose memory
     /// is not allocated now.
-    pub(super) fn reserved_beside(&self, but: SessionId) -> u64 {
+    pub(super) fn reserved_by_others(&self, but: SessionId) -> u64 {
         let of = |session: &Session| {
             let there = self.paths_of(session.id()).filter(|path| path.has_memory()).count();
             let there = there + session.cache.kept();

@@ -5,7 +5,7 @@
 //! in the shard's table (`conn.rs`), and a path's row has one request row per permit
 //! (`request.rs`). `pipeline.rs` processes requests.
 //!
-//! The control shard decides about the lifecycle of a path; this shard reports events (`Broken`,
+//! The control shard controls the lifecycle of a path; this shard reports events (`Broken`,
 //! `Finished`, `Stopped`, `Drained`) and follows.
 
 mod conn;

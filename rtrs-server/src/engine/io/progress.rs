@@ -34,7 +34,7 @@ pub(super) enum Turn {
     Runs,
 }
 
-/// State that decides about the durability of an IO (`sync.rs`).
+/// State that decides the durability of an IO (`sync.rs`).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SyncProgress {
     /// Epoch of the export at the first submission.

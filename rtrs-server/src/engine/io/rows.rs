@@ -81,7 +81,7 @@ mod tests {
         assert!(made(&rows).is_empty());
         assert!(rows.get(PermitId(40)).is_none());
         assert_eq!(rows[PermitId(40)].state(), RequestState::Free);
-        assert!(made(&rows).is_empty(), "looking makes none");
+        assert!(made(&rows).is_empty(), "reading allocates none");
         let row: *const Request = &mut rows[PermitId(40)];
         assert_eq!(made(&rows), (32..64).collect::<Vec<_>>());
         assert!(std::ptr::eq(row, rows.get(PermitId(40)).expect("made")));

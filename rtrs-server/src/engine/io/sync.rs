@@ -44,7 +44,7 @@ impl<'a> Account<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settling {
     pub(super) status: IoStatus,
-    /// For a sync: syncs with lower numbers decide about its result.
+    /// For a sync: syncs with lower numbers decide its result.
     horizon: u64,
     /// For a failed sync: the rises that must be saved before it is answered.
     saved_by: u32,
@@ -111,7 +111,7 @@ impl IoProgress {
         taken
     }
 
-    /// Records, before the submission, what decides about the result.
+    /// Records, before the submission, what decides the result.
     fn begin_sync(&mut self, account: Account<'_>, devices: &mut Devices) {
         let rises = devices.epoch(self.export).rises();
         self.sync.epoch.get_or_insert(rises);

@@ -131,7 +131,7 @@ fn errors_name_the_problem() {
         ("v=mem:12q", "size \"12q\" has the unknown unit \"q\""),
         ("null:x", "size \"x\" does not begin with a digit"),
         ("rbd:vol0", "does not name a pool and an image"),
-        ("nbds://h/d", "is of no known kind"),
+        ("nbds://h/d", "has an unknown scheme"),
         ("/x\0", "contains a NUL"),
         ("/x,", "has the unknown option \"\""),
         ("/x,row", "has the unknown option \"row\"; did you mean \"ro\"?"),

@@ -439,7 +439,7 @@ impl Qp {
     }
 
     /// Handles the completion of a request or bind: frees it and all before it, and reports the
-    /// outcomes that the poster asked for.
+    /// outcomes that the poster requested.
     pub(crate) fn send_done(
         &mut self,
         tag: WrTag,

@@ -2,7 +2,7 @@
 //!
 //! A slot owns the memory that its request references, from `push` until the device has completed
 //! it or the queue pair is destroyed: nothing else frees it, so the device never accesses freed
-//! memory. The work requests that the device reads are written into arrays beside the slots when
+//! memory. The work requests that the device reads are written into arrays next to the slots when
 //! they are pushed, and handed over as one linked list.
 
 use std::ptr;
@@ -122,7 +122,7 @@ impl Ring {
 pub(super) struct SendSlot {
     pub(super) wr_id: u64,
     pub(super) op: Option<WcOp>,
-    /// The poster asked for a completion on success.
+    /// The poster requested a completion on success.
     pub(super) signaled: bool,
     pub(super) pieces: [Option<MemSlice>; 2],
     pub(super) window: Option<Arc<Mw>>,
@@ -215,7 +215,7 @@ impl Sends {
     }
 
     /// Handles the completion of a request: frees it and all before it, and reports the outcomes
-    /// that the poster asked for.
+    /// that the poster requested.
     pub(super) fn done(&mut self, seq: u32, status: WcStatus, report: &mut impl FnMut(Posted)) {
         if !self.ring.is_posted(seq) {
             return;
@@ -251,7 +251,7 @@ impl Sends {
         self.wrs[at].send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
 
-    /// Decides whether the new request creates a completion: if its poster asked for one, and at
+    /// Decides whether the new request creates a completion: if its poster requested one, and at
     /// least once in half a queue, because otherwise the slots of unsignaled requests would never
     /// be freed.
     pub(super) fn signal(&mut self, wanted: bool) -> bool {

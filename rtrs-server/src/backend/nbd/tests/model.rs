@@ -1,4 +1,4 @@
-//! Test of flushes over a server that crashes, against a model: a write that was acknowledged
+//! Tests flushes to a server that crashes against a model: a write that was acknowledged
 //! before a successful flush is durable, unless a flush has failed, or the process was killed,
 //! since then.
 
