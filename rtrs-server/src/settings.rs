@@ -194,7 +194,7 @@ rtrs_core::settings! {
         /// write to it; over RDMA all chunks of a path count, because they are pinned. A new
         /// session whose chunks do not fit gets a smaller queue depth. A client that cannot use a
         /// smaller one, such as the kernel's, is refused with ENOMEM. A session gets further paths
-        /// as long as all of its chunks fit, and always those back that it had.
+        /// as long as all of its chunks fit, and always regains those that it had.
         memory_max: Auto<ByteSize> = "auto",
         /// Time that running requests have to finish on SIGTERM
         ///

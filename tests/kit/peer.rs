@@ -20,7 +20,7 @@ pub use rtrs_core::tests::{Answer, Data, PathOptions as PeerOptions, read_messag
 
 use crate::transport::Transport;
 
-/// Maximum time of the server until each answer.
+/// Maximum time for each answer of the server.
 const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(20);
 
 /// Client's end of one path.
@@ -114,7 +114,7 @@ impl Peer {
                 return value;
             }
             let waited = start.elapsed();
-            assert!(waited < limit, "no {what}; what came: {:?}", self.events);
+            assert!(waited < limit, "no {what}; received: {:?}", self.events);
             self.turn();
         }
     }

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Maximum time of the server to answer or to close.
+/// Maximum time for the server to answer or to close.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// First bytes of an MPA request.

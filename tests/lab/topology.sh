@@ -17,7 +17,7 @@ topology_sysctls() {
 }
 
 # Packets of a queue pair that two CPUs send wait in two queues and overtake each other, and a full
-# queue drops them. On rdma_rxe of Linux 6.1 either can be the end of a queue pair of the kernel's
+# queue drops them. On rdma_rxe of Linux 6.1 either can break a queue pair of the kernel's
 # modules: a retransmission runs REG_MR and LOCAL_INV a second time, which fails, and then nothing
 # is sent and nothing reported (rxe_req.c, req_retry and rxe_requester). So one CPU receives the
 # packets of a link, in order, from a long queue.

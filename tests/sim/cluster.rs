@@ -398,7 +398,7 @@ impl Cluster {
                     if good { Change::Remove(leaving) } else { Change::Disconnect(leaving) };
                 self.change(now, change);
             }
-            Act::Have { path, within } => self.have(now, path, within),
+            Act::Have { path, within } => self.ensure_path(now, path, within),
             Act::Choose(policy) => {
                 let change = self.client.first().and_then(|home| home.choose(policy));
                 if let Some(change) = change {

@@ -121,7 +121,7 @@ fn the_status_counts_exports_sessions_and_paths() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A loss that no client flushes must not keep a server from ending for ever.
+/// A loss that no client flushes must not keep a server from ending forever.
 #[test]
 fn a_drain_is_refused_after_a_loss_unless_forced() {
     let scratch = Scratch::new();

@@ -169,7 +169,7 @@ fn the_only_path_is_kept_while_packets_are_acknowledged() {
 fn a_late_path_is_abandoned_if_the_server_answers_on_another() {
     let scene = Scene::proxied(2, &[]);
     late(&scene, "one of two paths 2 s late, once", |round| scene.wait_reconnected(0, round));
-    assert!(scene.failovers(0) > 0, "what was late went over");
+    assert!(scene.failovers(0) > 0, "late requests moved to the other path");
     assert!(scene.log().contains("while another path was answered"), "the log says why");
     scene.check_undisturbed(1);
     scene.end();

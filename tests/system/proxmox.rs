@@ -1,4 +1,4 @@
-//! Storage plugin of Proxmox VE with a real server, in a Perl with stand-ins for the modules of
+//! Storage plugin of Proxmox VE with a real server, run by Perl with stand-ins for the modules of
 //! Proxmox VE.
 
 use std::fs;
@@ -76,7 +76,7 @@ fn storage_plugin_of_proxmox_lists_exports() {
     );
     let found = run("sh", &["-c", &command], COMMAND_TIME_MAX).ok().json();
     let images = json!([{ "volid": "store1:vol0", "format": "raw", "size": 16 << 20 }]);
-    // Names with a slash are no volumes, and one path that works is enough.
+    // Names with a slash are not volumes, and one path that works is enough.
     assert_eq!(found["images"], images, "{found}");
     assert_eq!((&found["size"], &found["active"]), (&json!(16 << 20), &json!(1)), "{found}");
     assert_eq!((&found["path"], &found["api"]), (&json!("/dev/rtrs/vol0"), &json!(15)), "{found}");

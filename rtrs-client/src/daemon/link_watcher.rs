@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for the end of the thread.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Change for the better.
+/// Improvement of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Change {
     Link(String),

@@ -38,7 +38,7 @@ pub(crate) struct VolumeName {
 }
 
 impl VolumeName {
-    /// Names exports, in their order: as `locals` say, or like themselves if that is empty.
+    /// Names exports, in their order: as in `locals`, or by their own names if that is empty.
     ///
     /// # Errors
     /// Fails if the numbers of names differ.

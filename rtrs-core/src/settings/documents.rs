@@ -2,7 +2,7 @@
 //! and the declarations of its settings.
 //!
 //! Packages install the files that `documents DIR` writes. The pages have the text of `--help`, so
-//! neither can be outdated. [`Manual`] adds what a command line does not know: sections, examples
+//! neither can be outdated. [`Manual`] adds what a command line lacks: sections, examples
 //! and files. `page.rs` writes the pages.
 
 mod manual;

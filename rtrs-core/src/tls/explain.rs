@@ -9,7 +9,7 @@ use crate::fabric::peer::ProofError;
 /// The client's certificate was verified, but does not identify it.
 pub(super) const NO_NAME: &str = "the client's certificate has no name that can be used: a DNS \
                                   name, a URI or a common name, and below a CA with name \
-                                  constraints one of a form that they speak of";
+                                  constraints one of a form that they cover";
 /// Reason for the peer's rejection of a key.
 const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or they have no cipher in common.
@@ -226,7 +226,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ("has no list in ca-crl.pem", "append a list of that CA to ca-crl.pem (it may be empty)"),
         (
             "ca-crl.pem cannot be used",
-            "replace ca-crl.pem by a list that the CA in ca-cert.pem has signed (crl_signing_key)",
+            "replace ca-crl.pem with a list signed by the CA in ca-cert.pem (crl_signing_key)",
         ),
         (
             "does not accept our certificate",

@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(fault(1, 9), Err(1), "too many");
         assert_eq!(fault(1, 2).unwrap_err(), good.len(), "one that is not there");
         assert_eq!(fault(5, 0xff), Err(4), "a huge signature");
-        assert_eq!(fault(7, 0xff).unwrap_err(), good.len(), "a certificate over the end");
+        assert_eq!(fault(7, 0xff).unwrap_err(), good.len(), "a certificate beyond the end");
         let keys = proof(CredentialKind::RawKey, &[1, 1]).encode();
         assert_eq!(SignedProof::decode(&keys).map_err(|error| error.at), Err(1), "two keys");
         let large = proof(CredentialKind::Certificates, &[9000, 9000]).encode();

@@ -270,9 +270,9 @@ fn invalid_io_is_refused(source: &dyn BlockSource) {
     }
     let last = g.size - block as u64;
     let io = rig.transfer(IoOp::Read, last, 0, 2 * block);
-    assert_eq!(rig.run(io), IoStatus::Invalid, "a read over the end");
+    assert_eq!(rig.run(io), IoStatus::Invalid, "a read beyond the end");
     let io = rig.transfer(IoOp::Write, last, 0, 2 * block);
-    assert_eq!(rig.run(io), writes, "a write over the end");
+    assert_eq!(rig.run(io), writes, "a write beyond the end");
     for (offset, len) in [(1, block), (0, block - 1), (0, 0), (0, 1)] {
         let io = rig.transfer(IoOp::Read, offset, 0, len);
         assert_eq!(rig.run(io), IoStatus::Invalid, "read {offset}+{len}");

@@ -6,7 +6,7 @@
 # groups: bench
 # in-all: no
 #
-# Every peer has a disk of its own, all alike, and stays up from begin to end. Each pass goes
+# Every peer has a disk of its own, all alike, and stays up throughout. Each pass goes
 # through the rows and for each row through the peers, so that what is compared ran within the same
 # minute. RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each measurement], and
 # RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, words that pick some, are read by scripts/lab.sh.

@@ -30,7 +30,7 @@ scenario() {
     assert_true "a writer maps" ks_map writer vol 1 access_mode=rw
     writer=$KS_DEV
     expect_eq "a second writer" "$(try two vol rw)" EPERM
-    assert_true "a reader maps beside it" ks_map reader vol 1 access_mode=ro
+    assert_true "a reader maps alongside it" ks_map reader vol 1 access_mode=ro
     reader=$KS_DEV
     expect_eq "the reader's device is read-only" "$(cat "/sys/block/$reader/ro")" 1
     assert_true "the writer writes" dd if=/dev/urandom of="/dev/$writer" bs=4k count=4 oflag=direct
@@ -40,7 +40,7 @@ scenario() {
         count=1 oflag=direct
     expect_false "and its discard" blkdiscard -f -o 0 -l 4096 "/dev/$reader"
     expect_false "nothing was written" cmp -n 4096 "/dev/$writer" /dev/zero
-    expect_eq "a migration next to the writer" "$(try moving vol migration)" mapped
+    expect_eq "a migration alongside the writer" "$(try moving vol migration)" mapped
     expect_eq "a second migration" "$(try three vol migration)" EPERM
     for name in moving reader writer; do
         expect_true "the $name unmaps" kernel_unmap "$(basename "$(readlink "$devices/vol@$name")")"

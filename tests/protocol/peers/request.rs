@@ -55,8 +55,8 @@ fn malformed_requests_that_cannot_be_answered() {
             ("a user header of 4096", 0, [&[0; 4096][..], &[2, 0, 0, 16]].concat(), 4096),
             ("two descriptors", 0, [&[0; 32][..], &read(2), &[0; 32]].concat(), 32),
             ("255 descriptors", 0, [&[0; 32][..], &read(255)].concat(), 32),
-            ("a message over the end", CHUNK - 34, vec![2; 34], CHUNK - 2),
-            ("a read over the end", CHUNK - 40, [&[0; 32][..], &read(1)].concat(), CHUNK - 8),
+            ("a message beyond the end", CHUNK - 34, vec![2; 34], CHUNK - 2),
+            ("a read beyond the end", CHUNK - 40, [&[0; 32][..], &read(1)].concat(), CHUNK - 8),
             ("a request at the very end", CHUNK - 1, vec![2], CHUNK - 1),
         ];
         for (what, at, bytes, off) in cases {

@@ -1,4 +1,4 @@
-//! Sessions next to the one under load: a session that is being detached while the next client is
+//! Sessions alongside the one under load: a session that is being detached while the next client is
 //! already running under another name, and a session whose requests to write are refused.
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl IdleCore {
     }
 }
 
-/// All sessions next to the one under load.
+/// All sessions alongside the one under load.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
     /// Sessions that are being detached.
@@ -137,7 +137,7 @@ impl Cluster {
         self.beside.leaving.retain(|cores| !cores[0].core.is_done());
         let open = self.beside.rival.iter().any(|rival| rival.core.is_open(DeviceIndex::FIRST));
         if open && self.client.first().is_some_and(|home| home.core.is_open(DeviceIndex::FIRST)) {
-            let text = "the server lets a second session write beside the first";
+            let text = "the server lets a second session write alongside the first";
             return Err(Failure::new("blocks", text));
         }
         Ok(any)

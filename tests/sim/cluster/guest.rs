@@ -1,4 +1,4 @@
-//! Second session next to the writer, whose flushes consume errors that the disk reports only once.
+//! Second session besides the writer's. Its flushes consume errors that the disk reports only once.
 //!
 //! The session opens the export for reading, or as a second writer (`migration`), and flushes
 //! occasionally. The results of those flushes are not checked: only the session's effects on the

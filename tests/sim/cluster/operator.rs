@@ -31,7 +31,7 @@ use super::{Cluster, guest};
 const END_MAX: Duration = Duration::from_secs(10);
 /// Time for which the session has to stay ended.
 const STAY: Duration = Duration::from_secs(2);
-/// Interval of checks whether an export is open that is to be removed.
+/// Interval of checks whether the export to be removed is open.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Exports of the server besides the session's, and the state of removals.
@@ -123,14 +123,14 @@ impl Cluster {
             whole &= found.is_some_and(|one| !one.leaving);
             if found.is_none_or(|one| one.state == "disconnected") {
                 whole = false;
-                self.have(now, path, Duration::ZERO);
+                self.ensure_path(now, path, Duration::ZERO);
             }
         }
         self.restore_at = (!whole || self.client.is_empty()).then_some(now + 20 * MS);
     }
 
     /// Adds or reconnects a path of the session.
-    pub(super) fn have(&mut self, now: Instant, path: usize, within: Duration) {
+    pub(super) fn ensure_path(&mut self, now: Instant, path: usize, within: Duration) {
         let name = path_name(path);
         let change = if self.paths().iter().any(|one| one.name == name) {
             Change::Reconnect(Leaving { path: name, within, force: false })
@@ -220,7 +220,7 @@ impl Cluster {
         }
         self.run_until(self.now() + STAY, |_| false)?;
         if !self.has_ended() {
-            let text = "a session came back whose export had been removed";
+            let text = "a session whose export had been removed came back";
             return Err(Failure::new("live", text));
         }
         if let Some(heir) = &self.exports.heir {

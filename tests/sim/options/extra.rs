@@ -195,7 +195,7 @@ impl Options {
         self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
     }
 
-    /// Whether the run is no hunt, as far as the settings that hunts change show.
+    /// Whether the run is not a hunt, as far as the settings that hunts change show.
     pub(super) fn is_ordinary(&self) -> bool {
         let Self { faults, work, .. } = self;
         let hunted = faults.give_up + faults.client_leave + faults.late_requests > 0

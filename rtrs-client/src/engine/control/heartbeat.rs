@@ -178,7 +178,7 @@ impl HeartbeatMonitor {
         self.beat.as_ref().is_some_and(|(beat, _)| beat.has_answered_since(since))
     }
 
-    /// Time at which the present silence became suspicious; None without silence.
+    /// Time at which the current silence became suspicious; None without silence.
     pub(super) fn doubted_since(&self) -> Option<Instant> {
         self.beat.as_ref().and_then(|(beat, _)| beat.doubted_since())
     }
@@ -202,7 +202,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn the_silence_of_an_idle_path_counts_from_the_question() {
+    fn the_silence_of_an_idle_path_counts_from_the_heartbeat() {
         let at = |ms: u32| Instant::ZERO + MS * ms;
         let settings = HeartbeatSettings {
             interval: 100 * MS,

@@ -143,7 +143,7 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
     // Lost between the two processes.
     let mut over = inheriting(8, 7);
     assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));
-    over.until("more than it takes to keep a epoch", 9 * SEC, |s| {
+    over.until("longer than it takes to save an epoch", 9 * SEC, |s| {
         s.now() >= Instant::ZERO + 5 * SEC
     });
     assert_eq!(kept(&over), None, "the loss is not reported yet");

@@ -31,7 +31,7 @@ fn is_undisturbed(fixture: &Fixture) -> bool {
         .all(|path| path.state == PathState::Connected && (path.ends, path.reconnects) == (0, 0))
 }
 
-/// Reads successfully beside requests that hang.
+/// Reads successfully while other requests hang.
 fn read(fixture: &mut Fixture, shard: usize) {
     let tag = fixture.submit(shard, IoOp::Read, 8192, 4096);
     fixture.until("a read", 100 * MS, |s| s.client.status(tag) == Some(IoStatus::Ok));

@@ -197,7 +197,7 @@ impl PingServer {
         }
         let hello = PingHello::decode(data).map_err(|e| (PingStatus::Unusable, e.to_string()))?;
         if hello.size > self.config.size_max {
-            let text = format!("{} bytes, and at most {}", hello.size, self.config.size_max);
+            let text = format!("{} bytes; the maximum is {}", hello.size, self.config.size_max);
             return Err((PingStatus::Unusable, text));
         }
         Ok(Some(hello))

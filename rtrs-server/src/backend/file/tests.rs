@@ -525,7 +525,7 @@ fn a_file_is_exported_for_writing_once() {
     let first = open(&path);
     let text = refusal(&path, false, Direct::Auto, None);
     assert!(text.contains("is locked: it is exported already"), "{text}");
-    assert!(FileSource::open(&path, READ_ONLY).is_ok(), "reading is no conflict");
+    assert!(FileSource::open(&path, READ_ONLY).is_ok(), "reading does not conflict");
     drop(first);
     open(&path);
 }

@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(book.open(E, false, id(2), ReadWrite), Err(errno::EPERM));
         assert_eq!(book.opens(E), [(id(1), ReadWrite)]);
         assert!(book.close(E, id(1)));
-        assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()), "not for ever");
+        assert_eq!(book.open(E, false, id(1), ReadOnly), Ok(()), "not forever");
         assert_eq!(book.open(E, false, id(2), ReadWrite), Ok(()));
     }
 

@@ -74,7 +74,7 @@ impl PermitTable {
             return;
         }
         let held = self.words[permit.index()].swap(0, Ordering::Release);
-        assert_eq!(held, holder.word(), "permit {permit} released by another than its holder");
+        assert_eq!(held, holder.word(), "permit {permit} released by another holder");
     }
 
     /// Current holder of a permit.

@@ -173,7 +173,7 @@ impl Step<'_> {
             Some(State::Revoking(_)) => self.release(ctx.out),
             // The request was dropped when the path was closed.
             _ if self.path.mode() == Mode::Closing => {}
-            _ => self.path.internal_error("the key of no request was revoked", ctx.out),
+            _ => self.path.internal_error("a key was revoked without a request", ctx.out),
         }
     }
 

@@ -101,7 +101,7 @@ fn an_invalid_discover_is_answered() {
     let mut endless = Discover::default().encode();
     endless[6..261].fill(b'v');
     peer.send_discover_raw((0, 0), &endless, 512);
-    assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "a name without end");
+    assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "an unterminated name");
     peer.send_discover_raw((0, 0), &endless[..263], 512);
     assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "a short one");
     let good = Discover::default().encode();
@@ -109,7 +109,7 @@ fn an_invalid_discover_is_answered() {
     assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "as a WRITE");
     let other = read_message(264, Some(peer.result_desc(1024)), false);
     peer.request((0, 0), Data::Room(512), &good, &other);
-    assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "another room than it says");
+    assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "not as much room as announced");
     // Arbitrary bytes in unused fields.
     let mut dirty = good;
     dirty[2..6].fill(0xa5);

@@ -104,8 +104,8 @@ fn malformed_requests_end_the_path() {
         ("an answer's type", 0, [&[0; 32][..], &[4, 0, 32, 0]].concat(), 32),
         ("user header longer than all before it", 0, [&[0; 16][..], &write].concat(), 16),
         ("two descriptors", 0, [&[0; 32][..], &[3, 0, 32, 0, 0, 0, 2, 0]].concat(), 32),
-        ("message over the end", 16352, [&[0; 30][..], &[2, 0]].concat(), 16382),
-        ("read over the end", 16344, [&[0; 32][..], &[3, 0, 32, 0, 0, 0, 1, 0]].concat(), 16376),
+        ("message beyond the end", 16352, [&[0; 30][..], &[2, 0]].concat(), 16382),
+        ("read beyond the end", 16344, [&[0; 32][..], &[3, 0, 32, 0, 0, 0, 1, 0]].concat(), 16376),
     ];
     for (what, at, bytes, off) in cases {
         for always_invalidate in [false, true] {
