@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares the speed of this project with that of other programs: scripts/bench.sh [NAME] [OPTION...].
+# Compares the speed of this project with other programs: scripts/bench.sh [NAME] [OPTION...].
 # --help lists the comparisons (default: peers), NAME --help the options of one. Installs what is
 # missing and builds the release binaries, unless --bin-dir or RTRS_BIN_DIR names their directory.
 set -euo pipefail

@@ -1,4 +1,4 @@
-//! Fuzz target: no bytes make an end take a peer for another. The body is in rtrs-core.
+//! Fuzz target: no bytes make an end mistake one peer for another. The body is in rtrs-core.
 
 #![no_main]
 

@@ -174,7 +174,7 @@ mutants! {
         OtherDiskAccepted = "other-disk-accepted",
         /// A path is used although its server reports IDs that a connected path did not report.
         NewIdBeside = "new-id-beside",
-        /// A path is used although its export ID is of another boot than that of a connected path.
+        /// A path is used although its export ID is of a boot other than that of a connected path.
         OtherBootBeside = "other-boot-beside",
         /// The server does not notify clients that the size of an export has changed.
         ResizeUnannounced = "resize-unannounced",

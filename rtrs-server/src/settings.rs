@@ -79,7 +79,7 @@ rtrs_core::settings! {
         /// Admit only these clients: WHO:ro or WHO:rw; repeatable
         ///
         /// WHO is the name of a client that proves who it is, kernel or kernel@NETWORK (clients
-        /// without a name, as those of kernels are), or anyone or anyone@NETWORK (with and without
+        /// without a name, such as those of kernels), or anyone or anyone@NETWORK (with and without
         /// a name). NETWORK is an address or a network such as 10.0.0.0/24. A list allows what any
         /// of its rules allows. An export with an access list of its own follows only that. As soon
         /// as there is any access list, what is not listed is denied; with tls-dir or key-file and

@@ -471,7 +471,7 @@ choices! {
         Open = "open",
         /// The file or disk was truncated from outside: IO beyond the new end fails.
         Cut = "cut",
-        /// The path leads to another file or device than the one that clients have open.
+        /// The path leads to a file or device other than the one that clients have open.
         Replaced = "replaced",
         /// The path leads nowhere; the opened file is still exported.
         Missing = "missing",

@@ -434,7 +434,7 @@ impl Crowd {
         Ok(Value::Array(all))
     }
 
-    fn obey(&mut self, words: &[&str]) -> Result<Value, String> {
+    fn execute(&mut self, words: &[&str]) -> Result<Value, String> {
         let number = |at: usize| -> Result<u64, String> {
             let word = words.get(at).ok_or_else(|| format!("{words:?}: a number is missing"))?;
             word.parse().map_err(|_| format!("{word:?} is not a number"))
@@ -496,7 +496,7 @@ fn main() {
         if words.is_empty() {
             continue;
         }
-        let answer = crowd.obey(&words).unwrap_or_else(|why| json!({ "error": why }));
+        let answer = crowd.execute(&words).unwrap_or_else(|why| json!({ "error": why }));
         let mut out = stdout().lock();
         if writeln!(out, "{answer}").and_then(|()| out.flush()).is_err() {
             break;

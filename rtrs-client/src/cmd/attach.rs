@@ -68,7 +68,7 @@ pub struct AttachArgs {
     #[command(flatten)]
     pub attach: Flags<AttachSettings>,
 
-    /// Accept another server or export than before: the volume was moved on purpose
+    /// Accept a different server or export: the volume was moved on purpose
     ///
     /// Ignores --identity, the identity in the configuration file, and the identity that a dead
     /// process left for a takeover. The volume is bound to the first export that it opens. The

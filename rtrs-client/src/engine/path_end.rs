@@ -102,7 +102,7 @@ pub(crate) enum PathEnd {
 }
 
 impl PathEnd {
-    /// Whether the path led to another server or export than the pinned one.
+    /// Whether the path led to a server or export other than the pinned one.
     pub(crate) fn is_mismatch(&self) -> bool {
         match self {
             Self::Mismatch(_) => true,

@@ -135,7 +135,7 @@ pub struct SessionConfig {
     pub shards: u16,
     /// Path selection policy.
     pub policy: Policy,
-    /// Heartbeats for kernel servers, and the time that any connection may owe an answer.
+    /// Heartbeats for kernel servers, and the time that any connection may take to answer.
     pub heartbeat: HeartbeatSettings,
     /// Time limit for establishing one connection.
     pub connect_timeout: Duration,

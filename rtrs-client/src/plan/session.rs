@@ -92,7 +92,7 @@ impl SessionPlan {
         Ok(plan)
     }
 
-    /// Sets another export than that of the volume's name.
+    /// Sets an export whose name differs from the volume's.
     pub(super) fn with_export(self, export: Option<&str>) -> Result<Self, Error> {
         let Some(export) = export else { return Ok(self) };
         check_name("export name", export)?;

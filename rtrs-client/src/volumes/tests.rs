@@ -260,5 +260,5 @@ fn random_sessions_of_several_volumes_survive_a_save() {
         assert_eq!(serde_yaml::to_string(&again).unwrap(), written, "seed {seed}");
     }
     assert!(several > 20, "only {several} sessions had several volumes");
-    assert!(renamed > 20, "only {renamed} volumes had another name than their export");
+    assert!(renamed > 20, "only {renamed} volumes had a name other than their export's");
 }

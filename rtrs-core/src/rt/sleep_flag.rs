@@ -73,7 +73,7 @@ mod loom_model {
     struct Manner {
         /// The receiver calls `awake`, as a shard does; `Inbox::take_or_watch` does not.
         calls_awake: bool,
-        /// The first sleep ends for another reason than a message.
+        /// The first sleep ends for a reason other than a message.
         timer: bool,
     }
 

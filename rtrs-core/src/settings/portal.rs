@@ -268,7 +268,7 @@ fn with(hint: &'static str) -> impl Fn(String) -> Problem {
     move |problem| (problem, hint.into())
 }
 
-/// Refuses a source of another family than the destination's.
+/// Refuses a source of a family other than the destination's.
 fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     if source.is_ipv4() == to.is_ipv4() {
         return Ok(());

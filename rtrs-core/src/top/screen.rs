@@ -212,7 +212,7 @@ impl Shown {
     }
 
     /// Handles keys. Returns false if they end the command.
-    fn obey(&mut self, keys: &[u8]) -> bool {
+    fn handle_keys(&mut self, keys: &[u8]) -> bool {
         // Arrow keys and the like send several bytes, which must not be taken for other keys.
         if keys.first() == Some(&0x1b) {
             return true;
@@ -267,7 +267,7 @@ pub(super) fn run<K: ErrorClass>(
                 }
             }
             Event::Keys(keys) => {
-                if !shown.obey(&keys) {
+                if !shown.handle_keys(&keys) {
                     break;
                 }
                 screen.draw(&mut shown)?;
@@ -308,16 +308,16 @@ mod tests {
         let mut shown = shown();
         let title = "rtrs-client top: every 1s, sorted by NAME; h help, q quit";
         assert_eq!(shown.lines()[..2], [title, "no answer"]);
-        assert!(shown.obey(b"i"));
+        assert!(shown.handle_keys(b"i"));
         assert!(shown.lines()[0].contains("sorted by IO/s;"));
-        assert!(shown.obey(b"\x1b[C") && shown.obey(b"xz\xff"), "these mean nothing");
+        assert!(shown.handle_keys(b"\x1b[C") && shown.handle_keys(b"xz\xff"), "these mean nothing");
         assert!(shown.lines()[0].contains("sorted by IO/s;"));
-        assert!(shown.obey(b"p") && !shown.layout.with_paths);
-        assert!(shown.obey(b"h") && shown.lines().iter().any(|line| line == "Sort by:"));
-        assert!(shown.obey(b"?pl") && !shown.with_help && shown.layout.with_paths);
+        assert!(shown.handle_keys(b"p") && !shown.layout.with_paths);
+        assert!(shown.handle_keys(b"h") && shown.lines().iter().any(|line| line == "Sort by:"));
+        assert!(shown.handle_keys(b"?pl") && !shown.with_help && shown.layout.with_paths);
         assert!(shown.lines()[0].contains("sorted by p99 us;"));
-        assert!(shown.obey(b"t") && shown.layout.times_first);
-        assert!(!shown.obey(b"wq"));
+        assert!(shown.handle_keys(b"t") && shown.layout.times_first);
+        assert!(!shown.handle_keys(b"wq"));
     }
 
     #[test]

@@ -28,10 +28,10 @@ codes! {
         /// Writes `bi_size` zero bytes (Linux 6.8 and later).
         WriteZeroes = 5,
         /// Reports the holes in `bi_size` bytes. An extension: its number is far from the kernel's,
-        /// and even like those of operations with an answer.
+        /// and even, as for all operations with an answer.
         Extents = 128,
         /// Writes `bi_size` bytes of one block and preserves the others. An extension: its number
-        /// is odd like those of operations with data. `prio` is the first byte within the sector.
+        /// is odd, as for all operations with data. `prio` is the first byte within the sector.
         PartialWrite = 129,
     }
 }

@@ -1,6 +1,6 @@
 //! Conformance suite for all backends.
 //!
-//! [`run`] drives a source like the server does, on its own shards, and panics with a message if
+//! [`run`] drives a source as the server does, on its own shards, and panics with a message if
 //! the source violates the contract of `BlockDevice`. The suite follows the geometry: operations
 //! that are not promised there must be refused with the right status, and promised ones must work.
 //! Every wait has a bound. Called by the tests of this crate and of the workspace.

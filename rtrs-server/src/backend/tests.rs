@@ -131,7 +131,7 @@ fn memory_never_exceeds_its_size_and_is_freed() {
     let mut rig = Rig::new(&source, 0);
     assert_eq!(source.allocated(), 0);
     rig.read(0, 3 * CHUNK);
-    assert_eq!(source.allocated(), 0, "reading makes nothing");
+    assert_eq!(source.allocated(), 0, "reading allocates nothing");
     let all = vec![9; 3 * CHUNK + 512];
     for _ in 0..3 {
         assert_eq!(rig.write(0, &all), IoStatus::Ok);
@@ -250,7 +250,7 @@ fn held_io_has_no_effect_until_released() {
     rig.device.submit(io).unwrap();
     assert_eq!(handle.held(), 1);
     drop(rig);
-    assert_eq!(handle.held(), 0, "a device that goes takes its IOs along");
+    assert_eq!(handle.held(), 0, "a dropped device drops its IOs");
 }
 
 fn spec(text: &str) -> ExportSpec {

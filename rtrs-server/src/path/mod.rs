@@ -1,9 +1,8 @@
 //! A path at the server: the state that its connections share across shards.
 //!
-//! The control shard owns the state of a path (`state.rs`, `handshake.rs`), which
-//! ends for a reason in `end.rs`. Each shard with a
-//! connection of the path owns that connection and the requests that arrived over it. `io.rs` posts
-//! answers.
+//! The control shard owns the state of a path (`state.rs`, `handshake.rs`); `end.rs` has the
+//! reasons for its end. Each shard with a connection of the path owns that connection and the
+//! requests that arrived over it. `io.rs` posts answers.
 
 pub mod chunks;
 pub mod end;

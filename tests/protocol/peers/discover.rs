@@ -44,7 +44,7 @@ fn invalid_discovers() {
         peer.send_discover_raw((0, 0), &bytes, 512);
         assert_eq!(peer.answer().errno, 0, "a name that is not UTF-8");
         for (what, message, room) in [
-            ("a name without end", &endless[..], 512),
+            ("an unterminated name", &endless[..], 512),
             ("a short one", &endless[..263], 512),
             ("no room", &Discover::default().encode()[..], Page::LEN_MIN - 1),
             ("room for nothing", &Discover::default().encode()[..], 0),
@@ -102,7 +102,7 @@ fn a_server_with_listing_disabled() {
     let mut peer = scene.asking();
     peer.send_discover((0, 0), "", Page::LEN_MAX);
     assert_eq!(peer.answer().errno, errno::EINVAL);
-    assert!(peer.open("vol1", AccessMode::ReadOnly).is_ok(), "who knows a name opens it");
+    assert!(peer.open("vol1", AccessMode::ReadOnly).is_ok(), "a known name can be opened");
     drop(peer);
     scene.end();
 }

@@ -151,7 +151,7 @@ fn only_a_proof_opens_a_path_over_rdma() {
     assert_eq!(other.answer().errno, errno::EACCES, "a third one");
     // Its handshake timeout has passed.
     let _ = other.ended("no proof", handshake() + PATIENCE);
-    // The proof of a server at another address than the client expects is invalid.
+    // The proof of a server at an address that the client does not expect is invalid.
     let mut third = proving(at, scene.options());
     let elsewhere = |facts| ProofFacts { server: [10, 9, 9, 9].into(), ..facts };
     let error = proof_for(&mut third, &config, at, elsewhere).expect_err("another address");

@@ -62,7 +62,7 @@ pub enum ChangeError {
     /// The session has failed.
     #[error("{0}")]
     Failed(SessionFailure),
-    /// The change was given to another shard than the control shard.
+    /// The change was given to a shard other than the control shard.
     #[error("only the control shard changes a session")]
     NotControl,
     /// The session has no path of this name.
@@ -114,7 +114,7 @@ pub enum ChangeError {
         /// Whether the volume is being closed.
         closing: bool,
     },
-    /// The volume of this export is pinned to another server than the session.
+    /// The volume of this export is pinned to a server other than the session's.
     #[error("cannot add volume {0}: {ONE_SERVER}")]
     OtherServer(String),
     /// The session has the maximum number of volumes.

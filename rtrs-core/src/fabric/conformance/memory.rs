@@ -310,7 +310,7 @@ pub(super) fn memory_registered_on_another_thread_is_usable(bench: &mut Bench<'_
             assert!(parent.bytes(4096, 8192) == source.bytes(0, 8192));
         }
     }
-    // The windows belong to another domain than the memory.
+    // The windows and the memory belong to different domains.
     what.pd = bench.pd(Side::A);
     let refused = register_async(bench, 9, what);
     assert!(matches!(refused, Err(RegisterError::Windows(_))), "{refused:?}");

@@ -31,7 +31,7 @@ pub enum MemoryWindows {
 
 impl Default for MemoryWindows {
     fn default() -> Self {
-        Self::Untried("not looked at".into())
+        Self::Untried("not tested".into())
     }
 }
 

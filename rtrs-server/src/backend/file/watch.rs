@@ -105,7 +105,7 @@ impl Shared {
             }
             TargetName::Replaced => tracing::error!(
                 %path,
-                "the path leads to another file or device than the exported one: clients use the \
+                "the path leads to a file or device other than the exported one: clients use the \
                  old one until all of them close it; unless it has another name, its content is \
                  lost then: copy it through a client first"
             ),

@@ -18,7 +18,7 @@ use crate::backend::open_target;
 const MIB: u64 = 1 << 20;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Opens a target on the cluster like the server does.
+/// Opens a target on the cluster as the server does.
 fn open(ceph: &Ceph, target: &str) -> Result<Arc<dyn BlockSource>, String> {
     let spec = format!("{target},conf={}", ceph.conf()).parse().unwrap();
     open_target(&spec).map_err(|error| error.to_string())

@@ -1,4 +1,4 @@
-//! Exports whose path leads to another file or device than the open one.
+//! Exports whose path leads to a file or device other than the open one.
 
 use std::sync::Arc;
 use std::time::Instant;

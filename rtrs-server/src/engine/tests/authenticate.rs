@@ -297,7 +297,7 @@ fn an_invalid_proof_opens_nothing() {
         peer.leave(fixture);
     };
     let asked = client.challenge([7; 32]);
-    // Without a challenge, and for another one than it was made for.
+    // Without a challenge, and for a challenge other than its own.
     refused(&mut fixture, &|_, _| replay.clone());
     refused(&mut fixture, &|fixture, peer| {
         challenge(fixture, &queue, peer, &asked).unwrap();

@@ -109,7 +109,7 @@ fn an_invalid_discover_is_answered() {
     assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "as a WRITE");
     let other = read_message(264, Some(peer.result_desc(1024)), false);
     peer.request((0, 0), Data::Room(512), &good, &other);
-    assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "not as much room as announced");
+    assert_eq!(peer.reply(&mut fixture).errno, errno::EINVAL, "less room than announced");
     // Arbitrary bytes in unused fields.
     let mut dirty = good;
     dirty[2..6].fill(0xa5);

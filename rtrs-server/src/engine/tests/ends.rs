@@ -98,7 +98,7 @@ fn a_replay_closes_the_abandoned_path() {
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.settle();
     b.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
-    assert_eq!(a.closed(&mut fixture), 3, "what is late on it finds no connection");
+    assert_eq!(a.closed(&mut fixture), 3, "late requests find no connection");
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(b.reply(&mut fixture).errno, 0);
@@ -122,7 +122,7 @@ fn a_closing_path_waits_for_its_io_and_frees_everything() {
     fixture.settle();
     assert_eq!(fixture.load(), (3, 8));
     peer.leave(&mut fixture);
-    assert_eq!(fixture.load(), (0, 4), "what no device took is dropped at once");
+    assert_eq!(fixture.load(), (0, 4), "requests that no device took are dropped at once");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining);
     // The client may reconnect while old IO still runs, with new chunks.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
@@ -259,7 +259,7 @@ fn a_fence_is_answered_once_nothing_of_the_path_can_start() {
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.settle();
     b.send_fence(0, Fence { path, recon_cnt: 0, process: ServerProcess::NONE });
-    assert_eq!(b.reply(&mut fixture).errno, 0, "of a connect long past there is nothing");
+    assert_eq!(b.reply(&mut fixture).errno, 0, "nothing of an old connect is left");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connected);
 
     b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
