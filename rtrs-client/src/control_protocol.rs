@@ -41,7 +41,7 @@ pub(crate) enum Request {
     },
     /// Attach another volume in the same session. Reply, once it is served: [`Attached`].
     VolumeAdd {
-        /// Name of the volume on this host, and of its export unless the settings say another.
+        /// Name of the volume on this host, and of its export unless the settings name another.
         name: String,
         /// The volume's own settings by name, as in the configuration file.
         settings: BTreeMap<String, String>,

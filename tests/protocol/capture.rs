@@ -45,7 +45,7 @@ pub(crate) fn can_capture() -> bool {
         return false;
     }
     // Capturing on the loopback needs CAP_NET_RAW.
-    is_root() || requires(&["(the right to capture: run as root)"])
+    is_root() || requires(&["(capturing: run as root)"])
 }
 
 /// Captures the traffic of a server's port into a file while `meanwhile` runs.
@@ -136,5 +136,5 @@ fn tshark_decodes_rping_rounds_and_nothing_else() {
         assert_eq!(decoded.seen(opcode), frames, "opcode {opcode} in {:?}", decoded.opcodes);
     }
     assert_eq!(decoded.opcodes.len(), 70, "{:?}", decoded.opcodes);
-    assert_eq!(decoded.count("RTIW"), 0, "rping knows no preamble");
+    assert_eq!(decoded.count("RTIW"), 0, "rping has no preamble");
 }

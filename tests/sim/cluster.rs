@@ -274,7 +274,7 @@ impl Cluster {
             second.client_gone(now, self.options.takeover.is_some(), &home.core);
         }
         if self.plant == Plant::EarlyOpen {
-            self.disk.turn_loose();
+            self.disk.end_writes_early();
         }
         for mut host in std::mem::take(&mut self.client) {
             host.work.abandon(now, &mut self.oracle, true);
@@ -310,9 +310,9 @@ impl Cluster {
     }
 
     /// Releases the write that the disk holds.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release_write(&mut self) {
         self.log.event(self.now(), "let go", [0, 0], String::new);
-        self.disk.let_go();
+        self.disk.release_write();
         self.wake_all();
     }
 
@@ -459,7 +459,7 @@ impl Cluster {
             if self.clients_started > 1 && !std::mem::replace(&mut self.has_opened, true) {
                 // The server admits a writer only when no write of the previous one can happen.
                 self.oracle.settle();
-                self.disk.tie_up();
+                self.disk.end_writes_in_time();
             }
             let seat = Seat { group: Arc::clone(&self.group), shard: at };
             work.open(now, device, seat, pools);
@@ -469,7 +469,7 @@ impl Cluster {
             busy |= second.turn(now, at, core, pools)?;
         }
         for (sector, count) in work.failed.drain(..) {
-            self.disk.let_loose(sector, count);
+            self.disk.end_current_writes_early(sector, count);
         }
         busy |= self.client[at].end_turn(now);
         let ClientHost { core, pace, .. } = &mut self.client[at];

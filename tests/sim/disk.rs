@@ -241,19 +241,19 @@ impl Disk {
     }
 
     /// Makes writes end early from now on and happen later, for a planted bug.
-    pub(super) fn turn_loose(&self) {
+    pub(super) fn end_writes_early(&self) {
         self.state.lock().loose = true;
     }
 
     /// Makes the current writes to these sectors end early and happen later, for a planted bug.
-    pub(super) fn let_loose(&self, sector: u32, count: u32) {
+    pub(super) fn end_current_writes_early(&self, sector: u32, count: u32) {
         let state = &mut *self.state.lock();
         let bytes = |sector: u32| u64::from(sector) * SECTOR as u64;
         state.given_up.push((bytes(sector)..bytes(sector + count), state.clock));
     }
 
     /// Stops ending writes early.
-    pub(super) fn tie_up(&self) {
+    pub(super) fn end_writes_in_time(&self) {
         self.state.lock().loose = false;
     }
 
@@ -283,7 +283,7 @@ impl Disk {
     }
 
     /// Releases the held write.
-    pub(super) fn let_go(&self) {
+    pub(super) fn release_write(&self) {
         self.state.lock().holds = false;
     }
 
@@ -415,7 +415,7 @@ impl State {
     }
 
     /// Whether a planted bug makes an operation end before it happens.
-    fn lets_loose(&self, op: &Op) -> bool {
+    fn ends_before_effect(&self, op: &Op) -> bool {
         let end = op.io.offset + u64::from(op.io.len);
         let meets = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;
         let chosen = self.loose
@@ -623,7 +623,8 @@ impl BlockDevice for Queue {
         let mut any = false;
         let early = state.plant == Plant::LateEffect;
         if state.loose || early || !state.given_up.is_empty() {
-            let loose: Vec<Op> = self.ops.extract_if(.., |op| state.lets_loose(op)).collect();
+            let loose: Vec<Op> =
+                self.ops.extract_if(.., |op| state.ends_before_effect(op)).collect();
             for mut op in loose {
                 self.done.push_back(Completion { tag: op.io.tag, status: op.status });
                 state.inflight -= 1;

@@ -164,7 +164,7 @@ fn follow_copied(
         stats.replays = stats.replays.max(cluster.replays());
         match heals {
             Some(heals) => heals.into_iter().try_for_each(|act| cluster.act(act))?,
-            None => cluster.let_go(),
+            None => cluster.release_write(),
         }
     }
     if !newer {
@@ -214,6 +214,6 @@ fn follow_failed(
             Duration::ZERO,
         ));
     }
-    cluster.let_go();
+    cluster.release_write();
     Ok(())
 }

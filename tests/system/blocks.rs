@@ -2,11 +2,11 @@
 //! that start a daemon are also run with `--print-config`, which shows that their settings fit
 //! together, opens nothing and works on any machine.
 //!
-//! Checked are fenced blocks, code spans that begin with the name of a program and an option or
+//! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt
-//! are command lines. Not run are all other commands, since they need a daemon or a machine of
-//! their own, lines with `--config` or `--session`, whose file or session the reader has, and lines
-//! that attach several volumes, whose settings make no file.
+//! are command lines. They do not run other commands, which need a daemon or a machine of their
+//! own, lines with `--config` or `--session`, whose file or session the reader has, and lines that
+//! attach several volumes, whose settings do not make one file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -103,7 +103,7 @@ fn code(text: &str) -> Code {
     code
 }
 
-/// Returns the command lines of a block: all of it, or what stands behind its prompts.
+/// Returns the command lines of a block: all of it, or what follows its prompts.
 fn script(block: &str) -> String {
     let prompts: Vec<&str> = block.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
     if prompts.is_empty() { block.to_owned() } else { prompts.join("\n") }
@@ -170,7 +170,7 @@ fn own(command: &[String]) -> Option<Vec<String>> {
     is_program(name).then(|| [vec![name.to_owned()], rest.to_vec()].concat())
 }
 
-/// Removes the brackets around what may be left out, and the dots behind what may be repeated.
+/// Removes the brackets around what may be omitted, and the dots after what may be repeated.
 fn without_notation(word: &str) -> String {
     if word.contains("...") {
         return word.replace(['[', ']'], "").replace("...", "");
@@ -179,7 +179,7 @@ fn without_notation(word: &str) -> String {
     word.strip_suffix(']').filter(|rest| !rest.contains('[')).unwrap_or(word).to_owned()
 }
 
-/// Whether a value stands for another: capitals, or the end is left out.
+/// Whether a value is a placeholder: it has capitals, or its end is omitted.
 fn is_placeholder(value: &str) -> bool {
     let value = value.rsplit([':', '=', '@']).next().unwrap_or(value);
     !value.is_empty()

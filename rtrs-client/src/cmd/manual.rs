@@ -76,7 +76,7 @@ pub(super) fn manual() -> Manual {
                 about: "sessions and volumes of a host, for rtrs-client apply",
                 description: "The file lists the sessions of a host, in YAML. Each has one or more \
                     volumes, and each volume its export and one of device, socket and listen. A \
-                    volume has the name of its export on this host, unless the key name says \
+                    volume has the name of its export on this host, unless the key name gives \
                     another. The first volume may have all keys of a volume; a later one has only: \
                     access, device, export, identity, insecure-open, listen, name, nbd-tls, \
                     nbd-tls-dir, read-only, socket, socket-mode and socket-owner. The name of a \

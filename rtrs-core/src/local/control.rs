@@ -198,7 +198,7 @@ pub enum RequestError {
 }
 
 /// Sends a request to the daemon that listens on a control socket, and waits for the reply for at
-/// most `timeout`. Connecting to a daemon that has stopped accepting takes no longer either.
+/// most `timeout`. Connecting to a daemon that has stopped accepting is limited too.
 ///
 /// # Errors
 /// See [`RequestError`].

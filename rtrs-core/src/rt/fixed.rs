@@ -303,7 +303,7 @@ mod tests {
         fixed.detach(region.id());
         fixed.detach(region.id());
         assert_eq!(fixed.slot(&region.slice(0, 1).unwrap()), None);
-        assert_eq!(turn(&mut fixed, true), 0, "what was wanted is not anymore");
+        assert_eq!(turn(&mut fixed, true), 0, "the requested piece no longer is");
         let mut left = 0;
         while let Some(slot) = fixed.next_leaving() {
             fixed.cleared(slot);

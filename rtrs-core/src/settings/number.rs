@@ -1,4 +1,4 @@
-//! Numbers in a range, and what may be left to the program.
+//! Numbers in a range, and values that may be left to the program.
 //!
 //! Owns [`Int`], [`Auto`] and [`Shards`].
 

@@ -14,7 +14,7 @@ pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     args.output.print(&status, text)
 }
 
-/// Formats one property a line.
+/// Formats one property per line.
 fn text(status: &Status) -> String {
     let Status { name, pid, build, uptime_ms, draining, metrics, load, .. } = status;
     let state = if *draining { "draining" } else { "serving" };

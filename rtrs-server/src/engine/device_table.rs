@@ -90,7 +90,7 @@ impl DeviceTable {
         self.ids().find(|id| self.get(*id).is_some_and(|entry| entry.export == export))
     }
 
-    /// Opens an export under the lowest free ID, or changes the rights of its present ID. Returns
+    /// Opens an export under the lowest free ID, or changes the rights of its current ID. Returns
     /// None if every ID is in use. `epoch` is the export's, for an export that is not open yet.
     pub fn open(&self, entry: DeviceEntry, epoch: u32) -> Option<DeviceId> {
         let id = match self.find(entry.export) {

@@ -42,8 +42,8 @@ scenario() {
     assert_true "the library compiles" timeout 120 gcc -shared -fPIC -o "$LIBRARY" \
         tests/lab/no_windows.c
     : >"$LAB_WORK/server.log"
-    session alloc "its provider makes no window"
-    session bind "a bind|its provider binds no window"
+    session alloc "its provider cannot create a window"
+    session bind "a bind|its provider cannot bind a window"
 
     # With fresh keys required, the server refuses to start without them.
     out=$(LD_PRELOAD=$LIBRARY timeout 60 rtrs-server --export "vol=$disk" \

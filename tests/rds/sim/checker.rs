@@ -1,5 +1,5 @@
-//! Checker of messages: each arrives unchanged, in order, at most once, and certainly if both nodes
-//! lived all the time.
+//! Checker of messages: each arrives unchanged, in order, at most once, and at least once if both
+//! nodes ran throughout.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ pub(super) type Life = (usize, u32);
 
 /// Number of bytes in front of the payload that the checker reads.
 pub(super) const STAMP: usize = 8;
-/// Maximum length of the payload behind the stamp.
+/// Maximum length of the payload after the stamp.
 pub(super) const LEN_MAX: usize = 6000;
 /// Number of offsets in the pattern at which a payload may begin.
 const SHIFTS: usize = 1000;
@@ -35,7 +35,7 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Returns the payload of the next message, of this length behind the stamp.
+    /// Returns the payload of the next message, of this length after the stamp.
     pub(super) fn payload(&self, len: usize) -> Vec<u8> {
         let number = self.sent.len();
         [&(number as u64).to_be_bytes(), pattern(number, len)].concat()
@@ -78,8 +78,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Describes a message that has not arrived although both nodes have lived all the time, if
-    /// any. `lives` are the runs of the nodes at the end.
+    /// Describes a message that has not arrived although both nodes ran throughout, if any. `lives`
+    /// are the runs of the nodes at the end.
     pub(super) fn missing(&self, lives: &[u32]) -> Option<String> {
         let lasts = |life: Life| lives.get(life.0) == Some(&life.1);
         let missing = (0_usize..)
@@ -89,7 +89,7 @@ impl Checker {
     }
 }
 
-/// Returns the bytes behind the stamp of a message; they differ for any thousand in a row.
+/// Returns the bytes after the stamp of a message; they differ for any thousand in a row.
 fn pattern(number: usize, len: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {

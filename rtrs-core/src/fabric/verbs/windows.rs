@@ -1,7 +1,7 @@
 //! Test of a device's memory windows, which binds one.
 //!
 //! The attributes of a device come from its kernel driver. The user-space library of its provider
-//! may lack the calls for windows even so: that of bnxt_re has neither `alloc_mw` nor
+//! may nevertheless lack the calls for windows: that of bnxt_re has neither `alloc_mw` nor
 //! `bind_mw` while the driver reports windows. So the calls are made once, on a queue pair that is
 //! its own peer. No packet is sent.
 
@@ -82,22 +82,22 @@ trait Provider {
 }
 
 fn try_windows(provider: &mut impl Provider) -> MemoryWindows {
-    provider_says(provider).unwrap_or_else(|found| found)
+    try_calls(provider).unwrap_or_else(|found| found)
 }
 
 /// Runs the test; an `Err` ends it early.
-fn provider_says(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindows> {
+fn try_calls(provider: &mut impl Provider) -> Result<MemoryWindows, MemoryWindows> {
     use MemoryWindows::{Missing, Untried, Usable};
     let untried = |error: io::Error| Untried(error.to_string());
     provider.register().map_err(untried)?;
     provider.alloc().map_err(|error| match may_pass(&error) {
-        true => Untried(format!("no window at present: {error}")),
-        false => Missing(format!("its provider makes no window: {error}")),
+        true => Untried(format!("no window is available: {error}")),
+        false => Missing(format!("its provider cannot create a window: {error}")),
     })?;
     provider.connect().map_err(untried)?;
     provider.bind().map_err(|error| match &error {
         FabricError::System { source, .. } if !may_pass(source) => {
-            Missing(format!("its provider binds no window: {source}"))
+            Missing(format!("its provider cannot bind a window: {source}"))
         }
         _ => Untried(error.to_string()),
     })?;
@@ -241,13 +241,15 @@ mod tests {
         // Neither call exists; the queue pair is not even created.
         let mut none = StandIn { alloc: Some(libc::EOPNOTSUPP), ..StandIn::default() };
         let found = try_windows(&mut none);
-        assert!(matches!(&found, MemoryWindows::Missing(why) if why.contains("makes no window")));
+        assert!(
+            matches!(&found, MemoryWindows::Missing(why) if why.contains("cannot create a window"))
+        );
         assert_eq!(none.calls, ["register", "alloc"]);
         // One of the two calls exists.
         for errno in [libc::EOPNOTSUPP, libc::ENOSYS, libc::EINVAL] {
             let found = try_windows(&mut StandIn { bind: Some(errno), ..StandIn::default() });
             assert!(
-                matches!(&found, MemoryWindows::Missing(why) if why.contains("binds no window")),
+                matches!(&found, MemoryWindows::Missing(why) if why.contains("cannot bind a window")),
                 "{found:?}"
             );
         }
@@ -263,7 +265,7 @@ mod tests {
             let mut late = StandIn { end: Some((LOOKS - 1, status)), ..StandIn::default() };
             let found = try_windows(&mut late);
             assert_eq!(found, MemoryWindows::Missing(format!("a bind failed: {status}")));
-            assert_eq!(late.looks, LOOKS, "at the last look");
+            assert_eq!(late.looks, LOOKS, "at the last check");
         }
     }
 

@@ -1,9 +1,9 @@
 //! Further attempts to open failed exports.
 //!
-//! A start serves what can be opened. A thread has the other exports opened until the last of them
-//! is served or removed, each on a thread of its own ([`super::attempts`]). Meanwhile opens of
-//! these names are refused with ENOENT, as a missing device is by a kernel server: attached clients
-//! wait, and `rtrs-client attach --retry-for` tries again.
+//! A start serves what can be opened. A thread has the other exports opened, each on a thread of
+//! its own ([`super::attempts`]), until the last of them is served or removed. Meanwhile opens of
+//! these names are refused with ENOENT, as a kernel server refuses a missing device: attached
+//! clients wait, and `rtrs-client attach --retry-for` tries again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -139,7 +139,7 @@ pub(in crate::daemon) fn reconfigure(
         exports.forget_access(&name);
         done.removed.push(name);
     }
-    // All begin before the first is waited for: several targets may hang.
+    // All attempts begin before the first is awaited: several targets may hang.
     let until = Instant::now() + ATTEMPT_MAX;
     let begun: Vec<_> = wanted.iter().map(|spec| begin_attempt(exports, spec)).collect();
     for (spec, begun) in wanted.into_iter().zip(begun) {

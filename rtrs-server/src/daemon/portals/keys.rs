@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn missing() -> MemoryWindows {
-        MemoryWindows::Missing("its provider makes no window".into())
+        MemoryWindows::Missing("its provider cannot create a window".into())
     }
 
     fn on(scheme: Scheme, host: u8) -> Wish {
@@ -127,7 +127,9 @@ mod tests {
     fn a_portal_without_windows_is_refused_if_they_are_required() {
         let devices = [device("bnxt_re0", 1, missing()), device("rxe0", 2, MemoryWindows::Usable)];
         let text = left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &devices).unwrap_err();
-        for part in ["rdma://10.0.0.1:1234", "bnxt_re0", "its provider makes no window", "auto"] {
+        for part in
+            ["rdma://10.0.0.1:1234", "bnxt_re0", "its provider cannot create a window", "auto"]
+        {
             assert!(text.contains(part), "{part:?} in {text}");
         }
         // The other device meets the demand, and TCP always does.

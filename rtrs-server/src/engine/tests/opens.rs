@@ -54,7 +54,7 @@ fn the_cache_id_follows_the_durability_of_unflushed_writes() {
         assert_eq!(opened.volatile, volatile);
         match expected {
             Some(expected) => assert_eq!(opened.cache_id, expected),
-            // The same for all starts of the host.
+            // The same for every process until the host restarts.
             None => assert!(![0, 5, 6].contains(&opened.cache_id)),
         }
         peer.leave(&mut fixture);
@@ -83,7 +83,7 @@ fn the_long_answer_is_sent_only_to_clients_with_space() {
     }
     for room in [128, 192] {
         let long = open(room);
-        assert_eq!((long[46], short[46]), (8, 0), "it takes partial writes");
+        assert_eq!((long[46], short[46]), (8, 0), "it accepts partial writes");
         assert_eq!((&long[..46], &long[47..56]), (&short[..46], &short[47..56]));
         let tail = OpenRspTail::decode(&long).unwrap();
         assert_eq!(tail.export, Some(ExportId::of_name("vol")));
@@ -190,7 +190,7 @@ fn overwrite(fixture: &mut Fixture, new: &mut Peer) {
 fn an_export_is_released_when_the_last_write_before_the_close_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut old, mut new) = closed_over_a_write(&mut fixture);
-    // No more of its requests begin, and it cannot have the export again before.
+    // No more of its requests begin, and it cannot open the export again until then.
     old.send_write((2, 8), io(Rw::WRITE, 0, 512), &[3; 512]);
     assert_eq!(old.reply(&mut fixture).errno, errno::ENOTCONN);
     let opened = old.open_device(&mut fixture, "vol", AccessMode::ReadOnly);

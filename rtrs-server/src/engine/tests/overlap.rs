@@ -75,7 +75,7 @@ fn leave_running(
     assert_eq!(fixture.orphaned_writes(), left);
 }
 
-fn let_go(fixture: &mut Fixture) {
+fn release(fixture: &mut Fixture) {
     {
         let mut device = fixture.device.lock();
         (device.hold, device.hold_flush, device.holds) = (false, false, false);
@@ -135,7 +135,7 @@ fn a_newer_change_waits_for_one_left_by_a_closed_path() {
         assert_eq!(b.result(4096), [9; 4096], "the older one has not run");
 
         fixture.device.lock().log.clear();
-        let_go(&mut fixture);
+        release(&mut fixture);
         assert_eq!(permits(&b.replies(&mut fixture)), [7]);
         let ran: Vec<_> = fixture.device.lock().log.iter().map(|ran| (ran.0, ran.1)).collect();
         assert_eq!(ran, [(older.op, 4096), (newer.op, 7680)]);
@@ -166,7 +166,7 @@ fn only_the_running_part_is_awaited() {
     }
     assert_eq!(permits(&b.replies(&mut fixture)), [1, 4]);
     assert_eq!(waiting(&fixture), (2, 0));
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!(permits(&b.replies(&mut fixture)), [2, 3]);
     assert_eq!([1, 2, 3, 4, 5, 6].map(|sector| content(&fixture, sector)), [1, 2, 2, 2, 2, 9]);
     assert_eq!(fixture.orphaned_writes(), 0);
@@ -190,7 +190,7 @@ fn a_replay_waits_for_its_original_but_other_requests_do_not() {
     change(&mut b, (2, 6), write(1), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 1)));
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     assert_eq!(fixture.device.lock().log.len(), 4);
     assert_eq!((fixture.orphaned_writes(), content(&fixture, 8)), (0, 1));
@@ -215,7 +215,7 @@ fn requests_that_have_changed_nothing_yet_block_nothing() {
         change(&mut b, (2, 7), write(2), 8..9);
         fixture.settle();
         assert_eq!(waiting(&fixture), (0, 0), "{rw:?}");
-        let_go(&mut fixture);
+        release(&mut fixture);
         assert_eq!(permits(&b.replies(&mut fixture)), [7]);
         assert_eq!(content(&fixture, 8), 2);
         let writes = fixture.device.lock().log.iter().filter(|ran| ran.0 == IoOp::Write).count();
@@ -232,7 +232,7 @@ fn requests_that_have_changed_nothing_yet_block_nothing() {
     leave_running(&mut fixture, &mut b, hold, 1);
     change(&mut b, (2, 8), write(2), 9..10);
     assert_eq!(permits(&b.replies(&mut fixture)), [8]);
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!([8, 9].map(|sector| content(&fixture, sector)), [1, 2]);
 }
 
@@ -255,7 +255,7 @@ fn a_blocked_request_ends_with_its_path() {
     let (mut fixture, _a, mut b) = one_waits();
     b.leave(&mut fixture);
     assert_eq!(fixture.load(), (0, 1), "what is left still runs");
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!(content(&fixture, 8), 1);
     assert_eq!(fixture.device.lock().log.len(), 1, "the newer one never ran");
     fixture.assert_empty();
@@ -275,7 +275,7 @@ fn a_reconnected_path_waits_too() {
     change(&mut new, (2, 7), write(2), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((new.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!((permits(&new.replies(&mut fixture)), content(&fixture, 8)), (vec![7], 2));
 }
 
@@ -289,7 +289,7 @@ fn a_close_waits_for_the_orphaned_and_the_blocked_write() {
     assert_eq!(b.replies(&mut fixture), []);
     let rw = AccessMode::ReadWrite;
     assert_eq!(other.open_device(&mut fixture, "vol", rw).map(drop), Err(errno::EPERM));
-    let_go(&mut fixture);
+    release(&mut fixture);
     let mut answered = permits(&b.replies(&mut fixture));
     answered.sort_unstable();
     assert_eq!((answered, content(&fixture, 8)), (vec![1, 7], 2));
@@ -312,7 +312,7 @@ fn a_second_writer_of_the_export_waits_too() {
     change(&mut beside, (2, 6), write(2), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((beside.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 0)));
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!((permits(&beside.replies(&mut fixture)), content(&fixture, 8)), (vec![6], 2));
     beside.leave(&mut fixture);
     fixture.assert_empty();
@@ -324,7 +324,7 @@ fn a_stopping_server_completes_blocked_requests_if_the_disk_responds() {
     fixture.shutdown();
     fixture.pass(50 * MS);
     assert_eq!((b.replies(&mut fixture), fixture.all_done()), (vec![], false));
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!((permits(&b.replies(&mut fixture)), content(&fixture, 8)), (vec![7], 2));
     assert_eq!(b.closed(&mut fixture), 3);
     assert!(fixture.all_done());

@@ -40,7 +40,7 @@ fn ran(fixture: &Fixture) -> Vec<IoOp> {
     fixture.device.lock().log.iter().map(|ran| ran.0).collect()
 }
 
-fn let_go(fixture: &mut Fixture) {
+fn release(fixture: &mut Fixture) {
     fixture.device.lock().hold = false;
     fixture.pass(5 * MS);
 }
@@ -93,7 +93,7 @@ fn a_change_of_the_block_waits_for_the_partial_write() {
         second.send_write((conn, 4), io(Rw::WRITE, 0, 512), &[8; SECTOR]);
         second.send_write((conn, 5), io(Rw::WRITE, 1, 512), &[6; SECTOR]);
         fixture.pass(5 * MS);
-        let_go(&mut fixture);
+        release(&mut fixture);
         assert_eq!(first.reply(&mut fixture).errno, 0);
         assert_eq!(second.replies(&mut fixture).len(), 2);
         assert_eq!(bytes(&fixture, [9, 10, 29, 512]), [8, 8, 8, 6], "the later one stays");
@@ -111,7 +111,7 @@ fn a_partial_write_waits_for_a_running_change() {
         write_part(&mut first, (1, 3), 600, &[7; 20]);
         write_part(&mut first, (2, 6), 620, &[5; 20]);
         fixture.pass(5 * MS);
-        let_go(&mut fixture);
+        release(&mut fixture);
         assert_eq!(second.reply(&mut fixture).errno, 0);
         assert_eq!(first.replies(&mut fixture).len(), 2);
         assert_eq!(bytes(&fixture, [599, 600, 620, 640]), [8, 7, 5, 8]);
@@ -138,7 +138,7 @@ fn a_partial_write_of_a_closed_path_does_not_start_its_write() {
     b.send_write((1, 3), io(Rw::WRITE, 0, 512), &[8; SECTOR]);
     fixture.pass(5 * MS);
     assert_eq!(b.replies(&mut fixture), []);
-    let_go(&mut fixture);
+    release(&mut fixture);
     assert_eq!(b.reply(&mut fixture).errno, 0);
     assert_eq!(ran(&fixture), [IoOp::Read, IoOp::Write]);
     assert_eq!(bytes(&fixture, [0, 10, 12, 511]), [8; 4]);
