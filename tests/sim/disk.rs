@@ -417,9 +417,9 @@ impl State {
     /// Whether a planted bug makes an operation end before it happens.
     fn ends_before_effect(&self, op: &Op) -> bool {
         let end = op.io.offset + u64::from(op.io.len);
-        let meets = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;
+        let overlaps = |bytes: &Range<u64>| bytes.start < end && op.io.offset < bytes.end;
         let chosen = self.loose
-            || self.given_up.iter().any(|(bytes, until)| op.serial <= *until && meets(bytes))
+            || self.given_up.iter().any(|(bytes, until)| op.serial <= *until && overlaps(bytes))
             || self.ends_early(op.done_at.since(op.begun)) && op.done_at <= self.now;
         chosen && !op.applied && changes(op.io.op)
     }

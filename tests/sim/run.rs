@@ -53,7 +53,7 @@ pub struct Stats {
     pub replays: u64,
     /// Requests that waited at the server for a failed one, in that scenario.
     pub blocked: u64,
-    /// Queue pairs that went into error by a fault.
+    /// Queue pairs that a fault put into the error state.
     pub qp_errors: u64,
     /// Reconnects of paths.
     pub reconnects: u64,

@@ -627,7 +627,7 @@ impl Workload {
             IoStatus::Io if flushes && oracle.may_be_cut(self.core, io.since, now) => {
                 self.stats.beyond += 1;
             }
-            IoStatus::Io if syncs && !flushes && oracle.may_meet_cut(io.since, now) => {
+            IoStatus::Io if syncs && !flushes && oracle.may_fail_for_cut(io.since, now) => {
                 self.stats.beyond += 1;
             }
             IoStatus::Io if io.op == IoOp::Flush && self.errors.shrinks => self.stats.errors += 1,

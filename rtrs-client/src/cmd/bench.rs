@@ -59,7 +59,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Returns the flags laid over the configuration file.
+    /// Returns the settings of the configuration file, overridden by the flags.
     ///
     /// # Errors
     /// Returns errors of the file, and of flags with old names.

@@ -99,7 +99,7 @@ impl<K: Copy + Ord> Quota<K> {
         self.change(source, |quota| *quota.known.entry(source).or_insert(0) += 1);
     }
 
-    /// Records that one session less has paths from this source.
+    /// Records that one fewer session has paths from this source.
     pub fn forget(&mut self, source: Source) {
         self.change(source, |quota| {
             if let Some(count) = quota.known.get_mut(&source) {

@@ -1,4 +1,4 @@
-//! MOVE: an extension with which a session requests that another gateway serves an export.
+//! MOVE: an extension with which a session requests that another gateway serve an export.
 //!
 //! A server with such exports announces that in CON_RSP
 //! ([`Extensions::gateways`](super::Extensions::gateways)); it is never sent to other servers. It

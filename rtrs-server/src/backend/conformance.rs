@@ -282,7 +282,7 @@ fn invalid_io_is_refused(source: &dyn BlockSource) {
     let mut io = rig.transfer(IoOp::Read, 0, 0, block);
     io.buf = rig.region.slice(0, block - 1);
     assert_eq!(rig.run(io), IoStatus::Invalid, "a buffer of another length");
-    assert!(rig.read(0, block).len() == block, "sense is still served");
+    assert!(rig.read(0, block).len() == block, "valid IO is still served");
 }
 
 fn flush_succeeds(source: &dyn BlockSource) {

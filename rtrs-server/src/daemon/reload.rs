@@ -113,7 +113,7 @@ impl Reload {
             "configuration read again"
         );
         for Kept { name, why } in done.kept.iter().chain(&done.failed) {
-            tracing::warn!(export = &**name, "not as the configuration says: {why}");
+            tracing::warn!(export = &**name, "does not match the configuration: {why}");
         }
         if !done.restart.is_empty() {
             tracing::warn!("these settings need a restart: {}", done.restart.join(", "));

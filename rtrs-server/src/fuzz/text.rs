@@ -2,7 +2,7 @@
 //!
 //! The first byte selects the kind of the rest: a configuration file, a file of exports, an export
 //! or an access rule as text, or a request to the control socket. The target fails on a panic, and
-//! when parsed input that is printed is not parsed as the same.
+//! when parsed input does not parse to the same value after it is printed.
 
 use std::fmt::Debug;
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a hostile peer of the kernel's shape over RDMA: handshakes, keys, paths that come and go
+# lab: a hostile kernel-like client over RDMA: handshakes, keys, paths that come and go
 # topology: one
 # paths: 1
 # limit: 200

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a hostile peer of the kernel's shape over RDMA: malformed requests, invalid proofs
+# lab: a hostile kernel-like client over RDMA: malformed requests, invalid proofs
 # topology: one
 # paths: 1
 # limit: 150

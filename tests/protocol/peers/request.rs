@@ -268,7 +268,7 @@ fn io_beyond_the_device() {
     assert_eq!(peer.close(blocks), 0);
     peer.send_read((1, 3), IoHeader { device_id: blocks, ..io(Rw::READ, 0, 4096) });
     assert_eq!(peer.answer().errno, errno::ENOTCONN);
-    peer.check_alive("IO without a place");
+    peer.check_alive("IO beyond the device");
     drop(peer);
     scene.end();
 }
@@ -281,7 +281,7 @@ fn opens_that_are_refused() {
         .encode();
     let mut endless = good;
     endless[6..261].fill(b'v');
-    assert_eq!(peer.open_raw(&endless), Err(errno::EINVAL), "a name without end");
+    assert_eq!(peer.open_raw(&endless), Err(errno::EINVAL), "an unterminated name");
     for access in [3, 255] {
         let mut wrong = good;
         wrong[4] = access;

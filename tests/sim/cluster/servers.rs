@@ -46,7 +46,7 @@ pub(super) struct OtherServers {
     host: Option<(ServerHost, Disk)>,
     /// Path whose address the session's server has lost to the other one.
     path: Option<usize>,
-    /// Number of processes of the session's server that ran next to the first.
+    /// Number of processes of the session's server that ran alongside the first.
     twins: u64,
     /// Identity that the last client to die had saved for the next one.
     kept: Option<Identity>,
@@ -57,7 +57,7 @@ pub(super) struct OtherServers {
     /// Identity of its server that the session knows.
     known: Identity,
     /// Whether others are held back until the session knows what its restarted server reports: the
-    /// session accepts the first server that it meets.
+    /// session accepts the first server that it reaches.
     learns: bool,
 }
 
@@ -426,7 +426,7 @@ impl Cluster {
         self.start_other(params, export, disk, paths);
     }
 
-    /// Starts a server next to the session's, with these paths' addresses.
+    /// Starts a server alongside the session's, with these paths' addresses.
     fn start_other(
         &mut self,
         params: SessionParams,

@@ -118,7 +118,7 @@ impl Oracle {
 
     /// Whether a write with FUA and without PREFLUSH that was submitted at `since` may have failed
     /// because the disk failed a flush for the cut while it ran. That happens once.
-    pub(in super::super) fn may_meet_cut(&mut self, since: Instant, now: Instant) -> bool {
+    pub(in super::super) fn may_fail_for_cut(&mut self, since: Instant, now: Instant) -> bool {
         let known = self.file.failed_within.unwrap_or((since, now));
         let (from, until) = (known.0.max(since), known.1.min(now));
         let may = self.file.short.is_some() && from <= until;

@@ -242,9 +242,9 @@ pub(super) fn judge(
 pub(super) fn judge_beside(
     server: ReportedServer<'_>,
     export: &PinnedExport,
-    met_export: Option<ExportId>,
+    reported_export: Option<ExportId>,
     others: OtherPaths,
 ) -> Option<Mismatch> {
     let refused = server.pinned.refuses_beside(server.reported).filter(|_| others.connected);
-    refused.or_else(|| export.refuses_beside(met_export).filter(|_| others.serving))
+    refused.or_else(|| export.refuses_beside(reported_export).filter(|_| others.serving))
 }

@@ -110,8 +110,8 @@ impl Load {
         let count = 1 + self.prng.below((BUFFER / BLOCK) as u64);
         let first = self.prng.below(BLOCKS - count + 1);
         let blocks = if op == IoOp::Flush { 0..0 } else { first..first + count };
-        let meets = |f: &Flying| f.blocks.start < blocks.end && blocks.start < f.blocks.end;
-        if self.flying.values().any(meets) {
+        let overlaps = |f: &Flying| f.blocks.start < blocks.end && blocks.start < f.blocks.end;
+        if self.flying.values().any(overlaps) {
             return;
         }
         self.slots[shard].pop();

@@ -132,10 +132,10 @@ impl Listener for SimFabric {
             address.set_port(free.ok_or(FabricError::NoKey)?);
         }
         let taken = net.listeners.keys().any(|&(node, other)| {
-            let meets = other.ip() == address.ip()
+            let matches = other.ip() == address.ip()
                 || other.ip().is_unspecified()
                 || address.ip().is_unspecified();
-            node == self.node && other.port() == address.port() && meets
+            node == self.node && other.port() == address.port() && matches
         });
         if taken {
             return Err(refused("listen on", address, io::ErrorKind::AddrInUse));

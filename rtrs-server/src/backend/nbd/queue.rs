@@ -1,7 +1,7 @@
 //! [`NbdDevice`]: one connection to an NBD server on a shard's ring, with the IOs of the shard.
 //!
-//! Many requests are sent at once, with data directly from its memory. Replies are received into a
-//! buffer, and the remainder of large data directly into its destination.
+//! Many requests are sent at once, and data directly from the memory of its IO. Replies are
+//! received into a buffer, and the remainder of large data directly into its destination.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -10,7 +10,7 @@ use rtrs_core::wire::Name;
 use crate::engine::message::ReplyTo;
 
 /// Maximum number of CHALLENGEs per path, because each costs a signature. A second one helps a
-/// client that met a change of the server's keys.
+/// client that encountered a change of the server's keys.
 pub(super) const CHALLENGES_MAX: u8 = 2;
 
 /// Progress of the authentication.

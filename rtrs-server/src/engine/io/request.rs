@@ -63,7 +63,7 @@ pub(super) struct Arrival {
     pub(super) offset: u32,
     /// Time of arrival.
     pub(super) since: Instant,
-    /// Whether it met its original, and was counted for that.
+    /// Whether its original was still in flight, and it was counted for that.
     pub(super) is_copy: bool,
     /// Whether it arrived before the client had authenticated.
     pub(super) unproved: bool,

@@ -445,7 +445,7 @@ fn a_proof_that_cannot_be_checked_now_is_refused_and_may_be_retried() {
     small.leave(&mut fixture);
     peer.leave(&mut fixture);
     fixture.pass(fixture.params.handshake_timeout);
-    assert_eq!(queue.run_all(&mut fixture), 0, "it is not wanted anymore");
+    assert_eq!(queue.run_all(&mut fixture), 0, "it is no longer wanted");
     fixture.assert_empty();
 }
 

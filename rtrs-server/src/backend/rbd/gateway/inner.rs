@@ -16,7 +16,7 @@ use rtrs_core::time::Duration;
 use crate::backend::rbd::image::{RbdOptions, RbdSource, Refused, open_image};
 use crate::backend::target::BackendError;
 
-/// Time of silence of its owner after which the cluster gives the lock to others.
+/// Silence of the lock's owner after which the cluster gives the lock to others.
 const WATCH_MAX: Duration = Duration::from_secs(30);
 
 /// Message to the thread of a gateway.
