@@ -15,15 +15,18 @@ import tempfile
 
 sys.dont_write_bytecode = True
 
+import cluster
 import peers
 import rds
+import scale
 import sparse
 import tables
 import tls
 from processes import BenchError, end_on_signals, say, stop_all
 
 COMPARISONS = {"peers": peers.COMPARISON, "tls": tls.COMPARISON, "sparse": sparse.COMPARISON,
-               "rds": rds.COMPARISON}
+               "cluster": cluster.COMPARISON, "rds": rds.COMPARISON,
+               "scale": scale.COMPARISON}
 # Common options with a number: metavar and help.
 NUMBERS = {"runtime": ("SEC", "seconds of each load"),
            "rounds": ("N", "rounds; medians are shown"),

@@ -144,7 +144,8 @@ def run(args):
         rows = [row for row in rows if row in TABLES["job"]]
         if not rows:
             raise BenchError("nothing to run: these rows need our own side, see --peers-only")
-    places = {"file in memory (/dev/shm)": ("/dev/shm" if os.path.isdir("/dev/shm") else None, rows)}
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    places = {"file in memory (/dev/shm)": (memory, rows)}
     if args.disk:
         os.makedirs(args.disk, exist_ok=True)
         places["file on disk"] = (os.path.abspath(args.disk),

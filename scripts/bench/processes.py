@@ -217,10 +217,10 @@ def cpu_seconds(roots):
     return ticks / TICKS_PER_SECOND
 
 
-def status_number(pid, key):
-    """Returns a number of /proc/PID/status, or 0."""
+def status_number(pid, key, file="status"):
+    """Returns a number of a file in /proc/PID, or 0."""
     try:
-        with open(f"/proc/{pid}/status") as status:
+        with open(f"/proc/{pid}/{file}") as status:
             return sum(int(line.split()[1]) for line in status if line.startswith(f"{key}:"))
     except OSError:
         return 0

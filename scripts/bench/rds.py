@@ -8,7 +8,7 @@ import time
 
 from processes import BenchError, Process, command, free_port, parse_json, wait_for
 from servers import Side
-from tables import Comparison, Figure, Row, judge, measure, selected
+from tables import DEFAULTS, Comparison, Figure, Row, judge, measure, selected
 
 CLIENT, SERVER = "127.0.0.1", "127.0.0.2"
 US = {"ns": 0.001, "us": 1, "ms": 1000, "sec": 1000000}
@@ -105,4 +105,4 @@ def run(args):
 COMPARISON = Comparison(
     "RDS over the loopback with plain TCP", TABLES, run, programs=("rds", "librds_preload.so"),
     build=("-p=rds", "-p=rds-preload"),
-    defaults=Comparison._field_defaults["defaults"] | {"runtime": 3}, tools={"qperf": "qperf"})
+    defaults=DEFAULTS | {"runtime": 3}, tools={"qperf": "qperf"})

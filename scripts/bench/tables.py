@@ -11,9 +11,10 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import NamedTuple
 
-from processes import peak_bytes, say, wait_quiet
+from processes import say, wait_quiet
 
 
 class Figure(NamedTuple):
@@ -45,6 +46,13 @@ class Row(NamedTuple):
     best_of: str | None = None
 
 
+# Defaults of the common options that are numbers.
+DEFAULTS = {"runtime": 5, "rounds": 5, "wait_quiet": 0}
+# Columns of the table of costs: title and text.
+COSTS = (("CPU of servers, us/IO", "{cpu_us:.1f}"), ("CPU of load, us/IO", "{load_cpu_us:.1f}"),
+         ("CPU of others", "{foreign:.0%}"))
+
+
 class Comparison(NamedTuple):
     """A command of the driver."""
 
@@ -56,16 +64,14 @@ class Comparison(NamedTuple):
     # Our programs, what cargo builds for them, and the Debian packages of other programs.
     programs: tuple = ("rtrs-server", "rtrs-client")
     build: tuple = ("--bin=rtrs-server", "--bin=rtrs-client")
-    tools: dict = {}
-    # Defaults of the common options that the command has.
-    defaults: dict = {"runtime": 5, "rounds": 5, "wait_quiet": 0}
+    tools: dict = MappingProxyType({})
+    # Those of the common options that the command has.
+    defaults: dict = MappingProxyType(DEFAULTS)
     add_options: Callable = lambda parser: None
     check_options: Callable = lambda args, parser: None
     # Prints the result; by default `markdown`.
     text: Callable | None = None
-    # Columns of the table of costs: title and text.
-    costs: tuple = (("CPU of servers, us/IO", "{cpu_us:.1f}"),
-                    ("CPU of load, us/IO", "{load_cpu_us:.1f}"), ("CPU of others", "{foreign:.0%}"))
+    costs: tuple = COSTS
 
     def rows(self):
         return [row for rows in self.tables.values() for row in rows]
@@ -109,15 +115,13 @@ def measure(args, rows, sides, each_run=False):
     return found
 
 
-def ratio(ours, others, asked=None, lower_is_better=False):
-    """Returns the verdict on two lists of figures by round; a missing one is None."""
+def ratio(ours, others):
+    """Returns the ratio of two lists of figures by round, or nothing; a missing figure is None."""
     found = [a / b for a, b in zip(ours, others) if a is not None and b]
     if not found:
-        return {"asked": asked}
-    middle = statistics.median(found)
-    met = asked is None or (middle <= asked if lower_is_better else middle >= asked)
-    return {"asked": asked, "sign": "<=" if lower_is_better else ">=", "ratio": middle,
-            "lowest": min(found), "highest": max(found), "rounds": len(found), "met": met}
+        return {}
+    return {"ratio": statistics.median(found), "lowest": min(found), "highest": max(found),
+            "rounds": len(found)}
 
 
 def median_of(samples):
@@ -145,8 +149,8 @@ def judge(rows, samples, sides):
             middle = statistics.median(figures[name])
             spread = max(figures[name]) - min(figures[name])
             cell["spread"] = spread / middle if middle else 0.0
-        result[row.id] = {"title": row.title, "best": best, "cells": cells, **ratio(
-            figures.get(ours, []), figures.get(best, []), row.asked, row.figure.lower_is_better)}
+        result[row.id] = {"title": row.title, "best": best, "asked": row.asked, "cells": cells,
+                          **ratio(figures.get(ours, []), figures.get(best, []))}
     peaks = {name: side.peak for name, side in sides.items() if side.peak}
     return {"rows": result, "peak_bytes": peaks, "samples": samples}
 
@@ -163,11 +167,12 @@ def range_text(verdict):
     return f"{verdict['ratio']:.2f} ({verdict['lowest']:.2f}-{verdict['highest']:.2f})"
 
 
-def asked_cells(verdict, unit=""):
+def asked_cells(asked, found, lower_is_better, unit=""):
     """Returns the cells `asked` and `met`."""
-    if verdict["asked"] is None or "met" not in verdict:
+    if asked is None or found is None:
         return ["-", "-"]
-    return [f"{verdict['sign']} {verdict['asked']:g}{unit}", "yes" if verdict["met"] else "NO"]
+    sign, is_met = ("<=", found <= asked) if lower_is_better else (">=", found >= asked)
+    return [f"{sign} {asked:g}{unit}", "yes" if is_met else "NO"]
 
 
 def results(title, rows, found):
@@ -181,7 +186,8 @@ def results(title, rows, found):
         best = verdict["best"]
         cells = [texts.get(name, "-") for name in names] + [best] if wide else [
             texts.get(row.sides[-1], "-"), f"{best}: {texts[best]}" if best else "-"]
-        lines.append([row.title, *cells, range_text(verdict), *asked_cells(verdict)])
+        asked = asked_cells(row.asked, verdict.get("ratio"), row.figure.lower_is_better)
+        lines.append([row.title, *cells, range_text(verdict), *asked])
     head = [*names, "best peer"] if wide else ["ours", "against"]
     return table([title, *head, "ratio", "asked", "met"], lines)
 
@@ -189,12 +195,12 @@ def results(title, rows, found):
 def markdown(comparison, result):
     """Returns all tables of a result as text."""
     out = []
-    for name, one in result["tables"].items():
-        out += [f"### {name}", ""] if name else []
+    for place, one in result["tables"].items():
+        out += [f"### {place}", ""] if place else []
         for title, rows in comparison.tables.items():
-            rows = [row for row in rows if row.id in one["rows"]]
-            if rows:
-                out += results(title, rows, one["rows"])
+            measured = [row for row in rows if row.id in one["rows"]]
+            if measured:
+                out += results(title, measured, one["rows"])
         costs = []
         for row in comparison.rows():
             cells = {} if row.samples_of else one["rows"].get(row.id, {}).get("cells", {})

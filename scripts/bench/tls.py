@@ -6,8 +6,8 @@ import signal
 import time
 
 from processes import Process, command, free_port, parse_json
-from servers import EXPORT, Fio, Ours, Session, Side
-from tables import BANDWIDTH, Comparison, Figure, Row, judge, measure, selected
+from servers import Fio, Ours, Session, Side
+from tables import BANDWIDTH, DEFAULTS, Comparison, Figure, Row, judge, measure, selected
 
 SIZE = 256 << 20
 
@@ -122,5 +122,5 @@ def run(args):
 
 COMPARISON = Comparison(
     "tls:// with tcp://, and with TLS to nbdkit", TABLES, run,
-    defaults=Comparison._field_defaults["defaults"] | {"runtime": 3},
+    defaults=DEFAULTS | {"runtime": 3},
     tools={"certtool": "gnutls-bin", "fio": "fio", "nbdkit": "nbdkit"})

@@ -1,4 +1,4 @@
-//! Many sessions in one process, for `scripts/scale.sh`, to measure their cost at the server.
+//! Many sessions in one process, for `scripts/bench.sh scale`, to measure their cost at the server.
 //!
 //! ```text
 //! target/release/rtrs-crowd --path 127.0.0.1:1234 --export v

@@ -1,5 +1,5 @@
 """The growth of scale.py as an SVG: plain text, one panel for each figure over the number of
-sessions. Used by scale.py only."""
+sessions. Used by scale.py."""
 
 import math
 

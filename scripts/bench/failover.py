@@ -1,5 +1,5 @@
 """The first IO of a session that was idle while one of its two paths fell silent: a TCP proxy that
-can stop forwarding without a word, and an NBD client. Used by scale.py only."""
+can stop forwarding without a word, and an NBD client. Used by scale.py."""
 
 import selectors
 import socket
