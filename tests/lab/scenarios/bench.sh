@@ -216,7 +216,7 @@ scenario() {
     done
     stop_all
     expect_eq "everything crossed the cable" "$SHORT_CUTS" ""
-    assert_true "the table is printed" python3 tests/lab/bench_table.py \
+    assert_true "the table is printed" python3 scripts/bench/lab.py bench \
         "$LAB_WORK/results.tsv" "$LAB_WORK/skipped.tsv" "$LAB_SHARE/bench.json"
     cat "$LAB_HOME/out"
     note "our daemons: $LAB_BUILD build"

@@ -116,7 +116,7 @@ scenario() {
     assert_true "our server exits cleanly" stop_server
     LAB_SERVER=$servers
     assert_true "our other server exits cleanly" stop_server
-    assert_true "the table is printed" python3 tests/lab/wan_table.py \
+    assert_true "the table is printed" python3 scripts/bench/lab.py wan \
         "$LAB_WORK/results.tsv" "$LAB_WORK/failovers.tsv" "$LAB_SHARE/bench.json"
     cat "$LAB_HOME/out"
     note "our daemons: $LAB_BUILD build"
