@@ -59,8 +59,8 @@ def bench(results, skipped):
         if not any(key[0] == row for key in figures.found):
             continue
         line = [row_title]
-        for ours, peer, title, asked, asked_qd1 in COLUMNS:
-            asked = asked_qd1 if row == "r4q1" else asked
+        for ours, peer, title, *both in COLUMNS:
+            asked = both[row == "r4q1"]
             found = figures.ratio((row,), ours, peer)
             text = range_text(found)
             if found:

@@ -19,12 +19,12 @@ import select
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from typing import NamedTuple
 
-import failover
 import plot
-from processes import (BenchError, Daemon, Process, command, free_port, say, status_number,
+from processes import (Daemon, Process, command, free_port, parse_json, say, status_number,
                        wait_connect, wait_for)
 from tables import Comparison, asked_cells, is_selected, table
 
@@ -202,6 +202,13 @@ class Attached(Daemon):
         paths = json.loads(self.client("status", self.volume, "-o", "json"))["paths"]
         return sum(path["state"] == "connected" for path in paths)
 
+    def longest_read(self):
+        """Reads blocks, enough that each path is used. Returns the longest time in seconds."""
+        output = command("fio", "--name=bench", "--ioengine=nbd", "--rw=read", "--bs=4k",
+                         f"--uri=nbd+unix:///{self.volume}?socket={self.sock(self.volume)}",
+                         "--size=32k", "--thread=1", "--output-format=json")
+        return parse_json("fio", output)["jobs"][0]["read"]["lat_ns"]["max"] / 1e9
+
     def detach(self):
         self.client("detach", self.volume, "--force")
         self.stop()
@@ -289,21 +296,23 @@ class Scale:
 
     def measure_failover(self):
         """Measures the longest read after one of two paths fell silent during idle time."""
-        args, port = self.args, self.server.port
-        proxy = failover.Proxy(("127.0.0.1", port))
+        args, port = self.args, free_port()
+        proxy = Process("proxy", [sys.executable, f"{os.path.dirname(__file__)}/proxy.py", port,
+                                  self.server.port])
+        wait_connect(proxy, port)
         client = Attached(args, self.server, args.sessions + 2, [
-            f"tcp://127.0.0.1@127.0.0.1:{proxy.port}", f"tcp://127.0.0.2@127.0.0.2:{port}"])
-
-        def wait_back():
+            f"tcp://127.0.0.1@127.0.0.1:{port}",
+            f"tcp://127.0.0.2@127.0.0.2:{self.server.port}"])
+        longest = []
+        for _ in range(args.failovers):
             wait_for("both paths are up", lambda: client.paths_up() == 2, client,
                      COMMAND_SECONDS_MAX)
-        wait_back()
-        say(f"failover: {args.failovers} times, each after {args.idle} s")
-        try:
-            longest = failover.longest_reads(client.sock(client.volume), client.volume, proxy,
-                                             args.failovers, args.idle, wait_back)
-        except OSError as error:
-            raise BenchError(f"failover: {error}") from error
+            client.longest_read()
+            say(f"failover: a path falls silent after {args.idle} s")
+            time.sleep(args.idle)
+            proxy.send(signal.SIGSTOP)
+            longest.append(client.longest_read())
+            proxy.send(signal.SIGCONT)
         client.detach()
         proxy.stop()
         self.raw["failover"] = {"longest_s": longest, "idle_s": args.idle}
@@ -469,5 +478,5 @@ COMPARISON = Comparison(
     "what many sessions cost with what few cost", {"row": ROWS}, run,
     programs=("rtrs-server", "rtrs-client", "rtrs-crowd"),
     build=("--bin=rtrs-server", "--bin=rtrs-client", "--bin=rtrs-crowd"),
-    defaults={"runtime": 4, "rounds": 5}, add_options=add_options, check_options=check_options,
-    text=text)
+    tools={"fio": "fio"}, defaults={"runtime": 4, "rounds": 5}, add_options=add_options,
+    check_options=check_options, text=text)
