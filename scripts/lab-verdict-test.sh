@@ -24,7 +24,7 @@ second_try() { # text wanted
     wrong=1
 }
 
-second_try 'a path that did not come back, without a word of the kernel' '' <<'END'
+second_try 'a path that did not come back, without a kernel message' '' <<'END'
 == two-paths: fio (at most 200 s)
 PASS two-paths: the volume attaches [1 s]
 FAIL two-paths: both paths are connected [61 s]
@@ -143,7 +143,7 @@ named 'a hung task of a function that is known for its warnings' '' <<'END'
 [  99.1] INFO: task fio:912 blocked for more than 45 seconds.
 [  99.1]  rxe_do_task+0x42/0xe0 [rdma_rxe]
 END
-named 'a warning elsewhere that came by it' '' <<'END'
+named 'a warning elsewhere with it in the trace' '' <<'END'
 [  41.1] WARNING: CPU: 1 PID: 9 at workqueue.c:3 flush_work+0x1/0x17
 [  41.1]  __rxe_cleanup+0x124/0x170 [rdma_rxe]
 END
@@ -200,7 +200,7 @@ classes 'what passes' '' expect_eq x 1 1 data
 classes 'fio that finds other data' data fio_says 84 'verify: bad magic header 0, wanted acca'
 classes 'fio whose sum is wrong' data fio_says 1 'crc32c: verify failed at file /dev/nbd0 offset 0'
 classes 'fio that says so in its JSON' data fio_says 1 '      "error" : 84,'
-classes 'fio that met an IO error' '' fio_says 5 '      "error" : 5,'
+classes 'fio with an IO error' '' fio_says 5 '      "error" : 5,'
 classes 'fio that hangs' hang fio_says 124 ''
 classes 'fio that was ended by a signal' '' fio_says 128 ''
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the Debian packages rtrs-server, rtrs-client and rds for the Debian that this machine runs,
+# Builds the Debian packages rtrs-server, rtrs-client and rds for this machine's release of Debian,
 # in target/debian, and prints their paths.
 #
-#   scripts/package.sh [--revision N]    N: the revision of Debian, 0.1.0-N [default: 1]
+#   scripts/package.sh [--revision N]    N: the Debian revision, 0.1.0-N [default: 1]
 #
 # Needs dpkg-dev. Installs cargo-deb, which makes the packages from the crates' Cargo.toml, in the
 # target directory if this machine does not have that version. Environment: CARGO_TARGET_DIR.

@@ -1,9 +1,8 @@
 //! Every setting of the client, declared once: flag, key of the YAML file, default, help.
 //!
 //! Owns [`SessionSettings`], which `attach` and `bench` share, [`AttachSettings`],
-//! [`BenchSettings`], which stand below the key `bench`, and [`Settings`], the whole file. A value
-//! that is wrong by itself is refused where it is read; what the values mean together is judged in
-//! `plan.rs`.
+//! [`BenchSettings`], which are below the key `bench`, and [`Settings`], the whole file. A value
+//! that is wrong by itself is refused where it is read; `plan.rs` validates combinations of values.
 
 mod socket;
 mod values;
@@ -336,7 +335,7 @@ impl AttachSettings {
     }
 }
 
-/// Everything the configuration file can say.
+/// Everything that the configuration file can set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// For `attach` and `bench`.
@@ -359,7 +358,7 @@ impl rtrs_core::settings::Settings for Settings {
 }
 
 impl Settings {
-    /// Reads the text of a configuration file called `name` in errors. An empty text says nothing.
+    /// Reads the text of a configuration file called `name` in errors. An empty text sets nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Config`](crate::ErrorKind::Config), with name, line and remedy.

@@ -7,12 +7,12 @@
 //!
 //! The types of values: [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
 //! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints a text
-//! that parses back to the same value, and reads the same from a flag and from a file. Beside them
-//! lies what both daemons do alike: validating the words of a log filter, the output of a command
+//! that parses back to the same value, and reads the same from a flag and from a file. The rest
+//! is common to both daemons: validating the words of a log filter, the output of a command
 //! ([`Output`]), and the error that ends it.
 //!
 //! No parser panics or allocates without bound, and every error says what was read, which value was
-//! refused, and what would do ([`ValueError`]). Nothing here touches the system except
+//! refused, and what is accepted ([`ValueError`]). Nothing here touches the system except
 //! [`Portal::resolve`] and [`settings_from_file`].
 
 mod choice;

@@ -93,7 +93,7 @@ fn an_image_has_one_writer() {
     assert!(!written, "{text}");
     drop((reader, first.stop(STOP_TIME_MAX)));
     // The lock becomes free at once, or when the cluster notices that its holder has ended: the
-    // tool may have got it in its last moment.
+    // tool may have got it just before it was ended.
     for end in ["KILL", "TERM"] {
         let scratch = Scratch::new();
         let mut command = server(ceph, "rbd/single").args(&listen).command();

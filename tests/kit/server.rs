@@ -244,7 +244,7 @@ impl Server {
         self.run_dir.path("server")
     }
 
-    /// Waits for its end, which has another cause.
+    /// Waits until it ends for another reason.
     ///
     /// # Panics
     /// Panics when `limit` has passed.

@@ -17,7 +17,7 @@ faults_begin() { # name device seconds_max
     sleep 3
 }
 
-# Marks the begin of a round.
+# Marks the beginning of a round.
 faults_mark() { # name round
     echo "$(date +%s%3N) $2" >>"$LAB_WORK/$1.marks"
 }

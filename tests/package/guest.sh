@@ -2,7 +2,7 @@
 # Run by scripts/package-test.sh in its virtual machine, at each boot, as root. Its lines PASS and
 # FAIL are counted there; `@@ done` is the last. Three boots: `install` follows the documents, then
 # uses the packages, upgrades them and prepares the next boot; `booted` checks the mounts; `again`
-# checks the shutdown, and purges.
+# checks the shutdown, and purges the packages.
 set -u
 export LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cd /var/lib/package-test || exit 1
@@ -287,7 +287,7 @@ look_at_boot() {
     done
 }
 
-# Prints the first line of the previous boot's journal with a text, counted from its begin.
+# Prints the first line of the previous boot's journal with a text, counted from its beginning.
 line_of() { grep -nF -m1 -- "$1" journal | cut -d: -f1; }
 
 in_order() { # text text
@@ -301,7 +301,7 @@ in_order() { # text text
 
 look_at_end() {
     local name mount
-    # The end of the previous boot, without its begin.
+    # The end of the previous boot's journal.
     journalctl -b -1 -o cat | sed -n '/Stopped target multi-user.target/,$p' >journal
     for name in boot-vol applied; do
         mount=$(systemd-escape -p --suffix=mount "/mnt/$name")

@@ -2,7 +2,7 @@
 //!
 //! A slot is lent to the device with an IO and returned when the IO ends. Afterwards only the
 //! workload may change it. In between only the bytes that a read requested may change: neither the
-//! data of a write, nor the bytes behind a short read. Whole slots are compared when a slot is
+//! data of a write, nor the bytes after a short read. Whole slots are compared when a slot is
 //! returned, when it is lent again, and at the end.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct Buffers {
     lent: Vec<bool>,
     /// Size of a slot in bytes.
     span: usize,
-    /// Scratch buffer for the present content of a slot.
+    /// Scratch buffer for the current content of a slot.
     now: Vec<u8>,
 }
 

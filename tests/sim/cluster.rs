@@ -482,7 +482,7 @@ impl Cluster {
             messages.push(message);
         }
         for (to, message) in messages {
-            let takes = self.prng.duration(Duration::ZERO..=self.options.letter_max);
+            let takes = self.prng.duration(Duration::ZERO..=self.options.message_max);
             self.client[to.index()].inbox.push(now + takes, message);
         }
         if at == 0 && busy {
@@ -510,7 +510,7 @@ impl Cluster {
         let (busy, messages) = self.server[at].turn(self.world.now());
         for (to, mail) in messages {
             // A core that takes longer may be too late for a connecting client.
-            let max = self.options.server_letter_max;
+            let max = self.options.server_message_max;
             let max = if self.is_loaded { max } else { max.min(300 * MS) };
             let takes = self.prng.duration(Duration::ZERO..=max);
             self.server[to.index()].inbox.push(self.world.now() + takes, mail);

@@ -34,7 +34,7 @@ fn settings(nbd: bool) -> Options {
     (options.heartbeat, options.server_heartbeat) = (1000 * MS, 1000 * MS);
     (options.io_timeout, options.slow_io) = (5000 * MS, SlowIo::Wait);
     options.no_path = NoPath::QueueFor(Duration::from_secs(60));
-    (options.think_max, options.letter_max, options.server_letter_max) = Default::default();
+    (options.think_max, options.message_max, options.server_message_max) = Default::default();
     let work = &mut options.work;
     (work.sectors, work.depth, work.span_max) = (512, DEPTH as usize, SECTORS);
     (work.overlap, work.parts, work.rewrites) = (false, false, false);

@@ -77,7 +77,7 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
         // Keeps connections from ending slowly: their memory would add to that of the dead client.
         options.faults.client_restart = 1;
     }
-    (options.letter_max, options.server_letter_max) = (MS / 5, MS / 5);
+    (options.message_max, options.server_message_max) = (MS / 5, MS / 5);
     let disk = &mut options.disk;
     (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
     (disk.room, disk.writeback, disk.write_cache) = (64, Ratio::ZERO, false);

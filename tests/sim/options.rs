@@ -64,9 +64,9 @@ pub struct Options {
     /// Longest pause of a core between two turns.
     pub think_max: Duration,
     /// Maximum delay of a message between cores of the client.
-    pub letter_max: Duration,
+    pub message_max: Duration,
     /// Maximum delay of a message between cores of the server.
-    pub server_letter_max: Duration,
+    pub server_message_max: Duration,
     /// Time under load.
     pub load_time: Duration,
     /// Workload.
@@ -319,7 +319,7 @@ impl Options {
             buffered_max: pick(prng, &[64 << 10, 4 << 20]),
             ..WorldOptions::default()
         };
-        let letter_max;
+        let message_max;
         let mut drawn = Self {
             seed,
             paths,
@@ -351,11 +351,11 @@ impl Options {
             },
             think_max: {
                 let think_max = pick(prng, &[us(0), us(20), us(200)]);
-                letter_max = pick(prng, &[us(0), us(10), us(200), 3 * MS]);
+                message_max = pick(prng, &[us(0), us(10), us(200), 3 * MS]);
                 think_max
             },
-            letter_max,
-            server_letter_max: letter_max,
+            message_max,
+            server_message_max: message_max,
             load_time: pick(prng, &[500, 1000, 2000, 3000]) * MS,
             work: WorkOptions::draw(prng, chunk_size),
             disk: DiskOptions::draw(prng),
@@ -479,7 +479,7 @@ impl Options {
         self.load_time = 4000 * MS;
         (self.client_cores, self.server_cores) = (2, 2);
         // A core that processes its messages late closes its connections late.
-        (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[50, 200]) * MS);
+        (self.message_max, self.server_message_max) = (MS / 5, pick(prng, &[50, 200]) * MS);
         self.faults = FaultMix {
             gap_max: pick(prng, &[100, 400]) * MS,
             lasts_max: 700 * MS,

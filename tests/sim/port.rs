@@ -85,7 +85,7 @@ impl PortFaults {
         Err(FabricError::system(what, io::Error::from(io::ErrorKind::OutOfMemory)))
     }
 
-    /// Whether the present work request is the one that fails.
+    /// Whether the current work request is the one that fails.
     fn strikes(&mut self, receive: bool) -> bool {
         match self.fail_after.filter(|_| self.at_receive == receive) {
             Some(0) => {
@@ -138,7 +138,7 @@ pub(super) struct Port {
     faults: SharedFaults,
     /// Queue pairs that go into error once their posted requests have been handed over.
     failing: Vec<(QpNum, bool)>,
-    /// Queue pairs whose end was reported and that live on until then, for a planted bug.
+    /// Queue pairs whose end was reported and that stay alive until then, for a planted bug.
     undead: Vec<(QpNum, Instant)>,
     /// Events to report before the fabric's, for a planted bug.
     reported: VecDeque<FabricEvent>,
@@ -146,8 +146,8 @@ pub(super) struct Port {
     windows: Vec<(QpNum, Arc<dyn Window>)>,
     /// Work request to post once more after a number of others, for a planted bug.
     twice: Option<(QpNum, WorkRequest, u32)>,
-    /// Memory that is being registered, and the end of each registration.
-    aside: Vec<(Instant, u64, ToRegister)>,
+    /// Memory that is being registered, and when each registration ends.
+    registering: Vec<(Instant, u64, ToRegister)>,
     now: Instant,
 }
 
@@ -161,7 +161,7 @@ impl Port {
             reported: VecDeque::new(),
             windows: Vec::new(),
             twice: None,
-            aside: Vec::new(),
+            registering: Vec::new(),
             now: Instant::ZERO,
         })
     }
@@ -259,12 +259,12 @@ impl Fabric for Port {
         let faults = &mut self.faults.borrow_mut();
         let Some(most) = faults.pinned else { return Some(what.register()) };
         let takes = faults.prng.duration(Duration::ZERO..=most);
-        self.aside.push((self.now + takes, id, what));
+        self.registering.push((self.now + takes, id, what));
         None
     }
     fn next_registration(&mut self) -> Option<AsyncRegistration> {
-        let at = self.aside.iter().position(|(at, ..)| *at <= self.now)?;
-        let (_, id, what) = self.aside.remove(at);
+        let at = self.registering.iter().position(|(at, ..)| *at <= self.now)?;
+        let (_, id, what) = self.registering.remove(at);
         let memory = self.faults.borrow_mut().memory("memory").map_err(RegisterError::Memory);
         let result = memory.and_then(|()| what.register());
         Some(AsyncRegistration { id, pd: what.pd, result, took: Duration::ZERO })
@@ -336,7 +336,7 @@ impl Fabric for Port {
         if !self.undead.is_empty() {
             self.bury(now);
         }
-        let made = self.aside.iter().any(|(at, ..)| *at <= now);
+        let made = self.registering.iter().any(|(at, ..)| *at <= now);
         self.inner.poll(now) || made || !self.reported.is_empty()
     }
     fn next_event(&mut self) -> Option<FabricEvent> {
@@ -367,6 +367,8 @@ impl Fabric for Port {
         if lost { self.inner.next_event() } else { Some(event) }
     }
     fn deadline(&self) -> Option<Instant> {
-        self.aside.iter().fold(self.inner.deadline(), |at, (own, ..)| earliest(at, Some(*own)))
+        self.registering
+            .iter()
+            .fold(self.inner.deadline(), |at, (own, ..)| earliest(at, Some(*own)))
     }
 }

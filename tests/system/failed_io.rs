@@ -5,7 +5,7 @@ use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server,
 const EIO: u32 = 5;
 const WRITES: u64 = 5;
 
-/// Number of failed IOs that the log reports: one a line, and those that a line says are left out.
+/// Number of failed IOs that the log reports: one per line, and the suppressed ones that it counts.
 fn reported(log: &str) -> u64 {
     let lines = log.lines().filter(|line| line.contains("IO failed: I/O error"));
     let left_out = |line: &str| {

@@ -49,7 +49,7 @@ fn list<'a>(rules: &'a str, table: &str, key: &str) -> Vec<Entry<'a>> {
     };
     let entries: Vec<_> =
         lines.filter(|line| !line.starts_with('#')).map(entry).filter(|e| !e.is_empty()).collect();
-    assert!(!entries.is_empty(), "{RULES}: cannot read `{key}` of {table}: one entry a line");
+    assert!(!entries.is_empty(), "{RULES}: cannot read `{key}` of {table}: one entry per line");
     entries
 }
 

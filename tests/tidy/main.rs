@@ -67,7 +67,7 @@ const FORBIDDING_ROOTS: &[&str] = &[
 ];
 
 /// Engines: time and events are inputs, work and decisions are outputs. A folder ends with a slash.
-const MACHINES: &[&str] = &[
+const ENGINES: &[&str] = &[
     "nbd-bridge/src/proto/",
     "nbd-bridge/src/status.rs",
     "rds/src/proto/",
@@ -100,7 +100,7 @@ const MACHINES: &[&str] = &[
 ];
 
 /// Files among the engines that are not engines, and the reasons.
-const NO_MACHINES: &[(&str, &str)] = &[
+const NOT_ENGINES: &[(&str, &str)] = &[
     (
         "tests/sim/nbd.rs",
         "the bridge works on a ring and a socket, which the simulator turns within its own turn",
@@ -323,8 +323,8 @@ fn state_machines_use_no_clock_thread_socket_or_hash_order() {
             Some(_) => source.path.starts_with(**machine),
             None => source.path == **machine,
         };
-        let is_none = NO_MACHINES.iter().any(|(path, _)| *path == source.path);
-        if MACHINES.iter().any(|machine| is(&machine)) && !is_none {
+        let is_none = NOT_ENGINES.iter().any(|(path, _)| *path == source.path);
+        if ENGINES.iter().any(|machine| is(&machine)) && !is_none {
             seen += 1;
             for (line, what) in machine_breaches(&source.text) {
                 breaches.add(&source.path, line, what);
@@ -332,7 +332,7 @@ fn state_machines_use_no_clock_thread_socket_or_hash_order() {
         }
     }
     assert!(seen >= 40, "only {seen} machine files found: correct the list");
-    for machine in MACHINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
+    for machine in ENGINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
         assert!(root().join(machine).exists(), "{machine} does not exist: correct the list");
     }
     breaches.none("machines have no clock, thread, socket or hash order");

@@ -96,7 +96,7 @@ fn sessions(args: &DetachArgs, global: &GlobalArgs) -> Result<Vec<Session>, Erro
 /// Detaches several sessions, one after another.
 ///
 /// # Errors
-/// Returns the failures, one a line, after all sessions were tried.
+/// Returns the failures, one per line, after all sessions were tried.
 fn detach_each(sessions: &[Session], args: &DetachArgs, output: Output) -> Result<(), Error> {
     let (mut rows, mut errors, mut printed) = (Vec::new(), Vec::new(), Ok(()));
     for session in sessions {

@@ -135,7 +135,7 @@ pub enum Command {
     Top(TopArgs),
     /// Print the metrics of all sessions, or of one
     ///
-    /// In the text format of Prometheus, as GET /metrics answers (attach --metrics). For the
+    /// In the text format of Prometheus, as served by GET /metrics (attach --metrics). For the
     /// textfile collector of node_exporter, write it to a temporary file and rename that.
     Metrics(MetricsArgs),
     /// Serve the metrics of all sessions at one address
@@ -195,8 +195,8 @@ pub enum Command {
     Ping(Box<PingArgs>),
     /// Check paths step by step and say what to fix
     ///
-    /// From host name, route, device and port to a ping and the first message of a session, which
-    /// is not opened. Exits with 1 if a step fails.
+    /// The steps range from host name, route, device and port to a ping and the first message of a
+    /// session, which is not opened. Exits with 1 if a step fails.
     Doctor(DoctorArgs),
     /// Manage this client's key
     ///
@@ -214,7 +214,7 @@ pub enum Command {
     /// The client runs this itself, because it must not wait for a device that it serves.
     #[command(hide = true)]
     OpenDevice(OpenDeviceArgs),
-    /// Print what udev makes the links of a device from
+    /// Print the properties from which udev makes the links of a device
     ///
     /// The rule of udev runs this (60-rtrs.rules).
     #[command(hide = true)]

@@ -20,7 +20,7 @@ use crate::volumes::session_of_volumes;
 pub struct SaveArgs {
     /// Write to this file instead of stdout
     ///
-    /// A file of this name is replaced as a whole, its comments too.
+    /// A file of this name is replaced as a whole, including its comments.
     #[arg(long, value_name = "FILE")]
     pub output_file: Option<PathBuf>,
 }
@@ -39,7 +39,7 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
             Answer::Status(status) => {
                 let running = running(status, &run_dir, global);
                 let running = running.map_err(|error| cannot(&error.chain()))?;
-                // A volume that came meanwhile is in the list of only one of them.
+                // A volume that was added meanwhile is in the list of only one of them.
                 let shares = |one: &&mut Shared| {
                     let has = |name| status.volumes.contains(name);
                     one.volumes.contains(&status.name) || one.names().any(has)

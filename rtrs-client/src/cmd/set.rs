@@ -50,8 +50,8 @@ pub(super) fn set(args: &SetArgs, global: &GlobalArgs) -> Result<(), Error> {
     let session = Session::find(&args.name, global)?;
     let values: SettingValues = session.request(&Request::Get)?;
     check_known(settings.keys(), &values)?;
-    // Values that no session of this kind takes are wrong usage. What the plan does not show, such
-    // as a session that is ending, is left to the session.
+    // Values that no session of this kind accepts are wrong usage. What the plan does not show,
+    // such as a session that is ending, is left to the session.
     if let Ok(running) = running(&session.status()?, &session.run_dir, global) {
         running.plan.changed(&settings)?;
     }
@@ -81,7 +81,7 @@ fn check_known<'a>(
     }
 }
 
-/// Formats a setting as in the configuration file, with a remark whether `set` can change it.
+/// Formats a setting as in the configuration file, with a comment if `set` cannot change it.
 fn line(setting: &SettingValue) -> String {
     let value = match &setting.value {
         Value::Null => "unset".to_owned(),

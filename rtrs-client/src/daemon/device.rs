@@ -34,7 +34,7 @@ const SCAN_PATIENCE: Duration = Duration::from_secs(10);
 const UDEV_PATIENCE: Duration = Duration::from_secs(5);
 /// Time for processes that open a device only briefly, as udev does after a write.
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit until all shards know another size.
+/// Time limit until all shards know a new size.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for the check whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ pub(crate) fn announce(device: &KernelDevice) {
     }
 }
 
-/// Gives the kernel's device a new size of the session's device. All shards must know the size
+/// Gives the kernel's device the new size of the session's device. All shards must know the size
 /// first, since the kernel may use it at once.
 pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shards: &ShardHandle) {
     let until = Instant::now() + RESIZE_PATIENCE;
@@ -155,7 +155,7 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
     }
     let path = device.path();
     match device.resize(size) {
-        Ok(()) => tracing::info!(size, "{} has another size", path.display()),
+        Ok(()) => tracing::info!(size, "{} has a new size", path.display()),
         Err(error) => tracing::error!(size, "{} keeps its size: {error}", path.display()),
     }
 }
@@ -202,7 +202,7 @@ pub(crate) fn refuse_if_used(name: &str, path: &Path) -> Result<(), Error> {
             Ok(Probe::Refused(why)) => users.push(format!("claimed ({why})")),
             Ok(Probe::TimedOut) => users.push("slow to open, as if its IO were stuck".into()),
             Err(error) => {
-                let text = format!("cannot see whether {} is in use", path.display());
+                let text = format!("cannot determine whether {} is in use", path.display());
                 return Err(Error::with_source(ErrorKind::System, text, error));
             }
         }

@@ -149,7 +149,7 @@ impl FromStr for NoPath {
         };
         let time = time
             .strip_prefix(['=', ':', ' '])
-            .ok_or_else(|| problem("names no time".to_owned()))?
+            .ok_or_else(|| problem("has no time".to_owned()))?
             .trim_start();
         let time: Time<{ 100 * MILLISECOND }, { 24 * HOUR }> = time.parse()?;
         Ok(Self::QueueFor(time.get()))
@@ -356,7 +356,7 @@ mod tests {
         for (text, words) in [
             ("", "is not valid"),
             ("wait", "use queue, queue-for=1m or fail"),
-            ("queue-for", "names no time"),
+            ("queue-for", "has no time"),
             ("queue-for=", "time"),
             ("queue-for=60", "has no unit; write 60s or 60ms"),
             ("queue-for=25h", "use 100ms to 24h"),

@@ -27,8 +27,8 @@ const INPUT_MAX: usize = 64 << 10;
 /// Space that a record needs in addition to its content.
 const RECORD_ROOM: usize = 64;
 
-/// Function that returns the length of a request, as far as its beginning tells; None if it is not
-/// a request.
+/// Function that returns the length of a request, as far as its first bytes give it; None if it is
+/// not a request.
 pub(crate) type RequestLen = fn(&[u8]) -> Option<usize>;
 
 /// Parameters with which a handshake begins.
@@ -89,7 +89,7 @@ pub(crate) struct Session {
     pub(crate) peer: PeerIdentity,
 }
 
-/// Kind of the credentials that both ends of a session have shown.
+/// Kind of the credentials that both ends of a session have presented.
 #[derive(Clone, Copy)]
 pub(crate) struct Credentials {
     /// Both ends have raw keys instead of certificates.

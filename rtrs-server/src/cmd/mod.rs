@@ -130,7 +130,7 @@ pub enum Command {
     Top(TopArgs),
     /// Print the metrics of a running server
     ///
-    /// In the text format of Prometheus, as GET /metrics answers (--metrics). For the textfile
+    /// In the text format of Prometheus, as served by GET /metrics (--metrics). For the textfile
     /// collector of node_exporter, write it to a temporary file and rename that.
     Metrics(MetricsArgs),
     /// Stop a running server without loss

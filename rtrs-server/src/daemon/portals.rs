@@ -47,14 +47,14 @@ enum Provider {
 
 /// An address to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Wish {
+struct Target {
     scheme: Scheme,
     address: SocketAddr,
     /// Chosen automatically: without IPv6, 0.0.0.0 is used instead, and RDMA may fail.
-    ours: bool,
+    automatic: bool,
 }
 
-impl fmt::Display for Wish {
+impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", self.scheme.name(), self.address)
     }
@@ -65,7 +65,7 @@ pub(crate) struct Portals {
     providers: Vec<Provider>,
     /// Present with certificates or keys: for tls://, and for proofs of clients over the others.
     endpoint: Option<Arc<TlsEndpoint>>,
-    wishes: Vec<Wish>,
+    targets: Vec<Target>,
 }
 
 impl Portals {
@@ -76,11 +76,11 @@ impl Portals {
     /// unavailable.
     pub(crate) fn new(plan: &Plan) -> Result<Self, Error> {
         let set = &plan.settings;
-        let (mut wishes, rdma) = match &plan.listen {
+        let (mut targets, rdma) = match &plan.listen {
             Listen::On(portals) => (resolve(portals)?, plan.listen.open_rdma()?),
             Listen::Auto if plan.has_tls() => {
                 let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT_DEFAULT);
-                (vec![Wish { scheme: Scheme::Tls, address: any, ours: true }], None)
+                (vec![Target { scheme: Scheme::Tls, address: any, automatic: true }], None)
             }
             Listen::Auto => {
                 let rdma = Rdma::open()
@@ -88,20 +88,20 @@ impl Portals {
                 let rdma = rdma.ok();
                 let port = if set.ping_only && set.rping { RPING_PORT } else { PORT_DEFAULT };
                 let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
-                let wish = |scheme| Wish { scheme, address: any, ours: true };
-                let mut wishes = vec![wish(Scheme::Tcp)];
-                wishes.extend(rdma.is_some().then(|| wish(Scheme::Rdma)));
-                (wishes, rdma)
+                let target = |scheme| Target { scheme, address: any, automatic: true };
+                let mut targets = vec![target(Scheme::Tcp)];
+                targets.extend(rdma.is_some().then(|| target(Scheme::Rdma)));
+                (targets, rdma)
             }
         };
         if let Some(rdma) = &rdma {
-            keys::check(set.always_invalidate, &mut wishes, rdma.devices())?;
+            keys::check(set.always_invalidate, &mut targets, rdma.devices())?;
         }
-        let rdma = rdma.filter(|_| wishes.iter().any(|wish| wish.scheme == Scheme::Rdma));
+        let rdma = rdma.filter(|_| targets.iter().any(|target| target.scheme == Scheme::Rdma));
         let startup_timeout = set.handshake_timeout.get();
         let half_open_max = set.half_open_max();
         let mut providers = Vec::new();
-        let wanted = |scheme| wishes.iter().any(|wish: &Wish| wish.scheme == scheme);
+        let wanted = |scheme| targets.iter().any(|target: &Target| target.scheme == scheme);
         let options = IwarpOptions {
             crc: set.crc.is_on(),
             startup_timeout,
@@ -128,7 +128,7 @@ impl Portals {
             };
             providers.push(Provider::Rdma { rdma, options });
         }
-        Ok(Self { providers, endpoint, wishes })
+        Ok(Self { providers, endpoint, targets })
     }
 
     /// Creates the providers of one shard.
@@ -165,8 +165,8 @@ impl Portals {
 
     /// Portals of this plan that are among the given ones.
     pub(crate) fn held_by(&self, portals: &[String]) -> impl Iterator<Item = String> {
-        let held = |wish: &&Wish| portals.contains(&wish.to_string());
-        self.wishes.iter().filter(held).map(ToString::to_string)
+        let held = |target: &&Target| portals.contains(&target.to_string());
+        self.targets.iter().filter(held).map(ToString::to_string)
     }
 
     /// Endpoint with the certificates or keys, if configured.
@@ -181,17 +181,17 @@ impl Portals {
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
     pub(crate) fn check(&self, held: &[String]) -> Result<(), Error> {
         let deadline = Instant::now() + LISTEN_PATIENCE;
-        for wish in self.wishes.iter().filter(|wish| wish.scheme != Scheme::Rdma) {
-            if held.contains(&wish.to_string()) {
+        for target in self.targets.iter().filter(|target| target.scheme != Scheme::Rdma) {
+            if held.contains(&target.to_string()) {
                 continue;
             }
-            let bound = as_wished(*wish, |address| {
+            let bound = listen_on(*target, |address| {
                 patiently(deadline, || {
                     let checked = check_tcp_address(address).map(|()| address);
                     checked.map_err(|error| FabricError::system("bind", error))
                 })
             });
-            bound.map_err(|error| cannot_listen(*wish, error))?;
+            bound.map_err(|error| cannot_listen(*target, error))?;
         }
         Ok(())
     }
@@ -201,21 +201,21 @@ impl Portals {
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
     pub(crate) fn listen(&self, fabrics: &mut [Box<dyn Fabric>]) -> Result<Vec<String>, Error> {
-        let mut listening = Vec::with_capacity(self.wishes.len());
-        for wish in &self.wishes {
-            let scheme = wish.scheme.name();
+        let mut listening = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let scheme = target.scheme.name();
             let Some(fabric) =
                 fabrics.iter_mut().find(|fabric| fabric.capabilities().scheme == scheme)
             else {
                 continue;
             };
-            let listened = as_wished(*wish, |address| listen_patiently(fabric.as_mut(), address));
+            let listened = listen_on(*target, |address| listen_patiently(fabric.as_mut(), address));
             match listened {
                 Ok(address) => listening.push(format!("{scheme}://{address}")),
-                Err(error) if wish.ours && wish.scheme == Scheme::Rdma => {
-                    tracing::warn!("not listening on {scheme}://{}: {error}", wish.address);
+                Err(error) if target.automatic && target.scheme == Scheme::Rdma => {
+                    tracing::warn!("not listening on {scheme}://{}: {error}", target.address);
                 }
-                Err(error) => return Err(cannot_listen(*wish, error)),
+                Err(error) => return Err(cannot_listen(*target, error)),
             }
         }
         Ok(listening)
@@ -223,11 +223,11 @@ impl Portals {
 }
 
 /// Error for a portal that cannot be listened on.
-fn cannot_listen(wish: Wish, error: FabricError) -> Error {
-    let text = format!("cannot listen on {wish}");
+fn cannot_listen(target: Target, error: FabricError) -> Error {
+    let text = format!("cannot listen on {target}");
     match error {
         // Its own text would repeat the address.
-        FabricError::System { source, .. } if wish.scheme != Scheme::Rdma => {
+        FabricError::System { source, .. } if target.scheme != Scheme::Rdma => {
             let text = text + listen_hint(&source);
             Error::with_source(ErrorKind::Listen, text, source)
         }
@@ -251,15 +251,15 @@ fn listen_hint(error: &io::Error) -> &'static str {
 
 /// Listens on an address. If the address was chosen automatically and the host has no IPv6, listens
 /// on all IPv4 addresses.
-fn as_wished(
-    wish: Wish,
+fn listen_on(
+    target: Target,
     mut listen: impl FnMut(SocketAddr) -> Result<SocketAddr, FabricError>,
 ) -> Result<SocketAddr, FabricError> {
-    match listen(wish.address) {
+    match listen(target.address) {
         Err(FabricError::System { source, .. })
-            if wish.ours && wish.address.is_ipv6() && is_without_ipv6(&source) =>
+            if target.automatic && target.address.is_ipv6() && is_without_ipv6(&source) =>
         {
-            let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), wish.address.port());
+            let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), target.address.port());
             listen(address)
         }
         done => done,
@@ -300,22 +300,22 @@ fn patiently(
     }
 }
 
-fn resolve(portals: &[Portal]) -> Result<Vec<Wish>, Error> {
-    let mut wishes = Vec::new();
+fn resolve(portals: &[Portal]) -> Result<Vec<Target>, Error> {
+    let mut targets = Vec::new();
     for portal in portals {
         let found = portal.resolve().map_err(failed(ErrorKind::Listen, "cannot listen"))?;
         for address in found {
-            let wish = Wish { scheme: portal.scheme(), address, ours: false };
+            let target = Target { scheme: portal.scheme(), address, automatic: false };
             // Each use of port 0 results in a different port.
-            if address.port() == 0 || !wishes.contains(&wish) {
-                wishes.push(wish);
+            if address.port() == 0 || !targets.contains(&target) {
+                targets.push(target);
             }
             if address.port() == 0 {
                 break;
             }
         }
     }
-    Ok(wishes)
+    Ok(targets)
 }
 
 #[cfg(test)]
@@ -333,16 +333,16 @@ mod tests {
             portals("listen: ['tcp://127.0.0.1:0', 'tcp://127.0.0.1:0', 'tcp://127.0.0.1:7']")
                 .unwrap();
         assert!(matches!(portals.providers[..], [Provider::Tcp { .. }]));
-        assert_eq!(portals.wishes.len(), 3);
-        assert!(portals.wishes.iter().all(|wish| !wish.ours && wish.scheme == Scheme::Tcp));
+        assert_eq!(portals.targets.len(), 3);
+        assert!(portals.targets.iter().all(|t| !t.automatic && t.scheme == Scheme::Tcp));
     }
 
     #[test]
     fn the_default_is_tcp_and_available_rdma() {
         let portals = portals("").unwrap();
         assert!(matches!(portals.providers[0], Provider::Tcp { .. }));
-        assert_eq!(portals.wishes[0].address.to_string(), "[::]:1234");
-        assert_eq!(portals.providers.len(), portals.wishes.len());
+        assert_eq!(portals.targets[0].address.to_string(), "[::]:1234");
+        assert_eq!(portals.providers.len(), portals.targets.len());
         assert_eq!(portals.providers.len() == 2, Rdma::open().is_ok());
     }
 
@@ -356,12 +356,13 @@ mod tests {
                 }
             };
             let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 1234);
-            let wish = |ours| Wish { scheme: Scheme::Tcp, address: any, ours };
-            assert_eq!(as_wished(wish(true), no_ipv6).unwrap().to_string(), "0.0.0.0:1234");
-            as_wished(wish(false), no_ipv6).unwrap_err();
+            let target = |automatic| Target { scheme: Scheme::Tcp, address: any, automatic };
+            assert_eq!(listen_on(target(true), no_ipv6).unwrap().to_string(), "0.0.0.0:1234");
+            listen_on(target(false), no_ipv6).unwrap_err();
         }
         let taken = |_| Err(FabricError::system("listen", io::Error::from_raw_os_error(98)));
         let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 1234);
-        as_wished(Wish { scheme: Scheme::Tcp, address: any, ours: true }, taken).unwrap_err();
+        listen_on(Target { scheme: Scheme::Tcp, address: any, automatic: true }, taken)
+            .unwrap_err();
     }
 }

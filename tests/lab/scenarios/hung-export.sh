@@ -62,8 +62,8 @@ load_a() {
     PENDING+=($!)
 }
 
-# Flushes and discards of A. A discard holds a lock of the device in this kernel, which
-# other requests to it need to be sent: they come last.
+# Flushes and discards of A. Discards come last: in this kernel, a discard holds a lock of the
+# device that other requests need.
 sync_a() {
     local try
     for try in 1 2; do

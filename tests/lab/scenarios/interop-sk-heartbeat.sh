@@ -50,7 +50,7 @@ scenario() {
         assert_eq "and path 0 was never lost" "$(path_stat "$disk" 0 reconnects)" 0
     fi
     assert_true "the volume detaches" detach "$disk"
-    # What it says of the path that went silent.
+    # Messages about the path that went silent.
     sk_expect_kernel_quiet 'HB|hb|heartbeat|unreachable|timed? ?out|transport retry'
     assert_true "the server's modules unload" kernel_server_gone
 }

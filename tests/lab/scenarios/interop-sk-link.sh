@@ -8,8 +8,8 @@
 . tests/lab/interop_sk.sh
 . tests/lab/topology.sh
 
-# `ip link set down` at our end. Ours sends nothing of the connection manager meanwhile; a kernel's
-# end would, and on rdma_rxe of Linux 6.1 never connect again over that device.
+# `ip link set down` at our end, which sends no message of the connection manager meanwhile. A
+# kernel's end would, and with rdma_rxe of Linux 6.1 it could never connect over that device again.
 link_down() { # disk
     local fio reconnects
     reconnects=$(path_stat "$1" 0 reconnects)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: always-invalidate on and off over RDMA: a peer that uses a key again is refused when on
+# lab: always-invalidate on and off over RDMA: a peer that reuses a key is refused when it is on
 # topology: one
 # paths: 1
 # limit: 120

@@ -16,7 +16,7 @@ scenario() {
     assert_within 20 "both paths are connected" are_connected vol 2
     for path in 0 1; do
         rxe_sent "rxa$path" >"$LAB_WORK/before$path"
-        # The service connection and one a shard, at each end.
+        # The service connection and one per shard, at each end.
         assert_eq "path $path has a connection for each shard and a service connection" \
             "$(wc -l <"$LAB_WORK/before$path")" "$(($(nproc) + 1))"
         before[path]=$(rxe_counter "rxa$path" sent_pkts)

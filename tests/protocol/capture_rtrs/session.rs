@@ -138,7 +138,7 @@ impl Path {
                 }
                 let whole = std::mem::take(part);
                 if is_write && whole.remote.is_none_or(|r| r.2 as usize != whole.bytes.len()) {
-                    return Err("a write is not as long as it said".into());
+                    return Err("a write is not as long as announced".into());
                 }
                 if packet.from_client {
                     self.on_request(cid, packet, &whole)
@@ -258,10 +258,10 @@ impl Path {
             }
             other => return Err(format!("{other:?} from a client")),
         };
-        let place = *self.table.get(permit.index()).ok_or("a permit there is not")?;
+        let place = *self.table.get(permit.index()).ok_or("a permit that does not exist")?;
         let (addr, key, len) = whole.remote.ok_or("a request other than a write")?;
         let at = addr.checked_sub(place.addr).and_then(|at| u32::try_from(at).ok());
-        let at = at.filter(|at| *at <= off).ok_or("a request beside its chunk")?;
+        let at = at.filter(|at| *at <= off).ok_or("a request outside its chunk")?;
         if key != place.key.0 {
             return Err(format!("the key of permit {permit} is {:#x}", place.key.0));
         }
@@ -425,7 +425,7 @@ impl Path {
         }
         let fresh = RkeyRsp::decode(&whole.bytes).map_err(|e| e.to_string())?;
         fresh.check(permit).map_err(|e| e.to_string())?;
-        let chunk = self.table.get_mut(permit.index()).ok_or("a permit there is not")?;
+        let chunk = self.table.get_mut(permit.index()).ok_or("a permit that does not exist")?;
         chunk.key = fresh.rkey;
         self.counts.fresh_keys += 1;
         Ok(())

@@ -123,13 +123,13 @@ impl Cluster {
         if self.beside.leaving.is_empty() && self.beside.rival.is_empty() {
             return Ok(any);
         }
-        let letter_max = self.options.letter_max;
+        let message_max = self.options.message_max;
         for cores in self.beside.leaving.iter_mut().chain([&mut self.beside.rival]) {
             for at in 0..cores.len() {
                 let (messages, busy) = cores[at].turn(now);
                 any |= busy;
                 for (to, message) in messages {
-                    let takes = self.prng.duration(Duration::ZERO..=letter_max);
+                    let takes = self.prng.duration(Duration::ZERO..=message_max);
                     cores[to.index()].inbox.push(now + takes, message);
                 }
             }

@@ -48,7 +48,7 @@ pub(in super::super) struct Second {
     works: Vec<Workload>,
     /// Whether the session has the volume.
     is_there: bool,
-    /// Whether a core of its present user has the volume open.
+    /// Whether a core of its current user has the volume open.
     is_used: bool,
     /// Whether servers start without its export.
     is_hidden: bool,

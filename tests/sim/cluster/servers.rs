@@ -113,9 +113,9 @@ impl OtherServers {
         if !host.pace.due || host.pace.free_at > now {
             return false;
         }
-        let (busy, letters) = host.turn(now);
-        for (_, mail) in letters {
-            host.inbox.push(now, mail);
+        let (busy, messages) = host.turn(now);
+        for (_, message) in messages {
+            host.inbox.push(now, message);
         }
         host.pace.due = busy;
         if busy {

@@ -25,7 +25,7 @@ impl Options {
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(50 * MS)]);
         (self.load_time, self.io_timeout) = (4000 * MS, 100 * MS);
         (self.client_cores, self.server_cores) = (2, 2);
-        (self.letter_max, self.server_letter_max) = (MS / 5, 300 * MS);
+        (self.message_max, self.server_message_max) = (MS / 5, 300 * MS);
         (self.nbd, self.pinned) = (false, None);
         let (gap_max, lasts_max) = (400 * MS, 700 * MS);
         self.faults = FaultMix { gap_max, lasts_max, late_requests: 1, ..FaultMix::NONE };
@@ -86,7 +86,7 @@ impl Options {
     pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
         self.hunt_unfenced_writes(prng);
         self.io_timeout = pick(prng, &[30, 60, 100]) * MS;
-        (self.letter_max, self.server_letter_max) = (MS / 5, pick(prng, &[600, 1500]) * MS);
+        (self.message_max, self.server_message_max) = (MS / 5, pick(prng, &[600, 1500]) * MS);
         (self.faults.give_up, self.faults.late_requests) = pick(prng, &[(1, 0), (0, 1)]);
         self.faults.lasts_max = pick(prng, &[600, 1000]) * MS;
         (self.load_time, self.work.ios_max) = (24_000 * MS, 12_000);

@@ -141,7 +141,7 @@ impl Options {
             ..FaultMix::NONE
         };
         (self.takeover, self.pinned, self.world.link.bandwidth) = (None, None, None);
-        self.server_letter_max = self.server_letter_max.min(3 * MS);
+        self.server_message_max = self.server_message_max.min(3 * MS);
         let disk = &mut self.disk;
         (disk.slow_max, disk.stuck) = (disk.slow_max.min(50 * MS), Ratio::ZERO);
     }

@@ -45,7 +45,7 @@ impl Options {
         (self.extra.twin, self.extra.unlocked) = (true, true);
         (self.paths, self.heartbeat, self.server_heartbeat) = (2, 50 * MS, DEAF);
         (self.no_path, self.load_time) = (NoPath::Queue, 8000 * MS);
-        (self.letter_max, self.server_letter_max) = (MS / 5, MS / 5);
+        (self.message_max, self.server_message_max) = (MS / 5, MS / 5);
         (self.preflush, self.late_data, self.pinned) = (false, false, None);
         self.queue_depth = self.queue_depth.max(16);
         self.faults = FaultMix::NONE;

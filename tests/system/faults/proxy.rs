@@ -4,7 +4,7 @@
 //!
 //! The proxy parses the frames of MPA (RFC 5044 section 4), to damage the intended place. Bytes
 //! that arrive while a direction is shut are kept and forwarded when it is opened: late, as from a
-//! slow network, even if both ends have given up the connection meanwhile. All queues are bounded;
+//! slow network, even if both ends have closed the connection meanwhile. All queues are bounded;
 //! all threads end with the proxy.
 
 use std::io::{Read, Write};
@@ -70,7 +70,7 @@ impl Place {
 pub(crate) enum Harm {
     /// Flips a bit of this byte.
     Corrupt(Place),
-    /// Closes the connection at both ends behind this byte; the remaining bytes are lost.
+    /// Closes the connection at both ends after this byte; the remaining bytes are lost.
     Cut(Place),
 }
 
@@ -274,7 +274,7 @@ struct Frames {
     started: bool,
     /// Received bytes of the head of a frame, or of the start-up frame.
     head: Vec<u8>,
-    /// Missing bytes of the present frame.
+    /// Missing bytes of the current frame.
     rest: usize,
 }
 

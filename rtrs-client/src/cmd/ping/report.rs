@@ -94,8 +94,8 @@ pub(super) fn head_text(plan: &PingPlan, remote: SocketAddr) -> String {
     }
     for (set, what) in [
         (plan.hello.duplex, ", both ways"),
-        (plan.hello.server_invalidate, ", a key a message"),
-        (plan.hello.read_invalidate, ", a key a read"),
+        (plan.hello.server_invalidate, ", a key per message"),
+        (plan.hello.read_invalidate, ", a key per read"),
     ] {
         more += if set { what } else { "" };
     }

@@ -152,13 +152,13 @@ impl Shard {
                 );
             }
         }
-        self.config.slow_io == SlowIo::Fail && self.give_io_up(io)
+        self.config.slow_io == SlowIo::Fail && self.give_up_io(io)
     }
 
     /// Reports the failure of an IO to its user. Its requests stay here with their permits and
     /// memory until the server has answered or can no longer start them. Returns false if the user
     /// was notified before.
-    fn give_io_up(&mut self, row: IoRow) -> bool {
+    fn give_up_io(&mut self, row: IoRow) -> bool {
         let taken = self.requests.io_mut(row);
         if std::mem::replace(&mut taken.given_up, true) {
             return false;

@@ -11,7 +11,7 @@ use super::server::{How, Seen};
 use crate::path::state::PathState;
 
 /// Lets the server accept this heartbeat interval for idle paths.
-fn takes(how: &mut How, idle: Duration) {
+fn accept_idle(how: &mut How, idle: Duration) {
     let idle_ms = Some(u32::try_from(idle.as_millis()).expect("short"));
     how.con_rsp = Some(Box::new(move |_, mut rsp| {
         rsp.ext = Extensions { idle_ms, ..Extensions::decode(&rsp.ext) }.encode();
@@ -23,7 +23,7 @@ fn takes(how: &mut How, idle: Duration) {
 fn idle(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = Fixture::open(|s| {
         (s.how.fence, s.world.link.detect) = (true, None);
-        takes(&mut s.how, 30 * SEC);
+        accept_idle(&mut s.how, 30 * SEC);
         change(s);
     });
     fixture.run(60 * SEC);
@@ -48,7 +48,7 @@ fn heartbeats_of_an_idle_path_slow_down_as_announced() {
         let mut fixture = Fixture::open(|s| {
             s.how.fence = true;
             s.heartbeat.idle_max = ours * SEC;
-            takes(&mut s.how, theirs * SEC);
+            accept_idle(&mut s.how, theirs * SEC);
         });
         let begin = fixture.now();
         fixture.run(120 * SEC);

@@ -8,7 +8,7 @@
 use rtrs_core::fabric::rdma::{MemoryWindows, RdmaDevice};
 use rtrs_core::settings::{AutoSwitch, Scheme};
 
-use super::Wish;
+use super::Target;
 use crate::error::{Error, ErrorKind};
 
 /// Logs the capabilities of each RDMA portal. Drops automatic portals that do not meet the demand.
@@ -17,16 +17,16 @@ use crate::error::{Error, ErrorKind};
 /// [`ErrorKind::Listen`] if fresh keys are demanded and no device of a portal has memory windows.
 pub(super) fn check(
     demand: AutoSwitch,
-    wishes: &mut Vec<Wish>,
+    targets: &mut Vec<Target>,
     devices: &[RdmaDevice],
 ) -> Result<(), Error> {
     let mut refused = None;
-    wishes.retain(|wish| {
-        if wish.scheme != Scheme::Rdma || demand == AutoSwitch::Off {
+    targets.retain(|target| {
+        if target.scheme != Scheme::Rdma || demand == AutoSwitch::Off {
             return true;
         }
-        let portal = format!("rdma://{}", wish.address);
-        let (without, with) = devices_of(wish, devices)
+        let portal = format!("rdma://{}", target.address);
+        let (without, with) = devices_of(target, devices)
             .into_iter()
             .partition::<Vec<_>, _>(|device| device.windows.is_missing());
         for device in &with {
@@ -43,7 +43,7 @@ pub(super) fn check(
                  device",
                 without.iter().map(|device| why(device)).collect::<Vec<_>>().join("; ")
             );
-            if wish.ours {
+            if target.automatic {
                 tracing::warn!("not listening on {portal}: {text}");
             } else {
                 let text = format!("cannot listen on {portal}: {text}");
@@ -65,8 +65,8 @@ pub(super) fn check(
 }
 
 /// Devices that a portal may use.
-fn devices_of<'d>(wish: &Wish, devices: &'d [RdmaDevice]) -> Vec<&'d RdmaDevice> {
-    let has = |device: &&RdmaDevice| device.has(wish.address.ip());
+fn devices_of<'d>(target: &Target, devices: &'d [RdmaDevice]) -> Vec<&'d RdmaDevice> {
+    let has = |device: &&RdmaDevice| device.has(target.address.ip());
     let found: Vec<_> = devices.iter().filter(has).collect();
     // The ports of InfiniBand do not list IP addresses.
     if found.is_empty() { devices.iter().collect() } else { found }
@@ -104,23 +104,23 @@ mod tests {
         MemoryWindows::Missing("its provider cannot create a window".into())
     }
 
-    fn on(scheme: Scheme, host: u8) -> Wish {
-        Wish { scheme, address: SocketAddr::from(([10, 0, 0, host], 1234)), ours: false }
+    fn on(scheme: Scheme, host: u8) -> Target {
+        Target { scheme, address: SocketAddr::from(([10, 0, 0, host], 1234)), automatic: false }
     }
 
-    fn everywhere(ours: bool) -> Wish {
+    fn everywhere(automatic: bool) -> Target {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1234));
-        Wish { scheme: Scheme::Rdma, address, ours }
+        Target { scheme: Scheme::Rdma, address, automatic }
     }
 
-    /// Number of wishes that remain.
+    /// Number of targets that remain.
     fn left(
         demand: AutoSwitch,
-        mut wishes: Vec<Wish>,
+        mut targets: Vec<Target>,
         devices: &[RdmaDevice],
     ) -> Result<usize, String> {
-        check(demand, &mut wishes, devices).map_err(|e| e.to_string())?;
-        Ok(wishes.len())
+        check(demand, &mut targets, devices).map_err(|e| e.to_string())?;
+        Ok(targets.len())
     }
 
     #[test]
@@ -149,8 +149,8 @@ mod tests {
         for windows in [missing(), untried, MemoryWindows::Usable] {
             let devices = [device("bnxt_re0", 1, windows)];
             for demand in [AutoSwitch::Auto, AutoSwitch::Off] {
-                let wishes = vec![on(Scheme::Rdma, 1), everywhere(true), everywhere(false)];
-                assert_eq!(left(demand, wishes, &devices), Ok(3));
+                let targets = vec![on(Scheme::Rdma, 1), everywhere(true), everywhere(false)];
+                assert_eq!(left(demand, targets, &devices), Ok(3));
             }
         }
     }

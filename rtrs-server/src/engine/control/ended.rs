@@ -8,8 +8,8 @@
 //! each open, which reveals earlier failures; it learns of later ones from its flushes, like a
 //! kernel client.
 //!
-//! At most [`KEPT_MAX`] exports of sessions are kept, where the oldest are dropped first, and each
-//! for [`KEPT_FOR`] at most.
+//! At most [`KEPT_MAX`] exports of sessions are kept, each for at most [`KEPT_FOR`]; the oldest are
+//! dropped first.
 
 use std::collections::VecDeque;
 
@@ -82,8 +82,8 @@ impl Ended {
     }
 
     /// Takes what a former session with the same ID left at the export. Returns whether any of that
-    /// may be lost without the client's knowledge, or None if nothing is left. It is lost if
-    /// another file or disk has the name now.
+    /// may be lost without the client's knowledge, or None if nothing is left. All of it
+    /// is lost if another file or disk has the name now.
     pub(super) fn take(
         &mut self,
         now: Instant,

@@ -126,7 +126,7 @@ fn an_evicted_session_stays_away_and_its_export_is_free() {
     let info =
         rtrs_core::wire::InfoReq { session_name: rtrs_core::wire::Name::new(b"sess").unwrap() };
     early.send_info(&mut fixture, &info.encode());
-    assert_eq!(early.closed(&mut fixture), 3, "the dead one has the name");
+    assert_eq!(early.closed(&mut fixture), 3, "the dead session still has the name");
     let answer = fixture.admin(evict("sess"));
     assert_eq!(ended(&answer), [1]);
     assert_eq!(dead.closed(&mut fixture), 3);
@@ -254,7 +254,7 @@ fn a_hanging_request_does_not_exhaust_reconnects() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for recon_cnt in 2..12 {
-        // Sent again each time, like a client without an answer.
+        // Sent again each time, as by a client that got no answer.
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
         fixture.pass(Duration::from_millis(5));
         let _ = ended(&fixture.admin(disconnect("sess", None)));
@@ -291,7 +291,7 @@ fn a_drain_closes_the_paths_of_a_session_one_by_one() {
     // The other path carries new requests meanwhile.
     b.send_flush((2, 9));
     fixture.settle();
-    assert_eq!(fixture.load().1, 2, "the flush was taken");
+    assert_eq!(fixture.load().1, 2, "the flush was accepted");
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(a.reply(&mut fixture).errno, 0, "what ran is answered");

@@ -20,7 +20,7 @@ fn alone(n: u8, local: u8) -> PeerOptions {
 }
 
 /// Requests such a path at a server that registers chunks when the test completes it, and waits.
-fn asks(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
+fn ask(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
     let mut peer = Peer::new(fixture, proving(options));
     let qp = peer.ask(fixture, &peer.options.request(0).encode());
     fixture.settle();
@@ -59,7 +59,7 @@ fn memory_counts_until_it_is_deregistered() {
     let bytes = ChunkPool::bytes(fixture.params.limits);
     // They connect and leave repeatedly.
     for n in 0..40 {
-        let (_peer, _) = asks(&mut fixture, alone(n, STRANGE + n % 12));
+        let (_peer, _) = ask(&mut fixture, alone(n, STRANGE + n % 12));
         fixture.pass(fixture.params.handshake_timeout);
         assert_eq!(fixture.sessions(), []);
         assert!(fixture.waiting() <= 10 * bytes, "{n}: {}", fixture.waiting());
@@ -70,7 +70,7 @@ fn memory_counts_until_it_is_deregistered() {
     assert!(fixture.make() >= 8);
     assert_eq!((fixture.pools(), fixture.registered(), fixture.waiting()), (vec![], 0, 0));
     for n in 0..4 {
-        let (mut peer, asked) = asks(&mut fixture, first(n, n));
+        let (mut peer, asked) = ask(&mut fixture, first(n, n));
         fixture.make();
         continue_handshake(&mut fixture, &mut peer, asked);
         // Once it has authenticated, it does not count against others.
@@ -114,16 +114,16 @@ fn the_proof_timeout_starts_when_the_client_can_answer() {
     // The time limit starts when the chunks are registered.
     let mut fixture = Fixture::new(aside());
     let queue = AuthQueue::install(&mut fixture, &[1]);
-    let (mut peer, asked) = asks(&mut fixture, first(1, 0));
+    let (mut peer, asked) = ask(&mut fixture, first(1, 0));
     fixture.pass(time * 3 / 4);
     fixture.make();
     fixture.pass(time * 3 / 4);
     continue_handshake(&mut fixture, &mut peer, asked);
     assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
     // Until then no path takes its place because it is slow.
-    let mut waiting: Vec<_> = (0..4).map(|n| asks(&mut fixture, alone(n, STRANGE + n))).collect();
+    let mut waiting: Vec<_> = (0..4).map(|n| ask(&mut fixture, alone(n, STRANGE + n))).collect();
     fixture.pass(Duration::from_secs(2));
-    let (mut other, refused) = asks(&mut fixture, alone(8, STRANGE + 8));
+    let (mut other, refused) = ask(&mut fixture, alone(8, STRANGE + 8));
     assert_eq!(other.answer(&mut fixture, refused), Some(Err(-122)));
     fixture.make();
     for (peer, asked) in &mut waiting {

@@ -160,7 +160,7 @@ fn only_the_running_part_is_awaited() {
         change(&mut a, (1, 6), write(1), 1..8);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // Its first part is done, its second runs, the others are not begun anymore.
+    // Its first part is done, its second runs, and the others are never started.
     for (permit, sector) in [(1, 2), (2, 3), (3, 4), (4, 5)] {
         change(&mut b, (2, permit), write(2), sector..sector + 1);
     }
@@ -180,13 +180,13 @@ fn a_replay_waits_for_its_original_but_other_requests_do_not() {
         change(&mut a, (1, 6), write(1), 8..16);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // The client has abandoned it and uses the permit for something else.
+    // The client has abandoned it, and uses the permit for something else.
     change(&mut b, (2, 6), write(2), 32..40);
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     b.send_read((1, 6), io(Rw::READ, 8, 512));
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     assert_eq!(waiting(&fixture), (0, 0));
-    // Or it has not.
+    // Now the client sends the same write again.
     change(&mut b, (2, 6), write(1), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 1)));

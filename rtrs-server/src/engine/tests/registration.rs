@@ -28,14 +28,14 @@ fn fixture(device: DeviceOptions) -> Fixture {
 }
 
 /// Creates a path and requests its first connection.
-fn asks(fixture: &Fixture, options: PeerOptions) -> (Peer, rtrs_core::ids::QpNum) {
+fn ask(fixture: &Fixture, options: PeerOptions) -> (Peer, rtrs_core::ids::QpNum) {
     let mut peer = Peer::new(fixture, options);
     let qp = peer.ask(fixture, &options.request(0).encode());
     (peer, qp)
 }
 
 /// Connects the rest of a path and opens its device.
-fn goes_on(fixture: &mut Fixture, peer: &mut Peer, name: &str, device: &str) {
+fn finish_path(fixture: &mut Fixture, peer: &mut Peer, name: &str, device: &str) {
     for cid in 1..3 {
         peer.connect(fixture, cid).unwrap();
     }
@@ -46,22 +46,22 @@ fn goes_on(fixture: &mut Fixture, peer: &mut Peer, name: &str, device: &str) {
 #[test]
 fn connections_wait_only_for_their_own_chunks() {
     let mut fixture = fixture(ASIDE);
-    let (mut first, asked) = asks(&fixture, PeerOptions::default());
+    let (mut first, asked) = ask(&fixture, PeerOptions::default());
     assert_eq!(first.answer(&mut fixture, asked), None, "its chunks are not registered");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Connecting);
     assert_eq!(fixture.make(), 1);
     assert_eq!(first.answer(&mut fixture, asked), Some(Ok(())));
-    goes_on(&mut fixture, &mut first, "one", "vol");
+    finish_path(&mut fixture, &mut first, "one", "vol");
     assert_eq!(fixture.make(), 0, "once for the path");
 
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
-    let (mut second, asked) = asks(&fixture, other);
+    let (mut second, asked) = ask(&fixture, other);
     assert_eq!(second.answer(&mut fixture, asked), None);
     first.send_flush((1, 0));
     assert_eq!(first.reply(&mut fixture).errno, 0, "a connected path is unaffected");
     assert_eq!(fixture.make(), 1);
     assert_eq!(second.answer(&mut fixture, asked), Some(Ok(())));
-    goes_on(&mut fixture, &mut second, "two", "other");
+    finish_path(&mut fixture, &mut second, "two", "other");
     first.leave(&mut fixture);
     second.leave(&mut fixture);
     fixture.assert_empty();
@@ -78,7 +78,7 @@ fn all_connections_arriving_meanwhile_wait() {
     for qp in &asked {
         assert_eq!(peer.answer(&mut fixture, *qp), None);
     }
-    assert_eq!(peer.connect(&mut fixture, 1), Err(-104), "one that waits is there already");
+    assert_eq!(peer.connect(&mut fixture, 1), Err(-104), "one is already waiting");
     assert_eq!(fixture.make(), 1);
     for qp in &asked {
         assert_eq!(peer.answer(&mut fixture, *qp), Some(Ok(())));
@@ -99,7 +99,7 @@ fn a_reconnecting_path_waits_only_for_its_windows() {
     };
     let mut peers = Vec::new();
     for n in 0..2 {
-        let (mut peer, asked) = asks(&fixture, path(n, 1));
+        let (mut peer, asked) = ask(&fixture, path(n, 1));
         fixture.make();
         assert_eq!(peer.answer(&mut fixture, asked), Some(Ok(())));
         for cid in 1..3 {
@@ -111,11 +111,11 @@ fn a_reconnecting_path_waits_only_for_its_windows() {
     let bytes = fixture.registered();
     peers.remove(1).leave(&mut fixture);
     fixture.pools();
-    let (mut back, asked) = asks(&fixture, path(1, 2));
+    let (mut back, asked) = ask(&fixture, path(1, 2));
     assert_eq!(back.answer(&mut fixture, asked), None);
     assert_eq!(fixture.make(), 1);
     assert_eq!(back.answer(&mut fixture, asked), Some(Ok(())));
-    goes_on(&mut fixture, &mut back, "sess", "vol");
+    finish_path(&mut fixture, &mut back, "sess", "vol");
     assert_eq!((fixture.pools(), fixture.registered()), (vec![], bytes));
 }
 
@@ -126,7 +126,7 @@ fn a_failed_registration_is_reported() {
         let mut options = StandOptions { device, ..StandOptions::default() };
         options.params.always_invalidate = AutoSwitch::On;
         let mut fixture = Fixture::new(options);
-        let (mut peer, asked) = asks(&fixture, PeerOptions::default());
+        let (mut peer, asked) = ask(&fixture, PeerOptions::default());
         assert_eq!(peer.answer(&mut fixture, asked), None);
         assert_eq!(fixture.make(), 1);
         assert_eq!(peer.answer(&mut fixture, asked), Some(Err(errno)));
@@ -138,7 +138,7 @@ fn a_failed_registration_is_reported() {
 #[test]
 fn a_registration_for_an_ended_path_is_released() {
     let mut fixture = fixture(ASIDE);
-    let (_peer, _) = asks(&fixture, PeerOptions::default());
+    let (_peer, _) = ask(&fixture, PeerOptions::default());
     fixture.pass(Duration::from_secs(6));
     fixture.assert_empty();
     assert_eq!(fixture.make(), 1);
@@ -147,7 +147,7 @@ fn a_registration_for_an_ended_path_is_released() {
     let mut options = StandOptions { device: ASIDE, ..StandOptions::default() };
     options.params.limits = Limits::new(4, 8192).unwrap();
     let mut fixture = Fixture::new(options);
-    let (_peer, _) = asks(&fixture, PeerOptions::default());
+    let (_peer, _) = ask(&fixture, PeerOptions::default());
     fixture.settle();
     fixture.shutdown();
     fixture.settle();

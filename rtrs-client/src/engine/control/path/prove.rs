@@ -63,7 +63,7 @@ impl Path {
     fn challenged(&mut self, answer: &ChallengeRsp, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         let challenge = self.challenge.take().filter(|_| self.state == PathState::Authenticating);
         let Some(challenge) = challenge else {
-            return Err(self.internal_error("an answer to no challenge"));
+            return Err(self.internal_error("an answer without a challenge"));
         };
         let fabric = ctx.fabrics[self.target.provider.index()].as_ref();
         let service = self.connections.service();
@@ -82,7 +82,7 @@ impl Path {
 
     fn authenticated(&mut self, until: Instant) -> Result<(), PathEnd> {
         if self.state != PathState::Authenticating {
-            return Err(self.internal_error("an answer to no proof"));
+            return Err(self.internal_error("an answer without a proof"));
         }
         self.state.advance(PathState::Opening);
         self.until = until;

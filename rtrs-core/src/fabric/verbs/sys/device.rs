@@ -404,12 +404,12 @@ impl Pd {
         self.queue_pairs.load(Ordering::Acquire)
     }
 
-    pub(super) fn has_one_more(&self) {
+    pub(super) fn add_queue_pair(&self) {
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that the device has definitely destroyed a queue pair.
-    pub(super) fn has_one_less(&self) {
+    pub(super) fn remove_queue_pair(&self) {
         self.queue_pairs.fetch_sub(1, Ordering::Release);
     }
 

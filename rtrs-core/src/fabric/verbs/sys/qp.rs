@@ -637,7 +637,7 @@ fn create(
     // SAFETY: a live domain and queue of one device; the attributes outlive the call.
     let raw = NonNull::new(unsafe { ibv_create_qp(pd.raw(), &raw mut init) })
         .ok_or_else(io::Error::last_os_error)?;
-    pd.has_one_more();
+    pd.add_queue_pair();
     // SAFETY: just created.
     let number = unsafe { (*raw.as_ptr()).qp_num };
     // A driver may grant less, and refuse requests beyond that.
@@ -654,7 +654,7 @@ fn modify(raw: NonNull<ibv_qp>, to: &mut ibv_qp_attr, mask: libc::c_int) -> io::
 fn destroy(pd: &Pd, raw: NonNull<ibv_qp>) -> io::Result<()> {
     // SAFETY: the only handle of a queue pair that `create` returned; destroyed once.
     outcome(unsafe { ibv_destroy_qp(raw.as_ptr()) })?;
-    pd.has_one_less();
+    pd.remove_queue_pair();
     Ok(())
 }
 
