@@ -206,7 +206,7 @@ pub enum LimitsError {
     /// The chunk size alone is wrong.
     #[error(
         "chunk size {chunk_size} is not a power of two from {CHUNK_SIZE_MIN} to \
-         {CHUNK_SIZE_MAX} bytes; {nearest} would do"
+         {CHUNK_SIZE_MAX} bytes; use {nearest}"
     )]
     ChunkSize {
         /// Requested chunk size in bytes.
@@ -293,11 +293,11 @@ mod tests {
     #[test]
     fn refusals_suggest_valid_values() {
         let text = |depth, chunk| Limits::new(depth, chunk).unwrap_err().to_string();
-        assert!(text(512, 4096).contains("8192 would do"));
-        assert!(text(512, 0).contains("8192 would do"));
-        assert!(text(512, 100_000).contains("131072 would do"));
-        assert!(text(1, 1 << 29).contains("268435456 would do"));
-        assert!(text(1, u32::MAX).contains("268435456 would do"));
+        assert!(text(512, 4096).contains("use 8192"));
+        assert!(text(512, 0).contains("use 8192"));
+        assert!(text(512, 100_000).contains("use 131072"));
+        assert!(text(1, 1 << 29).contains("use 268435456"));
+        assert!(text(1, u32::MAX).contains("use 268435456"));
         assert!(text(0, 131_072).contains("up to 2048 fit"));
         assert!(text(65536, 131_072).contains("65536 is not between 1 and 65535"));
         let both = text(512, 1 << 20);

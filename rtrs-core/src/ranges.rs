@@ -270,7 +270,7 @@ mod tests {
         assert!(ranges.meets(flight, &(0..4096)));
         look(&ranges, 1);
         assert!(!ranges.start(own));
-        assert_eq!(end(&ranges, flight), [0], "who waits is woken");
+        assert_eq!(end(&ranges, flight), [0], "the waiting shard is woken");
         assert!(ranges.start(own));
         assert!(end(&ranges, own).is_empty() && ranges.is_empty());
     }
@@ -293,7 +293,7 @@ mod tests {
         let ranges = two();
         let keys = [key(0, 1, Fragment(0)), key(1, 2, Queued), key(0, 3, Fragment(0))];
         enter(&ranges, keys[0], 0..512);
-        assert!(!ranges.queue(keys[1], 512..1024), "beside it");
+        assert!(!ranges.queue(keys[1], 512..1024), "next to it");
         assert!(ranges.queue(keys[1], 0..1024));
         enter(&ranges, keys[2], 512..1024);
         look(&ranges, 1);

@@ -193,7 +193,7 @@ impl Proc {
             assert!(ended.is_none(), "{} ended ({ended:?}):\n{output}", self.command);
             assert!(
                 start.elapsed() < limit,
-                "{} wrote no {count} x {pattern:?} in {limit:?}:\n{output}",
+                "{} did not write {count} x {pattern:?} in {limit:?}:\n{output}",
                 self.command
             );
             std::thread::sleep(Duration::from_millis(5));
@@ -289,7 +289,7 @@ pub fn cpu_time(pid: u32) -> Duration {
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
-/// Returns the present resident memory of a live process in bytes.
+/// Returns the current resident memory of a live process in bytes.
 #[must_use]
 pub fn resident_memory(pid: u32) -> u64 {
     memory_line(pid, "VmRSS:")

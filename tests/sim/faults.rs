@@ -16,7 +16,7 @@ use super::options::{FaultMix, Ids, MS, Removal, ReportedIds, Truncation};
 pub(super) use twins::twins;
 
 /// Time before a restart of the server at which other servers end, if they have to.
-const SAID_AHEAD: Duration = Duration::from_millis(300);
+const OTHERS_END_AHEAD: Duration = Duration::from_millis(300);
 
 /// Single action of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +184,7 @@ pub(super) fn report_ids(
         }
         // Others may take its place once the session knows what its own server reports.
         if before != reported || (ids.is_beside() && ids.home[0] != reported) {
-            let stop = at + SAID_AHEAD;
+            let stop = at + OTHERS_END_AHEAD;
             plan.push((stop, Act::StopServer { power: false }));
             plan.push((stop + away, Act::StartServer));
         }

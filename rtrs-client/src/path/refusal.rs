@@ -40,7 +40,7 @@ impl fmt::Display for Rejection {
         let hint = match errno {
             17 => {
                 " (the server still holds a path with these addresses; a kernel server also \
-                 refuses IPv4 beside IPv6)"
+                 refuses IPv4 alongside IPv6)"
             }
             104 => " (the server still holds the old path, or speaks another version)",
             6 => " (the address of another server; every --path must reach the same one)",

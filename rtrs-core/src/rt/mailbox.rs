@@ -167,7 +167,7 @@ mod tests {
     use crate::time::Duration;
 
     #[test]
-    fn early_taken_mail_does_not_lose_the_next_wakeup() {
+    fn a_message_taken_early_does_not_lose_the_next_wakeup() {
         let ring = Ring::new(8).unwrap();
         let (sender, mailbox) = mailbox::<u32>().unwrap();
         let mut inbox = mailbox.arm(&ring).unwrap();

@@ -1,7 +1,7 @@
 //! Filter and format of the log.
 //!
-//! The parser of tracing's filter takes any word for the name of a module, so that a mistyped level
-//! would silence the log. [`LogFilter`] refuses it.
+//! The parser of tracing's filter accepts any word as the name of a module, so that a mistyped
+//! level would silence the log. [`LogFilter`] refuses it.
 
 use std::fmt;
 use std::str::FromStr;

@@ -24,7 +24,7 @@ pub struct ReloadArgs {
     #[arg(long, conflicts_with = "dry_run")]
     pub force: bool,
 
-    /// Which server.
+    /// The server.
     #[command(flatten)]
     pub server: ServerArgs,
 }

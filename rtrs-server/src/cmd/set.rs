@@ -91,7 +91,7 @@ fn check_known<'a>(
     }
 }
 
-/// Formats settings as in the configuration file, with remarks whether `set` can change them.
+/// Formats settings as in the configuration file, with comments where `set` cannot change them.
 fn text(values: &SettingValues) -> String {
     let line = |setting: &SettingValue| {
         let value = match &setting.value {

@@ -5,13 +5,11 @@
 //! exports below the search path; `identity` determines the IDs of disks and files;
 //! `control_socket` serves the commands, which reach the control shard through `control_shard`;
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
-//! configuration; `status` summarizes the server; `tunables` changes
-//! settings while it runs; `sizes`
-//! detects exports that grow; `targets` reopens exports whose path leads to
-//! another file; `audit` writes the audit log; `expiry` reminds of a certificate that expires;
-//! `authenticate` checks the proofs of clients on threads; `metrics` collects the data of scrapes;
-//! `open_files` compares the limit of descriptors with the settings; `privileges` changes to
-//! another user.
+//! configuration; `status` summarizes the server; `tunables` changes settings while it runs;
+//! `sizes` detects exports that grow; `targets` reopens exports whose path leads to another file;
+//! `audit` writes the audit log; `expiry` warns about a certificate that expires; `authenticate`
+//! checks the proofs of clients on threads; `metrics` collects the data of scrapes; `open_files`
+//! compares the limit of descriptors with the settings; `privileges` changes to another user.
 
 mod access;
 mod audit;

@@ -58,10 +58,10 @@ fn writes_out_of_bounds() {
         let mut scene = Scene::with(&["--always-invalidate", always_invalidate]);
         let last = usize::from(DEPTH) - 1;
         for (what, at, len) in [
-            ("one byte behind", CHUNK as u64 - 511, 512),
-            ("one byte behind, large", 1, CHUNK),
-            ("just behind", CHUNK as u64, 1),
-            ("far behind", 1 << 40, 512),
+            ("one byte beyond", CHUNK as u64 - 511, 512),
+            ("one byte beyond, large", 1, CHUNK),
+            ("just beyond", CHUNK as u64, 1),
+            ("far beyond", 1 << 40, 512),
             ("around the end of addresses", u64::MAX - 255, 512),
             ("one byte before", u64::MAX, 1),
         ] {

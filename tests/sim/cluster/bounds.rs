@@ -154,7 +154,7 @@ impl Cluster {
         };
         let oldest = work.oldest(now).unwrap_or_default();
         let text = format!(
-            "with a path that works all the time an IO takes more than {} ms: {oldest}",
+            "one path always works, but an IO takes more than {} ms: {oldest}",
             bound.as_millis()
         );
         Err(Failure::new("live", text))
@@ -187,7 +187,7 @@ impl Cluster {
         match sessions.iter().find(|session| session.queue_depth != depth) {
             None => Ok(()),
             Some(other) => {
-                let text = format!("a queue depth of {} in place of {depth}", other.queue_depth);
+                let text = format!("a queue depth of {} instead of {depth}", other.queue_depth);
                 Err(Failure::new("depth", text))
             }
         }

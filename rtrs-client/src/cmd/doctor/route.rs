@@ -80,7 +80,7 @@ impl RouteSocket {
 }
 
 fn odd(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's answer is odd: {what}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer of the kernel: {what}"))
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {
@@ -158,7 +158,7 @@ mod tests {
         net::SocketAddr::new(IpAddr::V4(net::Ipv4Addr::LOCALHOST), 1234);
 
     #[test]
-    fn the_route_to_the_own_host_is_the_loopback() {
+    fn the_route_to_this_host_is_the_loopback() {
         let found = route(None, LOOPBACK).unwrap();
         assert_eq!(found.interface, "lo");
         assert_eq!(found.source, Some([127, 0, 0, 1].into()));

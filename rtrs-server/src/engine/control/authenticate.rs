@@ -15,7 +15,7 @@ use rtrs_core::tls::ProofFacts;
 use rtrs_core::wire::{AUTH_VERSION, Challenge, Fence, Name, errno};
 
 use super::Control;
-use super::connect::way_of;
+use super::connect::route_of;
 use super::info::{end_others, name_taken, refuse_name};
 use super::path::Path;
 use super::permission::check_proof;
@@ -179,7 +179,7 @@ impl Control {
         if others.len() >= PATHS_PER_SESSION_MAX {
             return Err(Refusal::Paths(others.len()));
         }
-        if others.iter().any(|other| way_of(&other.shared().origin) == way_of(origin)) {
+        if others.iter().any(|other| route_of(&other.shared().origin) == route_of(origin)) {
             return Err(Refusal::SameAddresses);
         }
         self.connector.check_memory(session, others.len(), &self.registry)

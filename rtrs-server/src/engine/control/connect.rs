@@ -184,17 +184,17 @@ impl Connector {
         if draining >= DRAINING_MAX {
             return Err(Refusal::Draining(draining));
         }
-        // Two transports between the same addresses count as two ways.
-        let way = (provider, request.peer.ip(), request.local.ip());
+        // Two transports between the same addresses count as two routes.
+        let route = (provider, request.peer.ip(), request.local.ip());
         // An authenticating path may replace the path with its UUID.
         let passed_over = |path: &Path| must_authenticate && path.is_named(conn);
-        if live().any(|path| !passed_over(path) && way_of(&path.shared().origin) == way) {
+        if live().any(|path| !passed_over(path) && route_of(&path.shared().origin) == route) {
             return Err(Refusal::SameAddresses);
         }
         Ok(())
     }
 
-    /// Checks whether the session of a new path, if there is one, may have it besides its others.
+    /// Checks whether the session of a new path, if there is one, may have it too.
     fn check_further_path(&self, attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
         let Attempt { conn, must_authenticate, .. } = attempt;
         let Some(session) = registry.session(conn.session_id) else { return Ok(()) };
@@ -323,7 +323,7 @@ impl Connector {
         };
         match result {
             Ok(registered) => {
-                tracing::debug!(path = %key, "chunks: made in {} ms", took.as_millis());
+                tracing::debug!(path = %key, "chunks created in {} ms", took.as_millis());
                 give_chunks(&path, ChunkPool::new(path.session.limits, registered));
                 registry.note_paths(path.session.id);
                 for (cid, request) in held {
@@ -415,7 +415,7 @@ fn origin_of(attempt: Attempt<'_>, transport: &'static str) -> PathOrigin {
 }
 
 /// Provider and addresses of a path.
-pub(super) fn way_of(path: &PathOrigin) -> (ProviderIndex, IpAddr, IpAddr) {
+pub(super) fn route_of(path: &PathOrigin) -> (ProviderIndex, IpAddr, IpAddr) {
     (path.provider, path.peer.ip(), path.local.ip())
 }
 

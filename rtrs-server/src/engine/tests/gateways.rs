@@ -104,7 +104,7 @@ fn fixture(active: bool) -> (Fixture, Moving, ExportIndex) {
 }
 
 /// A path of a client that supports gateways.
-fn taker(path: u8) -> PeerOptions {
+fn with_gateways(path: u8) -> PeerOptions {
     let extensions =
         ClientExtensions { changed: true, gateways: true, ..ClientExtensions::default() };
     PeerOptions { session: 1, path, local: path, extensions, ..PeerOptions::default() }
@@ -127,10 +127,10 @@ fn ask(peer: &mut Peer, fixture: &mut Fixture, device_id: u32, away: bool) -> u1
 #[test]
 fn a_standby_opens_only_for_clients_that_support_gateways() {
     let (mut fixture, moving, _) = fixture(false);
-    let mut new = Peer::up(&mut fixture, PeerOptions { session: 2, ..taker(2) }, "new");
+    let mut new = Peer::up(&mut fixture, PeerOptions { session: 2, ..with_gateways(2) }, "new");
     assert_eq!(standing(&mut new, &mut fixture, RW), Some(Standing { active: false, term: 5 }));
     assert!(moving.writers.lock().is_empty(), "a standby has no writers");
-    let old = PeerOptions { extensions: ClientExtensions::default(), ..taker(1) };
+    let old = PeerOptions { extensions: ClientExtensions::default(), ..with_gateways(1) };
     let mut old = Peer::up(&mut fixture, old, "old");
     assert_eq!(old.open_device(&mut fixture, "moves", RW).map(drop), Err(errno::EBUSY));
     assert!(old.open_device(&mut fixture, "vol", RW).is_ok());
@@ -139,7 +139,7 @@ fn a_standby_opens_only_for_clients_that_support_gateways() {
 #[test]
 fn only_a_writer_may_request_a_takeover() {
     let (mut fixture, moving, at) = fixture(false);
-    let mut peer = Peer::up(&mut fixture, taker(1), "sess");
+    let mut peer = Peer::up(&mut fixture, with_gateways(1), "sess");
     assert_eq!(ask(&mut peer, &mut fixture, 0, false), errno::ENOTCONN);
     standing(&mut peer, &mut fixture, AccessMode::ReadOnly);
     assert_eq!(ask(&mut peer, &mut fixture, 0, false), errno::EPERM);
@@ -166,8 +166,8 @@ fn only_a_writer_may_request_a_takeover() {
 #[test]
 fn io_on_a_moved_export_is_not_answered() {
     let (mut fixture, moving, _) = fixture(true);
-    let mut peer = Peer::up(&mut fixture, taker(1), "sess");
-    let mut second = Peer::up(&mut fixture, taker(2), "sess");
+    let mut peer = Peer::up(&mut fixture, with_gateways(1), "sess");
+    let mut second = Peer::up(&mut fixture, with_gateways(2), "sess");
     standing(&mut peer, &mut fixture, RW);
     peer.send_write((1, 6), io_header(Rw::WRITE, 0, 512), &[7; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
@@ -186,14 +186,14 @@ fn io_on_a_moved_export_is_not_answered() {
 #[test]
 fn sessions_end_when_the_export_moves_away() {
     let (mut fixture, moving, at) = fixture(true);
-    let mut peer = Peer::up(&mut fixture, taker(1), "sess");
+    let mut peer = Peer::up(&mut fixture, with_gateways(1), "sess");
     standing(&mut peer, &mut fixture, RW);
-    let mut other = Peer::up(&mut fixture, PeerOptions { session: 2, ..taker(2) }, "other");
+    let mut other = Peer::up(&mut fixture, PeerOptions { session: 2, ..with_gateways(2) }, "other");
     other.open_device(&mut fixture, "vol", RW).unwrap();
     moving.active.store(false, Ordering::SeqCst);
     fixture.send(Message::Control(ControlMessage::Gateway(at, GatewayEvent::Standby)));
     fixture.settle();
     assert_eq!((peer.closed(&mut fixture), other.closed(&mut fixture)), (3, 0));
-    let mut again = Peer::up(&mut fixture, taker(3), "sess");
+    let mut again = Peer::up(&mut fixture, with_gateways(3), "sess");
     assert!(!standing(&mut again, &mut fixture, RW).unwrap().active);
 }

@@ -35,7 +35,7 @@ impl Fixture {
 }
 
 /// A path of a client that accepts CHANGED.
-fn taker(session: u8, path: u8) -> PeerOptions {
+fn accepts_changed(session: u8, path: u8) -> PeerOptions {
     let extensions = ClientExtensions { changed: true, ..ClientExtensions::default() };
     PeerOptions { session, path, local: path, extensions, ..PeerOptions::default() }
 }
@@ -50,9 +50,9 @@ fn open_again(peer: &mut Peer, fixture: &mut Fixture) -> Result<u64, u16> {
 #[test]
 fn every_path_is_notified_once_until_it_reopens() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let mut first = Peer::open(&mut fixture, taker(1, 1));
-    let mut second = Peer::up(&mut fixture, taker(1, 2), "sess");
-    let mut other = Peer::up(&mut fixture, taker(2, 3), "other");
+    let mut first = Peer::open(&mut fixture, accepts_changed(1, 1));
+    let mut second = Peer::up(&mut fixture, accepts_changed(1, 2), "sess");
+    let mut other = Peer::up(&mut fixture, accepts_changed(2, 3), "other");
     other.open_device(&mut fixture, "other", RW).unwrap();
     fixture.resize(2 * OLD);
     for peer in [&mut first, &mut second] {
@@ -74,7 +74,7 @@ fn every_path_is_notified_once_until_it_reopens() {
 #[test]
 fn an_open_by_another_spelling_acknowledges_a_resize_too() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let mut peer = Peer::up(&mut fixture, taker(1, 1), "sess");
+    let mut peer = Peer::up(&mut fixture, accepts_changed(1, 1), "sess");
     for (name, size) in [("//vol", 2), ("/vol", 3), ("vol", 4)] {
         peer.open_device(&mut fixture, name, RW).unwrap();
         fixture.resize(size * OLD);
@@ -97,8 +97,8 @@ fn clients_without_the_extension_are_not_notified() {
 #[test]
 fn a_path_is_not_notified_before_info_rsp() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let mut first = Peer::open(&mut fixture, taker(1, 1));
-    let mut second = Peer::new(&fixture, taker(1, 2));
+    let mut first = Peer::open(&mut fixture, accepts_changed(1, 1));
+    let mut second = Peer::new(&fixture, accepts_changed(1, 2));
     for cid in 0..3 {
         second.connect(&mut fixture, cid).unwrap();
     }
@@ -112,7 +112,7 @@ fn a_path_is_not_notified_before_info_rsp() {
 #[test]
 fn io_follows_the_size() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let mut peer = Peer::open(&mut fixture, taker(1, 1));
+    let mut peer = Peer::open(&mut fixture, accepts_changed(1, 1));
     let end = OLD / 512;
     let mut write = |fixture: &mut Fixture, conn: usize, sector| {
         peer.send_write((conn, 6), io(Rw::WRITE, sector, 512), &[7; 512]);
@@ -135,7 +135,7 @@ fn io_follows_the_size() {
 #[test]
 fn a_forced_removal_is_announced_at_once() {
     let mut fixture = Fixture::new(StandOptions::default());
-    let mut peer = Peer::up(&mut fixture, taker(1, 1), "sess");
+    let mut peer = Peer::up(&mut fixture, accepts_changed(1, 1), "sess");
     peer.send_open_for(15, "vol", RW, OpenRspTail::LONG_LEN);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
     fixture.remove_vol();
@@ -151,13 +151,13 @@ fn a_forced_removal_is_announced_at_once() {
 fn an_unacknowledged_notification_ends_with_its_path() {
     let mut fixture =
         Fixture::new(StandOptions { geometry: Geometry::plain(OLD), ..StandOptions::default() });
-    let mut silent = Peer::open(&mut fixture, taker(1, 1));
+    let mut silent = Peer::open(&mut fixture, accepts_changed(1, 1));
     for round in 2..2000 {
         fixture.resize(round * 4096);
     }
     assert_eq!(silent.immediates(&mut fixture), [CHANGED]);
     silent.leave(&mut fixture);
     fixture.assert_empty();
-    let mut peer = Peer::open(&mut fixture, PeerOptions { recon_cnt: 2, ..taker(1, 1) });
+    let mut peer = Peer::open(&mut fixture, PeerOptions { recon_cnt: 2, ..accepts_changed(1, 1) });
     assert_eq!(peer.immediates(&mut fixture), []);
 }
