@@ -110,10 +110,10 @@ guest_disconnect() {
 # --- the network ---
 # A topology is kept for the next scenario if it is unchanged: creating it took half of the overhead
 # of a scenario.
-TOPOLOGY_PATHS= TOPOLOGY_LOOKS=
+TOPOLOGY_PATHS= TOPOLOGY_STATE=
 
 # Prints the state that a scenario might change.
-topology_looks() {
+topology_state() {
     ip -4 -br addr
     ip -4 rule
     ip -4 route show table all | sort
@@ -127,7 +127,7 @@ guest_network() { # paths
     local paths=$1
     [ "$LAB_ROLE" != one ] || [ "$paths" -ge 2 ] || paths=2
     : >"$LAB_HOME/counters"
-    if [ "$TOPOLOGY_PATHS" = "$paths" ] && [ "$(topology_looks)" = "$TOPOLOGY_LOOKS" ]; then
+    if [ "$TOPOLOGY_PATHS" = "$paths" ] && [ "$(topology_state)" = "$TOPOLOGY_STATE" ]; then
         # Counters of devices start at their current values.
         grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* >"$LAB_HOME/counters"
         return 0
@@ -135,7 +135,7 @@ guest_network() { # paths
     [ -z "$TOPOLOGY_PATHS" ] || guest_network_down || return 1
     topology_up "$paths" || return 1
     TOPOLOGY_PATHS=$paths
-    TOPOLOGY_LOOKS=$(topology_looks)
+    TOPOLOGY_STATE=$(topology_state)
 }
 
 guest_network_down() {

@@ -105,7 +105,7 @@ fn malformed_exports() {
     for export in ["", "=", "vol0=", "vol0=mem:", "vol0=mem:12X", "vol0=mem:0", "vol0=mem:1M,bogus"]
     {
         let done = refused_export(export);
-        assert!(!done.stderr.trim().is_empty(), "no word about export {export:?}: {done:#?}");
+        assert!(!done.stderr.trim().is_empty(), "no message about export {export:?}: {done:#?}");
         let _ = done.code(2).says("export");
     }
     // A name must fit the wire's 255 bytes including its terminator.
@@ -121,7 +121,7 @@ fn port_in_use() {
     let listen = format!("tcp://127.0.0.1:{port}");
     let done = Server::builder().export("vol0=mem:1M").listen(&*listen).run();
     let done = done.code(1).says(&port.to_string()).says("in use");
-    assert_eq!(done.stderr.matches("in use").count(), 1, "said twice: {}", done.stderr);
+    assert_eq!(done.stderr.matches("in use").count(), 1, "reported twice: {}", done.stderr);
 
     let server = Server::builder().export("vol0=mem:1M").start();
     let builder = Client::attach("vol0").path(server.portal()).front(Front::Tcp(port));
@@ -299,7 +299,7 @@ fn attach_without_required_settings() {
         &["frobnicate"],
     ] {
         let done = run(bin("rtrs-client"), words, COMMAND_TIME_MAX).code(2);
-        assert!(!done.stderr.trim().is_empty(), "no word about {words:?}");
+        assert!(!done.stderr.trim().is_empty(), "no message about {words:?}");
     }
     let _ = refused_attach(&["--no-such-flag"]).code(2).says("--no-such-flag");
 }

@@ -260,7 +260,7 @@ fn detach_and_attach_again() {
         let mut nbd = nbd_client(&client);
         let mut back = [0; 512];
         nbd.read_exact(&mut back).expect("read");
-        assert_eq!(back, [byte; 512], "data of the session before");
+        assert_eq!(back, [byte; 512], "data of the previous session");
         byte += 1;
         nbd.seek(SeekFrom::Start(0)).expect("seek");
         nbd.write_all(&[byte; 512]).expect("write");

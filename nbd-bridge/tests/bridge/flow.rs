@@ -141,7 +141,7 @@ fn mixed(fixture: &Fixture, structured: bool, seed: u64, rounds: usize) {
         for _ in 0..depth {
             let reply = client.reply(|cookie| expected[&cookie]);
             assert_eq!(reply.error, 0);
-            let len = expected.remove(&reply.cookie).expect("one reply a request");
+            let len = expected.remove(&reply.cookie).expect("one reply per request");
             assert!(len == 0 || reply.data == model[&reply.cookie], "{} differs", reply.cookie);
         }
         sent.join().unwrap().unwrap();

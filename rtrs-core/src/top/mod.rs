@@ -40,7 +40,7 @@ pub struct IntervalArgs {
 
     /// Print one interval as plain lines, then exit
     ///
-    /// Takes two samples, one interval apart. Also on a terminal.
+    /// Takes two samples, one interval apart, and prints lines even on a terminal.
     #[arg(long, conflicts_with = "count")]
     pub once: bool,
 }

@@ -169,7 +169,7 @@ fn a_session_reconnects_beside_a_thousand_handshakes() {
         let path = ours["paths"].as_array()?.iter().find(up)?;
         Some((ours["name"].as_str()?.to_owned(), path["path"].as_u64()?))
     };
-    let (name, before) = path().expect("the session of the innocent");
+    let (name, before) = path().expect("the session of the innocent client");
     let _ = server.command(&["session", "disconnect", &name]).ok();
     wait_for("the session to reconnect", PATIENCE, || {
         path().filter(|(_, now)| *now != before).map(drop)

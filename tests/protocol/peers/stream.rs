@@ -70,13 +70,9 @@ fn frames_that_violate_the_stream() {
         ("a wrong RDMAP version", just(tagged([0xc1, 0x80], 1, 0, &[])), Some([0x02, 0x05])),
         ("queue 3", just(untagged(SEND, [3, 1, 0], &[0; 8])), Some([0x12, 0x01])),
         ("queue 2^32 - 1", just(untagged(SEND, [u32::MAX, 1, 0], &[0; 8])), Some([0x12, 0x01])),
+        ("a past message number", Box::new(|msn| frame(&send(msn - 1, &[]))), Some([0x12, 0x03])),
         (
-            "a message number that was",
-            Box::new(|msn| frame(&send(msn - 1, &[]))),
-            Some([0x12, 0x03]),
-        ),
-        (
-            "a message number to come",
+            "a future message number",
             Box::new(|msn| frame(&immediate(msn + 1, 0x8000_0000))),
             Some([0x12, 0x03]),
         ),
@@ -99,12 +95,12 @@ fn frames_that_violate_the_stream() {
         ),
         ("a send without a prefix", Box::new(|msn| frame(&untagged(SEND, [0, msn, 0], &[]))), None),
         (
-            "a prefix that says too much",
+            "a prefix with unknown flags",
             Box::new(|msn| frame(&untagged(SEND, [0, msn, 0], &[0xff; 8]))),
             None,
         ),
         (
-            "an invalidation of a key that is none",
+            "an invalidation of an invalid key",
             Box::new(|msn| {
                 let words = [0x0bad_0bad, 0, msn, 0].map(u32::to_be_bytes).concat();
                 frame(&[&[0x41, 0x44][..], &words, &[0; 8]].concat())

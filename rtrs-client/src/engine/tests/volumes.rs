@@ -450,11 +450,15 @@ fn a_session_that_takes_over_waits_for_each_volume() {
     fixture.server.more.named("vol1").open_errno = errno::EPERM;
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
     fixture.run(10 * SEC);
-    assert!(!status(&fixture, SECOND).failed, "the one before may still have it");
+    assert!(!status(&fixture, SECOND).failed, "the previous client may still have it");
     fixture.server.more.named("vol1").open_errno = 0;
     fixture.until("both volumes", 2 * SEC, |s| s.serves_all(2));
     let mut second = Users::of(&fixture, SECOND);
-    assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Io, "what the one before left");
+    assert_eq!(
+        second.run(&mut fixture, IoOp::Flush),
+        IoStatus::Io,
+        "what the previous client left"
+    );
     let tag = fixture.submit(0, IoOp::Flush, 0, 0);
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok), "the first volume is new");

@@ -555,7 +555,10 @@ mod tests {
             assert!(table.acquire(1, key.0, base + 4096, 512, RW).is_err());
             let held = table.acquire(1, next.0, base + 4096, 512, RW).unwrap();
             assert!(matches!(table.revoke(1, next), Err(FabricError::QpState)));
-            assert!(table.acquire(1, next.0, base + 4096, 1, RW).is_err(), "dead for newcomers");
+            assert!(
+                table.acquire(1, next.0, base + 4096, 1, RW).is_err(),
+                "a dead key allows no new access"
+            );
             table.release(held);
             assert_eq!(table.revoke(1, next).unwrap(), next);
             key = next;
@@ -615,7 +618,10 @@ mod tests {
         let held = table.acquire(1, key.0, base, 1, RW).unwrap();
         for _ in 0..2 {
             assert!(matches!(bind(key), Err(FabricError::QpState)));
-            assert!(table.acquire(1, key.0, base, 1, RW).is_err(), "dead for newcomers");
+            assert!(
+                table.acquire(1, key.0, base, 1, RW).is_err(),
+                "a dead key allows no new access"
+            );
         }
         table.release(held);
         let next = bind(key).unwrap();

@@ -7,9 +7,8 @@
 //! connection manager are destroyed here too (`rdma_destroy_id` waits for the kernel's own work on
 //! them). Pinning and unpinning memory and creating hundreds of windows also take time.
 //!
-//! A process has two sets of these threads: one for slow calls, and one for calls
-//! that are expected to be short (`teardown.rs`, `listener.rs`) and must not wait behind the
-//! others.
+//! A process has two sets of these threads: one for slow calls, and one for calls that are expected
+//! to be short (`teardown.rs`, `listener.rs`) and must not wait behind the others.
 //!
 //! One thread is started in advance, since there may be no memory for one when paths fail; more are
 //! started while all are busy, and exit when idle. A call that never returns occupies its thread,

@@ -1,17 +1,17 @@
 //! Paths as the kernel's rnbd writes them: `ip:10.0.0.1@ip:10.0.0.2`.
 //!
-//! What stands after `path=` in the kernel's map_device, and after add_path, is taken wherever a
-//! portal is, and means `rdma://` on the default port, since rnbd writes the port elsewhere
-//! (`dest_port=`). Source and destination are parted by `@` or a comma; IPv6 addresses have no
-//! brackets (kernel rtrs.c, rtrs_addr_to_sockaddr). InfiniBand GIDs name no address of IP, which
-//! our connections go by: they are refused with what to write instead.
+//! The text after `path=` in the kernel's map_device, and after add_path, is accepted wherever a
+//! portal is. It means `rdma://` on the default port, since rnbd has the port elsewhere
+//! (`dest_port=`). `@` or a comma separates source and destination; IPv6 addresses have no brackets
+//! (kernel rtrs.c, rtrs_addr_to_sockaddr). InfiniBand GIDs are not IP addresses, which our
+//! connections need: they are refused with a hint.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Host, PORT_DEFAULT, Portal, Problem, Scheme, check_family, check_zone, is_name};
 use crate::settings::error::ValueError;
 
-/// Reads a path of rnbd; `None` when the text is none.
+/// Parses a path of rnbd; `None` if the text is not one.
 pub(super) fn parse(text: &str) -> Option<Result<Portal, ValueError>> {
     if !has_prefix(text, "ip:") && !has_prefix(text, "gid:") {
         return None;
@@ -72,7 +72,7 @@ fn address(text: &str) -> Result<(IpAddr, Option<&str>), Problem> {
     }
 }
 
-/// The kernel takes the prefixes in any case.
+/// The kernel accepts the prefixes in upper and lower case.
 fn has_prefix(text: &str, prefix: &str) -> bool {
     text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }

@@ -80,7 +80,7 @@ fn an_unproved_path_changes_nothing_of_its_session() {
     let peer = Peer::up(&mut fixture, proving(second_path(2, 1)), "renamed");
     assert!(peer.proof_wanted);
     assert_eq!(fixture.sessions()[0].name.as_deref(), Some("sess1"));
-    assert_eq!(fixture.known.borrow_mut().len(), 0, "its address gets no room kept");
+    assert_eq!(fixture.known.borrow_mut().len(), 0, "no room is reserved for its address");
     // The lists that its session follows do not take it into account.
     owner.open_device(&mut fixture, "other", RW).unwrap();
     fixture.pass(fixture.params.handshake_timeout);
@@ -124,7 +124,7 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     fixture.settle();
     let mut next = unproved(&mut fixture, PeerOptions { recon_cnt: 3, ..PeerOptions::default() });
     assert_eq!(prove(&mut fixture, &queue, &mut next, 1), 0);
-    assert!(owner.closed(&mut fixture) > 0, "that is what it was before");
+    assert!(owner.closed(&mut fixture) > 0, "its earlier connect ends");
     assert!(thief.closed(&mut fixture) > 0);
     next.open_device(&mut fixture, "vol", RW).unwrap();
     next.send_write((1, 3), io(Rw::WRITE, 8, 512), &[1; 512]);

@@ -78,7 +78,7 @@ fn no_access_outlives_a_revoke() {
         if revoked {
             model.use_half(0);
         }
-        assert!(!model.write(model.key, 0), "dead for newcomers");
+        assert!(!model.write(model.key, 0), "a dead key allows no new access");
         for peer in peers {
             peer.join().unwrap();
         }
@@ -96,7 +96,7 @@ fn a_key_never_reaches_the_range_of_its_successor() {
         if bound.is_ok() {
             model.use_half(0);
         }
-        assert!(!model.write(model.key, 0), "dead for newcomers");
+        assert!(!model.write(model.key, 0), "a dead key allows no new access");
         within.join().unwrap();
         assert!(!beyond.join().unwrap(), "the key of the first half reaches the second");
         let next = bound.or_else(|_| model.bind(model.key, 1)).unwrap();
