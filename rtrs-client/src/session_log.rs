@@ -164,7 +164,7 @@ mod tests {
         assert!(matches!(dir.open(), Err(LogError::Busy)), "held by this process");
         drop(log);
         let log = dir.open().unwrap();
-        assert_eq!(log.last_error(), None, "of the attach before");
+        assert_eq!(log.last_error(), None, "that of the previous attach");
         log.for_process().unwrap().write_all(b"more\nrtrs-client: the second\n").unwrap();
         assert_eq!(log.last_error().as_deref(), Some("the second"));
         let text = fs::read_to_string(log.path()).unwrap();

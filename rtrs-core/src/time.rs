@@ -1,6 +1,6 @@
 //! Instants and durations as plain numbers of nanoseconds.
 //!
-//! State machines take the time as an argument and never read a clock. The real clock lives in
+//! State machines take the time as an argument and never read a clock. The real clock is in
 //! `rt/clock.rs`, the virtual one in the simulated fabric.
 
 use std::fmt;

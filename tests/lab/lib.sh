@@ -41,8 +41,8 @@ fail() { # text [detail] [class]
 }
 
 # Records the class of the failure: `data` if data is wrong, `hang` if something never ended. A bug
-# of the guest's kernel never excuses `data`
-# (scripts/lab-verdict.sh). Shown once the scenario has failed.
+# of the guest's kernel never excuses `data` (scripts/lab-verdict.sh). Shown once the scenario has
+# failed.
 class() { # data|hang
     echo "$1" >>"$LAB_HOME/classes"
 }

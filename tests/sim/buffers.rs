@@ -57,7 +57,7 @@ impl Buffers {
 
     /// Takes a slot back; a read may have changed its first `read` bytes.
     pub(super) fn back(&mut self, slot: usize, read: usize) -> Result<(), Failure> {
-        self.look(slot, read, "that its IO does not read to")?;
+        self.look(slot, read, "which its IO does not read to")?;
         self.lent[slot] = false;
         self.note(slot);
         Ok(())
@@ -111,7 +111,7 @@ mod tests {
         buffers.lend(1, fill).unwrap();
         buffers.slice(1, 513).fill(8);
         let failure = buffers.back(1, 512).unwrap_err();
-        assert!(failure.text.contains("buffer 1 changed at byte 512, that"), "{failure:?}");
+        assert!(failure.text.contains("buffer 1 changed at byte 512, which"), "{failure:?}");
         buffers.back(1, 1024).unwrap();
         buffers.slice(1, 3).fill(9);
         for failure in [buffers.check(), buffers.lend(1, fill)] {

@@ -53,7 +53,7 @@ impl Saved {
         Self::beside(run_dir, &run_dir.control_socket(name))
     }
 
-    /// Creates the handle of the files beside this control socket.
+    /// Creates the handle of the files next to this control socket.
     ///
     /// # Errors
     /// Fails if the run directory cannot be used.

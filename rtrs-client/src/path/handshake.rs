@@ -1,6 +1,6 @@
 //! Service connection of a path: INFO_REQ, proofs, opening and closing of devices, heartbeats.
 //!
-//! Connection 0 lives on the control shard. Its first receive is for INFO_RSP; all later ones have
+//! Connection 0 is on the control shard. Its first receive is for INFO_RSP; all later ones have
 //! one size. One request is in flight at a time, on one of the control shard's own permits: one is
 //! for opens and closes, another for fences.
 

@@ -94,7 +94,7 @@ pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, Error> {
     let has = |part: &[u8]| text.windows(part.len()).any(|window| window == part);
     // PKCS#8, and the older format of OpenSSL.
     if has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"4,ENCRYPTED") {
-        let why = "it is encrypted, and there is nobody to ask for its passphrase; decrypt it, for \
+        let why = "it is encrypted, and a daemon cannot ask for its passphrase; decrypt it, for \
                    example with openssl pkey -in FILE -out NEWFILE";
         return Err(Error::Content { path: path.into(), why: why.into() });
     }

@@ -67,7 +67,7 @@ fn run_handshake(change: Change<'_>) -> (Option<Box<Ended>>, Option<Box<Ended>>)
 /// Returns established sessions of a client and a server that know each other.
 pub(crate) fn sessions() -> (Session, Session) {
     let (client, server) = run_handshake(&mut |_, _| {});
-    (client.expect("it keeps to the protocol").session, server.expect("so does it").session)
+    (client.expect("a client session").session, server.expect("a server session").session)
 }
 
 /// Runs the handshakes of an input.

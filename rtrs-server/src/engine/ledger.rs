@@ -282,7 +282,7 @@ mod tests {
             ledger.wrote(1, 1);
             end(&ledger, mem::replace(&mut running, next), 1)
         });
-        assert_eq!(failed.count(), 2, "the first, and the one that ran beside it");
+        assert_eq!(failed.count(), 2, "the first, and the one that overlapped it");
     }
 
     #[test]

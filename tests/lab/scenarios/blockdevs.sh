@@ -31,7 +31,7 @@ compare() { # name target size logical_block write_cache discard
             -ge "$logical"
     fi
     # Through all caches to the disk itself: what is written with O_DSYNC is there at once. The
-    # file lives in memory here, which has no direct IO.
+    # file is in memory here, which has no direct IO.
     [ -f "$target" ] || direct=iflag=direct
     assert_true "$name: a write with FUA" dd if="$LAB_WORK/noise" of="$device" bs=64k count=16 \
         seek=3 oflag=direct,dsync

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: four disks in a session as it shows them, ext4, sessions
+# lab: the kernel's client on our server: attributes of four disks in a session, ext4, sessions
 # topology: one
 # paths: 2
 # limit: 150
@@ -8,8 +8,8 @@
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh
 
-# Compares the attributes of the client's device with those of the disk. "yes" in discard:
-# supported.
+# Compares the attributes of the client's device with those of the disk. discard is "yes" if
+# discards are supported.
 compare() { # name device size logical physical write_cache fua discard
     local name=$1 dev=$2 size=$3 logical=$4
     expect_eq "$name: size" "$(blockdev --getsize64 "/dev/$dev")" "$size"
@@ -83,7 +83,7 @@ scenario() {
     ext4_on "/dev/${devs[2]}"
     cell kernel-client "ext4: files, fsync, fstrim, clean fsck"
     for dev in "${devs[@]:0:3}"; do assert_true "$dev unmaps" kernel_unmap "$dev"; done
-    # The session continues for the fourth device; other sessions start beside it.
+    # The session continues for the fourth device; other sessions start as well.
     for name in brd file; do
         assert_true "$name: a session of its own" ks_map "own-$name" "$name" 2
         assert_true "$name: fio reads back what it wrote" ks_verify "own-$name" 60 "$KS_DEV" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: RDS, our nodes beside the kernel's: throughput and qperf, in turn; prints ratios
+# lab: RDS, our nodes next to the kernel's: throughput and qperf, in turn; prints ratios
 # topology: one
 # paths: 1
 # limit: 600

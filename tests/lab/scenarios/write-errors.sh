@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a disk behind our server fails writes for a while: the writer gets EIO, flushed data stay
+# lab: a disk behind our server fails writes for a while: the writer gets EIO, flushed data stays
 # topology: one
 # paths: 1
 # limit: 300

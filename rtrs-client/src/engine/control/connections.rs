@@ -1,4 +1,4 @@
-//! Connections of a path: connection 0 lives here, the others on their shards, driven by messages.
+//! Connections of a path: connection 0 is here, the others are on their shards, driven by messages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -38,7 +38,7 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
     assert_eq!(add(&mut fixture, "vol1"), Ok(()));
     fixture.until("the volume", SEC, |s| s.serves_all(2));
     assert_eq!(fixture.server.more.named("vol1").opens, 2);
-    assert_eq!(fixture.server.connects().len(), connects, "on the connections there are");
+    assert_eq!(fixture.server.connects().len(), connects, "on the existing connections");
     Users::of(&fixture, SECOND).check(&mut fixture, 3);
     assert_eq!(fixture.volumes(), ["vol0", "vol1"]);
     assert_eq!(

@@ -6,7 +6,7 @@
 //! with others. All locks are shared ones: conflicts are found by looking for locks of others.
 //!
 //! A writable export uses the permissions of a writer and shares none of them; a read-only export
-//! only reads, beside any writer. A loop device takes no locks and is found in sysfs.
+//! only reads, alongside any writer. A loop device takes no locks and is found in sysfs.
 
 use std::fs::{self, File};
 use std::io;

@@ -122,7 +122,7 @@ fn a_closing_path_waits_for_its_io_and_frees_everything() {
     fixture.settle();
     assert_eq!(fixture.load(), (3, 8));
     peer.leave(&mut fixture);
-    assert_eq!(fixture.load(), (0, 4), "requests that no device took are dropped at once");
+    assert_eq!(fixture.load(), (0, 4), "requests that no device accepted are dropped");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining);
     // The client may reconnect while old IO still runs, with new chunks.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };

@@ -1,6 +1,6 @@
 //! Queue pairs, each with a second one that binds windows on soft RoCE.
 //!
-//! Send requests live in a ring of slots in posting order, receives in another (queue.rs). A
+//! Send requests are in a ring of slots in posting order, receives in another (queue.rs). A
 //! completed send request frees all requests before it: those are unsignaled, and a failure would
 //! have completed by itself.
 //!
