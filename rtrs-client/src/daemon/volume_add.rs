@@ -17,7 +17,7 @@ impl AttachedSession {
     pub(super) fn on_add(&mut self, add: Add) {
         match self.begin(&add) {
             Ok(()) => {
-                tracing::info!("{} is to be attached too", add.name);
+                tracing::info!("attaching {} as well", add.name);
                 if let Some(volume) = self.volumes.last_mut() {
                     volume.add = Some(add);
                 }

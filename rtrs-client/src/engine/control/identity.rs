@@ -111,7 +111,7 @@ impl PinnedServer {
         (reported != Some(pinned)).then_some(Mismatch::Server { reported, pinned })
     }
 
-    /// Returns why a server that is not refused still cannot be used while another path is connected.
+    /// Returns why a server that is not refused cannot be used while another path is connected.
     fn refuses_beside(&self, reported: Option<ServerId>) -> Option<Mismatch> {
         let is_new = reported.or(self.id) != self.id;
         (is_new && !rtrs_core::mutated!(NewIdBeside)).then_some(Mismatch::NewServer)

@@ -35,8 +35,8 @@ fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
     })
 }
 
-/// Opens the target of a failed export whose attempt has begun. `is_new` is whether that was just
-/// now: an older one may have failed for a reason that is gone.
+/// Opens the target of a failed export whose attempt has begun. `is_new` is whether it has just
+/// begun: an older one may have failed for a reason that is gone.
 fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> Opened {
     let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.to_owned()));
     let opened = take();

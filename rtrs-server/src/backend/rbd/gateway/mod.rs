@@ -10,7 +10,7 @@
 //! another one only if its owner has ended, which the cluster detects after 30 s.
 //!
 //! A process that was paused for that long may have lost its lock to any other server. It then
-//! counts as standby, even before it has asked, and reopens the image: a thread records the time,
+//! counts as standby, even before it has checked, and reopens the image: a thread records the time,
 //! including that of a suspended host, and an IO that finds the record too old does not begin.
 
 mod device;
