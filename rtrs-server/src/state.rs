@@ -471,7 +471,7 @@ impl Job {
                     tracing::error!(
                         epoch = number,
                         "cannot write or clear {path}: {error}; trying again until that succeeds. \
-                         A client that connects after a start of the server before that may not \
+                         If the server restarts before that, a client that connects then may not \
                          be notified that a sync has failed; check the disk"
                     );
                 }

@@ -1,5 +1,5 @@
-//! The daemon's part of changes of exports, for tests of the engine: commands and reloads of a
-//! server whose control shard the test runs.
+//! The daemon's side of export changes, for tests of the engine: commands and reloads of a server
+//! whose control shard the test runs.
 
 use std::sync::Arc;
 

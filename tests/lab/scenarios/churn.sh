@@ -72,7 +72,7 @@ kill_server() { # round
     wait "$LAB_SERVER"
     serve
     # Its requests in flight end with an error, or wait for the path: bounded either way.
-    assert_within 60 "server $1: the session finds the new one" are_connected vol 2
+    assert_within 60 "server $1: the session connects to the new one" are_connected vol 2
     kill "$fio"
     assert_within 40 "server $1: fio ends" eval "! kill -0 $fio"
     assert_within 30 "server $1: IO works" io "$1"

@@ -63,7 +63,7 @@ pub(super) struct Arrival {
     pub(super) offset: u32,
     /// Time of arrival.
     pub(super) since: Instant,
-    /// Whether its original was still in flight, and it was counted for that.
+    /// Whether its original was still in flight, so that it was counted as a replay.
     pub(super) is_copy: bool,
     /// Whether it arrived before the client had authenticated.
     pub(super) unproved: bool,
