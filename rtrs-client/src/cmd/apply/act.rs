@@ -79,7 +79,7 @@ pub(super) fn act(turn: &Turn<'_>, may: Allowed) -> Result<Option<&'static str>,
         }
         (Action::Unclear, _) => {
             let why = task.reason.clone().unwrap_or_default();
-            Err(Error::new(ErrorKind::System, format!("cannot see its settings: {why}")))
+            Err(Error::new(ErrorKind::System, format!("cannot read its settings: {why}")))
         }
         _ => Ok(None),
     }
