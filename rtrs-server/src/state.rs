@@ -17,6 +17,9 @@
 //! may then see a loss that did not happen, but miss none.
 
 mod clean_stop;
+mod disk_file;
+#[cfg(test)]
+mod full_disk;
 mod probe;
 
 use std::collections::BTreeMap;
@@ -24,7 +27,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -33,11 +36,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rtrs_core::rt::{Account, FilesAs, blkdev, effective_user, random_number};
+use rtrs_core::rt::{Account, FilesAs, effective_user, random_number};
 
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 use crate::engine::epoch_file::{EpochFile, Medium, Saved, fnv1a};
 
+use disk_file::DiskFile;
 pub(crate) use probe::check_directory;
 
 /// Maximum number of characters of an export's name in its file name.
@@ -92,6 +96,20 @@ struct Claim {
     logged: AtomicBool,
 }
 
+impl Claim {
+    /// Logs that the file is empty because it could not be written, unless that is known.
+    fn log_cleared(&self, number: u64, error: &io::Error) {
+        if !self.logged.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                epoch = number,
+                "cannot write {}: {error}; clients treat the next start of this server as a loss \
+                 of unflushed data; free space there",
+                self.path.display()
+            );
+        }
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
         // Removed while the lock is held: a server that waits for it then finds the name missing
@@ -138,6 +156,21 @@ impl StateDir {
         SyncEpoch::unkept(random_number() | 1)
     }
 
+    /// Empties the file of an export whose epoch this server cannot keep. Otherwise a later server
+    /// would continue with that epoch, and clients would miss what this server loses.
+    fn distrust(&self, key: &str) {
+        let Some(files) = &self.store else { return };
+        let path = files.path(key);
+        let cleared = files_as(self.owner.as_ref()).and_then(|_as| DiskFile::new(&path).clear());
+        if let Err(error) = cleared {
+            tracing::error!(
+                "cannot clear {}: {error}. A client that connects after a later start of this \
+                 server may not be notified of a sync that fails until then; check the disk",
+                path.display()
+            );
+        }
+    }
+
     /// Returns the epoch of the export with this `key`. Several servers may share a read-only
     /// export, whose syncs cannot fail.
     ///
@@ -155,12 +188,15 @@ impl StateDir {
                 Err(Taken(files.dir.clone()))
             }
             Err(error) => {
-                let path = files.path(key);
                 tracing::warn!(
                     "cannot use {}: {error}; make it writable. Until then, clients treat every \
                      start of this server as a loss of unflushed data",
-                    path.display()
+                    files.path(key).display()
                 );
+                // A time limit means that another export of this server keeps the epoch.
+                if !read_only && error.kind() != io::ErrorKind::TimedOut {
+                    self.distrust(key);
+                }
                 Ok(Self::unknown())
             }
         }
@@ -234,16 +270,22 @@ impl Files {
         }
         let mut file = claim.file.lock();
         let fresh = fresh_number();
-        let number = match &mut *file {
-            Some(file) => file.reopen(fresh)?,
+        let (number, cleared) = match &mut *file {
+            Some(file) => (file.reopen(fresh)?, file.take_cleared()),
             None => {
                 let mut opened = EpochFile::open(DiskFile::new(&claim.path), fresh)?;
-                // Allocated now rather than when a save needs it.
-                opened.medium().file()?;
-                file.insert(opened).number()
+                let cleared = opened.take_cleared();
+                if cleared.is_none() {
+                    // Opened now rather than when a save needs it.
+                    opened.medium().file()?;
+                }
+                (file.insert(opened).number(), cleared)
             }
         };
         drop(file);
+        if let Some(error) = cleared {
+            claim.log_cleared(number, &error);
+        }
         let store = Claimed { jobs: self.jobs.clone(), claim };
         Ok(SyncEpoch::kept(number, Arc::new(store), key.into()))
     }
@@ -338,88 +380,6 @@ impl EpochStore for ReadOnly {
     }
 }
 
-/// A file on disk as the medium of an [`EpochFile`].
-#[derive(Debug)]
-struct DiskFile {
-    path: PathBuf,
-    open: Option<File>,
-}
-
-impl DiskFile {
-    fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), open: None }
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
-    }
-
-    /// Opens the file for writing, unless it is open.
-    fn file(&mut self) -> io::Result<&File> {
-        match &mut self.open {
-            Some(file) => Ok(file),
-            empty => Ok(empty.insert(File::options().write(true).open(&self.path)?)),
-        }
-    }
-}
-
-impl Medium for DiskFile {
-    fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
-        // A server was killed while it replaced the file: the old file lacks what was saved.
-        if self.path.with_extension("new").try_exists()? {
-            return Ok(Some(Vec::new()));
-        }
-        match fs::read(&self.path) {
-            Ok(content) => Ok(Some(content)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn replace(&mut self, content: &[u8]) -> io::Result<()> {
-        let fresh = self.path.with_extension("new");
-        let written = File::create(&fresh).and_then(|file| {
-            // Not supported everywhere; otherwise the sync below detects a full disk.
-            let _ = blkdev::fallocate(&file, 0, 0, content.len() as u64);
-            file.write_all_at(content, 0)?;
-            file.sync_all()?;
-            fs::rename(&fresh, &self.path)?;
-            Ok(file)
-        });
-        match written {
-            Ok(file) => {
-                self.open = Some(file);
-                self.sync_directory()
-            }
-            Err(error) => {
-                // If it remained, the next server would distrust the file.
-                let _ = fs::remove_file(&fresh);
-                Err(error)
-            }
-        }
-    }
-
-    fn overwrite(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
-        let file = self.file()?;
-        file.write_all_at(bytes, at as u64)?;
-        file.sync_data()
-    }
-
-    fn clear(&mut self) -> io::Result<()> {
-        let emptied = self.file().and_then(|file| {
-            file.set_len(0)?;
-            file.sync_all()
-        });
-        emptied.or_else(|_| {
-            self.open = None;
-            match fs::remove_file(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => self.sync_directory(),
-            }
-        })
-    }
-}
-
 fn run(inbox: &Receiver<Job>) {
     let mut failed: Vec<Job> = Vec::new();
     let mut retry = Instant::now() + RETRY;
@@ -457,15 +417,7 @@ impl Job {
         let path = self.claim.path.display();
         match saved {
             Ok(Saved::Kept) => self.claim.logged.store(false, Ordering::Relaxed),
-            Ok(Saved::Cleared(error)) => {
-                if !self.claim.logged.swap(true, Ordering::Relaxed) {
-                    tracing::error!(
-                        epoch = number,
-                        "cannot write {path}: {error}; clients treat the next start of this \
-                         server as a loss of unflushed data; free space there"
-                    );
-                }
-            }
+            Ok(Saved::Cleared(error)) => self.claim.log_cleared(number, &error),
             Err(error) => {
                 if !self.claim.logged.swap(true, Ordering::Relaxed) {
                     tracing::error!(
@@ -485,6 +437,8 @@ impl Job {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     struct Scratch(PathBuf);

@@ -69,6 +69,8 @@ pub struct EpochFile<M> {
     number: u64,
     /// Both slots hold what this process has written or read.
     intact: bool,
+    /// Reason why the file is empty since it was opened, until it is reported.
+    cleared: Option<io::Error>,
 }
 
 impl<M: Medium> EpochFile<M> {
@@ -81,12 +83,28 @@ impl<M: Medium> EpochFile<M> {
         let content = medium.read()?;
         let newest = content.as_deref().and_then(newest);
         let (sequence, number) = newest.unwrap_or((0, fresh));
-        let mut file = Self { medium, sequence, number, intact: newest.is_some() };
+        let intact = newest.is_some();
+        let mut file = Self { medium, sequence, number, intact, cleared: None };
         if newest.is_none() {
             let known = content.as_deref().and_then(plain_number);
-            file.save(known.unwrap_or(fresh))?;
+            file.allocate(known.unwrap_or(fresh))?;
         }
         Ok(file)
+    }
+
+    /// Saves the epoch of an export that is being opened.
+    fn allocate(&mut self, number: u64) -> io::Result<()> {
+        self.cleared = match self.save(number)? {
+            Saved::Kept => None,
+            Saved::Cleared(error) => Some(error),
+        };
+        Ok(())
+    }
+
+    /// Returns why the last open or reopen could not allocate the file, which is empty then. The
+    /// next save tries again.
+    pub fn take_cleared(&mut self) -> Option<io::Error> {
+        self.cleared.take()
     }
 
     /// Returns the epoch that the file holds, without a change of the file; `None` for a file that
@@ -108,7 +126,7 @@ impl<M: Medium> EpochFile<M> {
     /// The file can be neither written nor cleared.
     pub fn reopen(&mut self, fresh: u64) -> io::Result<u64> {
         if !self.intact {
-            self.save(fresh)?;
+            self.allocate(fresh)?;
         }
         Ok(self.number)
     }
