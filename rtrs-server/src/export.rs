@@ -23,6 +23,7 @@ use crate::access_list::AccessPolicy;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Examiner, Finder};
 use crate::engine::io::overlap::OrphanedWrites;
+use crate::engine::sync_failures::SyncFailures;
 use crate::segments::Segments;
 use crate::stats::ExportCounters;
 
@@ -60,6 +61,8 @@ pub struct Export {
     pub id: Option<ExportId>,
     /// Counts failed syncs.
     pub epoch: Arc<SyncEpoch>,
+    /// Log lines about failed syncs.
+    pub(crate) sync_failures: SyncFailures,
     /// Counters of the IO of all users.
     pub counters: Arc<ExportCounters>,
     /// Set while the operator forbids opens for writing.
@@ -82,6 +85,7 @@ impl Export {
             deny_migration: false,
             id: None,
             epoch: Arc::default(),
+            sync_failures: SyncFailures::default(),
             counters: Arc::default(),
             frozen: AtomicBool::new(false),
             known_size: AtomicU64::new(size),

@@ -18,6 +18,7 @@ pub mod message;
 mod partial;
 pub mod reply_to;
 pub mod session;
+pub(crate) mod sync_failures;
 
 use std::sync::Arc;
 

@@ -22,6 +22,7 @@ use super::table::RequestRef;
 use crate::backend::INFLIGHT_MAX;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{Outbox, ShardMessage};
+use crate::engine::sync_failures::FailedSyncs;
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::stats::{ServerTimes, ShardExportCounters};
 
@@ -64,6 +65,8 @@ pub(super) struct Devices {
     next_idle: usize,
     /// Bytes of the IOs submitted in this turn, plus [`IO_COST`] for each.
     begun: usize,
+    /// Time at which suppressed log lines about failed syncs are to be reported.
+    suppressed_until: Option<Instant>,
     /// Value of [`ExportTable::partial_writes`] when this shard last scanned for them.
     scanned_at: u64,
 }
@@ -79,6 +82,7 @@ impl Devices {
             polled: Vec::new(),
             next_idle: 0,
             begun: 0,
+            suppressed_until: None,
             scanned_at: 0,
         }
     }
@@ -268,6 +272,25 @@ impl Devices {
         open.errors.log(&open.export.name, io, status, now);
     }
 
+    /// Logs a failed sync at a limited rate.
+    #[cold]
+    pub(super) fn log_failed_sync(&mut self, export: ExportIndex, status: IoStatus, now: Instant) {
+        let export = &self.at(export).export;
+        let deadline = export.sync_failures.log(failed_syncs(export), status, now);
+        self.suppressed_until = earliest(self.suppressed_until, deadline);
+    }
+
+    /// Reports suppressed log lines about failed syncs when they are due.
+    pub(super) fn log_suppressed(&mut self, now: Instant) {
+        if self.suppressed_until.is_none_or(|at| now < at) {
+            return;
+        }
+        let open = self.open.iter().flatten().map(|open| &open.export);
+        self.suppressed_until = open.fold(None, |soonest, export| {
+            earliest(soonest, export.sync_failures.log_suppressed(failed_syncs(export), now))
+        });
+    }
+
     /// Queues a request until an open device has room.
     pub(super) fn wait(&mut self, export: ExportIndex, request: RequestRef) {
         let open = self.begin(export);
@@ -348,7 +371,16 @@ impl Devices {
     /// Time of the earliest poll that a device needs.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let polled = self.polled.iter().filter_map(|at| self.open[at.index()].as_ref());
-        polled.fold(None, |at, open| earliest(at, open.device.deadline()))
+        polled.fold(self.suppressed_until, |at, open| earliest(at, open.device.deadline()))
+    }
+}
+
+/// Failed syncs of an export, for a log line.
+fn failed_syncs(export: &Export) -> FailedSyncs<'_> {
+    FailedSyncs {
+        export: &export.name,
+        epoch: export.epoch.number(),
+        failures: export.epoch.rises(),
     }
 }
 

@@ -241,6 +241,7 @@ impl Shard {
         let mut busy = self.look(ctx.out);
         let mut row = 0;
         self.devices.poll_idle(ctx.now);
+        self.devices.log_suppressed(ctx.now);
         while let Some(at) = self.devices.polled(row) {
             busy |= self.devices.poll(at, ctx.now);
             while let Some(completion) = self.devices.reap(at) {

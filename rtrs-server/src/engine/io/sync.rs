@@ -150,14 +150,7 @@ impl IoProgress {
         let epoch = devices.epoch(self.export);
         if self.has_lost(status) && !rtrs_core::mutated!(SyncFailureForgotten) {
             end.saved_by = epoch.raise();
-            let name = devices.name(self.export);
-            tracing::error!(
-                export = name,
-                epoch = epoch.number(),
-                %status,
-                "a sync failed: what was written since the last good flush may be lost; the next \
-                 flush of each session that has written fails"
-            );
+            devices.log_failed_sync(self.export, status, now);
         }
         let Some(number) = self.sync.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);

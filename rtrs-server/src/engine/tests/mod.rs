@@ -30,6 +30,7 @@ mod handshake;
 mod idle;
 mod intruders;
 mod io;
+mod log_lines;
 mod losses;
 mod lossy_disk;
 mod memory;

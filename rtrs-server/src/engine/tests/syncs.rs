@@ -10,6 +10,7 @@ use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, IoHeader, OpenRsp, OpenRspTail, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions};
+use super::log_lines::LogLines;
 use super::peer::{Peer, PeerOptions, io};
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 
@@ -62,6 +63,28 @@ fn disk_errors_are_counted_apart_from_refusals() {
         assert_eq!(fixture.sessions()[0].io.device_errors, device_errors, "{status}");
         assert_eq!(fixture.counters().device_errors, device_errors, "{status}");
     }
+}
+
+/// Both shards fail syncs of one export many times: the lines are few, and count all of them.
+#[test]
+fn failed_syncs_of_an_export_are_logged_at_a_limited_rate() {
+    let lines = LogLines::default();
+    let failed = lines.during(|| {
+        let mut fixture = Fixture::new(StandOptions::default());
+        let (mut writer, _) = open(&mut fixture, 1, AccessMode::ReadWrite);
+        for round in 0..50 {
+            assert_eq!(write(&mut fixture, &mut writer, CORES[round % 2], false), 0);
+            lose(&fixture);
+            assert_eq!(flush(&mut fixture, &mut writer, CORES[(round + 1) % 2]), errno::EIO);
+        }
+        let first = lines.take("a sync failed");
+        assert_eq!(first.len(), 1, "{first:?}");
+        assert!(first[0].contains("export=\"vol\"") && first[0].contains("failures=1 "));
+        fixture.pass(Duration::from_secs(6));
+        lines.take("more syncs failed")
+    });
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert!(failed[0].contains("failures=50 left_out=49 "), "{failed:?}");
 }
 
 #[test]
