@@ -10,16 +10,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rtrs_core::local::{SocketFile, bind_unix};
-use rtrs_core::log_limit::LogLimit;
+use rtrs_core::log_limit::LogLimits;
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
+use rustix::io::Errno;
 use socket2::TcpKeepalive;
 
 use crate::send_buffer;
 use crate::starttls::Relays;
 
-/// Pause after an accept that failed for lack of descriptors or memory.
+/// Pause after the first accept that failed for lack of descriptors or memory; doubled after each
+/// further one, up to `RETRY_MAX`.
 const RETRY: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// Address that NBD clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,7 +160,7 @@ impl Bound {
             tcp: matches!(endpoint, Endpoint::Tcp(_)),
             retry: None,
             failing: None,
-            limit: LogLimit::default(),
+            limit: LogLimits::default(),
             relays,
             _file: file,
         };
@@ -173,12 +176,21 @@ pub struct Listener {
     fd: Fd,
     tcp: bool,
     retry: Option<Instant>,
-    /// None while accepting works, otherwise whether the failure has been logged.
-    failing: Option<bool>,
-    limit: LogLimit,
+    /// None while accepting works.
+    failing: Option<Failing>,
+    limit: LogLimits<()>,
     relays: Option<Arc<Relays>>,
     /// Removes the path of the unix socket on drop.
     _file: Option<SocketFile>,
+}
+
+/// Accepts that have failed since the last client.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    /// Whether the failure has been logged.
+    is_logged: bool,
+    /// Pause before the next attempt.
+    pause: Duration,
 }
 
 impl Listener {
@@ -197,7 +209,7 @@ impl Listener {
             match done.into_fd() {
                 Ok(socket) => {
                     self.accept();
-                    if self.failing.take() == Some(true) {
+                    if self.failing.take().is_some_and(|failing| failing.is_logged) {
                         tracing::info!("accepting NBD clients again");
                     }
                     tune(&socket, self.tcp);
@@ -208,19 +220,31 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    // Logged once, not on every attempt.
-                    if self.failing.is_none() {
-                        let admitted = self.limit.admit(now);
-                        self.failing = Some(admitted.is_some());
-                        if let Some(left_out) = admitted {
-                            tracing::warn!(left_out, "cannot accept NBD clients: {error}");
-                        }
-                    }
-                    self.retry = Some(now + RETRY);
+                    self.failed(now, &error);
                     return None;
                 }
             }
         }
+    }
+
+    /// Logs an accept that failed, and plans the next attempt.
+    fn failed(&mut self, now: Instant, error: &io::Error) {
+        let admitted = self.limit.admit(now, ());
+        let failing = self.failing.unwrap_or(Failing { is_logged: false, pause: RETRY });
+        if let Some(left_out) = admitted {
+            let hint = match Errno::from_io_error(error) {
+                Some(Errno::MFILE | Errno::NFILE) => {
+                    "; close other clients, or raise the limit of open files (ulimit -n, \
+                     LimitNOFILE= in a systemd unit)"
+                }
+                _ => "",
+            };
+            tracing::warn!(left_out, "cannot accept NBD clients, trying again: {error}{hint}");
+        }
+        let is_logged = failing.is_logged || admitted.is_some();
+        let pause = (failing.pause * 2).min(RETRY_MAX);
+        self.failing = Some(Failing { is_logged, pause });
+        self.retry = Some(now + failing.pause);
     }
 
     /// Returns the time at which `take` must be called even if nothing happens.

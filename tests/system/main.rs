@@ -17,7 +17,8 @@
 //! the live view · `units.rs` the units of systemd · `volumes.rs` several volumes in a session. One
 //! file alone: `cargo test -p rtrs-tests --test system admin::`.
 //!
-//! `checks.rs` configuration tests · `image_locks.rs` qemu's locks of images.
+//! `checks.rs` configuration tests · `descriptors.rs` processes without free descriptors ·
+//! `image_locks.rs` qemu's locks of images.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -29,6 +30,7 @@ mod blocks;
 mod checks;
 mod commands;
 mod daemons;
+mod descriptors;
 mod discover;
 mod documents;
 mod exporter;

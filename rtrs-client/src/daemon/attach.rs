@@ -21,6 +21,7 @@ use super::events::{READY_TIMEOUT, forward_events};
 use super::fabrics::FabricRegistry;
 use super::launch::{self, VolumeFronts};
 use super::metrics::Scraped;
+use super::open_files;
 use super::report::{self, Identity};
 use super::roster::Roster;
 use super::saved;
@@ -47,12 +48,14 @@ pub(crate) fn run(plan: &AttachPlan) -> Result<(), Error> {
     attach(plan).inspect_err(report_failure)
 }
 
-/// Tries what a start acquires besides what the plan checks, and releases it: the address of the
-/// metrics, the certificates or RDMA devices of the paths, and the rings of the shards.
+/// Tries what a start acquires besides what the plan checks, and releases it: open files, the
+/// address of the metrics, the certificates or RDMA devices of the paths, and the rings of the
+/// shards.
 ///
 /// # Errors
 /// Those of a start.
 pub(crate) fn check(plan: &AttachPlan) -> Result<(), Error> {
+    open_files::prepare(plan)?;
     let _metrics = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
     FabricRegistry::new(&plan.session)?;
     check_rings(plan.session.shards()).map_err(system("cannot start the shards"))
@@ -73,6 +76,7 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let settings = &plan.session.settings;
     let _log = log_to_stderr(&settings.log, settings.log_format)
         .map_err(system("cannot start the log's thread"))?;
+    open_files::prepare(plan)?;
     let background = is_in_background();
     // The service of the command that started a background process is not this process's own.
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };

@@ -10,6 +10,7 @@
 //! - `device`: the block device of the kernel;
 //! - `control_socket`: serves commands, from the data in `report`; `waiting`: commands that wait
 //!   for the process; `metrics`: serves scrapes from the same data;
+//! - `open_files`: the limit of open descriptors;
 //! - `required_paths`: paths that an attach needs, and those that do not work;
 //! - `link_watcher`: network changes of the host; `saved`: state that the process leaves for a
 //!   takeover.
@@ -27,6 +28,7 @@ pub(crate) mod launch;
 mod link_watcher;
 mod metrics;
 pub(crate) mod notices;
+mod open_files;
 mod report;
 mod required_paths;
 mod roster;

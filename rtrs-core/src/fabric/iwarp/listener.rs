@@ -254,8 +254,14 @@ impl Listeners {
                     self.crowd_out(env.port);
                 }
                 _ => {
-                    tracing::warn!(error = %e, "accept failed, trying again shortly");
                     listener.retry_at = Some(env.now + ACCEPT_PAUSE);
+                    if let Some(left_out) = self.descriptors.admit(env.now) {
+                        tracing::warn!(
+                            error = %e, left_out,
+                            "cannot accept a connection, trying again shortly; if files run out, \
+                             raise the limit of open files"
+                        );
+                    }
                 }
             },
         }
