@@ -207,6 +207,7 @@ impl Bridge {
             any |= conn.take_requests(now, port, shared);
             waits |= conn.waits_for_round();
         }
+        any |= free_unread(now, shared, conns);
         // A round that was just requested is over at once when no other shard has a bridge.
         any |= look(port, shared, conns);
         any |= shared.has_deferred() && shared.release_deferred() | shared.expire_deferred(now);
@@ -231,7 +232,7 @@ impl Bridge {
         }
         shared.notices.log_suppressed(now, shared.terms.name());
         self.recheck = (waits || shared.has_deferred()).then(|| now + RECHECK);
-        let squeezed = shared.buffers.was_squeezed();
+        let squeezed = shared.buffers.was_squeezed() | shared.first_reader.beside_unread;
         self.squeezed = squeezed.then(|| self.squeezed.unwrap_or(now));
         if self.squeezed.is_some_and(|since| now.since(since) >= SQUEEZED_MAX) {
             any |= shared.move_on();
@@ -246,6 +247,10 @@ impl Bridge {
         let soonest = earliest(self.shared.queue.device().deadline(), self.recheck);
         let soonest = earliest(soonest, self.squeezed.map(|since| since + SQUEEZED_MAX));
         let soonest = earliest(soonest, self.shared.notices.deadline());
+        let first = &self.shared.first_reader;
+        let waits = first.slot().is_some() && !first.beside_unread;
+        let stalls = self.conns.iter().flatten().filter_map(Conn::stalls_at);
+        let soonest = earliest(soonest, stalls.filter(|_| waits).min());
         conns.fold(soonest, |soonest, conn| earliest(soonest, conn.deadline()))
     }
 
@@ -300,6 +305,22 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     }
     shared.seat.group.has_looked(shared.seat.shard, due.round);
     true
+}
+
+/// Frees memory of clients that do not read their replies, if another one waits for memory. Returns
+/// true when that may help.
+fn free_unread(now: Instant, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
+    let first = shared.first_reader.slot();
+    let before = std::mem::take(&mut shared.first_reader.beside_unread);
+    let Some(first) = first else { return false };
+    let mut any = false;
+    for conn in conns.iter_mut().flatten().filter(|conn| conn.id.slot != first) {
+        if conn.stalls_at().is_some_and(|at| at <= now) {
+            shared.first_reader.beside_unread = true;
+            any |= conn.drop_data(now, shared);
+        }
+    }
+    any | (shared.first_reader.beside_unread && !before)
 }
 
 /// Closes the connections affected by internal errors. Returns true when there was one.

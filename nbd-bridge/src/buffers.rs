@@ -214,6 +214,14 @@ impl Buffers {
         PIECE_MAX.min(buffers * PART_MAX)
     }
 
+    /// Maximum length, in bytes, of a read piece for which a connection without memory gets memory
+    /// now.
+    pub(crate) fn available_piece(&self) -> usize {
+        let kept = self.kept();
+        let free = self.share().room().saturating_sub(kept.saturating_sub(self.receivers));
+        PIECE_MAX.min(free.saturating_sub(kept.saturating_sub(self.readers)).max(1) * PART_MAX)
+    }
+
     /// Takes the receive buffer of a new connection.
     pub(crate) fn take_receiver(&mut self) -> Option<u32> {
         let buffer = self.take()?;

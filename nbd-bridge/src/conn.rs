@@ -15,12 +15,14 @@
 //! This file holds the lifecycle and the timeouts of a connection; `parse` turns bytes into
 //! requests, `socket` receives and sends. Each part of the state has a file: `link` the socket and
 //! its operations, `input` the received bytes, `output` the replies, `gate` the check before the
-//! first request, `loss_reports` the losses that the client knows of. Called by `bridge`.
+//! first request, `loss_reports` the losses that the client knows of, `not_reading` the memory of
+//! a client that does not read. Called by `bridge`.
 
 mod gate;
 mod input;
 mod link;
 mod loss_reports;
+mod not_reading;
 mod output;
 mod parse;
 mod socket;
@@ -293,7 +295,7 @@ impl Conn {
     }
 
     fn free_row(&mut self, row: u32, shared: &mut Shared) {
-        if !shared.free_row(row, &mut self.memory) {
+        if !shared.free_row(row, self.rows, &mut self.memory) {
             return;
         }
         self.rows -= 1;
@@ -306,6 +308,7 @@ impl Conn {
     pub(crate) fn take_requests(&mut self, now: Instant, port: &Port, shared: &mut Shared) -> bool {
         let mut any = false;
         self.note_reported(shared);
+        any |= self.read_again(shared);
         while !self.link.is_receiving() && self.step(port, shared) {
             any = true;
         }

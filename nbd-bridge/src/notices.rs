@@ -19,6 +19,7 @@ pub(crate) enum Notice {
     NoBuffers,
     UnansweredWrites,
     PoolUnavailable,
+    NotReading,
 }
 
 impl Notice {
@@ -30,6 +31,7 @@ impl Notice {
             Self::NoBuffers => "NBD client turned away: all buffers are in use",
             Self::UnansweredWrites => "NBD connection ended with unanswered writes",
             Self::PoolUnavailable => "cannot allocate another pool of NBD buffers",
+            Self::NotReading => "NBD client does not read its replies",
         }
     }
 }

@@ -19,17 +19,38 @@ pub(crate) use row::{ConnId, NbdRow};
 pub(crate) struct Requests {
     rows: Vec<NbdRow>,
     free: Vec<u32>,
+    /// Number of rows reserved for each possible connection.
+    reserve: usize,
+    /// Number of reserved rows that are not in use.
+    reserved: usize,
 }
 
+/// Part of the rows that is reserved for the connections, evenly.
+const RESERVED_PART: usize = 4;
+
 impl Requests {
-    pub(crate) fn new(count: u32) -> Self {
+    /// Creates the rows of a shard with at most this number of connections.
+    pub(crate) fn new(count: u32, connections_max: usize) -> Self {
         let row = |_| NbdRow { parts: Vec::with_capacity(2), ..NbdRow::empty() };
-        Self { rows: (0..count).map(row).collect(), free: (0..count).rev().collect() }
+        let reserve = count as usize / RESERVED_PART / connections_max.max(1);
+        Self {
+            rows: (0..count).map(row).collect(),
+            free: (0..count).rev().collect(),
+            reserve,
+            reserved: reserve * connections_max,
+        }
     }
 
-    /// Allocates a cleared row.
-    pub(crate) fn take(&mut self) -> Option<u32> {
+    /// Allocates a cleared row for a connection that has `rows`. Beyond its reserve, a connection
+    /// may hold at most as many rows as are free for all, so that clients that do not read their
+    /// replies leave room for others.
+    pub(crate) fn take(&mut self, rows: usize) -> Option<u32> {
+        let within = rows < self.reserve;
+        if !within && rows.max(1) > self.free.len().saturating_sub(self.reserved) {
+            return None;
+        }
         let index = self.free.pop()?;
+        self.reserved -= usize::from(within);
         let row = &mut self.rows[index as usize];
         debug_assert!(row.parts.is_empty() && row.progress.pending() == 0);
         let parts = std::mem::take(&mut row.parts);
@@ -37,14 +58,16 @@ impl Requests {
         Some(index)
     }
 
-    /// Frees a row. The caller has already released its parts.
-    pub(crate) fn give(&mut self, index: u32) {
+    /// Frees a row of a connection that has `rows` others. The caller has already released its
+    /// parts.
+    pub(crate) fn give(&mut self, index: u32, rows: usize) {
         let row = &mut self.rows[index as usize];
         let empty = row.parts.is_empty() && !row.fragments.has_memory();
         debug_assert!(empty && row.progress.pending() == 0, "row {index} was freed in use");
         debug_assert!(!row.overlaps.is_listed(), "row {index} was freed in a table");
         row.live = false;
         self.free.push(index);
+        self.reserved += usize::from(rows < self.reserve);
     }
 
     pub(crate) fn row(&mut self, index: u32) -> &mut NbdRow {
@@ -70,11 +93,6 @@ impl Requests {
     /// Number of rows in the table of orphaned writes; for tests.
     pub(crate) fn orphaned(&self) -> usize {
         self.rows.iter().filter(|row| row.overlaps.is_orphaned()).count()
-    }
-
-    /// Number of unused rows.
-    pub(crate) fn free(&self) -> usize {
-        self.free.len()
     }
 
     /// Total number of rows.

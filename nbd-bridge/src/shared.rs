@@ -79,7 +79,7 @@ impl Shared {
             terms: ExportTerms::new(name, config),
             buffers,
             first_reader: FirstReader::default(),
-            requests: Requests::new(config.requests_max),
+            requests: Requests::new(config.requests_max, config.connections_max),
             stats: FrontEndStats::default(),
             notices: Notices::default(),
             internal_errors: internal_error::InternalErrors::default(),
@@ -130,15 +130,6 @@ impl Shared {
         }
     }
 
-    /// Takes a row for a connection that already has `rows`. A connection may hold at most as many
-    /// rows as are free, so that a client that does not read its replies leaves room for others.
-    pub(crate) fn take_row(&mut self, rows: usize) -> Option<u32> {
-        if rows > self.requests.free() {
-            return None;
-        }
-        self.requests.take()
-    }
-
     /// Allocates memory for a read of connection `slot` and appends it to the row's parts: all
     /// or nothing.
     pub(crate) fn take_read(
@@ -160,6 +151,19 @@ impl Shared {
             self.first_reader.wait(slot);
         }
         false
+    }
+
+    /// Drops the data of a finished read, which is to be read again. Returns false if the row holds
+    /// no such data.
+    pub(crate) fn drop_data(&mut self, row: u32, memory: &mut ReadMemory) -> bool {
+        let entry = self.requests.row(row);
+        let drops = entry.forget_piece();
+        if drops {
+            while let Some(part) = entry.parts.pop() {
+                self.buffers.release_read(part.buffer, memory);
+            }
+        }
+        drops
     }
 
     /// Submits the ready bytes of a row to the device, behind rows that already wait. A row that
@@ -349,9 +353,10 @@ impl Shared {
         }
     }
 
-    /// Frees a row and its memory. Returns false when the row has to stay.
+    /// Frees a row and its memory, for a connection that has `rows`. Returns false when the row has
+    /// to stay.
     #[must_use]
-    pub(crate) fn free_row(&mut self, row: u32, memory: &mut ReadMemory) -> bool {
+    pub(crate) fn free_row(&mut self, row: u32, rows: usize, memory: &mut ReadMemory) -> bool {
         if !self.leave_tables(row) {
             return false;
         }
@@ -366,7 +371,7 @@ impl Shared {
         if let Some(part) = entry.fragments.take_memory() {
             self.buffers.release_read(part.buffer, memory);
         }
-        self.requests.give(row);
+        self.requests.give(row, rows - 1);
         true
     }
 

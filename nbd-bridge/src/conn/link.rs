@@ -35,7 +35,8 @@ pub(super) struct Link {
     broken: bool,
     /// Time when bytes last arrived, or when the connection began to wait for them.
     heard: Instant,
-    /// Deadline of the send in progress.
+    /// Start of the send in progress, and its deadline.
+    send_began: Instant,
     send_by: Instant,
 }
 
@@ -53,6 +54,7 @@ impl Link {
             half_closed: false,
             broken: false,
             heard: now,
+            send_began: now,
             send_by: now,
         })
     }
@@ -109,6 +111,7 @@ impl Link {
 
     pub(super) fn send(&mut self, now: Instant, vecs: Box<IoVecs>, port: &Port) {
         let seconds = vecs.remaining() as u64 / SEND_RATE_MIN;
+        self.send_began = now;
         self.send_by = now + STALL_TIMEOUT + Duration::from_secs(seconds);
         let op = RingOp::SendMsg { fd: self.fd.clone(), iov: vecs };
         self.sending = Some(port.submit(op, TOKEN_SEND | self.slot));
@@ -177,6 +180,11 @@ impl Link {
     /// Returns the time by which the rest of a message must arrive, if a receive is running.
     pub(super) fn receive_by(&self) -> Option<Instant> {
         self.receiving.is_some().then(|| self.heard + STALL_TIMEOUT)
+    }
+
+    /// Returns when the send in progress began.
+    pub(super) fn send_began(&self) -> Option<Instant> {
+        self.sending.is_some().then_some(self.send_began)
     }
 
     /// Returns the time by which the send in progress must end.

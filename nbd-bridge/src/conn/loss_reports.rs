@@ -128,8 +128,8 @@ mod tests {
     fn flushes_that_arrived_before_the_report_was_sent_report_the_loss_too() {
         let losses = Losses::default();
         let mut reports = LossReports::new(false, Some(&losses));
-        let mut requests = Requests::new(1);
-        let row = requests.take().unwrap();
+        let mut requests = Requests::new(1, 1);
+        let row = requests.take(0).unwrap();
         losses.add();
         assert!(reports.end_flush(row, requests.row(row), &losses));
         assert_eq!(requests.row(row).reply.status(), IoStatus::Io);

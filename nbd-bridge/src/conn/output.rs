@@ -14,6 +14,9 @@ const REPLIES_MAX: usize = 64;
 /// Maximum number of slices per system call: a 32 MiB piece of a read in parts, or many small
 /// reads.
 const SLICES_MAX: usize = 320;
+/// Number of bytes after which a send gets no further reply. A client that does not read keeps the
+/// memory of a send.
+const SEND_MAX: usize = 4 << 20;
 /// Bytes of handshake replies that may be queued before further options are processed.
 const GREETING_MAX: usize = 64 * 1024;
 
@@ -28,6 +31,8 @@ pub(super) struct Output {
     greeting: Vec<u8>,
     replies: VecDeque<u32>,
     in_send: Vec<u32>,
+    /// Rows whose data was dropped and must be read again.
+    dropped: VecDeque<u32>,
     /// Row of a simple reply that has been sent in part.
     cut_short: Option<u32>,
     /// Bytes of the next send that were already sent.
@@ -44,6 +49,7 @@ impl Output {
             greeting,
             replies: VecDeque::with_capacity(rows),
             in_send: Vec::with_capacity(REPLIES_MAX),
+            dropped: VecDeque::with_capacity(rows),
             cut_short: None,
             sent_before,
         })
@@ -76,7 +82,31 @@ impl Output {
 
     /// Takes the next row whose reply waits to be sent, and drops the reply.
     pub(super) fn drop_reply(&mut self) -> Option<u32> {
-        self.replies.pop_front()
+        self.replies.pop_front().or_else(|| self.dropped.pop_front())
+    }
+
+    /// Moves rows from the waiting replies to those that must be read again, if `drop` has dropped
+    /// their data. Returns the number of such rows.
+    pub(super) fn drop_data(&mut self, mut drop: impl FnMut(u32) -> bool) -> usize {
+        let Self { replies, dropped, cut_short, .. } = self;
+        let before = replies.len();
+        replies.retain(|row| {
+            // The rest of a simple reply may not fail any more.
+            let drops = *cut_short != Some(*row) && drop(*row);
+            dropped.extend(drops.then_some(*row));
+            !drops
+        });
+        before - replies.len()
+    }
+
+    /// First row whose data must be read again.
+    pub(super) fn first_dropped(&self) -> Option<u32> {
+        self.dropped.front().copied()
+    }
+
+    /// Removes the first row whose data must be read again.
+    pub(super) fn pop_dropped(&mut self) {
+        self.dropped.pop_front();
     }
 
     /// Whether the reply of a row is in the send that was gathered last.
@@ -118,7 +148,8 @@ impl Output {
         }
         while let Some(index) = next_reply(&self.replies, self.cut_short) {
             let row = requests.row(index);
-            if self.in_send.len() == REPLIES_MAX || !batch.has_room(row) {
+            let full = self.in_send.len() == REPLIES_MAX || batch.vecs.remaining() >= SEND_MAX;
+            if full || !batch.has_room(row) {
                 break;
             }
             batch.add_reply(row);

@@ -16,9 +16,23 @@ use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
 use crate::requests::{Command, Late};
 use crate::shared::Shared;
 
+/// Rest of a read, from the start of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) len: u64,
+    /// Block size of the device.
+    pub(super) block: u64,
+    /// The read must be answered with one chunk.
+    pub(super) one_chunk: bool,
+}
+
 impl Conn {
     /// Performs one parsing step. Returns false when more bytes, rows or memory are needed.
     pub(super) fn step(&mut self, port: &Port, shared: &mut Shared) -> bool {
+        let is_between = matches!(self.phase, Phase::Header | Phase::Starved(_));
+        if is_between && self.output.first_dropped().is_some() {
+            return false;
+        }
         match self.phase {
             Phase::Ended => false,
             Phase::Handshake(_) => self.step_handshake(port, shared),
@@ -98,7 +112,7 @@ impl Conn {
                 self.start_request(valid, port, shared)
             }
             Err(refusal) => {
-                let Some(row) = shared.take_row(self.rows) else { return false };
+                let Some(row) = shared.requests.take(self.rows) else { return false };
                 self.input.consume(Request::LEN);
                 self.rows += 1;
                 let entry = shared.requests.row(row);
@@ -125,12 +139,12 @@ impl Conn {
         let command = Command::new(&request, self.min_block());
         let fragments = command.cut().fragments();
         let room = fragments == 0 || shared.turns.has_room();
-        let Some(row) = room.then(|| shared.take_row(self.rows)).flatten() else {
+        let Some(row) = room.then(|| shared.requests.take(self.rows)).flatten() else {
             self.phase = Phase::Starved(request);
             return false;
         };
         let Some(piece) = self.take_memory(&command, row, shared) else {
-            shared.requests.give(row);
+            shared.requests.give(row, self.rows);
             self.phase = Phase::Starved(request);
             return false;
         };
@@ -149,34 +163,45 @@ impl Conn {
     /// pieces of a read; None when memory is short.
     fn take_memory(&mut self, command: &Command, row: u32, shared: &mut Shared) -> Option<u64> {
         let (op, block, whole) = (command.op(), command.cut().block, command.whole_len());
-        // After its first piece, a simple reply cannot report an error any more.
-        let may_split = self.structured() && !command.one_chunk();
-        let piece_of = |most: usize| {
-            let pieces = whole.div_ceil(most as u64).max(1);
-            whole.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(block)).min(whole)
-        };
-        let piece = piece_of(PIECE_MAX);
-        let memory = match op {
-            Op::Read => piece,
+        let bytes = match op {
+            Op::Read => {
+                let piece = Piece { len: whole, block, one_chunk: command.one_chunk() };
+                return self.take_piece(row, piece, shared);
+            }
             // The extents as the device lists them, and as the client receives them.
             Op::BlockStatus => 2 * extents::LEN_MAX as u64,
             _ => 2 * block * command.cut().fragments() as u64,
         };
-        let mut take = |shared: &mut Shared, bytes: u64| {
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-            bytes == 0 || shared.take_read(self.id.slot, row, bytes, &mut self.memory)
+        (bytes == 0 || self.take_bytes(row, bytes, shared)).then_some(whole)
+    }
+
+    fn take_bytes(&mut self, row: u32, bytes: u64, shared: &mut Shared) -> bool {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        shared.take_read(self.id.slot, row, bytes, &mut self.memory)
+    }
+
+    /// Takes the memory of a piece of a read. Returns the length of the piece; None when memory is
+    /// short.
+    pub(super) fn take_piece(&mut self, row: u32, of: Piece, shared: &mut Shared) -> Option<u64> {
+        let piece_of = |most: usize| {
+            let pieces = of.len.div_ceil(most as u64).max(1);
+            of.len.div_ceil(pieces).next_multiple_of(PIECE_ALIGN.max(of.block)).min(of.len)
         };
-        if take(shared, memory) {
+        let piece = piece_of(PIECE_MAX);
+        if self.take_bytes(row, piece, shared) {
             return Some(piece);
         }
-        if op == Op::Read && may_split {
-            let guaranteed = piece_of(shared.buffers.guaranteed_piece());
-            // Other bridges hold the memory that a long piece would need.
-            if guaranteed < piece && take(shared, guaranteed) {
-                return Some(guaranteed);
-            }
+        // After its first piece, a simple reply cannot report an error any more.
+        if !self.structured() || of.one_chunk {
+            return None;
         }
-        None
+        // Other bridges hold the memory that a long piece would need, or a client that does not
+        // read its replies does.
+        let mut smaller = piece_of(shared.buffers.guaranteed_piece());
+        if smaller >= piece && shared.first_reader.beside_unread && self.memory.is_empty() {
+            smaller = piece_of(shared.buffers.available_piece());
+        }
+        (smaller < piece && self.take_bytes(row, smaller, shared)).then_some(smaller)
     }
 
     /// Submits a new row to the device, or finishes it when the device has nothing to do.

@@ -104,6 +104,11 @@ impl Progress {
         self.complete = self.ready == len;
     }
 
+    /// Returns to the start of the current piece of a read, which is not ready any more.
+    pub(crate) fn forget_piece(&mut self) {
+        (self.ready, self.handed, self.complete) = (self.base, self.base, false);
+    }
+
     /// Records that no further bytes become ready.
     pub(crate) fn set_complete(&mut self) {
         self.complete = true;

@@ -13,7 +13,7 @@ use super::fragments::Fragments;
 use super::loss_marks::LossMarks;
 use super::overlaps::Overlaps;
 use super::progress::Progress;
-use super::reply_state::ReplyState;
+use super::reply_state::{Late, ReplyState};
 use crate::buffers::Part;
 use crate::proto::Op;
 use crate::proto::wire::base_allocation;
@@ -116,6 +116,23 @@ impl NbdRow {
     /// Makes the next piece of a read ready, reusing the memory of the previous piece.
     pub(crate) fn next_piece(&mut self) {
         self.progress.next_piece(self.whole_len());
+    }
+
+    /// Forgets the data of the current piece of a finished read, which [`Self::begin_read`] reads
+    /// again. Returns false for other rows.
+    pub(crate) fn forget_piece(&mut self) -> bool {
+        let has_data = self.command.op() == Op::Read && !self.parts.is_empty();
+        let is_whole = self.reply.error().is_none() && self.reply.late() == Late::No;
+        let forgets = has_data && is_whole && self.progress.is_drained();
+        if forgets {
+            self.progress.forget_piece();
+        }
+        forgets
+    }
+
+    /// Number of bytes from the current piece of a read to the end.
+    pub(crate) fn unsent(&self) -> u64 {
+        u64::from(self.whole_len() - self.progress.current_piece().start)
     }
 
     fn whole_len(&self) -> u32 {

@@ -5,12 +5,19 @@
 pub(crate) struct FirstReader {
     /// Connection whose read waits for memory.
     slot: Option<usize>,
+    /// Other clients do not read their replies meanwhile.
+    pub(crate) beside_unread: bool,
 }
 
 impl FirstReader {
     /// Whether another connection takes precedence over this one.
     pub(super) fn is_other(&self, slot: usize) -> bool {
         self.slot.is_some_and(|first| first != slot)
+    }
+
+    /// Connection that has precedence.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.slot
     }
 
     /// Gives precedence to a connection, unless another has it.

@@ -18,4 +18,5 @@ mod programs;
 mod resize;
 mod status;
 mod time;
+mod unread;
 mod violations;

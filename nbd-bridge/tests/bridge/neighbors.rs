@@ -18,15 +18,15 @@ use crate::fixture::{config, geometry};
 const MIB: u32 = 1 << 20;
 const PART: u32 = 256 << 10;
 
-struct Many {
+pub(crate) struct Many {
     ring: Rc<Ring>,
-    bridges: Vec<Bridge>,
-    switches: Vec<Arc<Switches>>,
+    pub(crate) bridges: Vec<Bridge>,
+    pub(crate) switches: Vec<Arc<Switches>>,
     now: Instant,
 }
 
 impl Many {
-    fn new(count: usize, config: BridgeConfig) -> Self {
+    pub(crate) fn new(count: usize, config: BridgeConfig) -> Self {
         let ring = Ring::new(64).unwrap();
         let pools = BufferPools::default();
         let (mut bridges, mut switches) = (Vec::new(), Vec::new());
@@ -40,7 +40,7 @@ impl Many {
         Self { ring, bridges, switches, now: Instant::from_nanos(1 << 50) }
     }
 
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let mut quiet = 0;
         self.now = self.now + Duration::from_millis(100);
         while quiet < 5 {
@@ -53,7 +53,7 @@ impl Many {
         }
     }
 
-    fn client(&mut self, at: usize, structured: bool) -> Client {
+    pub(crate) fn client(&mut self, at: usize, structured: bool) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         self.bridges[at].adopt(self.now, theirs.into());
@@ -96,7 +96,7 @@ impl Many {
     }
 
     /// Reads while everything turns. Returns None without an answer.
-    fn read(&mut self, client: &mut Client, flags: u16, len: u32) -> Option<u32> {
+    pub(crate) fn read(&mut self, client: &mut Client, flags: u16, len: u32) -> Option<u32> {
         let mut other =
             Client::past_handshake(client.stream.try_clone().unwrap(), client.structured);
         other.stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();

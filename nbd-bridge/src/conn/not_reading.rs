@@ -1,0 +1,67 @@
+//! Memory of a client that does not read its replies.
+//!
+//! When another client waits for memory, the data of finished reads that are not being sent is
+//! dropped. It is read again, a limited amount at a time, once the client has read what was sent
+//! before; until then, no further requests of the client are taken. The data of a read may be as of
+//! any time before its reply, so this is invisible to the client.
+
+use rtrs_core::time::{Duration, Instant};
+
+use super::Conn;
+use super::parse::Piece;
+use crate::notices::Notice;
+use crate::shared::Shared;
+
+/// Time for which a send must have been running before its client counts as one that does not read.
+const STALLED_AFTER: Duration = Duration::from_millis(200);
+/// Number of buffers for which dropped data is read again at once.
+const AGAIN_MAX: usize = 16;
+
+impl Conn {
+    /// Returns the time from which the client counts as one that does not read, if a send is
+    /// running.
+    pub(crate) fn stalls_at(&self) -> Option<Instant> {
+        self.link.send_began().map(|began| began + STALLED_AFTER)
+    }
+
+    /// Drops the data of reads that are not being sent. Returns true when there was such data.
+    pub(crate) fn drop_data(&mut self, now: Instant, shared: &mut Shared) -> bool {
+        let Self { output, memory, .. } = self;
+        let replies = output.drop_data(|row| shared.drop_data(row, memory));
+        if replies == 0 {
+            return false;
+        }
+        if let Some(left_out) = shared.notices.admit(now, Notice::NotReading) {
+            tracing::warn!(
+                export = shared.terms.name(),
+                peer = %self.link.peer(),
+                replies,
+                left_out,
+                "NBD client does not read its replies: other clients get their memory, and the \
+                 data is read again later"
+            );
+        }
+        true
+    }
+
+    /// Reads dropped data again, if the client has read what was sent. Returns true when a read
+    /// began.
+    pub(super) fn read_again(&mut self, shared: &mut Shared) -> bool {
+        let mut any = false;
+        while let Some(row) = self.output.first_dropped() {
+            let waits = self.link.is_sending() || self.memory.held() >= AGAIN_MAX;
+            if waits || shared.queue.is_congested() {
+                break;
+            }
+            let entry = shared.requests.row(row);
+            let (block, one_chunk) = (entry.command.cut().block, entry.command.one_chunk());
+            let rest = Piece { len: entry.unsent(), block, one_chunk };
+            let Some(piece) = self.take_piece(row, rest, shared) else { break };
+            self.output.pop_dropped();
+            shared.requests.row(row).begin_read(u32::try_from(piece).unwrap_or(u32::MAX));
+            shared.submit(row);
+            any = true;
+        }
+        any
+    }
+}
