@@ -14,7 +14,7 @@ use rtrs_core::fabric::{
 };
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::EvictionSecret;
-use rtrs_core::ids::{ConnIndex, PathUuid, PermitId, QpNum, Rkey};
+use rtrs_core::ids::{ConnIndex, PathId, PathUuid, PermitId, QpNum, Rkey};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::{
@@ -65,6 +65,8 @@ pub(crate) struct Endpoints {
     pub(crate) remote: SocketAddr,
     /// Name that the server's certificate must have; None for its address.
     pub(crate) peer_name: Option<Arc<str>>,
+    /// Slot of the path, for the IDs of its work requests.
+    pub(crate) path: PathId,
 }
 
 /// Private data of one connection of a path.
@@ -198,6 +200,7 @@ enum Step {
 
 #[derive(Debug)]
 pub(crate) struct ServiceConnection {
+    path: PathId,
     qp: QpNum,
     pd: Arc<dyn ProtectionDomain>,
     region: Option<Arc<dyn MemoryRegistration>>,
@@ -221,12 +224,13 @@ impl ServiceConnection {
         timeout: Duration,
         fabric: &mut dyn Fabric,
     ) -> Result<Self, FabricError> {
-        let Endpoints { local, remote, peer_name } = endpoints;
+        let Endpoints { local, remote, peer_name, path } = endpoints;
         let pd = fabric.alloc_pd(PdUse::Connect { local, remote })?;
         let limits = QpLimits { send_max: 64, recv_max: RECEIVES + 1 };
         let params = ConnectParams { local, remote, private_data, limits, timeout, peer_name };
         let qp = fabric.connect(now, &pd, &params)?;
         Ok(Self {
+            path,
             qp,
             pd,
             region: None,
@@ -289,7 +293,7 @@ impl ServiceConnection {
         let registration = self.pd.register(&region, Access::REMOTE_WRITE)?;
         self.region = Some(registration);
         let info = self.sge(INFO_RSP_AT, rsp_len)?;
-        fabric.post_recv(self.qp, WrId::Receive(RECEIVES).encode(), Some(info))?;
+        fabric.post_recv(self.qp, WrId::Receive(RECEIVES).encode(self.path), Some(info))?;
         for slot in 0..RECEIVES {
             self.post_receive(slot, fabric)?;
         }
@@ -449,7 +453,9 @@ impl ServiceConnection {
         if wc.status != WcStatus::Success || self.ending {
             return Ok(ServiceEvent::Nothing);
         }
-        let WrId::Receive(slot) = WrId::decode(wc.wr_id) else { return Ok(ServiceEvent::Nothing) };
+        let Some((WrId::Receive(slot), _)) = WrId::decode(wc.wr_id) else {
+            return Ok(ServiceEvent::Nothing);
+        };
         if slot == RECEIVES {
             return self.on_info(wc.byte_len as usize);
         }
@@ -652,13 +658,14 @@ impl ServiceConnection {
     ) -> Result<(), FabricError> {
         self.posted += 1;
         let signaled = self.posted.is_multiple_of(16);
-        fabric.post_send(self.qp, WorkRequest { wr_id: WrId::Request.encode(), op, sges, signaled })
+        let wr_id = WrId::Request.encode(self.path);
+        fabric.post_send(self.qp, WorkRequest { wr_id, op, sges, signaled })
     }
 
     fn post_receive(&self, slot: u32, fabric: &mut dyn Fabric) -> Result<(), FabricError> {
         let len = answer_len(self.is_timed());
         let sge = self.sge(RECEIVES_AT + slot as usize * ANSWER_SLOT, len)?;
-        fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))
+        fabric.post_recv(self.qp, WrId::Receive(slot).encode(self.path), Some(sge))
     }
 
     fn store(&self, bytes: &[u8]) -> Result<Sge, FabricError> {

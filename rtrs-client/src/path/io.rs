@@ -2,7 +2,7 @@
 
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::fabric::RemoteMem;
-use rtrs_core::ids::{PermitId, Rkey};
+use rtrs_core::ids::{PathId, PermitId, Rkey};
 use rtrs_core::limits::SECTOR_SIZE;
 use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
@@ -158,36 +158,37 @@ impl Answer {
     }
 }
 
-/// Decoded `wr_id` of a completion: the kind in the high half, a number in the low half.
+/// Purpose of a work request. Its ID also contains the slot of the path, so that a completion is
+/// assigned without a search; the queue pair tells the connections of a slot apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WrId {
     Receive(u32),
     Request,
     Bind(PermitId),
     Revoke(PermitId),
-    Other(u64),
 }
 
 impl WrId {
-    pub(crate) const fn encode(self) -> u64 {
-        match self {
-            Self::Receive(slot) => 1 << 32 | slot as u64,
-            Self::Request => 2 << 32,
-            Self::Bind(permit) => 3 << 32 | permit.0 as u64,
-            Self::Revoke(permit) => 4 << 32 | permit.0 as u64,
-            Self::Other(raw) => raw,
-        }
+    pub(crate) fn encode(self, path: PathId) -> u64 {
+        let (kind, number) = match self {
+            Self::Receive(slot) => (1, slot),
+            Self::Request => (2, 0),
+            Self::Bind(permit) => (3, permit.0.into()),
+            Self::Revoke(permit) => (4, permit.0.into()),
+        };
+        kind << 48 | u64::from(path.0) << 32 | u64::from(number)
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "two parts of one number")]
-    pub(crate) const fn decode(raw: u64) -> Self {
-        match raw >> 32 {
+    #[allow(clippy::cast_possible_truncation, reason = "fields of fixed width")]
+    pub(crate) const fn decode(raw: u64) -> Option<(Self, PathId)> {
+        let work = match raw >> 48 {
             1 => Self::Receive(raw as u32),
             2 => Self::Request,
             3 => Self::Bind(PermitId(raw as u16)),
             4 => Self::Revoke(PermitId(raw as u16)),
-            _ => Self::Other(raw),
-        }
+            _ => return None,
+        };
+        Some((work, PathId((raw >> 32) as u16)))
     }
 }
 
@@ -392,11 +393,11 @@ mod tests {
             WrId::Request,
             WrId::Bind(PermitId(u16::MAX)),
             WrId::Revoke(PermitId(0)),
-            WrId::Other(9),
         ];
-        for id in all {
-            assert_eq!(WrId::decode(id.encode()), id);
+        for (id, path) in all.into_iter().zip([0, 1, 127, 0x8000, u16::MAX].map(PathId)) {
+            assert_eq!(WrId::decode(id.encode(path)), Some((id, path)));
         }
+        assert_eq!((WrId::decode(9), WrId::decode(u64::MAX)), (None, None));
     }
 
     #[test]

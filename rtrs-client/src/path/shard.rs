@@ -252,7 +252,7 @@ impl PathShard {
             },
         )?;
         for slot in 0..limits.recv_max {
-            if let Err(error) = connection.post_receive(slot, fabric) {
+            if let Err(error) = connection.post_receive(slot, self.id, fabric) {
                 tracing::error!(path = %self.target.name, "receives not posted: {error}");
                 fabric.abort(now, connection.qp);
                 break;
@@ -395,7 +395,7 @@ impl PathShard {
                     &region.windows[row],
                     buf,
                     Access::REMOTE_WRITE,
-                    WrId::Bind(request.permit).encode(),
+                    WrId::Bind(request.permit).encode(self.id),
                 )?;
                 let (BindResult::Done(rkey) | BindResult::Pending(rkey)) = bound;
                 target = Some(RemoteMem { addr, rkey });
@@ -425,7 +425,7 @@ impl PathShard {
         }
         let remote = RemoteMem { addr: chunk.addr + layout.chunk_offset, rkey: chunk.rkey };
         let op = WrOp::RdmaWrite { remote, imm: Some(layout.imm) };
-        let wr_id = WrId::Request.encode();
+        let wr_id = WrId::Request.encode(self.id);
         fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled })?;
         self.inflight += 1;
         Ok(())
@@ -462,7 +462,7 @@ impl PathShard {
         let imm = imm.encode_with(MemBits::for_depth(granted.queue_depth));
         let sges = SgeList::one(Sge { slice: slot, lkey: connection.headers.lkey() });
         let op = WrOp::RdmaWrite { remote: chunk, imm: Some(imm) };
-        let wr_id = WrId::Request.encode();
+        let wr_id = WrId::Request.encode(self.id);
         fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled: true })
     }
 
@@ -481,22 +481,23 @@ impl PathShard {
         let Some(data) = connection.open_window[row].take() else { return Ok(true) };
         let Some(data) = connection.data[data].as_ref() else { return Ok(true) };
         let window = &data.windows[row];
-        let wr_id = WrId::Revoke(permit).encode();
+        let wr_id = WrId::Revoke(permit).encode(self.id);
         match fabric.revoke(connection.qp, window, wr_id)? {
             BindResult::Done(_) => Ok(true),
             BindResult::Pending(_) => Ok(rtrs_core::mutated!(RevokeNotAwaited)),
         }
     }
 
-    /// Handles a successful completion of this path's queue pair.
+    /// Handles the successful completion of a work request of this path's queue pair.
     pub(crate) fn on_completion(
         &mut self,
         now: Instant,
+        work: WrId,
         wc: &WorkCompletion,
         fabric: &mut dyn Fabric,
     ) -> Result<PathEvent, ConnectionFault> {
         let Some(connection) = self.connection.as_mut() else { return Ok(PathEvent::Nothing) };
-        match WrId::decode(wc.wr_id) {
+        match work {
             WrId::Receive(slot) => {
                 // Once per turn: all completions of a turn carry the same time.
                 if now > connection.heard {
@@ -511,7 +512,7 @@ impl PathShard {
                 connection.receives.region().copy_out(slot as usize * ANSWER_SLOT, &mut bytes);
                 // An ending connection takes no more receives, but earlier answers still count.
                 if !connection.ending
-                    && let Err(error) = connection.post_receive(slot, fabric)
+                    && let Err(error) = connection.post_receive(slot, self.id, fabric)
                 {
                     return Err(ConnectionFault::receive(&error));
                 }
@@ -530,7 +531,7 @@ impl PathShard {
                 Ok(PathEvent::Answer(answer))
             }
             WrId::Revoke(permit) => Ok(PathEvent::Revoked(permit)),
-            WrId::Request | WrId::Bind(_) | WrId::Other(_) => Ok(PathEvent::Nothing),
+            WrId::Request | WrId::Bind(_) => Ok(PathEvent::Nothing),
         }
     }
 }
@@ -551,14 +552,19 @@ impl Connection {
         Ok(())
     }
 
-    fn post_receive(&self, slot: u32, fabric: &mut dyn Fabric) -> Result<(), FabricError> {
+    fn post_receive(
+        &self,
+        slot: u32,
+        path: PathId,
+        fabric: &mut dyn Fabric,
+    ) -> Result<(), FabricError> {
         let slice = self
             .receives
             .region()
             .slice(slot as usize * ANSWER_SLOT, answer_len(self.timed))
             .ok_or(FabricError::LocalMemory)?;
         let sge = Sge { slice, lkey: self.receives.lkey() };
-        fabric.post_recv(self.qp, WrId::Receive(slot).encode(), Some(sge))
+        fabric.post_recv(self.qp, WrId::Receive(slot).encode(path), Some(sge))
     }
 }
 

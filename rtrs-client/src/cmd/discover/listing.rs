@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use rtrs_core::fabric::{Fabric, FabricError, FabricEvent, PrivateData};
 use rtrs_core::identity::ServerId;
-use rtrs_core::ids::{ConnIndex, PathUuid, SessionId};
+use rtrs_core::ids::{ConnIndex, PathId, PathUuid, SessionId};
 use rtrs_core::rt::{Clock, Inbox, PollPolicy, Shard, run};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{
@@ -206,7 +206,7 @@ fn ask(
     let (fabric, ring) = link.parts();
     let now = Clock.now();
     let data = PrivateData::new(&request.encode());
-    let endpoints = Endpoints { local, remote, peer_name: None };
+    let endpoints = Endpoints { local, remote, peer_name: None, path: PathId(0) };
     let conn = ServiceConnection::connect(now, endpoints, data, timeout, fabric);
     let mut asking = Asking {
         conn: conn?,

@@ -15,6 +15,8 @@ use crate::path::handshake::{Claims, Endpoints, ServiceConnection, conn_request}
 /// Connections of the current or last attempt of a path.
 #[derive(Debug)]
 pub(super) struct Connections {
+    path: PathId,
+    uuid: PathUuid,
     provider: ProviderIndex,
     /// Attempt number, by which shards tell attempts apart.
     epoch: u32,
@@ -35,8 +37,16 @@ pub(super) struct Connections {
 impl Connections {
     /// Connections of a path that was never tried. `epoch` is the last attempt number used in its
     /// slot.
-    pub(super) fn new(target: &PathTarget, epoch: u32, shards: u16) -> Self {
+    pub(super) fn new(
+        path: PathId,
+        uuid: PathUuid,
+        target: &PathTarget,
+        epoch: u32,
+        shards: u16,
+    ) -> Self {
         Self {
+            path,
+            uuid,
             provider: target.provider,
             epoch,
             recon_cnt: 0,
@@ -48,6 +58,10 @@ impl Connections {
             next: ConnIndex(0),
             shared: Arc::default(),
         }
+    }
+
+    pub(super) fn uuid(&self) -> PathUuid {
+        self.uuid
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -101,7 +115,6 @@ impl Connections {
     /// Starts an attempt with connection 0.
     pub(super) fn start(
         &mut self,
-        uuid: PathUuid,
         target: &PathTarget,
         claims: Claims,
         config: &SessionConfig,
@@ -114,10 +127,10 @@ impl Connections {
         self.next = ConnIndex(0);
         self.shared = Arc::default();
         self.claims = claims;
-        let request = conn_request(config, uuid, self.recon_cnt, self.next, claims);
+        let request = conn_request(config, self.uuid, self.recon_cnt, self.next, claims);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();
-        let (local, remote) = (target.local, self.remote);
-        let ends = Endpoints { local, remote, peer_name: target.peer_name.clone() };
+        let (local, remote, path) = (target.local, self.remote, self.path);
+        let ends = Endpoints { local, remote, peer_name: target.peer_name.clone(), path };
         let timeout = config.connect_timeout;
         self.service = Some(ServiceConnection::connect(ctx.now, ends, request, timeout, fabric)?);
         self.open[0] = true;
@@ -132,8 +145,6 @@ impl Connections {
     /// Requests the next connection. Returns false when all are up, and None without connection 0.
     pub(super) fn connect_next(
         &mut self,
-        path: PathId,
-        uuid: PathUuid,
         config: &SessionConfig,
         out: &mut Outbox,
     ) -> Option<bool> {
@@ -146,12 +157,12 @@ impl Connections {
         self.open[cid.index()] = true;
         let claims = Claims { first_conn: true, ..self.claims };
         let message = ShardMessage::Connect(Box::new(Connect {
-            path,
+            path: self.path,
             epoch: self.epoch,
             cid,
             remote: self.remote,
             pd: service.domain(),
-            private_data: conn_request(config, uuid, self.recon_cnt, cid, claims),
+            private_data: conn_request(config, self.uuid, self.recon_cnt, cid, claims),
             shared: Arc::clone(&self.shared),
             timed: service.is_timed(),
         }));
@@ -160,11 +171,11 @@ impl Connections {
     }
 
     /// Ends connection 0, at once or in order, and has the shards end theirs.
-    pub(super) fn end(&mut self, path: PathId, in_order: bool, ctx: &mut Ctx<'_>) {
+    pub(super) fn end(&mut self, in_order: bool, ctx: &mut Ctx<'_>) {
         if let Some(service) = self.service.as_mut() {
             service.end(ctx.now, in_order, ctx.fabrics[self.provider.index()].as_mut());
         }
-        let message = ShardMessage::Disconnect { path, epoch: self.epoch, in_order };
+        let message = ShardMessage::Disconnect { path: self.path, epoch: self.epoch, in_order };
         ctx.out.all_shards(self.shards(), &message);
     }
 

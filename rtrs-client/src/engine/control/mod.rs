@@ -462,7 +462,7 @@ impl SessionControl {
         wc: &WorkCompletion,
         ctx: &mut Ctx<'_>,
     ) -> bool {
-        let Some(id) = self.routes.paths.find(provider, wc.qp) else { return false };
+        let Some(id) = self.routes.paths.completed(provider, wc) else { return false };
         self.opening.wake();
         let event = self.routes.paths[id].on_completion(wc, ctx);
         let done = event.and_then(|event| self.on_service_event(id, event, ctx));

@@ -69,7 +69,6 @@ impl ServerInfo {
 pub(super) struct Path {
     config: Arc<SessionConfig>,
     id: PathId,
-    uuid: PathUuid,
     target: PathTarget,
     state: PathState,
     /// Deadline of the state.
@@ -106,13 +105,13 @@ impl Path {
     ) -> Self {
         let seed = config.seed ^ u64::from(id.0 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let waits = (config.reconnect_min, config.reconnect_max);
+        let uuid = PathUuid(uuid);
         Self {
             config: Arc::clone(config),
             id,
-            uuid: PathUuid(uuid),
             state: PathState::Waiting,
             until: now,
-            connections: Connections::new(&target, epoch, config.shards),
+            connections: Connections::new(id, uuid, &target, epoch, config.shards),
             server: ServerInfo::UNKNOWN,
             opening: None,
             challenge: None,
@@ -134,7 +133,7 @@ impl Path {
     }
 
     pub(super) fn uuid(&self) -> PathUuid {
-        self.uuid
+        self.connections.uuid()
     }
 
     /// Name as the user wrote it.
@@ -280,7 +279,7 @@ impl Path {
             queue_depth,
             proves: self.target.proves && self.config.prover.is_some(),
         };
-        Ok(self.connections.start(self.uuid, &self.target, claims, &self.config, ctx)?)
+        Ok(self.connections.start(&self.target, claims, &self.config, ctx)?)
     }
 
     /// Postpones the next attempt.
@@ -325,7 +324,7 @@ impl Path {
     /// Requests the next connection, or sends INFO_REQ when all are up.
     fn connect_next(&mut self, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         self.until = ctx.now + self.config.connect_timeout * 2;
-        match self.connections.connect_next(self.id, self.uuid, &self.config, ctx.out) {
+        match self.connections.connect_next(&self.config, ctx.out) {
             Some(true) => Ok(()),
             Some(false) => {
                 self.state.advance(PathState::InfoExchange);
@@ -608,14 +607,14 @@ impl Path {
         };
         self.fence.died(self.connections.epoch(), self.connections.recon_cnt(), carried);
         self.connections.shared().set_latency(Duration::ZERO);
-        self.connections.end(self.id, end.in_order, ctx);
+        self.connections.end(end.in_order, ctx);
         true
     }
 
     /// Aborts connections whose end takes too long.
     pub(super) fn abort(&mut self, ctx: &mut Ctx<'_>) {
         self.until = ctx.now + CLOSE_TIMEOUT;
-        self.connections.end(self.id, false, ctx);
+        self.connections.end(false, ctx);
     }
 
     pub(super) fn connection_ended(&mut self, cid: ConnIndex) {

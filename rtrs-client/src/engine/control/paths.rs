@@ -3,6 +3,7 @@
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
+use rtrs_core::fabric::WorkCompletion;
 use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use super::change::ChangeError;
 use super::path::{Path, STEP_TIMEOUT};
 use crate::engine::path_end::PathEnd;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
+use crate::path::io::WrId;
 use crate::path::state::PathState;
 
 /// Time for which other paths wait for the one that asks the server to create the session. A kernel
@@ -96,6 +98,12 @@ impl Paths {
     /// Path whose connection 0 has this queue pair.
     pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
         self.iter().find(|path| path.is(provider, qp)).map(Path::id)
+    }
+
+    /// Path whose connection 0 a completion belongs to.
+    pub(super) fn completed(&self, provider: ProviderIndex, wc: &WorkCompletion) -> Option<PathId> {
+        let (_, path) = WrId::decode(wc.wr_id)?;
+        self.rows.get(path.index())?.is(provider, wc.qp).then_some(path)
     }
 
     /// First path in this state.

@@ -266,13 +266,13 @@ impl Shard {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         self.now = ctx.now;
-        let Some(path) = self.paths.find(provider, wc.qp) else { return false };
+        let Some((work, path)) = self.paths.completed(provider, wc) else { return false };
         if wc.status != WcStatus::Success {
             // The provider is about to report the end of the connection; requests wait for that.
             return true;
         }
         let fabric = ctx.fabrics[provider.index()].as_mut();
-        match self.paths[path].on_completion(ctx.now, wc, fabric) {
+        match self.paths[path].on_completion(ctx.now, work, wc, fabric) {
             Ok(PathEvent::Nothing) => {}
             Ok(PathEvent::Answer(answer)) => self.on_answer(answer, path, ctx),
             Ok(PathEvent::Revoked(permit)) => self.on_revoked(permit, path, ctx),

@@ -3,7 +3,7 @@
 use std::ops::{Index, IndexMut, Range};
 use std::sync::Arc;
 
-use rtrs_core::fabric::{CloseReason, FabricError};
+use rtrs_core::fabric::{CloseReason, FabricError, WorkCompletion};
 use rtrs_core::ids::{CoreIndex, PathId, ProviderIndex, QpNum};
 use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use crate::engine::ctx::Ctx;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::message::Connect;
 use crate::engine::session::{PathTarget, Policy, SessionConfig};
+use crate::path::io::WrId;
 use crate::path::shard::PathShard;
 
 /// This shard's connections of all paths, and the choice between them.
@@ -112,6 +113,16 @@ impl Paths {
     /// Path with this queue pair.
     pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
         self.rows.iter().find(|path| path.is(provider, qp)).map(PathShard::id)
+    }
+
+    /// Purpose of a completed work request, and the path whose connection it belongs to.
+    pub(super) fn completed(
+        &self,
+        provider: ProviderIndex,
+        wc: &WorkCompletion,
+    ) -> Option<(WrId, PathId)> {
+        let (work, path) = WrId::decode(wc.wr_id)?;
+        self.rows.get(path.index())?.is(provider, wc.qp).then_some((work, path))
     }
 
     /// Selects the path for the next request of a device.

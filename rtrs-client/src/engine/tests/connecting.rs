@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};
+use rtrs_core::fabric::{WcOp, WcStatus, WorkCompletion};
+use rtrs_core::ids::{PathId, QpNum};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::{ClientExtensions, ConnReq, ConnRsp, InfoRsp, OpenRsp, errno, errno_name};
@@ -12,6 +14,7 @@ use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::{How, Rewrite, Seen};
 use crate::engine::control::paths::OPENER_TIME_MAX;
 use crate::engine::{DeviceIndex, SessionFailure};
+use crate::path::io::WrId;
 use crate::path::state::PathState;
 
 /// Kinds of the events that the server saw, in order.
@@ -25,6 +28,30 @@ fn order(fixture: &Fixture) -> Vec<String> {
         Seen::Closed { cid, .. } => format!("closed {cid}"),
     };
     fixture.server.seen.iter().map(word).collect()
+}
+
+/// Returns the queue pairs of shard 0 whose completions belong to a path.
+fn queue_pairs(fixture: &mut Fixture, path: u16) -> Vec<u32> {
+    let (now, wr_id) = (fixture.now(), WrId::Request.encode(PathId(path)));
+    let wc = |qp: u32| WorkCompletion::new(QpNum(qp), wr_id, WcOp::RdmaWrite, WcStatus::Success);
+    (0..64).filter(|qp| fixture.client.owns(now, 0, &wc(*qp))).collect()
+}
+
+#[test]
+fn a_late_completion_belongs_to_no_path() {
+    let mut fixture = Fixture::open(|s| s.paths = 2);
+    let [ended, other] = [0, 1].map(|path| queue_pairs(&mut fixture, path));
+    assert_eq!([ended.len(), other.len()], [2; 2], "connection 0 and that for IO");
+    assert!(ended.iter().all(|qp| !other.contains(qp)));
+    assert!(queue_pairs(&mut fixture, 2).is_empty(), "a slot without a path");
+    let now = fixture.now();
+    fixture.server.end_path(now, 0);
+    fixture.until("the end", SEC, |s| s.client.states()[0] == PathState::Waiting);
+    assert!(queue_pairs(&mut fixture, 0).is_empty());
+    fixture.until("the next connection", SEC, Fixture::is_whole);
+    let next = queue_pairs(&mut fixture, 0);
+    assert!(next.len() == 2 && ended.iter().all(|qp| !next.contains(qp)));
+    assert_eq!(queue_pairs(&mut fixture, 1), other);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::fabric::sim::{NodeId, World, WorldOptions, sim_ip};
-use rtrs_core::fabric::{Fabric, FabricEvent};
+use rtrs_core::fabric::{Fabric, FabricEvent, WorkCompletion};
 use rtrs_core::identity::EvictionSecret;
 use rtrs_core::ids::{CoreIndex, ProviderIndex, QpNum, SessionId};
 use rtrs_core::mem::{MemSlice, Region};
@@ -132,16 +132,20 @@ impl Client {
         here.shard.borrow().check();
     }
 
+    /// Handles a completion of a shard. Returns whether it belongs to a path.
+    pub(super) fn owns(&mut self, now: Instant, shard: usize, wc: &WorkCompletion) -> bool {
+        let Host { fabrics, out, shard: engine, .. } = &mut self.shards[shard];
+        let ctx = &mut Ctx { now, fabrics, out };
+        engine.borrow_mut().handle_completion(PROVIDER, wc, ctx)
+            || shard == 0 && self.control.handle_completion(PROVIDER, wc, ctx)
+    }
+
     fn on_event(&mut self, now: Instant, shard: usize, event: FabricEvent) {
         let here = &mut self.shards[shard];
         let engine = Rc::clone(&here.shard);
         let ctx = &mut Ctx { now, fabrics: &mut here.fabrics, out: &mut here.out };
         match event {
-            FabricEvent::Completion(wc) => {
-                let ours = engine.borrow_mut().handle_completion(PROVIDER, &wc, ctx)
-                    || shard == 0 && self.control.handle_completion(PROVIDER, &wc, ctx);
-                assert!(ours, "shard {shard}: unclaimed {wc:?}");
-            }
+            FabricEvent::Completion(wc) => assert!(self.owns(now, shard, &wc), "{shard}: {wc:?}"),
             FabricEvent::Established { qp, private_data } => {
                 let data = private_data.as_bytes();
                 if !engine.borrow_mut().handle_established(PROVIDER, qp, data, ctx) {

@@ -70,7 +70,7 @@ impl Path {
         let client = service.and_then(|service| fabric.local_ip(service.qp()));
         let facts = ProofFacts {
             session: self.config.id,
-            path: self.uuid,
+            path: self.uuid(),
             client: client.ok_or(AuthError::NoLocalAddress)?,
             server: self.connections.remote().ip(),
         };
