@@ -21,7 +21,7 @@
 //! - `routes.rs`: the paths and the volumes, and which path serves which volume;
 //! - `opening.rs`: the order in which paths open volumes, and their answers; `closing.rs`: closing
 //!   of volumes and the end of the session; `steps.rs`: what these and fences do to other parts;
-//! - `change.rs`: changes on request;
+//! - `change.rs`: changes on request; `checks.rs`: when a turn checks what is due;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
 //! - `bounds.rs`: limits granted by the server; `failure.rs`: failures;
 //! - `view.rs`: read access for listings (`status.rs`).
@@ -29,6 +29,7 @@
 mod bounds;
 mod cache_epoch;
 pub(crate) mod change;
+mod checks;
 mod closing;
 mod connections;
 mod due;
@@ -69,6 +70,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 
 use self::bounds::Bounds;
 use self::change::{Change, ChangeError, Leaving};
+use self::checks::{Check, Checks, Deadlines};
 use self::closing::Closing;
 use self::due::{Due, End};
 use self::failure::SessionFailure;
@@ -109,6 +111,7 @@ pub(crate) struct SessionControl {
     bounds: Bounds,
     opening: Opening,
     closing: Closing,
+    checks: Checks,
 }
 
 impl SessionControl {
@@ -118,6 +121,7 @@ impl SessionControl {
             bounds: Bounds::new(&config),
             opening: Opening::new(PinnedServer::new(first_server(&config))),
             closing: Closing::default(),
+            checks: Checks::default(),
             config,
         }
     }
@@ -146,7 +150,7 @@ impl SessionControl {
 
     /// Starts a change.
     pub(crate) fn change(&mut self, change: Change, ctx: &mut Ctx<'_>) -> Result<(), ChangeError> {
-        self.opening.wake();
+        self.checks.wake();
         if self.closing.is_detaching() {
             return Err(ChangeError::Detaching);
         }
@@ -213,7 +217,7 @@ impl SessionControl {
         if !self.is_running() {
             return;
         }
-        self.opening.wake();
+        self.checks.wake();
         for path in self.routes.paths.iter_mut() {
             path.network_changed(what, ctx);
         }
@@ -223,7 +227,7 @@ impl SessionControl {
     /// Handles the failure of a link of this host with these addresses; `what` describes it. Paths
     /// that depend on the link end.
     pub(crate) fn on_link_down(&mut self, what: &str, addresses: &[IpAddr], ctx: &mut Ctx<'_>) {
-        self.opening.wake();
+        self.checks.wake();
         for id in link_down::cut_off(&self.routes.paths, addresses, ctx) {
             self.end_path(id, End::failed(PathEnd::LinkDown(what.to_owned())), ctx);
         }
@@ -244,9 +248,9 @@ impl SessionControl {
 
     /// Performs everything that is due. Returns whether anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let is_due = self.opening.is_due(ctx.now);
-        let mut any =
-            is_due && (self.open_next(ctx) | self.open_beside(ctx) | self.send_close(ctx));
+        let Some(check) = self.checks.due(ctx.now) else { return false };
+        let mut any = check == Check::All
+            && (self.open_next(ctx) | self.open_beside(ctx) | self.send_close(ctx));
         any |= self.poll_network(ctx);
         let used = self.routes.paths.last_used(ctx.now);
         for id in self.routes.paths.ids() {
@@ -263,9 +267,11 @@ impl SessionControl {
             any = true;
         }
         if any {
-            self.opening.wake();
-        } else if is_due {
-            self.opening.checked(self.open_deadline());
+            self.checks.wake();
+        } else {
+            let known = self.checks.deadlines().filter(|_| check == Check::Paths);
+            let found = self.deadlines(known);
+            self.checks.done(ctx.now, found);
         }
         any
     }
@@ -346,7 +352,7 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(id) = self.routes.paths.find(provider, qp) else { return false };
-        self.opening.wake();
+        self.checks.wake();
         // Otherwise the attempt was abandoned while its answer was in transit.
         if self.routes.paths[id].state() == PathState::Connecting {
             let accepted = self.on_accepted(id, private_data, ctx);
@@ -367,7 +373,7 @@ impl SessionControl {
 
     /// Handles a message from a shard.
     pub(crate) fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
-        self.opening.wake();
+        self.checks.wake();
         match message {
             ControlMessage::Up { path, epoch, cid } => {
                 let asked = self.routes.paths[path].shard_connected(epoch, cid, ctx);
@@ -425,7 +431,7 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(id) = self.routes.paths.find(provider, qp) else { return false };
-        self.opening.wake();
+        self.checks.wake();
         let mut why = match end {
             ConnectionEnd::Failed(failure) => failure.into(),
             ConnectionEnd::Closed(reason) => self.routes.paths[id].closed(reason.clone()),
@@ -463,7 +469,7 @@ impl SessionControl {
         ctx: &mut Ctx<'_>,
     ) -> bool {
         let Some(id) = self.routes.paths.completed(provider, wc) else { return false };
-        self.opening.wake();
+        self.checks.wake();
         let event = self.routes.paths[id].on_completion(wc, ctx);
         let done = event.and_then(|event| self.on_service_event(id, event, ctx));
         self.end_if_failed(id, done, ctx);
@@ -574,15 +580,21 @@ impl SessionControl {
 
     /// Time at which `poll` must be called even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.checks.deadlines().unwrap_or_else(|| self.deadlines(None)).first
+    }
+
+    /// Deadlines now. Opens are due as `known`, if nothing has happened since that was found.
+    fn deadlines(&self, known: Option<Deadlines>) -> Deadlines {
         let detaching = self.closing.is_detaching();
         let no_path = self.routes.volumes.no_path_deadline().filter(|_| !detaching);
         let fence = fence::deadline(&self.routes.paths);
         let soonest = earliest(earliest(self.closing.deadline(), fence), no_path);
         let may_start = self.is_running();
-        let next_open = self.opening.next_check().unwrap_or_else(|| self.open_deadline());
+        let open = known.map_or_else(|| self.open_deadline(), |known| known.open);
         let next_move = if may_start { gateways::deadline(&self.routes) } else { None };
-        let soonest = earliest(earliest(soonest, next_open), next_move);
-        self.routes.paths.iter().fold(soonest, |at, path| earliest(at, path.deadline(may_start)))
+        let soonest = earliest(earliest(soonest, open), next_move);
+        let paths = self.routes.paths.iter().map(|path| path.deadline(may_start));
+        Deadlines { open, first: paths.fold(soonest, earliest) }
     }
 
     /// Time at which a path is next due to open a volume.

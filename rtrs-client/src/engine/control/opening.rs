@@ -162,42 +162,19 @@ pub(super) enum Next {
     CheckAttach,
 }
 
-/// Opens of a session: the time of the next one, and the server that the answers must come from.
+/// Opens of a session, and the server that the answers must come from.
 #[derive(Debug)]
 pub(super) struct Opening {
     server: PinnedServer,
-    /// Time at which a path is next due to open or close a volume. The outer None means that
-    /// something has happened since the last check, which is too slow for every turn.
-    next: Option<Option<Instant>>,
 }
 
 impl Opening {
     pub(super) fn new(server: PinnedServer) -> Self {
-        Self { server, next: None }
+        Self { server }
     }
 
     pub(super) fn server(&self) -> &PinnedServer {
         &self.server
-    }
-
-    /// Has the next poll check what is due, since something has happened.
-    pub(super) fn wake(&mut self) {
-        self.next = None;
-    }
-
-    /// Whether a poll has to check what is due.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.next.is_none_or(|at| at.is_some_and(|at| now >= at))
-    }
-
-    /// Records the time of the next check after one that found nothing.
-    pub(super) fn checked(&mut self, next: Option<Instant>) {
-        self.next = Some(next);
-    }
-
-    /// Time of the next check, if it is known.
-    pub(super) fn next_check(&self) -> Option<Option<Instant>> {
-        self.next
     }
 
     /// Checks the server that has accepted a path, before a volume is opened there.

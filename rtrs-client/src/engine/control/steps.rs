@@ -169,7 +169,7 @@ impl SessionControl {
         if !self.closing.begin() {
             return;
         }
-        self.opening.wake();
+        self.checks.wake();
         let are_open = self.routes.volumes.iter().any(Volume::is_open);
         for volume in self.routes.volumes.iter_mut() {
             ctx.out.all_shards(self.config.shards, &ShardMessage::Closed(volume.index()));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rtrs_core::identity::{Identity, ServerId};
 use rtrs_core::ids::{CoreIndex, PathId};
-use rtrs_core::time::{Duration, Instant};
+use rtrs_core::time::Instant;
 
 use super::change::ChangeError;
 use super::failure::{ONE_SERVER, SessionFailure};
@@ -17,15 +17,10 @@ use super::volume::Volume;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::session::{NoPath, SessionConfig, VOLUMES_MAX, VolumeConfig};
 
-/// Minimum time between two checks of the epochs, if there are several volumes.
-const KEEP_EVERY: Duration = Duration::from_millis(50);
-
 #[derive(Debug)]
 pub(super) struct Volumes {
     config: Arc<SessionConfig>,
     rows: Vec<Option<Volume>>,
-    /// Time of the next check of the epochs, if there are several volumes.
-    next_keep: Instant,
 }
 
 impl Volumes {
@@ -34,8 +29,7 @@ impl Volumes {
     pub(super) fn new(now: Instant, config: &Arc<SessionConfig>) -> Self {
         let count = config.volumes.len();
         assert!((1..=VOLUMES_MAX).contains(&count), "a session of {count} volumes");
-        let mut volumes =
-            Self { config: Arc::clone(config), rows: Vec::new(), next_keep: Instant::ZERO };
+        let mut volumes = Self { config: Arc::clone(config), rows: Vec::new() };
         let server = first_server(config);
         let patient_until = now + config.open_patience;
         for volume in &config.volumes {
@@ -166,17 +160,11 @@ impl Volumes {
     /// path. With `detaching`, there are none of these.
     pub(super) fn poll(&mut self, now: Instant, detaching: bool) -> Vec<DeviceIndex> {
         let mut expired = Vec::new();
-        let keeps = self.iter().nth(1).is_none() || now >= self.next_keep;
-        if keeps {
-            self.next_keep = now + KEEP_EVERY;
-        }
         for volume in self.iter_mut() {
             if !detaching && volume.no_path.expire(now) {
                 expired.push(volume.index());
             }
-            if keeps {
-                volume.cache.keep(now);
-            }
+            volume.cache.keep(now);
         }
         expired
     }
