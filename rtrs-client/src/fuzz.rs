@@ -466,7 +466,7 @@ impl Server {
         while let Some(event) = self.fabric.next_event() {
             busy = true;
             match event {
-                FabricEvent::Request(request) => self.connected(now, request),
+                FabricEvent::Request(request) => self.connected(now, *request),
                 FabricEvent::Completion(wc) => self.received(&wc),
                 FabricEvent::Closed { qp, .. } | FabricEvent::ConnectFailed { qp, .. } => {
                     self.conns.retain(|conn| conn.qp != qp);

@@ -237,7 +237,7 @@ impl Cores {
         };
         let b = self.b.connect(Clock.now(), &pds[1], &params).expect("connect");
         let request: ConnRequest = wait(self, "a request", |side, event| match (side, event) {
-            (Side::A, FabricEvent::Request(request)) => Some(request),
+            (Side::A, FabricEvent::Request(request)) => Some(*request),
             (_, other) => panic!("{other:?}"),
         });
         let a = self.a.accept(Clock.now(), &pds[0], request, LIMITS, &PrivateData::EMPTY);

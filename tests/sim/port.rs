@@ -347,7 +347,7 @@ impl Fabric for Port {
         if self.faults.borrow().kernel {
             match &mut event {
                 FabricEvent::Established { private_data, .. } => {
-                    *private_data = without_extensions(private_data);
+                    **private_data = without_extensions(private_data);
                 }
                 FabricEvent::Request(request) => {
                     request.private_data = asked_by_kernel(&request.private_data);

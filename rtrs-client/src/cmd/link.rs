@@ -256,14 +256,15 @@ impl Shard for Knocking<'_> {
             let after = now - self.began;
             match event {
                 FabricEvent::Established { qp, private_data } if qp == self.qp => {
-                    self.answer = Some(Ok(Knock { accepted: true, private_data, after }));
+                    self.answer =
+                        Some(Ok(Knock { accepted: true, private_data: *private_data, after }));
                     self.fabric.disconnect(now, qp);
                 }
                 FabricEvent::ConnectFailed { qp, failure } if qp == self.qp => {
                     self.over = true;
                     self.answer = Some(match failure {
                         ConnectFailure::Rejected(private_data) => {
-                            Ok(Knock { accepted: false, private_data, after })
+                            Ok(Knock { accepted: false, private_data: *private_data, after })
                         }
                         ConnectFailure::Failed(reason) => Err(reason.to_string()),
                     });

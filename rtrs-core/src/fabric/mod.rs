@@ -359,12 +359,13 @@ impl fmt::Debug for ConnRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectFailure {
     /// The peer answered with a reject and this private data.
-    Rejected(PrivateData),
+    Rejected(Box<PrivateData>),
     /// The attempt failed for another reason.
     Failed(CloseReason),
 }
 
-/// Event of a shard's provider.
+/// Event of a shard's provider. Most are completions, which are moved several times; so the large
+/// parts of others are boxed.
 #[derive(Debug)]
 pub enum FabricEvent {
     /// An outgoing connection was established (with the peer's private data), or an accepted
@@ -373,7 +374,7 @@ pub enum FabricEvent {
         /// Queue pair of the connection.
         qp: QpNum,
         /// Private data of the accept; empty on the accepting side.
-        private_data: PrivateData,
+        private_data: Box<PrivateData>,
     },
     /// A connection attempt failed; the queue pair no longer exists.
     ConnectFailed {
@@ -384,7 +385,7 @@ pub enum FabricEvent {
     },
     /// A peer requests a connection; answer with `accept` or `reject` within the provider's
     /// timeout.
-    Request(ConnRequest),
+    Request(Box<ConnRequest>),
     /// A work request or receive completed.
     Completion(WorkCompletion),
     /// The connection ended and everything posted has been flushed. The queue pair no longer
@@ -396,6 +397,8 @@ pub enum FabricEvent {
         reason: CloseReason,
     },
 }
+
+const _: () = assert!(size_of::<FabricEvent>() <= 48, "as small as a completion");
 
 impl FabricEvent {
     /// Returns the last event of a queue pair: `Closed` if it was established before, otherwise

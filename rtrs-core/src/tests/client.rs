@@ -237,7 +237,7 @@ impl PlayedClient {
     pub fn asked(&mut self, qp: QpNum, padded: bool) -> Option<Result<(), i16>> {
         let answer = self.take(|event| match event {
             FabricEvent::Established { qp: of, private_data } if *of == qp => {
-                Some(Ok(*private_data))
+                Some(Ok(**private_data))
             }
             FabricEvent::ConnectFailed { qp: of, failure } if *of == qp => {
                 Some(Err(failure.clone()))

@@ -67,7 +67,7 @@ impl Setup {
             if let Some(request) = request.take() {
                 let now = self.world.now();
                 let empty = PrivateData::EMPTY;
-                let qp = self.server.accept(now, &self.pd_server, request, LIMITS, &empty);
+                let qp = self.server.accept(now, &self.pd_server, *request, LIMITS, &empty);
                 server = Some(qp.unwrap());
             }
             if ready == 2 {
@@ -371,7 +371,7 @@ fn run_of(seed: u64) -> Vec<String> {
         for request in requests {
             let now = s.world.now();
             let empty = PrivateData::EMPTY;
-            s.server.accept(now, &s.pd_server, request, LIMITS, &empty).unwrap();
+            s.server.accept(now, &s.pd_server, *request, LIMITS, &empty).unwrap();
         }
         for (path, qp) in paths.iter_mut().enumerate() {
             if dead.contains(qp) {

@@ -101,15 +101,20 @@ impl ServerEngine {
         event: FabricEvent,
         fabrics: &mut Fabrics,
     ) {
-        let Some(event) = self.give_to_pings(now, provider, event, fabrics) else {
+        if self.give_to_pings(now, provider, &event, fabrics) {
             return self.deliver(now, fabrics);
-        };
+        }
         let ctx = &mut Ctx { now, fabrics, out: &mut self.out };
         match event {
+            FabricEvent::Request(request)
+                if self.params.pings.claims(request.private_data.as_bytes()) =>
+            {
+                self.hand_over(provider, *request, now, fabrics);
+            }
             FabricEvent::Request(request) => {
                 // Only shard 0 listens.
                 if let Some(control) = &mut self.control {
-                    control.handle_request(provider, request, ctx);
+                    control.handle_request(provider, *request, ctx);
                 }
             }
             FabricEvent::Completion(wc) => self.shard.handle_completion(provider, &wc, ctx),
@@ -131,38 +136,28 @@ impl ServerEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Processes events of ping connections; returns all others.
+    /// Processes the event of a ping connection. Returns false if it is another.
     fn give_to_pings(
         &mut self,
         now: Instant,
         provider: ProviderIndex,
-        event: FabricEvent,
+        event: &FabricEvent,
         fabrics: &mut Fabrics,
-    ) -> Option<FabricEvent> {
-        let event = match event {
-            FabricEvent::Request(request) => {
-                if !self.params.pings.claims(request.private_data.as_bytes()) {
-                    return Some(FabricEvent::Request(request));
-                }
-                self.hand_over(provider, request, now, fabrics);
-                return None;
-            }
-            event => event,
-        };
-        let Some(pings) = &mut self.pings else { return Some(event) };
-        let qp = match &event {
-            FabricEvent::Request(_) => return Some(event),
+    ) -> bool {
+        let Some(pings) = &mut self.pings else { return false };
+        let qp = match event {
+            FabricEvent::Request(_) => return false,
             FabricEvent::Completion(wc) => wc.qp,
             FabricEvent::Established { qp, .. }
             | FabricEvent::ConnectFailed { qp, .. }
             | FabricEvent::Closed { qp, .. } => *qp,
         };
         let provider = provider.index();
-        if !pings.owns(provider, qp) {
-            return Some(event);
+        let owns = pings.owns(provider, qp);
+        if owns {
+            pings.handle_event(now, provider, event, fabrics[provider].as_mut());
         }
-        pings.handle_event(now, provider, &event, fabrics[provider].as_mut());
-        None
+        owns
     }
 
     /// Passes the connection request of a ping to its shard. The number in transit is limited to

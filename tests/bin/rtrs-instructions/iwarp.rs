@@ -65,7 +65,7 @@ impl End {
             match event {
                 FabricEvent::Request(request) => {
                     let (limits, data) = (Self::limits(), PrivateData::EMPTY);
-                    let accepted = self.fabric.accept(now, &self.pd, request, limits, &data);
+                    let accepted = self.fabric.accept(now, &self.pd, *request, limits, &data);
                     self.established(accepted.map_err(io::Error::other)?)?;
                 }
                 FabricEvent::Established { qp, .. } => {

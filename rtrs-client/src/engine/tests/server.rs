@@ -135,7 +135,7 @@ impl Server {
         while let Some(event) = self.fabric.next_event() {
             any = true;
             match event {
-                FabricEvent::Request(request) => self.on_connect(now, request),
+                FabricEvent::Request(request) => self.on_connect(now, *request),
                 // As in verbs, this may come after the next connection's request.
                 FabricEvent::Established { qp, .. } => assert!(self.find(qp).is_some()),
                 FabricEvent::Completion(wc) => self.on_completion(now, &wc),

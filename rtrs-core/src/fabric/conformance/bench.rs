@@ -217,7 +217,7 @@ impl<'h> Bench<'h> {
     pub(super) fn request(&mut self) -> ConnRequest {
         self.wait("a connection request", |bench| {
             match bench.take(Side::A, |e| matches!(e, FabricEvent::Request(_)))? {
-                FabricEvent::Request(request) => Some(request),
+                FabricEvent::Request(request) => Some(*request),
                 _ => None,
             }
         })
@@ -228,7 +228,7 @@ impl<'h> Bench<'h> {
             let fits =
                 |e: &FabricEvent| matches!(e, FabricEvent::Established { qp: q, .. } if *q == qp);
             match bench.take(side, fits)? {
-                FabricEvent::Established { private_data, .. } => Some(private_data),
+                FabricEvent::Established { private_data, .. } => Some(*private_data),
                 _ => None,
             }
         })

@@ -403,13 +403,13 @@ impl Listeners {
             request.refuse(&PrivateData::EMPTY);
             return;
         }
-        env.core.report(FabricEvent::Request(ConnRequest {
+        env.core.report(FabricEvent::Request(Box::new(ConnRequest {
             private_data: frame.private_data,
             peer: half.peer,
             local: half.local,
             identity,
             inner: Box::new(request),
-        }));
+        })));
     }
 
     pub(super) fn copy(&self, half: &HalfOpen, from: usize, to: &mut [u8]) {

@@ -62,7 +62,7 @@ use self::listener::{IwarpRequest, Listeners, tune};
 use self::qp::{QpMachine, RX_STAGE};
 use self::secure::Tls;
 use self::stag::StagTable;
-use self::state::{CoreState, Event};
+use self::state::CoreState;
 use self::stream::IwarpConn;
 use self::tls::TLS_STAGE;
 use crate::fabric::qp_table::QpTable;
@@ -512,10 +512,7 @@ impl Fabric for IwarpFabric {
     }
 
     fn next_event(&mut self) -> Option<FabricEvent> {
-        Some(match self.core.events.pop_front()? {
-            Event::Completion(completion) => FabricEvent::Completion(completion),
-            Event::Rare(event) => *event,
-        })
+        self.core.events.pop_front()
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -8,19 +8,12 @@ use std::sync::Arc;
 use super::stag::{RegionCache, StagTable};
 use crate::fabric::{FabricCounters, FabricEvent, WorkCompletion};
 
-/// Pending event. Most are completions; all others are boxed to keep the type small.
-#[derive(Debug)]
-pub(super) enum Event {
-    Completion(WorkCompletion),
-    Rare(Box<FabricEvent>),
-}
-
 /// Shared state of one shard.
 #[derive(Debug)]
 pub(super) struct CoreState {
     pub(super) stags: Arc<StagTable>,
     pub(super) regions: RegionCache,
-    pub(super) events: VecDeque<Event>,
+    pub(super) events: VecDeque<FabricEvent>,
     pub(super) counters: FabricCounters,
 }
 
@@ -35,10 +28,10 @@ impl CoreState {
     }
 
     pub(super) fn complete(&mut self, completion: WorkCompletion) {
-        self.events.push_back(Event::Completion(completion));
+        self.events.push_back(FabricEvent::Completion(completion));
     }
 
     pub(super) fn report(&mut self, event: FabricEvent) {
-        self.events.push_back(Event::Rare(Box::new(event)));
+        self.events.push_back(event);
     }
 }

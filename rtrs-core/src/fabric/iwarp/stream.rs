@@ -246,7 +246,7 @@ impl IwarpConn {
         let reason = self.reason.take().unwrap_or(CloseReason::Local);
         let qp = self.machine.qp;
         let failure = match self.rejected.take() {
-            Some(data) => ConnectFailure::Rejected(data),
+            Some(data) => ConnectFailure::Rejected(Box::new(data)),
             None => ConnectFailure::Failed(reason),
         };
         env.core.report(FabricEvent::ended(qp, !self.attempting, failure));
@@ -355,7 +355,7 @@ impl IwarpConn {
             self.phase = Phase::Open;
             let bound = env.now + env.options.startup_timeout;
             self.deadline = self.await_first.then_some(bound);
-            let private_data = PrivateData::EMPTY;
+            let private_data = Box::default();
             env.core.report(FabricEvent::Established { qp: self.machine.qp, private_data });
         }
     }
@@ -445,7 +445,7 @@ impl IwarpConn {
                 self.phase = Phase::Open;
                 self.attempting = false;
                 self.deadline = None;
-                let private_data = reply.private_data;
+                let private_data = Box::new(reply.private_data);
                 env.core.report(FabricEvent::Established { qp: self.machine.qp, private_data });
             }
             Err(what) => self.stop(env, CloseReason::Protocol(what.into())),

@@ -59,7 +59,7 @@ impl SimConn {
                 self.end(net, side, ConnectFailure::Failed(reason), None);
             }
             Message::Reject(private_data) if state == State::Connecting => {
-                self.end(net, side, ConnectFailure::Rejected(private_data), None);
+                self.end(net, side, ConnectFailure::Rejected(Box::new(private_data)), None);
             }
             Message::Ready if state == State::Replied => {
                 self.established(net, side, PrivateData::EMPTY);
@@ -98,13 +98,13 @@ impl SimConn {
         let inner = Box::new(net.ticket(self.id));
         net.emit(
             core,
-            FabricEvent::Request(ConnRequest {
+            FabricEvent::Request(Box::new(ConnRequest {
                 private_data,
                 peer,
                 local,
                 identity: PeerIdentity::default(),
                 inner,
-            }),
+            })),
         );
         net.after(net.options.accept_bound, Event::Timer(self.id, ACCEPTOR, Timer::Accept));
     }

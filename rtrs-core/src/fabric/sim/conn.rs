@@ -404,7 +404,10 @@ impl SimConn {
     pub(super) fn established(&mut self, net: &mut Net, side: usize, private_data: PrivateData) {
         let end = &mut self.ends[side];
         end.state = State::Up;
-        net.emit(end.core, FabricEvent::Established { qp: end.qp, private_data });
+        net.emit(
+            end.core,
+            FabricEvent::Established { qp: end.qp, private_data: Box::new(private_data) },
+        );
     }
 
     /// Puts a message on the wire. Returns the time at which it has been sent.

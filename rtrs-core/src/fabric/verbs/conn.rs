@@ -347,10 +347,7 @@ impl VerbsConn {
                 }
                 self.stage = Stage::Open;
                 self.deadline = None;
-                report(FabricEvent::Established {
-                    qp: self.name,
-                    private_data: PrivateData::EMPTY,
-                });
+                report(FabricEvent::Established { qp: self.name, private_data: Box::default() });
             }
             report(FabricEvent::Completion(WorkCompletion {
                 byte_len: wc.byte_len,
@@ -437,12 +434,12 @@ fn reject(event: &CmEvent) -> End {
     const TIMEOUT: i32 = 4;
     let has_data = event.private_data.as_bytes().iter().any(|&byte| byte != 0);
     match event.status {
-        CONSUMER if has_data => ConnectFailure::Rejected(event.private_data),
+        CONSUMER if has_data => ConnectFailure::Rejected(Box::new(event.private_data)),
         // Without private data, the peer's program ended or dropped the request.
         CONSUMER => ConnectFailure::Failed(CloseReason::Peer),
         INVALID_SERVICE => ConnectFailure::Failed(lost("nothing listens on that port")),
         TIMEOUT => ConnectFailure::Failed(CloseReason::TimedOut),
-        errno if errno < 0 && has_data => ConnectFailure::Rejected(event.private_data),
+        errno if errno < 0 && has_data => ConnectFailure::Rejected(Box::new(event.private_data)),
         errno if errno < 0 => {
             ConnectFailure::Failed(lost(io::Error::from_raw_os_error(-errno).to_string()))
         }
@@ -488,7 +485,7 @@ mod tests {
     #[test]
     fn reject_kinds_are_distinguished() {
         let refused = event(CmEventKind::Rejected, 28, b"no");
-        assert_eq!(reject(&refused), ConnectFailure::Rejected(PrivateData::new(b"no")));
+        assert_eq!(reject(&refused), ConnectFailure::Rejected(Box::new(PrivateData::new(b"no"))));
         let dropped = event(CmEventKind::Rejected, 28, &[0; 148]);
         assert_eq!(reject(&dropped), ConnectFailure::Failed(CloseReason::Peer));
         let unheard = event(CmEventKind::Rejected, 8, &[0; 148]);

@@ -27,7 +27,7 @@ impl VerbsFabric {
             self.counters.bytes_received += u64::from(wc.byte_len);
             self.counters.bytes_direct += u64::from(wc.byte_len);
             let events = &mut self.events;
-            let end = conn.on_completion(&wc, |event| events.push_back(event.into()));
+            let end = conn.on_completion(&wc, |event| events.push_back(event));
             // Work that waited for this bind can be posted.
             if wc.tag.bind && conn.qp.has_ready() && !std::mem::replace(&mut conn.dirty, true) {
                 self.dirty.push(wc.tag.qp);
@@ -80,7 +80,7 @@ impl VerbsFabric {
         // A connection that had not begun has no posted work that its user knows about.
         let Some(Last::Report(end)) = conn.end.take() else { return };
         let events = &mut self.events;
-        conn.qp.flush_rest(|posted| events.push_back(completion(name, posted).into()));
+        conn.qp.flush_rest(|posted| events.push_back(completion(name, posted)));
         let end = conn.explain(end, torn.was_in_error);
         let event = FabricEvent::ended(name, conn.was_up(), end);
         tracing::debug!(?event, "an RDMA connection ended");

@@ -101,22 +101,6 @@ impl Drop for HalfOpen {
     }
 }
 
-/// Pending event. Most are completions, so those are kept small.
-#[derive(Debug)]
-enum Event {
-    Completion(crate::fabric::WorkCompletion),
-    Rare(Box<FabricEvent>),
-}
-
-impl From<FabricEvent> for Event {
-    fn from(event: FabricEvent) -> Self {
-        match event {
-            FabricEvent::Completion(wc) => Self::Completion(wc),
-            other => Self::Rare(Box::new(other)),
-        }
-    }
-}
-
 /// Endpoint of one shard.
 #[derive(Debug)]
 pub struct VerbsFabric {
@@ -131,7 +115,7 @@ pub struct VerbsFabric {
     options: VerbsOptions,
     port: Port,
     regions: RegionCache,
-    events: VecDeque<Event>,
+    events: VecDeque<FabricEvent>,
     dirty: Vec<QpNum>,
     /// Connections to take down, with the reasons.
     dying: Vec<(QpNum, End)>,
@@ -279,7 +263,7 @@ impl VerbsFabric {
     }
 
     fn push(&mut self, event: FabricEvent) {
-        self.events.push_back(event.into());
+        self.events.push_back(event);
     }
 
     /// Hands everything posted on a connection to its device.
@@ -318,9 +302,7 @@ impl Listener for VerbsFabric {
 
     fn stop_listening(&mut self) {
         self.listeners.stop();
-        self.events.retain(|event| {
-            !matches!(event, Event::Rare(event) if matches!(**event, FabricEvent::Request(_)))
-        });
+        self.events.retain(|event| !matches!(event, FabricEvent::Request(_)));
     }
 
     fn accept(
@@ -580,10 +562,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn next_event(&mut self) -> Option<FabricEvent> {
-        Some(match self.events.pop_front()? {
-            Event::Completion(completion) => FabricEvent::Completion(completion),
-            Event::Rare(event) => *event,
-        })
+        self.events.pop_front()
     }
 
     fn deadline(&self) -> Option<Instant> {

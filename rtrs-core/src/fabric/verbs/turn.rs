@@ -45,7 +45,10 @@ impl VerbsFabric {
             Step::Look => self.look_at_port(name),
             Step::Up(private_data) => {
                 self.settle(name);
-                self.push(FabricEvent::Established { qp: name, private_data });
+                self.push(FabricEvent::Established {
+                    qp: name,
+                    private_data: Box::new(private_data),
+                });
             }
             Step::Over(end) => self.begin_end(name, end),
         }
@@ -85,7 +88,7 @@ impl VerbsFabric {
             inner: Box::new(VerbsRequest { id, reads, _place: place }),
         };
         if known {
-            self.push(FabricEvent::Request(request(id)));
+            self.push(FabricEvent::Request(Box::new(request(id))));
             return;
         }
         // This is the first request over this device, whose windows are tested now, on another
@@ -230,7 +233,7 @@ impl VerbsFabric {
                 Report::Listener(tried) => self.listeners.tried(self.now, *tried),
                 // Dropped, because listening was stopped meanwhile.
                 Report::Request(_) if self.listeners.is_empty() => {}
-                Report::Request(request) => self.push(FabricEvent::Request(*request)),
+                Report::Request(request) => self.push(FabricEvent::Request(request)),
             }
         }
         any

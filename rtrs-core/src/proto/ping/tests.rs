@@ -72,7 +72,7 @@ impl Fixture {
             match event {
                 FabricEvent::Request(request) => {
                     assert!(self.server.claims(request.private_data.as_bytes()));
-                    self.server.handle_request(now, 0, request, self.fabrics[0].as_mut());
+                    self.server.handle_request(now, 0, *request, self.fabrics[0].as_mut());
                 }
                 event => self.server.handle_event(now, 0, &event, self.fabrics[0].as_mut()),
             }
@@ -545,8 +545,8 @@ impl Liar {
             while let Some(event) = self.server.next_event() {
                 match event {
                     FabricEvent::Request(request) => match &reply {
-                        Some(data) => open = Some(self.accept(request, data)),
-                        None => self.server.reject(now, request, &PrivateData::EMPTY),
+                        Some(data) => open = Some(self.accept(*request, data)),
+                        None => self.server.reject(now, *request, &PrivateData::EMPTY),
                     },
                     FabricEvent::Completion(wc)
                         if wc.wr_id < RECVS && wc.status == WcStatus::Success =>

@@ -261,7 +261,7 @@ fn a_reject_says_that_a_proof_is_wanted() {
             rtrs_core::fabric::FabricEvent::ConnectFailed {
                 failure: rtrs_core::fabric::ConnectFailure::Rejected(data),
                 ..
-            } => Some(*data),
+            } => Some(data.clone()),
             _ => None,
         });
         Extensions::decode(&ConnRsp::decode(data.unwrap().as_bytes()).unwrap().ext)

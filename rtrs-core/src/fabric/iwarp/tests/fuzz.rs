@@ -15,8 +15,8 @@ use super::qp::{QpMachine, RX_STAGE};
 use super::rdmap::ReadRequest;
 use super::rx::RX_SLICES;
 use super::stag::StagTable;
-use super::state::{CoreState, Event};
-use crate::fabric::{Access, QpLimits, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
+use super::state::CoreState;
+use crate::fabric::{Access, FabricEvent, QpLimits, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use crate::ids::{QpNum, Rkey};
 use crate::mem::{IoVecs, Region, crc32c_append};
 
@@ -169,7 +169,7 @@ pub fn fuzz_stream(data: &[u8]) {
     machine.rx_done(&mut core, 0);
     machine.flush_all(&mut core);
     while let Some(event) = core.events.pop_front() {
-        if let Event::Completion(wc) = event {
+        if let FabricEvent::Completion(wc) = event {
             assert!(open.remove(&wc.wr_id), "completed twice: {wc:?}");
         }
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use super::IwarpShared;
 use super::mpa::{Features, Terms};
 use super::qp::QpMachine;
-use super::state::{CoreState, Event};
-use crate::fabric::{Access, QpLimits, Sge, WorkCompletion};
+use super::state::CoreState;
+use crate::fabric::{Access, FabricEvent, QpLimits, Sge, WorkCompletion};
 use crate::ids::QpNum;
 use crate::mem::{IoVecs, Region};
 
@@ -102,8 +102,8 @@ impl End {
             .events
             .drain(..)
             .map(|event| match event {
-                Event::Completion(wc) => wc,
-                Event::Rare(event) => panic!("{event:?}"),
+                FabricEvent::Completion(wc) => wc,
+                event => panic!("{event:?}"),
             })
             .collect()
     }

@@ -134,7 +134,7 @@ fn either(left: &mut Node, right: &mut Node) -> (bool, FabricEvent) {
 
 fn request(event: FabricEvent) -> ConnRequest {
     match event {
-        FabricEvent::Request(request) => request,
+        FabricEvent::Request(request) => *request,
         event => panic!("{event:?}"),
     }
 }
