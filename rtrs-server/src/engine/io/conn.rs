@@ -63,6 +63,8 @@ impl WorkId {
 
 #[derive(Debug)]
 pub(super) struct Conn {
+    /// Row of the connection itself.
+    pub(super) row: ConnRow,
     pub(super) path: PathRow,
     pub(super) cid: ConnIndex,
     pub(super) provider: ProviderIndex,
@@ -76,6 +78,7 @@ pub(super) struct Conn {
 
 impl Conn {
     pub(super) fn new(
+        row: ConnRow,
         path: PathRow,
         cid: ConnIndex,
         provider: ProviderIndex,
@@ -84,6 +87,7 @@ impl Conn {
     ) -> Self {
         let waiting = VecDeque::with_capacity(usize::from(queue_depth));
         Self {
+            row,
             path,
             cid,
             provider,
@@ -148,13 +152,12 @@ impl Conn {
     /// Posts a message of one work request. The caller ensures that there is room.
     pub(super) fn send(
         &mut self,
-        at: ConnRow,
         op: WrOp,
         sges: SgeList,
         fabrics: &mut Fabrics,
     ) -> Result<(), FabricError> {
         let covered = self.queue.take(1);
-        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
+        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(self.row);
         let wr = WorkRequest { wr_id, op, sges, signaled: covered.is_some() };
         fabrics[self.provider.index()].post_send(self.qp, wr)
     }
@@ -162,12 +165,11 @@ impl Conn {
     /// Posts an answer. The caller ensures that there is room.
     pub(super) fn answer(
         &mut self,
-        at: ConnRow,
         answer: Answer,
         fabrics: &mut Fabrics,
     ) -> Result<(), FabricError> {
         let covered = self.queue.take(answer.requests());
-        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(at);
+        let wr_id = WorkId::Send(covered.unwrap_or(0)).encode(self.row);
         answer.post(&mut *fabrics[self.provider.index()], self.qp, wr_id, covered.is_some())
     }
 }

@@ -147,7 +147,7 @@ impl Shard {
                 // The path may have ended meanwhile, and then the answer is dropped.
                 self.with_path(path, ctx, |shard, path, ctx| {
                     let at = RequestRef { path, permit };
-                    shard.step(at, ctx, |step, ctx| step.control_answered(&answer, ctx));
+                    shard.step(at, None, ctx, |step, ctx| step.control_answered(&answer, ctx));
                 });
             }
             ShardMessage::Retire(closed) => {
@@ -205,7 +205,8 @@ impl Shard {
             }
             WorkId::Send(covered) => self.sent(from, covered, ctx),
             WorkId::Revoke(permit) => {
-                self.step(RequestRef { path: row, permit }, ctx, |step, ctx| step.revoked(ctx));
+                let request = RequestRef { path: row, permit };
+                self.step(request, Some(from.conn), ctx, |step, ctx| step.revoked(ctx));
             }
             WorkId::Bind => {}
             WorkId::FirstBind => {
@@ -247,11 +248,11 @@ impl Shard {
             while let Some(completion) = self.devices.reap(at) {
                 busy = true;
                 let at = RequestRef::of(completion.tag);
-                self.step(at, ctx, |step, ctx| step.device_done(completion.status, ctx));
+                self.step(at, None, ctx, |step, ctx| step.device_done(completion.status, ctx));
             }
             while let Some(waiting) = self.devices.next_waiting(at) {
                 let mut taken = None;
-                self.step_if_there(waiting, ctx, |step, ctx| taken = step.resubmit(ctx));
+                self.step_if_there(waiting, None, ctx, |step, ctx| taken = step.resubmit(ctx));
                 if taken == Some(false) {
                     break;
                 }
@@ -262,24 +263,30 @@ impl Shard {
             let needing = || waiting.settling.iter().chain(&waiting.deferred).filter_map(io);
             row += usize::from(!devices.sweep(row, |at| needing().any(|io| io.export == at)));
         }
+        busy |= !self.waiting.is_empty() && self.recheck_waiting(ctx);
+        self.report_retired(ctx.out);
+        self.devices.begin_turn();
+        busy
+    }
+
+    /// Checks requests that wait for others. Returns whether any has ended its wait.
+    fn recheck_waiting(&mut self, ctx: &mut Ctx<'_>) -> bool {
         // Both lists keep their allocation.
         let mut waited = mem::take(&mut self.looked_at);
         mem::swap(&mut waited, &mut self.waiting.deferred);
         for at in &waited {
-            self.step(*at, ctx, |step, ctx| step.recheck(ctx));
+            self.step(*at, None, ctx, |step, ctx| step.recheck(ctx));
         }
-        busy |= self.waiting.deferred.len() < waited.len();
+        let mut any = self.waiting.deferred.len() < waited.len();
         waited.clear();
         mem::swap(&mut waited, &mut self.waiting.settling);
         for at in &waited {
-            self.step(*at, ctx, |step, ctx| step.recheck_settling(ctx));
+            self.step(*at, None, ctx, |step, ctx| step.recheck_settling(ctx));
         }
-        busy |= self.waiting.settling.len() < waited.len();
+        any |= self.waiting.settling.len() < waited.len();
         waited.clear();
         self.looked_at = waited;
-        self.report_retired(ctx.out);
-        self.devices.begin_turn();
-        busy
+        any
     }
 
     /// Whether this turn has begun as much IO as it should before answering.
@@ -289,8 +296,10 @@ impl Shard {
 
     /// Time of the next poll if nothing else happens.
     pub fn deadline(&self) -> Option<Instant> {
-        let waits = !self.waiting.deferred.is_empty() || !self.waiting.settling.is_empty();
-        earliest(waits.then(|| self.now + RECHECK_INTERVAL), self.devices.deadline())
+        earliest(
+            (!self.waiting.is_empty()).then(|| self.now + RECHECK_INTERVAL),
+            self.devices.deadline(),
+        )
     }
 
     /// Requests in flight on this shard, including orphaned ones of closed paths.
@@ -353,14 +362,16 @@ impl Shard {
         }
     }
 
-    /// Runs a step of a request, then ends its path if nothing remains there.
+    /// Runs a step of a request, then ends its path if nothing remains there. A new request arrives
+    /// over `conn`.
     fn step(
         &mut self,
         at: RequestRef,
+        conn: Option<ConnRow>,
         ctx: &mut Ctx<'_>,
         run: impl FnOnce(&mut Step<'_>, &mut Ctx<'_>),
     ) {
-        if !self.step_if_there(at, ctx, run) {
+        if !self.step_if_there(at, conn, ctx, run) {
             self.internal_error("a request of an unknown path");
         }
     }
@@ -369,14 +380,19 @@ impl Shard {
     fn step_if_there(
         &mut self,
         at: RequestRef,
+        conn: Option<ConnRow>,
         ctx: &mut Ctx<'_>,
         run: impl FnOnce(&mut Step<'_>, &mut Ctx<'_>),
     ) -> bool {
         let Self { devices, paths, conns, waiting, .. } = self;
         let Some(path) = paths.get_mut(at.path) else { return false };
         let limits = path.limits();
-        run(&mut Step { at, path, conns, devices, waiting, limits }, ctx);
-        self.end_path_if_over(at.path, ctx.out);
+        let conn = conn.or_else(|| path.requests.get(at.permit)?.conn());
+        let conn = conn.and_then(|row| conns.get_mut(row)).filter(|conn| conn.path == at.path);
+        run(&mut Step { at, path, conn, devices, waiting, limits }, ctx);
+        if path.is_over(ctx.out) {
+            self.remove_path(at.path, ctx.out);
+        }
         true
     }
 
@@ -401,7 +417,7 @@ impl Shard {
         let AcceptOrder { path, cid, request, response } = order;
         let row = self.by_key.get(&path.key).copied().unwrap_or_else(|| {
             let local = LocalPath::new(Arc::clone(&path), self.index);
-            let row = self.paths.insert(Box::new(local));
+            let row = self.paths.insert(|_| Box::new(local));
             self.by_key.insert(path.key, row);
             row
         });
@@ -414,7 +430,7 @@ impl Shard {
             Ok(qp) => qp,
             Err(error) => return local.fail_by_fabric(&error, ctx.out),
         };
-        let at = self.conns.insert(Conn::new(row, cid, provider, qp, depth));
+        let at = self.conns.insert(|at| Conn::new(at, row, cid, provider, qp, depth));
         self.by_qp.insert((provider, qp), at);
         local.add_conn(at, cid);
         // All receives are posted before the peer can know that it is connected.
@@ -471,7 +487,7 @@ impl Shard {
         let path = &mut self.paths[row];
         let Some(service) = path.service() else { return false };
         let op = WrOp::Send { imm: None, invalidate: None };
-        let sent = self.conns[service].send(service, op, SgeList::one(sge), ctx.fabrics);
+        let sent = self.conns[service].send(op, SgeList::one(sge), ctx.fabrics);
         if let Err(error) = &sent {
             path.fail_by_fabric(error, ctx.out);
         }
@@ -494,7 +510,7 @@ impl Shard {
         match Imm::decode_with(imm, path.limits().mem_bits()) {
             Imm::Request { permit, offset } => {
                 let request = RequestRef { path: row, permit };
-                self.step(request, ctx, |step, ctx| step.arrive(at, offset, imm, ctx));
+                self.step(request, Some(at), ctx, |step, ctx| step.arrive(offset, imm, ctx));
             }
             Imm::Heartbeat { next_ms } if cid.0 == 0 => {
                 if next_ms > 0 {
@@ -516,7 +532,7 @@ impl Shard {
     fn post_heartbeat(&mut self, at: ConnRow, imm: Imm, ctx: &mut Ctx<'_>) {
         let conn = &mut self.conns[at];
         if conn.has_room()
-            && let Err(error) = conn.send(at, bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics)
+            && let Err(error) = conn.send(bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics)
         {
             self.paths[conn.path].fail_by_fabric(&error, ctx.out);
         }
@@ -527,7 +543,7 @@ impl Shard {
         let Some(conn) = self.conns.get_mut(at) else { return };
         while let Some(device) = conn.next_announcement() {
             let imm = Imm::Changed { device: device.0 };
-            let sent = conn.send(at, bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics);
+            let sent = conn.send(bare_write(imm.encode()), SgeList::EMPTY, ctx.fabrics);
             if let Err(error) = sent {
                 return self.paths[conn.path].fail_by_fabric(&error, ctx.out);
             }
@@ -539,7 +555,8 @@ impl Shard {
         let ConnRef { conn: at, path, .. } = from;
         self.conns[at].sent(covered);
         while let Some(permit) = self.conns[at].next_waiting() {
-            self.step(RequestRef { path, permit }, ctx, |step, ctx| step.post_waiting(ctx));
+            let request = RequestRef { path, permit };
+            self.step(request, Some(at), ctx, |step, ctx| step.post_waiting(ctx));
         }
         self.send_announcements(at, ctx);
     }
@@ -551,7 +568,7 @@ impl Shard {
         deferred.retain(|at| {
             let mut drops = false;
             if at.path == row {
-                self.step(*at, ctx, |step, _| drops = step.drop_deferred());
+                self.step(*at, None, ctx, |step, _| drops = step.drop_deferred());
             }
             !drops
         });
@@ -560,7 +577,7 @@ impl Shard {
     }
 
     fn close_path(&mut self, row: PathRow, abrupt: bool, ctx: &mut Ctx<'_>) {
-        let Self { devices, paths, conns, waiting, .. } = self;
+        let Self { devices, paths, waiting, .. } = self;
         let path = &mut paths[row];
         let limits = path.limits();
         path.close();
@@ -569,10 +586,10 @@ impl Shard {
         let permits: Vec<PermitId> = path.requests.iter().map(|(permit, _)| permit).collect();
         for permit in permits {
             let at = RequestRef { path: row, permit };
-            Step { at, path, conns, devices, waiting, limits }.close(ctx.out);
+            Step { at, path, conn: None, devices, waiting, limits }.close(ctx.out);
         }
         for at in path.conns() {
-            let conn = &mut conns[*at];
+            let conn = &mut self.conns[*at];
             conn.drop_waiting();
             let fabric = &mut ctx.fabrics[conn.provider.index()];
             if abrupt {
@@ -589,9 +606,13 @@ impl Shard {
 
     /// Ends the path on this shard if no requests or connections remain.
     fn end_path_if_over(&mut self, row: PathRow, out: &mut Outbox) {
-        if self.paths.get_mut(row).is_some_and(|path| path.is_over(out))
-            && let Some(path) = self.paths.remove(row)
-        {
+        if self.paths.get_mut(row).is_some_and(|path| path.is_over(out)) {
+            self.remove_path(row, out);
+        }
+    }
+
+    fn remove_path(&mut self, row: PathRow, out: &mut Outbox) {
+        if let Some(path) = self.paths.remove(row) {
             self.internal_errors += path.counters().internal_errors.get();
             self.by_key.remove(&path.shared.key);
             path.report(EndReport::Drained, out);

@@ -37,7 +37,7 @@ use super::permits::Claim;
 use super::progress::{IoProgress, IoStep};
 use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
 use super::sync::{Account, Next, Settling};
-use super::table::{ConnRow, RequestRef, Table, Waiting};
+use super::table::{RequestRef, Waiting};
 use super::validate::{IoTarget, part_max, plan_io};
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::DeviceId;
@@ -57,7 +57,8 @@ pub(super) const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
 pub(super) struct Step<'a> {
     pub(super) at: RequestRef,
     pub(super) path: &'a mut LocalPath,
-    pub(super) conns: &'a mut Table<ConnRow, Conn>,
+    /// Connection that the request arrived over; None if it has ended.
+    pub(super) conn: Option<&'a mut Conn>,
     pub(super) devices: &'a mut Devices,
     pub(super) waiting: &'a mut Waiting,
     pub(super) limits: Limits,
@@ -78,8 +79,11 @@ enum Wanted {
 impl Step<'_> {
     /// Step 1. Accepts a request that arrived over a connection with the immediate `imm`, which
     /// encodes the permit and `offset`.
-    pub(super) fn arrive(&mut self, conn: ConnRow, offset: u32, imm: u32, ctx: &mut Ctx<'_>) {
+    pub(super) fn arrive(&mut self, offset: u32, imm: u32, ctx: &mut Ctx<'_>) {
         let permit = self.at.permit;
+        let Some(conn) = self.conn.as_ref().map(|conn| conn.row) else {
+            return self.path.internal_error("a request has no connection", ctx.out);
+        };
         if !self.path.takes_requests(ctx.out) {
             return;
         }
@@ -139,13 +143,12 @@ impl Step<'_> {
     /// corrupt its own data; the validated message is a copy, made after the old key is revoked.
     fn revoke(&mut self, mut arrival: Arrival, ctx: &mut Ctx<'_>) {
         let answers = self.path.answers();
-        let conn = self.conns.get(arrival.conn);
-        let conn = conn.filter(|conn| answers && conn.path == self.at.path);
+        let conn = self.conn.as_deref().filter(|_| answers);
         let Some(conn) = conn else { return self.release(ctx.out) };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         let Some(window) = chunks.window(chunk) else { return self.parse(arrival, ctx) };
         let fabric = &mut ctx.fabrics[conn.provider.index()];
-        let wr_id = WorkId::Revoke(self.at.permit).encode(arrival.conn);
+        let wr_id = WorkId::Revoke(self.at.permit).encode(conn.row);
         let result = if fabric.capabilities().binds_are_requests {
             let slice = chunks.chunk(chunk);
             let bound = fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id);
@@ -563,11 +566,12 @@ impl Step<'_> {
 
     fn finish_io(&mut self, errno: u16, ctx: &mut Ctx<'_>) {
         match *self.path.requests[self.at.permit].get() {
-            State::Io(request, _, io) => {
+            State::Io(request, _, ref io) => {
                 let took =
                     ServerTimes::new(request.arrival.since, ctx.now, io.device_time.spent_ns());
-                self.devices.answered(&io, errno == 0, took);
-                self.finish(request, Reply::to_io(errno, &io), ctx);
+                self.devices.answered(io, errno == 0, took);
+                let reply = Reply::to_io(errno, io);
+                self.finish(request, reply, ctx);
             }
             _ => self.path.internal_error("an answered request is not an IO", ctx.out),
         }
@@ -577,14 +581,14 @@ impl Step<'_> {
     /// answers, in order with the answers that wait for room in the send queue.
     fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         self.end_turn(ctx.out);
-        let (at, answers) = (request.arrival.conn, self.path.answers());
-        let conn = self.conns.get_mut(at).filter(|conn| answers && conn.path == self.at.path);
+        let answers = self.path.answers();
+        let conn = self.conn.as_deref_mut().filter(|_| answers);
         let Some(conn) = conn else { return self.release(ctx.out) };
         let (chunks, chunk) = (self.path.chunks(), ChunkIndex::from(self.at.permit));
         if request.arrival.key.is_none()
             && let Some(window) = chunks.window(chunk)
         {
-            let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(at));
+            let (slice, wr_id) = (chunks.chunk(chunk), WorkId::Bind.encode(conn.row));
             let fabric = &mut ctx.fabrics[conn.provider.index()];
             match fabric.bind(conn.qp, window, &slice, Access::REMOTE_WRITE, wr_id) {
                 // A pending bind takes effect before anything posted after it on the queue pair:
@@ -635,10 +639,10 @@ impl Step<'_> {
         self.path.counters().answered(reply.errno == 0, reply.io, data_len, took);
         // The permit is free before the answer can reach the peer, which may reuse it at once.
         self.release(ctx.out);
-        let Some(conn) = self.conns.get_mut(arrival.conn) else {
+        let Some(conn) = self.conn.as_deref_mut() else {
             return self.path.internal_error("an answer has no connection", ctx.out);
         };
-        if let Err(error) = conn.answer(arrival.conn, answer, ctx.fabrics) {
+        if let Err(error) = conn.answer(answer, ctx.fabrics) {
             self.path.fail_by_fabric(&error, ctx.out);
         }
     }

@@ -163,6 +163,17 @@ impl Request {
         }
     }
 
+    /// Connection that the request arrived over.
+    pub(super) const fn conn(&self) -> Option<ConnRow> {
+        match &self.state {
+            State::Free => None,
+            State::Deferred(arrival) | State::Revoking(arrival) => Some(arrival.conn),
+            State::Control(request) | State::Io(request, ..) | State::Responding(request, _) => {
+                Some(request.arrival.conn)
+            }
+        }
+    }
+
     /// IO of the request, if it is in such a state.
     pub(super) const fn io(&self) -> Option<&IoProgress> {
         match &self.state {

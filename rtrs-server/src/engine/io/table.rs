@@ -56,6 +56,12 @@ pub(super) struct Waiting {
     pub(super) settling: Vec<RequestRef>,
 }
 
+impl Waiting {
+    pub(super) fn is_empty(&self) -> bool {
+        self.deferred.is_empty() && self.settling.is_empty()
+    }
+}
+
 impl RequestRef {
     /// Encodes the reference as the tag of an IO.
     pub(super) fn tag(self) -> u64 {
@@ -82,14 +88,15 @@ impl<R: Row, T> Table<R, T> {
         Self { rows: Vec::new(), named: PhantomData }
     }
 
-    /// Adds a row.
-    pub(super) fn insert(&mut self, value: T) -> R {
+    /// Adds a row, whose value may depend on its number.
+    pub(super) fn insert(&mut self, value: impl FnOnce(R) -> T) -> R {
         let at = self.rows.iter().position(Option::is_none).unwrap_or_else(|| {
             self.rows.push(None);
             self.rows.len() - 1
         });
-        self.rows[at] = Some(value);
-        R::at(u32::try_from(at).unwrap_or_else(|_| panic!("more rows than descriptors")))
+        let row = R::at(u32::try_from(at).unwrap_or_else(|_| panic!("more rows than descriptors")));
+        self.rows[at] = Some(value(row));
+        row
     }
 
     /// Returns a row.
