@@ -318,6 +318,9 @@ impl DeviceTable {
 
     /// Takes the next completion of the device, for its user.
     pub(crate) fn reap(&mut self, device: DeviceIndex) -> Option<Reaped> {
+        if self.completed == 0 {
+            return None;
+        }
         let Ended { completion: Completion { tag, status }, flush } = self.pop(device)?;
         let row = self.row(device);
         // A loss counts as reported only now: a flush that another shard takes before the user

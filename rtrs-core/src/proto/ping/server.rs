@@ -295,6 +295,9 @@ impl PingServer {
 
     /// Ends pings that have been silent for too long. Returns true if there was one.
     pub fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
+        if self.conns.is_empty() {
+            return false;
+        }
         let late: Vec<(usize, QpNum)> = self
             .conns
             .iter()

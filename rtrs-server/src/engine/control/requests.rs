@@ -38,7 +38,8 @@ impl Control {
     pub(super) fn serve_backlog(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let busy = !self.backlog.is_empty();
         self.backlog.begin_turn();
-        while !self.backlog.is_turn_full()
+        while busy
+            && !self.backlog.is_turn_full()
             && let Some((asker, waiting)) = self.backlog.take()
         {
             self.backlog.spend(backlog::cost(&waiting.request));
