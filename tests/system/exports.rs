@@ -484,3 +484,26 @@ fn a_thousand_exports_are_reloaded() {
     assert_eq!(exports(&server).len(), 1);
     let _ = server.stop(STOP_TIME_MAX);
 }
+
+#[test]
+fn an_export_that_a_change_has_closed_is_tried_again() {
+    let scratch = Scratch::new();
+    let (file, old) = (scratch.path("v.img"), scratch.path("old.img"));
+    sparse_file(&file, 1 << 20);
+    let server = Server::builder().export(format!("v={}", file.display())).start();
+    // The path leads to a file that another program has locked.
+    fs::rename(&file, old).expect("a file");
+    sparse_file(&file, 1 << 20);
+    let holder = fs::File::open(&file).expect("the file");
+    holder.lock().expect("the lock");
+    let set = server.command(&["export", "set", "v", "block-size=4096"]).code(1);
+    let _ = set.says("with its old options, with which the server tries again");
+    assert_eq!(export(&server, "v")["state"], "failed");
+    let saved = server.command(&["export", "save", "-o", "json"]).ok().json();
+    assert_eq!(saved["exports"][0]["name"], "v", "{saved}");
+    drop(holder);
+    wait_for("the export to be open", Duration::from_secs(60), || {
+        (export(&server, "v")["state"] == "open").then_some(())
+    });
+    let _ = server.stop(STOP_TIME_MAX);
+}

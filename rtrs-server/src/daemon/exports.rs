@@ -10,6 +10,7 @@ mod access;
 mod attempts;
 mod commands;
 mod failed;
+mod in_time;
 pub(super) mod recovery;
 mod replaced;
 
@@ -26,6 +27,7 @@ use rtrs_core::tls::TlsEndpoint;
 
 use self::attempts::Attempts;
 use self::failed::FailedExports;
+use self::in_time::in_time;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
 use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
@@ -36,7 +38,7 @@ use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
-use crate::plan::{check_below, check_export, validate_export};
+use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked};
@@ -404,19 +406,6 @@ impl Exports {
         SavedExports { exports: all.into_values().collect() }
     }
 
-    /// Checks the settings and the target of an export from a command, before anything is opened.
-    fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
-        check(spec)?;
-        self.check_settings(spec)
-    }
-
-    /// Checks the settings of an export from a command.
-    fn check_settings(&self, spec: &mut ExportSpec) -> Result<(), String> {
-        let checked = validate_export(spec);
-        let checked = checked.and_then(|()| check_below(spec, &self.set.search_path));
-        checked.map_err(|error| error.chain().to_string())
-    }
-
     /// Records that a command drains the server, or the reason why it does not.
     pub(crate) fn record_drain(&self, why_not: Option<&str>) {
         let result = if why_not.is_some() { AuditResult::Refused } else { AuditResult::Ok };
@@ -448,7 +437,8 @@ impl Exports {
         if self.table.find(bytes).is_some() || self.table.is_failed(bytes) {
             return Err(format!("cannot export {name:?}: there is an export of this name already"));
         }
-        self.opener.open(spec).map(Arc::new).map_err(|error| error.chain().to_string())
+        let (opener, spec) = (Arc::clone(&self.opener), spec.clone());
+        in_time(move || opener.open(&spec).map(Arc::new).map_err(|error| error.chain().to_string()))
     }
 
     /// Publishes an opened export.
@@ -617,7 +607,14 @@ impl Exports {
             let again = listed.and_then(|_| self.open_new(&entry.spec, entry.configured));
             match again {
                 Ok(()) => format!("{why}; the export keeps its old options"),
-                Err(again) => format!("{why}; and the export could not be restored: {again}"),
+                Err(again) => {
+                    let problem = format!(
+                        "{why}; and it could not be opened with its old options, with which the \
+                         server tries again: {again}"
+                    );
+                    recovery::note_failed(self, entry.spec.clone(), again);
+                    problem
+                }
             }
         });
         opened.map(|()| Some(revoked))

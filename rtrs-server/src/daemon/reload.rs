@@ -360,7 +360,10 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
         }
     }
     for spec in later {
-        note_added(done, spec.name(), exports.open_new(&spec, true));
+        let opened = exports.open_new(&spec, true);
+        note_added(done, spec.name(), opened.clone());
+        // The export that had the target is gone already.
+        opened.map_or_else(|why| recovery::note_failed(exports, spec, why), |()| ());
     }
     recovery::reconfigure(exports, failed, done);
     for name in same {

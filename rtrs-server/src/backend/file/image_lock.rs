@@ -8,15 +8,21 @@
 //! A writable export uses the permissions of a writer and shares none of them; a read-only export
 //! only reads, alongside any writer. A loop device takes no locks and is found in sysfs.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{io, thread};
 
+use parking_lot::Mutex;
 use rtrs_core::local::read_text;
 use rtrs_core::rt::blkdev::{is_byte_locked, lock_byte};
 
 use super::super::target::BackendError;
+
+/// Maximum time for the search of loop devices; the same for the end of another search.
+const SEARCH_MAX: Duration = Duration::from_secs(2);
 
 /// Byte of the first permission that a holder uses (qemu: RAW_LOCK_PERM_BASE).
 const USED: u32 = 100;
@@ -92,7 +98,7 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
     if read_only {
         return Ok(());
     }
-    match loop_device(Path::new("/sys/block"), file) {
+    match loop_device_in_time(file) {
         Ok(None) => Ok(()),
         Ok(Some(device)) => Err(BackendError::path(
             path,
@@ -101,15 +107,32 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
              `ro`, or set `no-lock` if only one of them writes",
         )),
         Err(error) => {
-            tracing::debug!(path = %path.display(), "cannot look for loop devices: {error}");
+            tracing::warn!(path = %path.display(), "cannot look for loop devices: {error}");
             Ok(())
         }
     }
 }
 
-/// Returns the name of the loop device over a file, if there is one. `block` is /sys/block.
-fn loop_device(block: &Path, file: &File) -> io::Result<Option<String>> {
+/// Returns the name of the loop device over a file, if there is one. The search needs the files of
+/// all loop devices, and one of these may be on a file system that does not answer: then it ends
+/// with an error, and so do the next ones.
+fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
+    static SEARCHING: Mutex<()> = Mutex::new(());
     let own = file.metadata()?;
+    let (result, found) = mpsc::channel();
+    let search = move || {
+        let Some(_turn) = SEARCHING.try_lock_for(SEARCH_MAX) else { return };
+        // The receiver may have stopped waiting.
+        drop(result.send(loop_device(Path::new("/sys/block"), &own)));
+    };
+    thread::Builder::new().name("loop-devices".into()).spawn(search)?;
+    found.recv_timeout(2 * SEARCH_MAX).unwrap_or_else(|_| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, "the file of one of them does not answer"))
+    })
+}
+
+/// Returns the name of the loop device over the file `own`, if there is one. `block` is /sys/block.
+fn loop_device(block: &Path, own: &Metadata) -> io::Result<Option<String>> {
     for entry in fs::read_dir(block)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -207,11 +230,11 @@ mod tests {
         fs::create_dir_all(block.join("loop0")).unwrap();
         back("sda", path.to_str().unwrap());
         back("loop1", "/nonexistent/x (deleted)");
-        assert_eq!(loop_device(&block, &open(true)).unwrap(), None);
+        assert_eq!(loop_device(&block, &open(true).metadata().unwrap()).unwrap(), None);
         // Under another name.
         fs::hard_link(&path, dir.0.join("link")).unwrap();
         back("loop7", dir.0.join("link").to_str().unwrap());
-        assert_eq!(loop_device(&block, &open(true)).unwrap().unwrap(), "loop7");
-        assert!(loop_device(&dir.0.join("none"), &open(true)).is_err());
+        assert_eq!(loop_device(&block, &open(true).metadata().unwrap()).unwrap().unwrap(), "loop7");
+        assert!(loop_device(&dir.0.join("none"), &open(true).metadata().unwrap()).is_err());
     }
 }

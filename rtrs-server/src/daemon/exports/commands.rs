@@ -2,11 +2,13 @@
 
 use rtrs_core::time::Duration;
 
-use super::{Entry, Exports, recovery};
+use super::in_time::in_time;
+use super::{Entry, Exports, check, recovery};
 use crate::audit::AuditKind;
 use crate::control_protocol::{Changed, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
-use crate::settings::ExportSpec;
+use crate::plan::{check_below, validate_export};
+use crate::settings::{ExportSpec, SearchSpec};
 use crate::stats::{ExportUser, Revoked};
 
 /// Time for clients to learn over their paths that an export was removed, before paths that have
@@ -37,10 +39,11 @@ impl Exports {
     }
 
     fn add_now(&self, mut spec: ExportSpec, force: bool) -> Result<Changed, String> {
-        let _turn = self.begin()?;
+        // Before the lock, because the target may hang.
         self.check(&mut spec)?;
-        let closed = self.check_losses(&spec, force)?;
         let export = self.open(&spec)?;
+        let _turn = self.begin()?;
+        let closed = self.check_losses(&spec, force)?;
         // Set before any client can open it.
         self.change_access(|access| access.set(&spec));
         let published = self.publish(&spec, &export, false);
@@ -63,6 +66,22 @@ impl Exports {
         self.recorded(AuditKind::ExportSet, name, self.set_now(name, options, force), why)
     }
 
+    /// Checks the settings and the target of an export from a command, before anything is opened.
+    fn check(&self, spec: &mut ExportSpec) -> Result<(), String> {
+        let (wanted, search_path) = (spec.clone(), self.set.search_path.clone());
+        *spec = in_time(move || {
+            let mut spec = wanted;
+            check(&mut spec)?;
+            check_settings(&mut spec, &search_path).map(|()| spec)
+        })?;
+        Ok(())
+    }
+
+    /// Checks the settings of an export from a command.
+    fn check_settings(&self, spec: &mut ExportSpec) -> Result<(), String> {
+        check_settings(spec, &self.set.search_path)
+    }
+
     /// Finds an export, and its settings with changed options.
     fn with_options(&self, name: &str, options: &[String]) -> Result<(Found, ExportSpec), String> {
         let found = match (self.entry(name), self.failed.spec(name)) {
@@ -72,6 +91,10 @@ impl Exports {
         };
         let mut spec = found.spec().with_options(options).map_err(|error| error.to_string())?;
         match &found {
+            // Access can be revoked while the target hangs.
+            Found::Served(entry) if entry.stays_open(&spec) && !entry.spec.access.is_empty() => {
+                validate_export(&mut spec).map_err(|error| error.chain().to_string())?;
+            }
             Found::Served(_) => self.check(&mut spec)?,
             // The change may be what makes the target usable.
             Found::Failed(_) => self.check_settings(&mut spec)?,
@@ -189,6 +212,12 @@ impl Exports {
         let losses = losses.unwrap_or_default();
         Changed { export, changed, warnings, losses, needs_force: false, saved: None }
     }
+}
+
+/// Checks the settings of an export from a command.
+fn check_settings(spec: &mut ExportSpec, search_path: &SearchSpec) -> Result<(), String> {
+    let checked = validate_export(spec).and_then(|()| check_below(spec, search_path));
+    checked.map_err(|error| error.chain().to_string())
 }
 
 /// Result of the removal of an export that these sessions had open.

@@ -18,7 +18,7 @@ use crate::plan::{check_below, check_export};
 use crate::settings::ExportSpec;
 
 /// Reason of an export whose target hangs.
-const HANGS: &str = "opening its target takes longer than 10 s; the file system or server behind \
+pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the file system or server behind \
                      it does not answer";
 
 /// Time that the retry thread waits for the lock for changes of exports; then it tries again.
@@ -83,6 +83,13 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Str
         record(exports, &spec, AuditResult::Refused, Some(why.clone()));
         exports.failed.put(spec, why);
     }
+}
+
+/// Adds an export that a change has closed and that could not be opened again.
+pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: String) {
+    tracing::error!(export = spec.name(), "export failed; the server tries again: {why}");
+    record(exports, &spec, AuditResult::Refused, Some(why.clone()));
+    exports.failed.put(spec, why);
 }
 
 /// Starts to open the failed exports whose next attempt is due, and exports those that are open.
