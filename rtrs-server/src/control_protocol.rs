@@ -271,6 +271,19 @@ pub(crate) struct Origin {
     pub(crate) config: Option<PathBuf>,
     /// Whether the configuration file or a flag defines the export, and no file of the directory.
     pub(crate) elsewhere: bool,
+    /// Access list of the running export; empty without one.
+    #[serde(default)]
+    pub(crate) access: Vec<AccessRule>,
+    /// Whether a server that starts without a list of this export would be open to all clients,
+    /// while the running server is closed to those that no list names.
+    #[serde(default)]
+    pub(crate) opens_without_list: bool,
+    /// Whether the file has changes of the export that the running server has not applied.
+    #[serde(default)]
+    pub(crate) edited: bool,
+    /// Number of the configuration that was read last.
+    #[serde(default)]
+    pub(crate) configuration: u64,
 }
 
 /// Reply to a request that adds or changes an export.

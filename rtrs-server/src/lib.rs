@@ -23,6 +23,7 @@ mod fuzz;
 pub mod metrics;
 pub mod path;
 pub mod plan;
+mod save_lock;
 mod segments;
 pub mod settings;
 mod state;

@@ -292,6 +292,31 @@ fn a_listed_export_is_not_reachable_through_the_search_path() {
 }
 
 #[test]
+fn a_reload_restricts_access_before_it_looks_at_files() {
+    let scratch = Scratch::new();
+    let (file, config) = (scratch.text("disk"), scratch.text("server.yaml"));
+    fs::write(&file, vec![0; 1 << 20]).expect("a file");
+    let write = |who: &str, listed: &str| {
+        let text = format!(
+            "access: ['anyone@127.0.0.0/8:rw']\nsearch-path: {}\nexport:\n- {{name: v, target: \
+             'mem:1M', access: ['{who}']}}\n- {{name: file, target: {file}{listed}}}\n",
+            scratch.path("").display()
+        );
+        fs::write(&config, text).expect("a file");
+    };
+    write("anyone@127.0.0.7:rw", "");
+    let server = Server::builder().args(&["--config", &config]).start();
+    let client = from("127.0.0.7", &server, "v").start();
+    // The file's place is a fault of the configuration. To see it takes a look at the file system,
+    // which may hang.
+    write("anyone@127.0.0.8:rw", ", access: ['anyone@127.0.0.7:rw']");
+    let refused = server.command(&["reload", "--force"]).code(1).says("no export changed");
+    let _ = refused.says("below search-path").says("but this was applied");
+    session_ends(&server);
+    give_up(&client, "v", server);
+}
+
+#[test]
 fn the_logged_state_has_no_session_ids() {
     let mut server = Server::builder().export("vol0=mem:1M").start();
     let client = from("127.0.0.7", &server, "vol0").start();

@@ -61,7 +61,7 @@ fn saved(server: &Server) -> Value {
 
 #[test]
 fn what_runs_is_what_starts() {
-    let host = Host::new("export: ['base=null:1M']\n");
+    let host = Host::new("access: [anyone:rw]\nexport: ['base=null:1M']\n");
     let server = host.start();
     let added = format!("vol1={}", host.scratch.text("vol1.img"));
     let done = server.command(&["export", "add", &added, "--save", "-o", "json"]).ok().json();
@@ -184,5 +184,106 @@ fn a_change_that_could_not_be_saved_is_reported() {
     let failed = host.run_after(&server, full, &["export", "set", "new", "rw", "--save"]);
     let _ = failed.code(1).says("new changed\n").says("is changed, but that is not saved");
     assert_eq!(host.read("exports.d/new.yaml"), before, "the old file is complete");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// Access to exports without a list of their own, as the last line of `export list` shows it.
+fn unlisted(server: &Server) -> String {
+    let list = server.command(&["export", "list"]).ok().stdout;
+    list.lines().filter(|line| line.contains("without their own list")).collect()
+}
+
+#[test]
+fn the_next_start_is_not_open_to_more_clients() {
+    let host = Host::new("");
+    let exports = [("a", "access: [anyone@10.1.1.1:rw]\n"), ("b", "")];
+    for (name, access) in exports {
+        let text = format!("name: {name}\ntarget: mem:1M\n{access}");
+        fs::write(host.scratch.path(&format!("exports.d/{name}.yaml")), text).expect("a file");
+    }
+    let server = host.start();
+    let (before, closed) = (saved(&server), unlisted(&server));
+    for words in [&["remove", "a"][..], &["set", "a", "access=", "--force"]] {
+        let words = [&["export"], words, &["--save"]].concat();
+        let refused = server.command(&words).code(1).says("nothing changed");
+        let _ = refused.says("the next start would be open to all clients");
+        assert_eq!((saved(&server), unlisted(&server)), (before.clone(), closed.clone()));
+        assert_eq!(host.files(), ["a.yaml", "b.yaml"]);
+    }
+    // The list is gone without --save: saving another export would open it too.
+    let _ = server.command(&["export", "set", "a", "access=", "--force"]).ok();
+    let _ = server.command(&["export", "set", "a", "ro", "--save"]).code(1).says("would be open");
+    // With another list the start is closed as well.
+    let _ = server.command(&["export", "set", "b", "access=db1:rw", "--save"]).ok();
+    let _ = server.command(&["export", "remove", "a", "--save"]).ok();
+    let running = (saved(&server), unlisted(&server));
+    let _ = server.stop(STOP_TIME_MAX);
+    let server = host.start();
+    assert_eq!((saved(&server), unlisted(&server)), running);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn changes_of_a_file_that_were_not_applied_are_not_overwritten() {
+    let host = Host::new("");
+    let file = host.scratch.path("exports.d/a.yaml");
+    fs::write(&file, "name: a\ntarget: mem:1M\n").expect("a file");
+    let server = host.start();
+    let edited = "name: a\ntarget: mem:1M\nblock-size: 4096\n";
+    fs::write(&file, edited).expect("a file");
+    // Memory cannot be reopened, so the export stays as it is.
+    let _ = server.command(&["reload"]).ok().says("would lose its memory");
+    for words in [&["set", "a", "ro"][..], &["remove", "a"]] {
+        let words = [&["export"], words, &["--save"]].concat();
+        let refused = server.command(&words).code(1).says("nothing changed");
+        let _ = refused.says("a.yaml has changes of it that the server has not applied");
+        assert_eq!(host.read("exports.d/a.yaml"), edited);
+    }
+    // An entry that was never read.
+    let new = "name: b\ntarget: mem:1M\nmigration: deny\n";
+    fs::write(host.scratch.path("exports.d/b.yaml"), new).expect("a file");
+    let _ = server.command(&["export", "add", "b=mem:2M", "--save"]).code(1).says("not applied");
+    assert_eq!(host.read("exports.d/b.yaml"), new);
+    fs::write(&file, "name: a\ntarget: mem:1M\n").expect("a file");
+    // Changes of commands are no edits, whether or not they were saved.
+    for words in [&["ro"][..], &["rw", "--save"], &["ro"], &["access=db1:ro", "--save"]] {
+        let _ = server.command(&[&["export", "set", "a"], words].concat()).ok();
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_command_that_saves_and_a_reload_wait_for_each_other() {
+    let host = Host::new("");
+    let file = host.scratch.path("exports.d/a.yaml");
+    fs::write(&file, "name: a\ntarget: mem:1M\n").expect("a file");
+    let server = host.start();
+    let files = fs::read_dir(server.run_dir()).expect("a directory");
+    let lock = files
+        .map(|entry| entry.expect("a file").path())
+        .find(|path| path.extension().is_some_and(|ending| ending == "lock"));
+    let lock = fs::File::open(lock.expect("the lock")).expect("a file");
+    let mode = lock.metadata().expect("its metadata").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "only those who may use the control socket can lock it");
+
+    // Held alone, as by a command: a reload goes ahead after some seconds, and says so.
+    lock.lock().expect("the lock");
+    let _ = server.command(&["reload"]).ok();
+    let _ = server.wait_output("reload without the lock");
+    // Held by a reload: a command waits for its end.
+    lock.unlock().expect("the lock");
+    lock.lock_shared().expect("the lock");
+    let refused = server.command(&["export", "set", "a", "ro", "--save"]).code(1);
+    let _ = refused.says("nothing changed: another process holds the lock");
+    lock.unlock().expect("the lock");
+    let _ = server.command(&["export", "set", "a", "ro", "--save"]).ok();
+
+    // The lock of the directory excludes commands to another server.
+    let dir = fs::File::open(host.scratch.path("exports.d")).expect("the directory");
+    dir.lock().expect("the lock");
+    let refused = server.command(&["export", "set", "a", "rw", "--save"]).code(1);
+    let _ = refused.says("another process holds the lock").says("exports.d");
+    drop(dir);
+    let _ = server.command(&["export", "set", "a", "rw", "--save"]).ok();
     let _ = server.stop(STOP_TIME_MAX);
 }

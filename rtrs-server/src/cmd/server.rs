@@ -105,6 +105,11 @@ impl Server {
         }
     }
 
+    /// Control socket of the server.
+    pub(super) fn socket(&self) -> &Path {
+        &self.0
+    }
+
     /// Sessions of the server.
     pub(super) fn sessions(&self) -> Result<Sessions, Error> {
         self.request(&Request::SessionList)

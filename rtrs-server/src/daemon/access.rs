@@ -144,6 +144,11 @@ impl ServerAccess {
         self.configuration
     }
 
+    /// Whether clients without a rule are refused, also after a command has removed the last list.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// List of the server itself.
     pub(super) fn server(&self) -> &[AccessRule] {
         &self.server

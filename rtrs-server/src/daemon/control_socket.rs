@@ -29,6 +29,7 @@ use crate::daemon::tunables::Tunables;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
 use crate::export::ExportTable;
+use crate::save_lock::SaveLock;
 use crate::settings::Settings;
 use crate::stats::millis;
 
@@ -125,6 +126,11 @@ impl ServerControl {
         };
         let socket = ControlSocket::bind(&path).map_err(failed)?;
         let Served { exports, changes, control, metrics, metrics_at } = served;
+        let lock = SaveLock::create(&path);
+        let what = || format!("cannot create the lock beside {}", path.display());
+        changes
+            .reload
+            .set_save_lock(lock.map_err(crate::error::failed(ErrorKind::System, what()))?);
         let shared = Arc::new(Shared {
             name,
             portals: portals.to_vec(),

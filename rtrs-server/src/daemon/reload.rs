@@ -10,7 +10,7 @@
 //! has added stay, unless the configuration names them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rtrs_core::settings::{print, printable};
@@ -23,6 +23,7 @@ use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, recov
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
+use crate::save_lock::SaveLock;
 use crate::settings::{ExportSpec, Settings, exports_dir};
 use crate::stats::Access;
 
@@ -48,6 +49,10 @@ pub(super) struct Reload {
     /// Held while reading and applying access, so that the last configuration read is the last one
     /// applied.
     reading: Mutex<()>,
+    /// Exports of the configuration as they were applied last, by name.
+    applied: Mutex<BTreeMap<String, ExportSpec>>,
+    /// Shared with the commands that save exports; absent without a control socket.
+    save_lock: OnceLock<SaveLock>,
 }
 
 impl Reload {
@@ -57,7 +62,32 @@ impl Reload {
         audit: AuditSink,
         tls: Option<Arc<TlsEndpoint>>,
     ) -> Self {
-        Self { reread, running: running.clone(), audit, tls, reading: Mutex::default() }
+        let applied = running.export.iter().map(|spec| (spec.name().to_owned(), spec.clone()));
+        Self {
+            reread,
+            running: running.clone(),
+            audit,
+            tls,
+            reading: Mutex::default(),
+            applied: Mutex::new(applied.collect()),
+            save_lock: OnceLock::new(),
+        }
+    }
+
+    /// Sets the lock that the commands of the control socket use.
+    pub(super) fn set_save_lock(&self, lock: SaveLock) {
+        // There is one control socket.
+        drop(self.save_lock.set(lock));
+    }
+
+    /// Whether the configuration has changes of an export that were not applied. An entry that
+    /// matches what runs counts as applied: a command has saved it.
+    fn is_edited(&self, configured: &ExportSpec, running: Option<&ExportSpec>) -> bool {
+        let mut applied = self.applied.lock();
+        if running == Some(configured) {
+            applied.insert(configured.name().to_owned(), configured.clone());
+        }
+        applied.get(configured.name()) != Some(configured)
     }
 
     /// Reads certificates, keys and the list of clients again; returns None without them. An
@@ -91,6 +121,7 @@ impl Reload {
 
     /// Applies the differences, and records what was applied, also before an error.
     fn apply(&self, exports: &Exports, force: bool, done: &mut Reloaded) -> Result<(), String> {
+        let _saving = self.save_lock.get().and_then(SaveLock::share);
         let (set, number) = self.apply_access(exports, force, done)?;
         // Collected after the access changes, because reading files and users must not delay the
         // end of any client.
@@ -99,11 +130,13 @@ impl Reload {
         if set.ping_only {
             return Ok(());
         }
+        self.check_below(&set)?;
         let turn = exports.begin()?;
         let applied = apply(exports, set.export.clone(), done);
         exports.grant_access(number, &set.export);
         drop(turn);
         applied?;
+        self.note_applied(&set.export, done);
         tracing::info!(
             added = done.added.len(),
             removed = done.removed.len(),
@@ -119,6 +152,17 @@ impl Reload {
             tracing::warn!("these settings need a restart: {}", done.restart.join(", "));
         }
         Ok(())
+    }
+
+    /// Records the exports that match the configuration now.
+    fn note_applied(&self, configured: &[ExportSpec], done: &Reloaded) {
+        let mut applied = self.applied.lock();
+        applied.retain(|name, _| configured.iter().any(|spec| spec.name() == name));
+        let left: Vec<&str> =
+            done.kept.iter().chain(&done.failed).map(|Kept { name, .. }| &**name).collect();
+        for spec in configured.iter().filter(|spec| !left.contains(&spec.name())) {
+            applied.insert(spec.name().to_owned(), spec.clone());
+        }
     }
 
     /// Reads everything again, and applies the restrictions. Returns the settings, whose exports
@@ -161,6 +205,7 @@ impl Reload {
     fn preview(&self, exports: &Exports) -> Result<Reloaded, String> {
         let read = self.read().map_err(|why| refused(&why, &Reloaded::default()))?;
         let (set, renewed, mut done) = read;
+        self.check_below(&set).map_err(|why| refused(&why, &Reloaded::default()))?;
         let access = exports.preview_lists(&set, &mut done);
         done.needs_force = exports.losses(&access)?.refusal().is_some();
         done.losses.revoked = exports.preview_access(&access, renewed.as_ref())?;
@@ -176,15 +221,19 @@ impl Reload {
         Ok(done)
     }
 
+    /// Checks that exports below the search path have no list. It is the search path of the running
+    /// server, since only a restart changes it. May wait for a file system.
+    fn check_below(&self, set: &Settings) -> Result<(), String> {
+        let check = |spec: &ExportSpec| check_below(spec, &self.running.search_path);
+        let checked = set.export.iter().try_for_each(check);
+        checked.map_err(|error| error.chain().to_string())
+    }
+
     /// Reads all files, and records the differences and the settings that need a restart.
     fn read(&self) -> Result<Read, String> {
         let (renewed, wrong) = self.read_tls()?.unzip();
         let plan = (self.reread)().map_err(|error| error.chain().to_string())?;
         let mut set = plan.settings;
-        // Checked against the search path of the running server, since only a restart changes it.
-        let check = |spec: &ExportSpec| check_below(spec, &self.running.search_path);
-        let checked = set.export.iter().try_for_each(check);
-        checked.map_err(|error| error.chain().to_string())?;
         let mut done = Reloaded {
             restart: differences(&self.running, &set),
             certificate: wrong.flatten(),
@@ -216,16 +265,27 @@ impl Changes {
         self.reload.preview(&self.exports)
     }
 
-    /// Reads the configuration to find where it defines an export.
+    /// Reads the configuration to find where it defines an export, and compares that with what
+    /// runs.
     pub(super) fn origin(&self, name: &str) -> Result<Origin, String> {
         let text = |error: Error| error.chain().to_string();
         let plan = (self.reload.reread)().map_err(text)?;
-        let exports_dir = plan.settings.exports_dir;
+        let Settings { exports_dir, export: configured, access, .. } = plan.settings;
         let file = exports_dir.as_deref().map(|dir| exports_dir::file_of(dir, name));
         let file = file.transpose().map_err(text)?.flatten();
-        let is_defined = plan.settings.export.iter().any(|spec| spec.name() == name);
-        let elsewhere = is_defined && file.is_none();
-        Ok(Origin { exports_dir, config: plan.config, elsewhere })
+        let defined = configured.iter().find(|spec| spec.name() == name);
+        let running = self.exports.save().exports.into_iter().find(|spec| spec.name() == name);
+        let has_other_list = !access.is_empty()
+            || configured.iter().any(|spec| spec.name() != name && !spec.access.is_empty());
+        Ok(Origin {
+            elsewhere: defined.is_some() && file.is_none(),
+            edited: defined.is_some_and(|spec| self.reload.is_edited(spec, running.as_ref())),
+            access: running.map(|spec| spec.access).unwrap_or_default(),
+            opens_without_list: !has_other_list && self.exports.is_closed_to_unlisted(),
+            configuration: self.exports.configuration(),
+            exports_dir,
+            config: plan.config,
+        })
     }
 }
 

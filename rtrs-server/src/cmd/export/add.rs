@@ -48,7 +48,8 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let server = Server::find(&args.server)?;
     let name = export.resolved_name();
     let name = name.map_err(failed(ErrorKind::Usage, "cannot add an export"))?;
-    let store = args.save.then(|| Store::open(&server, &name)).transpose()?;
+    let has_list = !export.access.is_empty();
+    let store = args.save.then(|| Store::open(&server, &name, |_| has_list)).transpose()?;
     let request = Request::ExportAdd { export, force: args.force };
     let (mut added, _) = server.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     let saved = store.map(|store| store.save(&server, "added"));

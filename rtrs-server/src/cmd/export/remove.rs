@@ -45,9 +45,10 @@ pub(super) fn run(args: &RemoveArgs) -> Result<(), Error> {
     let request = Request::ExportRemove { name, force: *force, within_ms, dry_run: *dry_run };
     let timeout = within.get() + CHANGE_TIMEOUT;
     let server = Server::find(selected)?;
-    let store = save.then(|| Store::open(&server, export)).transpose()?;
+    let store = save.then(|| Store::open(&server, export, |_| false)).transpose()?;
     let (mut removed, _) = server.request_within::<Removed>(&request, timeout)?;
-    let saved = store.map_or(Ok(None), Store::remove).map(|file| removed.saved = file);
+    let saved =
+        store.map_or(Ok(None), |store| store.remove(&server)).map(|file| removed.saved = file);
     selected.output.print(&removed, |removed| text(removed, *dry_run))?;
     saved
 }

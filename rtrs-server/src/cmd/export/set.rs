@@ -45,12 +45,14 @@ pub struct SetArgs {
 
 pub(super) fn run(args: &SetArgs) -> Result<(), Error> {
     let SetArgs { export, options, force, dry_run, save, server: selected } = args;
-    let checked = ExportSpec::default().with_options(options);
-    checked.map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))?;
+    let with_options =
+        |access| ExportSpec { access, ..ExportSpec::default() }.with_options(options);
+    with_options(Vec::new()).map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))?;
+    let has_list = |access| with_options(access).is_ok_and(|spec| !spec.access.is_empty());
     let (name, options) = (export.clone(), options.clone());
     let request = Request::ExportSet { name, options, force: *force, dry_run: *dry_run };
     let server = Server::find(selected)?;
-    let store = save.then(|| Store::open(&server, export)).transpose()?;
+    let store = save.then(|| Store::open(&server, export, has_list)).transpose()?;
     let (mut set, _) = server.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     let saved = store.map(|store| store.save(&server, "changed"));
     let saved = saved.transpose().map(|file| set.saved = file);

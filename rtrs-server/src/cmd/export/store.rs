@@ -1,9 +1,8 @@
 //! The files of `exports-dir`, to which `--save` writes what runs.
 //!
 //! The command writes the files, because the server often runs as a user that may not. A file is
-//! replaced as a whole, so that a start never reads half of it. The directory is locked meanwhile,
-//! so that two commands do not overwrite each other's changes. What can be refused is refused
-//! before the server changes anything.
+//! replaced as a whole, so that a start never reads half of it. Locks exclude other commands and
+//! reloads meanwhile. What can be refused is refused before the server changes anything.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -17,7 +16,8 @@ use super::save::without_defaults;
 use crate::cmd::server::Server;
 use crate::control_protocol::{Origin, Request, SavedExports};
 use crate::error::{Error, ErrorKind, failed};
-use crate::settings::{ExportSpec, exports_dir};
+use crate::save_lock::{acquire_directory, acquire_for_command};
+use crate::settings::{AccessRule, ExportSpec, exports_dir};
 
 /// Name of a file that is being written.
 const TEMPORARY: &str = ".rtrs-server.new";
@@ -29,24 +29,34 @@ const FILE_NAME_MAX: usize = 255;
 /// The file of an export in `exports-dir`.
 pub(super) struct Store {
     name: String,
+    /// Lock that excludes reloads and other commands to the server.
+    _lock: Option<File>,
     /// The directory, which is locked.
     dir: File,
     dir_path: PathBuf,
+    /// Number of the configuration that the server has read.
+    configuration: u64,
     /// File that defines the export, or the one to be written.
     file: PathBuf,
 }
 
 impl Store {
-    /// Locks the directory of the server, and checks that a change of this export can be saved.
-    pub(super) fn open(server: &Server, name: &str) -> Result<Self, Error> {
-        let origin: Origin = server.request(&Request::ExportOrigin { name: name.to_owned() })?;
+    /// Acquires the locks, and checks that a change of this export can be saved. `has_list` is
+    /// whether the export has an access list after the change, from the list that it has now.
+    pub(super) fn open(
+        server: &Server,
+        name: &str,
+        has_list: impl FnOnce(Vec<AccessRule>) -> bool,
+    ) -> Result<Self, Error> {
+        let lock = acquire_for_command(server.socket())?;
+        let mut origin: Origin =
+            server.request(&Request::ExportOrigin { name: name.to_owned() })?;
         let dir_path = match &origin.exports_dir {
             Some(dir) => dir.clone(),
             None => return Err(refuse(name, &no_directory(&origin))),
         };
         let what = format!("nothing changed: cannot save in {}", dir_path.display());
-        let dir = File::open(&dir_path).and_then(|dir| dir.lock().map(|()| dir));
-        let dir = dir.map_err(failed(ErrorKind::System, &*what))?;
+        let dir = acquire_directory(&dir_path)?;
         let file = match exports_dir::file_of(&dir_path, name)? {
             Some(file) => file,
             None if origin.elsewhere => return Err(refuse(name, &elsewhere(&origin, name))),
@@ -56,7 +66,16 @@ impl Store {
             let text = format!("{} is a symbolic link; change the file itself", file.display());
             return Err(refuse(name, &text));
         }
-        let store = Self { name: name.to_owned(), dir, dir_path, file };
+        if origin.edited {
+            return Err(refuse(name, &edited(&file)));
+        }
+        let access = std::mem::take(&mut origin.access);
+        if origin.opens_without_list && !has_list(access) {
+            return Err(refuse(name, WOULD_OPEN));
+        }
+        let configuration = origin.configuration;
+        let (name, lock) = (name.to_owned(), Some(lock));
+        let store = Self { name, _lock: lock, dir, dir_path, configuration, file };
         let probed = store.create().and_then(|_| fs::remove_file(store.temporary()));
         probed.map_err(failed(ErrorKind::System, what))?;
         Ok(store)
@@ -70,16 +89,30 @@ impl Store {
             let spec = saved.exports.into_iter().find(|spec| spec.name() == self.name);
             self.put(&spec.ok_or_else(|| Error::new(ErrorKind::System, "it is gone already"))?)
         });
-        saved.map_err(|error| self.not_saved(done, hint, error))?;
+        saved
+            .and_then(|()| self.check_not_reloaded(server))
+            .map_err(|error| self.not_saved(done, hint, error))?;
         Ok(self.file)
     }
 
     /// Removes the export from its file. Returns the file, if it defined the export.
-    pub(super) fn remove(self) -> Result<Option<PathBuf>, Error> {
+    pub(super) fn remove(self, server: &Server) -> Result<Option<PathBuf>, Error> {
         let hint = "delete its entry there, or a restart brings it back";
-        let removed = self.take_out();
+        let removed =
+            self.take_out().and_then(|removed| self.check_not_reloaded(server).map(|()| removed));
         let removed = removed.map_err(|error| self.not_saved("removed", hint, error))?;
         Ok(removed.then_some(self.file))
+    }
+
+    /// Checks that no reload has read the files since the export changed: one that could not get
+    /// the lock goes ahead.
+    fn check_not_reloaded(&self, server: &Server) -> Result<(), Error> {
+        let now: Origin = server.request(&Request::ExportOrigin { name: self.name.clone() })?;
+        if now.configuration == self.configuration {
+            return Ok(());
+        }
+        let text = "a reload at the same time may have read the old file; repeat the reload";
+        Err(Error::new(ErrorKind::System, text))
     }
 
     fn not_saved(&self, done: &str, hint: &str, error: Error) -> Error {
@@ -197,6 +230,20 @@ fn refuse(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::System, format!("nothing changed: cannot save export {name:?}: {why}"))
 }
 
+/// Reason why an export whose file was edited cannot be saved.
+fn edited(file: &Path) -> String {
+    format!(
+        "{} has changes of it that the server has not applied; apply them with `rtrs-server \
+         reload`, which reports what keeps them, or take them back",
+        file.display()
+    )
+}
+
+/// Reason why a last access list cannot be removed from the files.
+const WOULD_OPEN: &str = "without its access list the next start would be open to all clients, \
+                          while exports without a list are closed now; set `access` of the server \
+                          in its configuration, reload, and repeat this";
+
 /// Reason why a server without `exports-dir` cannot save, with a hint.
 fn no_directory(origin: &Origin) -> String {
     let beside = origin.config.as_ref().and_then(|config| config.parent());
@@ -285,8 +332,10 @@ mod tests {
         fn store(&self, name: &str, file: &str) -> Store {
             Store {
                 name: name.to_owned(),
+                _lock: None,
                 dir: File::open(&self.0).unwrap(),
                 dir_path: self.0.clone(),
+                configuration: 0,
                 file: self.0.join(file),
             }
         }

@@ -27,6 +27,16 @@ impl Exports {
         self.access.lock().server().to_vec()
     }
 
+    /// Whether exports without a list of their own are closed to clients that no list names.
+    pub(in crate::daemon) fn is_closed_to_unlisted(&self) -> bool {
+        self.access.lock().is_closed()
+    }
+
+    /// Number of the configuration that was read last.
+    pub(in crate::daemon) fn configuration(&self) -> u64 {
+        self.access.lock().configuration()
+    }
+
     /// Adopts the access lists of a configuration, of which only the restrictions apply until
     /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
     /// configuration is available only to the sessions that have it open. Records the differences
