@@ -109,7 +109,7 @@ fn a_handshake_reports_a_revoked_ca_to_both_ends() {
     let lists =
         |root: &[u64]| [place.authority.list(root, 1, 2120), chained.between.list(&[], 1, 2120)];
     chained.lists(&lists(&[]));
-    let (_, before) = shake(&place.client(), &place.server());
+    let (_, before) = handshake(&place.client(), &place.server());
     let client = before.unwrap().session.peer;
     assert_eq!(client.who, Who::Certificate("db1".into()));
     assert!(place.server().still_knows(&client));
@@ -117,9 +117,9 @@ fn a_handshake_reports_a_revoked_ca_to_both_ends() {
     chained.lists(&lists(&[BETWEEN]));
     let server = place.server();
     assert!(!server.still_knows(&client), "a session that began before is kept");
-    let text = failure(shake(&early, &server).1);
+    let text = failure(handshake(&early, &server).1);
     assert!(text.contains("is revoked by ca-crl.pem"), "{text}");
-    let text = failure(shake(&place.client(), &server).0);
+    let text = failure(handshake(&place.client(), &server).0);
     assert!(text.contains("is revoked by ca-crl.pem"), "{text}");
 }
 
@@ -157,7 +157,7 @@ fn identity(permitted: &[GeneralSubtree], wanted: &Wanted<'_>) -> Result<String,
         permitted => place.authority.subordinate_for("between", permitted),
     };
     between.issue_with_chain(place.path(), wanted);
-    let (_, at_server) = shake(&place.client(), &place.server());
+    let (_, at_server) = handshake(&place.client(), &place.server());
     let peer = at_server.map(|ended| ended.session.peer);
     // A path without TLS and the client's own check give the same result.
     let own = place.client().check_own().map_err(|error| error.to_string());
@@ -212,9 +212,9 @@ fn constraints_of_a_trusted_ca_apply_too() {
     between.issue(place.path(), &common);
     let both = place.authority.pem() + &between.pem();
     fs::write(place.path().join("ca-cert.pem"), both).unwrap();
-    let text = failure(shake(&place.client(), &place.server()).1);
+    let text = failure(handshake(&place.client(), &place.server()).1);
     assert!(text.contains("no name that can be used"), "{text}");
     let permitted = Wanted { names: &["db1.team-a.example.org"], ..common };
     between.issue(place.path(), &permitted);
-    shake(&place.client(), &place.server()).1.unwrap();
+    handshake(&place.client(), &place.server()).1.unwrap();
 }
