@@ -133,7 +133,7 @@ fn links_that_are_up_at_the_start_are_known() {
         known: Known::default(),
         bytes: Vec::with_capacity(DATAGRAM_MAX),
     };
-    listener.learn().unwrap();
+    listener.load_initial().unwrap();
     let Known { links_up, addresses, .. } = &listener.known;
     let home = addresses.iter().find(|(_, address)| address.is_loopback());
     let (index, _) = home.expect("the loopback's address");

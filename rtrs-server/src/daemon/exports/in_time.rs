@@ -35,7 +35,7 @@ mod tests {
         let result = Arc::clone(&late);
         let hung = in_time(move || {
             // Ends when the sender is dropped.
-            drop(hanging.recv());
+            let _ = hanging.recv();
             Ok(result)
         });
         assert!(hung.unwrap_err().contains("does not answer"));
