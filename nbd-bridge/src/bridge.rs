@@ -27,6 +27,10 @@ use crate::shared::Shared;
 /// Others hold memory far less long, unless their device hangs.
 const SQUEEZED_MAX: Duration = Duration::from_secs(1);
 
+/// Time after which a connection that is still in its handshake gives way to a new one. A handshake
+/// takes a few round trips.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
+
 /// One shard's bridge between NBD clients and a block device.
 #[derive(Debug)]
 pub struct Bridge {
@@ -110,7 +114,8 @@ impl Bridge {
 
     fn add(&mut self, now: Instant, socket: OwnedFd, kernel: bool) -> bool {
         let connections = self.connections();
-        if self.stopping || connections >= self.config.connections_max {
+        let full = connections >= self.config.connections_max;
+        if self.stopping || full && !self.close_silent(now) {
             if let Some(left_out) = self.shared.notices.admit(now, Notice::TooManyConnections) {
                 tracing::warn!(
                     export = self.shared.terms.name(),
@@ -145,6 +150,18 @@ impl Bridge {
             }
         }
         self.conns[slot].is_some()
+    }
+
+    /// Closes the oldest connection that has been in its handshake for a while, so that clients
+    /// that send nothing do not keep out others. Returns false if there is none.
+    fn close_silent(&mut self, now: Instant) -> bool {
+        let conns = self.conns.iter_mut().flatten();
+        let silent = conns.filter_map(|conn| Some((conn.handshake_since()?, conn)));
+        let oldest = silent.min_by_key(|(since, _)| *since);
+        let oldest = oldest.filter(|(since, _)| now.since(*since) >= SILENT_AFTER);
+        let Some((_, conn)) = oldest else { return false };
+        conn.abort(&self.port, &mut self.shared);
+        true
     }
 
     /// Stops taking requests. Requests in flight are answered, then connections close.

@@ -148,6 +148,11 @@ impl Conn {
         (is_serving && !is_over).then(|| self.link.peer())
     }
 
+    /// Returns when the connection was accepted, if its handshake is not over.
+    pub(crate) fn handshake_since(&self) -> Option<Instant> {
+        matches!(self.phase, Phase::Handshake(_)).then_some(self.opened)
+    }
+
     /// Number of rows of this connection.
     pub(crate) fn rows(&self) -> usize {
         self.rows

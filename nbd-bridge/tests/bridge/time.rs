@@ -12,7 +12,7 @@ use nbd_bridge::{Bridge, BridgeConfig};
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
-use crate::client::{Client, DISC, READ, WRITE, request};
+use crate::client::{Client, DISC, READ, WRITE, is_closed, request};
 use crate::device::{Switches, TestDevice};
 use crate::fixture::{config, geometry};
 
@@ -83,6 +83,32 @@ impl Timed {
         }
         thread.join().unwrap()
     }
+}
+
+#[test]
+fn connections_that_send_nothing_give_way_to_clients() {
+    let mut timed = Timed::new();
+    let user = timed.client();
+    let mut silent: Vec<_> = (0..config().connections_max - 1).map(|_| timed.socket()).collect();
+    timed.settle();
+    // A handshake may take a moment.
+    let mut early = timed.socket();
+    timed.settle();
+    assert!(is_closed(&mut early), "more than the limit");
+    timed.pass(1);
+    let mut clients = vec![user];
+    for oldest in &mut silent {
+        // Past the handshake, so it does not give way itself.
+        let client = timed.client();
+        let mut greeting = [0; 18];
+        oldest.read_exact(&mut greeting).unwrap();
+        assert!(is_closed(oldest), "the oldest gives way");
+        clients.push(client);
+    }
+    // All others have finished their handshake.
+    timed.pass(20);
+    assert!(is_closed(&mut timed.socket()));
+    assert_eq!(timed.bridge.connections(), config().connections_max);
 }
 
 #[test]
