@@ -247,6 +247,30 @@ fn events_of_one_volume_do_not_affect_others() {
 }
 
 #[test]
+fn a_removed_volume_has_failed_whatever_its_paths_do() {
+    let server = server().listen("tcp://127.0.0.1:0").listen("tcp://127.0.0.2:0").start();
+    let (host, portals) = (Host::new(), server.portals().to_vec());
+    let _ = host.attach(&server, &["a", "b"], &["--path", &portals[1]]).ok();
+    let _ = server.command(&["export", "remove", "b", "--force"]).ok();
+    let is_failed = || host.list().contains(&("b".into(), "failed".into())).then_some(());
+    wait_for("the volume's end", COMMAND_TIME_MAX, is_failed);
+    let _ = host.run(&["status", "b"]).code(3).says("removed the export");
+    wait_for("both paths of the other volume", COMMAND_TIME_MAX, || {
+        host.list().contains(&("a".into(), "open".into())).then_some(())
+    });
+    for portal in &portals {
+        let _ = host.run(&["path", "reconnect", "a", portal]).ok();
+        let _ = host.run(&["status", "b"]).code(3).says("removed the export");
+    }
+    write_own(&host, &["a"], 1);
+    for name in ["b", "a"] {
+        let _ = host.run(&["detach", name]).ok();
+    }
+    host.0.wait_gone(COMMAND_TIME_MAX);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn all_volumes_return_with_their_server() {
     let scratch = rtrs_tests::Scratch::new();
     let portal = format!("tcp://127.0.0.1:{}", rtrs_tests::free_port());

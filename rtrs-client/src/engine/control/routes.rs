@@ -105,6 +105,27 @@ impl Routes {
         }
     }
 
+    /// Stops serving a removed volume over a path that has it open. Returns whether the path is
+    /// then of no use.
+    pub(super) fn withdraw(
+        &mut self,
+        id: PathId,
+        at: DeviceIndex,
+        why: PathEnd,
+        ctx: &mut Ctx<'_>,
+    ) -> bool {
+        if !self.paths[id].terms.is_tried(at) {
+            return false;
+        }
+        let leaves = self.paths[id].leaves(at).filter(|_| self.paths[id].terms.serves(at));
+        self.paths[id].terms.refuse(at, why, ctx.now);
+        if let Some(message) = leaves {
+            self.notify(&message, ctx);
+        }
+        self.check_lost(at, ctx);
+        self.paths[id].is_connected() && !self.paths[id].terms.is_of_use()
+    }
+
     /// Updates the volumes after a path became unusable.
     pub(super) fn path_lost(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
         for volume in self.volumes.iter() {

@@ -124,8 +124,10 @@ impl SessionControl {
         }
         self.routes.volumes[at].removed();
         self.routes.notify(&ShardMessage::GiveUp(at), ctx);
-        if self.failure().is_some() {
-            for other in self.routes.paths.ids().filter(|other| Some(*other) != over) {
+        let ends = self.failure().is_some();
+        for other in self.routes.paths.ids().filter(|other| Some(*other) != over) {
+            let why = SessionFailure::Removed.into();
+            if ends || self.routes.withdraw(other, at, why, ctx) {
                 self.end_path(other, End::failed(SessionFailure::Removed), ctx);
             }
         }

@@ -66,16 +66,20 @@ impl<'a> SessionView<'a> {
 
     /// All volumes, for listings.
     pub(crate) fn volumes(self, now: Instant) -> Vec<VolumeStatus> {
-        let status = |volume: &Volume| VolumeStatus {
-            device: volume.index(),
-            export: volume.export().to_owned(),
-            used: volume.is_used(),
-            open: volume.is_open(),
-            failed: self.bounds.failure().or_else(|| volume.failure()).is_some(),
-            obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
-            no_path: volume.no_path.wait(now),
-            identity: self.pinned_identity(volume.index()),
-            refusals: self.refusals(volume.index()),
+        let status = |volume: &Volume| {
+            let failed = self.volume_failure(volume.index()).is_some();
+            VolumeStatus {
+                device: volume.index(),
+                export: volume.export().to_owned(),
+                used: volume.is_used(),
+                // A path may answer an open that it sent before the volume failed.
+                open: volume.is_open() && !failed,
+                failed,
+                obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
+                no_path: volume.no_path.wait(now),
+                identity: self.pinned_identity(volume.index()),
+                refusals: self.refusals(volume.index()),
+            }
         };
         self.volumes.iter().map(status).collect()
     }

@@ -305,6 +305,8 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     assert!(!second.run(&mut fixture, IoOp::Read).is_ok());
     fixture.run(10 * MS);
     assert_eq!(status(&fixture, SECOND).obstacle, Some(SessionFailure::Removed));
+    assert!(!status(&fixture, SECOND).open, "no path serves it");
+    assert_eq!(status(&fixture, SECOND).refusals.len(), 2, "each path says why");
     assert_eq!(second.run(&mut fixture, IoOp::Read), IoStatus::TimedOut);
     assert_eq!(fixture.client.control.failure(), None);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
@@ -314,6 +316,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     fixture.restart_path(0);
     fixture.read(1, 0, 4096);
     assert_eq!(fixture.server.more.named("vol1").opens, opens);
+    assert!(!status(&fixture, SECOND).open, "nor a path that has reconnected");
 
     // An idle volume learns of the removal by CHANGED.
     let mut fixture = with_second(|s| s.paths = 2);
@@ -323,6 +326,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     fixture
         .until("the failure", SEC, |s| status(s, SECOND).obstacle == Some(SessionFailure::Removed));
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
+    assert!(!status(&fixture, SECOND).open, "no path serves it");
     // The session ends with its other volume.
     let first = fixture.server.device.unwrap();
     fixture.server.how.open_errno = errno::EIDRM;
