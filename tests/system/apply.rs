@@ -132,6 +132,28 @@ fn a_file_can_be_applied_repeatedly() {
 }
 
 #[test]
+fn a_mistyped_address_removes_no_connected_path() {
+    let host = Host::new();
+    let _ = host.with(&[host.entry("vol0", &[0, 1], "")], &["apply"]).ok();
+    let dead = format!("tcp://127.0.0.1:{}", rtrs_tests::free_port());
+    let wrong = host.entry("vol0", &[0], "  policy: round-robin\n").replace(&host.paths[0], &dead);
+    let done = host.with(&[wrong], &["apply"]).code(1);
+    let done = done.says("no added path is connected").says(&host.paths[0]);
+    let _ = done.says("(done before: set policy, added path").says(&dead);
+    let paths = host.status("vol0")["paths"].clone();
+    let is_up = |path: &String| {
+        let mut paths = paths.as_array().expect("paths").iter();
+        paths.any(|one| one["path"] == **path && one["state"] == "connected")
+    };
+    assert!(host.paths[..2].iter().all(is_up), "{paths}");
+    // The right address replaces them all.
+    let _ = host.with(&[host.entry("vol0", &[2], "")], &["apply"]).ok();
+    let paths = host.status("vol0")["paths"].clone();
+    assert_eq!(paths.as_array().map(Vec::len), Some(1), "{paths}");
+    host.end();
+}
+
+#[test]
 fn a_required_reattach_happens_on_request() {
     let host = Host::new();
     let _ = host.with(&[host.entry("vol0", &[0], "")], &["apply"]).ok();

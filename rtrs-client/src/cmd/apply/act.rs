@@ -92,22 +92,64 @@ pub(super) fn dead() -> Error {
     Error::new(ErrorKind::NotAttached, text)
 }
 
-/// Makes the changes that are possible while the session runs. Paths are added before others are
-/// removed, so that at least one stays.
+/// Makes the changes that are possible while the session runs. The error names the changes that
+/// were made before it.
 fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
+    let mut done = Vec::new();
+    change_in_order(session, task, within_ms, &mut done).map_err(|error| match &done[..] {
+        [] => error,
+        done => {
+            let text = format!("{} (done before: {})", error.chain(), done.join(", "));
+            Error::new(error.kind(), text)
+        }
+    })
+}
+
+/// Makes the changes, and lists those that were made. Paths are added before others are removed,
+/// and a connected path is removed only once an added one is connected: an added address can be
+/// wrong.
+fn change_in_order(
+    session: &Session,
+    task: &Task,
+    within_ms: u64,
+    done: &mut Vec<String>,
+) -> Result<(), Error> {
     let settings = task.to_set();
     if !settings.is_empty() {
+        let names = settings.keys().cloned().collect::<Vec<_>>().join(", ");
         let _: Changed = session.request(&Request::Set { settings })?;
+        done.push(format!("set {names}"));
     }
+    let mut added = None;
     for path in task.to_add() {
         let (path, goal) = (path.to_owned(), Goal::Added);
+        done.push(format!("added path {path}"));
         let request = Request::PathAdd { path: path.clone() };
-        carry_out(session, &Step { goal, path, request, within_ms: 0 })?;
+        let step = Step { goal, path, request, within_ms: 0 };
+        let outcome = carry_out(session, &step).inspect_err(|_| drop(done.pop()))?;
+        let why = outcome.error.map(|why| format!("{}: {why}", step.path));
+        added = match (added, why) {
+            (Some(None), _) | (_, None) => Some(None),
+            (_, why) => Some(why),
+        };
+    }
+    if let Some(Some(why)) = added {
+        let status = session.status()?;
+        let is_up = |path: &str| status.paths().iter().any(|one| one.path == path && one.is_up());
+        if let Some(path) = task.to_remove().find(|path| is_up(path)) {
+            let text = format!(
+                "no added path is connected ({why}), so the connected path {path} and the others \
+                 that the file does not list stay; correct the address and apply again"
+            );
+            return Err(Error::new(ErrorKind::Path, text));
+        }
     }
     for path in task.to_remove() {
         let (path, goal) = (path.to_owned(), Goal::Removed);
         let request = Request::PathRemove(Leave { path: path.clone(), within_ms, force: false });
-        carry_out(session, &Step { goal, path, request, within_ms })?;
+        let step = Step { goal, path, request, within_ms };
+        carry_out(session, &step)?;
+        done.push(format!("removed path {}", step.path));
     }
     Ok(())
 }
