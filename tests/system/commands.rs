@@ -246,6 +246,26 @@ fn a_drain_of_a_stopped_server_reports_it() {
 }
 
 #[test]
+fn a_command_that_a_stopped_server_did_not_answer_is_not_executed() {
+    let mut server = Server::builder().export("vol0=mem:16M").start();
+    server.signal("STOP");
+    let remove = server.command(&["export", "remove", "vol0"]).code(1);
+    let _ = remove.says(&format!("its process {} is stopped", server.pid()));
+    // A change whose sender has gone by the time the server continues.
+    let files = std::fs::read_dir(server.run_dir()).expect("the run directory").flatten();
+    let is_socket = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "srv");
+    let socket = files.map(|file| file.path()).find(is_socket).expect("the control socket");
+    let mut gone = std::os::unix::net::UnixStream::connect(socket).expect("a listener");
+    let request = br#"{"command":"export-remove","name":"vol0","within_ms":0}"#;
+    std::io::Write::write_all(&mut gone, &[request, &b"\n"[..]].concat()).expect("a request");
+    drop(gone);
+    server.signal("CONT");
+    let _ = server.wait_output("its sender has given up");
+    let _ = server.command(&["export", "list"]).ok().says("vol0");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn doctor_distinguishes_a_foreign_port_from_a_closed_one() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let path = format!("tcp://{}", listener.local_addr().expect("an address"));

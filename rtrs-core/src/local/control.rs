@@ -24,6 +24,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use super::timed::{Limit, timed_out};
 use super::unix_socket::{SocketFile, bind_unix};
+use crate::rt::is_hung_up;
 use crate::time::Duration;
 
 /// Time limit for receiving a request, and for sending a reply.
@@ -62,7 +63,8 @@ impl ControlSocket {
 
     /// Passes every request to `handle`, one after the other, on a thread of its own. The handler
     /// replies with [`reply`], immediately or later. A request that does not parse as `R` is
-    /// refused.
+    /// refused. A request whose sender has closed the connection is dropped: a command that gave
+    /// up, as on a process that was stopped for a while, must not take effect later.
     ///
     /// # Errors
     /// Returns the system's error if no thread or descriptor is available.
@@ -77,6 +79,10 @@ impl ControlSocket {
         // ended.
         std::thread::Builder::new().name("rtrs-control".into()).spawn(move || {
             for (line, stream) in requests {
+                if is_hung_up(&stream) {
+                    tracing::warn!("control socket: request dropped, its sender has given up");
+                    continue;
+                }
                 match serde_json::from_str(&line) {
                     Ok(request) => handle(request, stream),
                     Err(error) => reply::<()>(&stream, Err(format!("not understood: {error}"))),
@@ -315,6 +321,35 @@ mod tests {
         let thread = over.recv_timeout(limit);
         assert_eq!(thread, Err(mpsc::RecvTimeoutError::Disconnected), "its thread has ended");
         assert!(matches!(send("x", limit), Err(RequestError::NotRunning)));
+    }
+
+    #[test]
+    fn a_request_whose_sender_has_gone_is_dropped() {
+        let scratch = Scratch::new("control-gone");
+        let path = scratch.0.join("s.ctl");
+        let control = ControlSocket::bind(&path).unwrap();
+        // Sent before the daemon serves, as to a process that is stopped.
+        let mut gone = UnixStream::connect(&path).unwrap();
+        gone.write_all(b"\"gone\"\n").unwrap();
+        drop(gone);
+        // This client has ended its direction, and waits.
+        let mut half = UnixStream::connect(&path).unwrap();
+        half.write_all(b"\"half\"\n").unwrap();
+        half.shutdown(std::net::Shutdown::Write).unwrap();
+        let (seen, requests) = mpsc::channel::<String>();
+        control
+            .serve(move |text: String, stream| {
+                reply(&stream, Ok(&text));
+                seen.send(text).unwrap();
+            })
+            .unwrap();
+        let mut answer = String::new();
+        half.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "\"half\"\n");
+        let late = request::<String>(&path, &"late", Duration::from_secs(60));
+        assert_eq!(late.unwrap().0, "late");
+        drop(control);
+        assert_eq!(requests.iter().collect::<Vec<_>>(), ["half", "late"]);
     }
 
     #[test]

@@ -31,6 +31,6 @@ pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, OpId, Port, Ring};
 pub use signals::{Forwarding, Signal, Signals};
 pub use socket::{
-    PeerEnd, get_option, peer_end, peer_pid, set_option, unacknowledged, unacknowledged_bytes,
-    unread,
+    PeerEnd, get_option, is_hung_up, peer_end, peer_pid, set_option, unacknowledged,
+    unacknowledged_bytes, unread,
 };

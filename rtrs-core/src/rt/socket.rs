@@ -45,6 +45,17 @@ pub fn unacknowledged_bytes(fd: impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
+/// Returns true if the peer has closed the connection. A peer that has only ended its direction may
+/// still wait for a reply.
+pub fn is_hung_up(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: the descriptor is open while it is borrowed; the kernel reads and writes one entry,
+    // and does not wait.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
+    ready > 0 && entry.revents & libc::POLLHUP != 0
+}
+
 /// Sets an option of a socket to these bytes, as setsockopt(2) does.
 ///
 /// # Errors

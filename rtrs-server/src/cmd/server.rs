@@ -71,17 +71,20 @@ impl Server {
             let is_used =
                 |path: &PathBuf| socket_state(path).is_ok_and(|state| state == SocketState::InUse);
             let other = sockets.find(|path| !is_used(&first) && is_used(path));
-            return Ok(Self(other.unwrap_or(first)));
-        }
-        let mut running = Vec::new();
-        for dir in &dirs {
-            for path in dir.server_sockets()? {
-                // A killed server leaves its socket behind.
-                if socket_state(&path)? == SocketState::InUse {
-                    running.push(Self(path));
-                }
+            let path = other.unwrap_or(first);
+            let running = match socket_state(&path) {
+                Ok(SocketState::Free | SocketState::Stale) => running_in(&dirs)?,
+                // The request reports what is wrong.
+                Ok(SocketState::InUse) | Err(_) => Vec::new(),
+            };
+            if running.is_empty() {
+                return Ok(Self(path));
             }
+            let names = running.iter().map(Self::name).collect::<Vec<_>>().join(", ");
+            let text = format!("{}; these run: {names}", no_server_at(&path));
+            return Err(Error::new(ErrorKind::System, text));
         }
+        let mut running = running_in(&dirs)?;
         match running.len() {
             0 => Err(Error::new(
                 ErrorKind::System,
@@ -121,23 +124,53 @@ impl Server {
     }
 
     /// Sends a request whose reply may take up to `timeout`. The server holds the connection until
-    /// it exits.
+    /// it exits. A stopped or hanging server gets no request that takes long: it is detected first.
     pub(super) fn request_within<T: DeserializeOwned>(
         &self,
         what: &Request,
         timeout: Duration,
     ) -> Result<(T, UnixStream), Error> {
-        request(&self.0, what, timeout).map_err(|error| failed(&self.0, error))
+        let takes_long = timeout > REPLY_TIMEOUT;
+        if takes_long {
+            let _: Status = self.request(&Request::Status { load: false })?;
+        }
+        request(&self.0, what, timeout).map_err(|error| match error {
+            RequestError::Io(error) if takes_long && error.kind() == io::ErrorKind::TimedOut => {
+                let path = self.0.display();
+                let text = format!(
+                    "the server at {path} has not finished the command, and may still do so; its \
+                     state and its log show the result"
+                );
+                Error::with_source(ErrorKind::System, text, error)
+            }
+            error => failed(&self.0, error),
+        })
     }
+}
+
+/// Servers that run with these run directories.
+fn running_in(dirs: &[RunDir]) -> Result<Vec<Server>, Error> {
+    let mut running = Vec::new();
+    for dir in dirs {
+        for path in dir.server_sockets()? {
+            // A killed server leaves its socket behind.
+            if socket_state(&path)? == SocketState::InUse {
+                running.push(Server(path));
+            }
+        }
+    }
+    Ok(running)
+}
+
+fn no_server_at(socket: &Path) -> String {
+    let path = socket.display();
+    format!("no server of that name is running (no process listens on {path})")
 }
 
 fn failed(socket: &Path, error: RequestError) -> Error {
     let path = socket.display();
     match error {
-        RequestError::NotRunning => Error::new(
-            ErrorKind::System,
-            format!("no server of that name is running (no process listens on {path})"),
-        ),
+        RequestError::NotRunning => Error::new(ErrorKind::System, no_server_at(socket)),
         RequestError::Refused(why) => Error::new(ErrorKind::System, why),
         RequestError::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
             let pid = listening_pid(socket);
