@@ -292,9 +292,8 @@ impl Status {
     pub(crate) fn remedy(&self) -> Option<&'static str> {
         match self.state {
             SessionState::Failed if !self.io_fails => Some(
-                "do not detach it, because the IO that waits would fail; when the operator of the \
-                 server has removed the cause (EACCES: access to the export is not granted), the \
-                 session continues by itself",
+                "do not detach it, because the IO that waits would fail; once the cause above is \
+                 removed at the server, the session continues by itself",
             ),
             SessionState::IdentityMismatch if !self.io_fails => Some(
                 "check the addresses of its paths; if the volume was moved, give the new server \
@@ -353,7 +352,10 @@ pub(crate) struct SlowRequests {
 pub(crate) struct IoErrors {
     /// Number of failed IOs.
     pub(crate) count: u64,
-    /// Last of them.
+    /// Number of flushes among them that succeeded at the server but reported lost writes.
+    #[serde(default)]
+    pub(crate) lost_writes: u64,
+    /// Last of the others.
     pub(crate) last: Option<IoError>,
 }
 

@@ -83,6 +83,11 @@ pub(crate) enum Done {
 }
 
 impl DeviceStats {
+    /// Counts flushes that succeeded at the server but failed for their user as errors.
+    pub(crate) fn count_failed_flushes(&mut self, count: u64) {
+        self.ops[op_index(IoOp::Flush)].errors += count;
+    }
+
     pub(crate) fn io_done(&mut self, io: &Io, status: IoStatus, latency: Duration) -> Done {
         let op = op_index(io.op);
         self.times[op].record(nanos(latency));

@@ -21,6 +21,8 @@ pub struct Losses {
     settled: AtomicU64,
     /// Highest number of losses reported to any user.
     reported: AtomicU64,
+    /// Number of flushes that succeeded at the server and failed here to report a loss.
+    failed_flushes: AtomicU64,
     /// Number of losses reported to the user without a connection: a kernel device, a benchmark.
     common: AtomicU64,
 }
@@ -63,6 +65,12 @@ impl Losses {
         self.common.fetch_max(reported, Ordering::SeqCst);
     }
 
+    /// Returns the number of flushes that succeeded at the server but failed for their user, to
+    /// report a loss.
+    pub fn failed_flushes(&self) -> u64 {
+        self.failed_flushes.load(Ordering::Relaxed)
+    }
+
     /// Returns true if each loss was reported to some user.
     pub fn all_reported(&self) -> bool {
         self.reported.load(Ordering::SeqCst) >= self.count()
@@ -84,6 +92,7 @@ impl Losses {
             IoStatus::Aborted | IoStatus::TimedOut => (status, reported),
             _ => {
                 self.reported.fetch_max(count, Ordering::SeqCst);
+                self.failed_flushes.fetch_add(u64::from(status.is_ok()), Ordering::Relaxed);
                 (if status.is_ok() { IoStatus::Io } else { status }, count)
             }
         }
@@ -109,12 +118,14 @@ mod tests {
         assert_eq!(flush(&mut b, IoStatus::TimedOut), IoStatus::TimedOut);
         assert_eq!(flush(&mut b, IoStatus::NoSpace), IoStatus::NoSpace);
         assert!(losses.all_reported());
+        assert_eq!(losses.failed_flushes(), 0, "this flush failed at the server");
         let mut late = losses.settled();
         assert_eq!(flush(&mut a, IoStatus::Ok), IoStatus::Io);
         for user in [&mut a, &mut b] {
             assert_eq!(flush(user, IoStatus::Ok), IoStatus::Ok);
         }
         assert_eq!(flush(&mut late, IoStatus::Ok), IoStatus::Io, "it came before that");
+        assert_eq!(losses.failed_flushes(), 2);
         assert_eq!(
             losses.judge(IoStatus::Ok, losses.settled(), losses.count()).0,
             IoStatus::Ok,

@@ -1,6 +1,8 @@
 //! IO that the server fails: `list`, `status` and `logs` of the client show it.
 
-use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, wait_for};
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, consts, free_port, wait_for,
+};
 
 const EIO: u32 = 5;
 const WRITES: u64 = 5;
@@ -57,4 +59,30 @@ fn failed_writes_are_in_list_status_and_logs() {
     drop(nbd);
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_flush_that_reports_lost_writes_is_in_list_status_and_stats() {
+    let portal = format!("tcp://127.0.0.1:{}", free_port());
+    let start = || Server::builder().listen(&portal).export("vol0=mem:16M,id=kept").start();
+    let first = start();
+    let client = Client::attach("vol0").path(&portal).args(&["--reconnect-max=200ms"]).start();
+    let mut nbd = RawNbd::go(client.front(), "vol0");
+    assert_eq!(nbd.write(0, 0, &[7; 4096]), Reply::Error(0));
+    first.crash();
+    let second = start();
+    assert_eq!(nbd.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(EIO), "its memory is lost");
+    assert_eq!(columns(&client, "vol0")[5], "1");
+    let shown = client.command(&["status", "vol0"]).ok();
+    let _ = shown.says("failed IO        1 (1 flush ended with EIO, as the server may have lost");
+    let errors = client.status()["io_errors"].clone();
+    assert_eq!((&errors["count"], &errors["lost_writes"]), (&1.into(), &1.into()), "{errors}");
+    let stats = client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+    assert_eq!(stats["ops"]["flush"]["errors"], 1, "{stats}");
+    // The loss is reported once.
+    assert_eq!(nbd.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0));
+    assert_eq!(columns(&client, "vol0")[5], "1");
+    drop(nbd);
+    client.detach();
+    let _ = second.stop(STOP_TIME_MAX);
 }

@@ -138,6 +138,10 @@ mod tests {
         ] {
             assert_eq!(shown(state, left, fails, reason), text);
         }
+        // The reason names the cause; the remedy must fit each.
+        let failed = Status { state: SessionState::Failed, ..status() };
+        let remedy = failed.remedy().unwrap();
+        assert!(remedy.starts_with("do not detach it") && !remedy.contains("EACCES"), "{remedy}");
     }
 
     #[test]

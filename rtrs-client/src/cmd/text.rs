@@ -26,6 +26,9 @@ pub(super) fn slow_text(slow: &SlowRequests) -> Option<String> {
     (slow.total > 0).then_some(now)
 }
 
+/// Reason why flushes failed that succeeded at the server.
+const LOST_WRITES: &str = "ended with EIO, as the server may have lost acknowledged writes";
+
 /// Formats the failed IOs; None if there is none.
 pub(super) fn errors_text(errors: &IoErrors) -> Option<String> {
     let last = errors.last.as_ref().map(|last| {
@@ -37,7 +40,13 @@ pub(super) fn errors_text(errors: &IoErrors) -> Option<String> {
         let path = path.as_ref().map(|path| format!(" on {path}")).unwrap_or_default();
         format!(", the last {} ago: {errno}, {what}{path}", age_text(*age_ms))
     });
-    (errors.count > 0).then(|| format!("{}{}", errors.count, last.unwrap_or_default()))
+    let lost = match errors.lost_writes {
+        0 => String::new(),
+        1 => format!(" (1 flush {LOST_WRITES})"),
+        flushes => format!(" ({flushes} flushes {LOST_WRITES})"),
+    };
+    let details = last.unwrap_or_default() + &lost;
+    (errors.count > 0).then(|| format!("{}{details}", errors.count))
 }
 
 /// Formats a time since an event.
@@ -67,6 +76,7 @@ mod tests {
     fn the_last_failed_io_is_described() {
         let last = |bytes, path: Option<&str>, age_ms| IoErrors {
             count: 3,
+            lost_writes: 0,
             last: Some(IoError {
                 errno: "ENOSPC".to_owned(),
                 op: if bytes > 0 { "write" } else { "flush" }.to_owned(),
@@ -86,6 +96,10 @@ mod tests {
             ),
             (last(0, None, 120_000), Some("3, the last 2 min ago: ENOSPC, flush")),
             (last(0, None, 7_200_000), Some("3, the last 2 h ago: ENOSPC, flush")),
+            (
+                IoErrors { count: 1, lost_writes: 1, last: None },
+                Some("1 (1 flush ended with EIO, as the server may have lost acknowledged writes)"),
+            ),
         ] {
             assert_eq!(errors_text(&errors).as_deref(), text);
         }

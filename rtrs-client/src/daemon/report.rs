@@ -80,7 +80,13 @@ impl Identity {
     pub(super) fn device_stats(&self, reports: &[ClientShardReport]) -> DeviceStats {
         let mut total = DeviceStats::default();
         self.devices(reports).for_each(|device| total.add(&device.stats));
+        total.count_failed_flushes(self.failed_flushes(reports));
         total
+    }
+
+    /// Number of flushes that succeeded at the server but reported lost writes.
+    fn failed_flushes(&self, reports: &[ClientShardReport]) -> u64 {
+        self.devices(reports).map(|device| device.failed_flushes).max().unwrap_or(0)
     }
 
     /// Number of times that the server may have lost acknowledged writes of the volume.
@@ -273,7 +279,8 @@ fn io_errors(identity: &Identity, reports: &[ClientShardReport]) -> IoErrors {
         path: failed.path.map(|path| path_name(path, reports)),
         age_ms: millis(Clock.now().since(failed.at)),
     });
-    IoErrors { count: all.count, last }
+    let lost_writes = identity.failed_flushes(reports);
+    IoErrors { count: all.count + lost_writes, lost_writes, last }
 }
 
 /// Oldest waiting IO.

@@ -212,6 +212,12 @@ impl DeviceTable {
         cache.map_or(0, |cache| cache.losses().count())
     }
 
+    /// Number of flushes that succeeded at the server but reported a loss to their user.
+    pub(crate) fn failed_flushes(&self, device: DeviceIndex) -> u64 {
+        let cache = self.rows.get(device.index()).and_then(|row| row.cache.as_ref());
+        cache.map_or(0, |cache| cache.losses().failed_flushes())
+    }
+
     /// Records that the device is open at the server, with this description.
     pub(crate) fn open(&mut self, device: DeviceIndex, info: Arc<OpenDevice>) {
         let row = self.row_mut(device);

@@ -41,6 +41,8 @@ pub(crate) struct DeviceReport {
     pub(crate) slow_requests: SlowReport,
     /// Number of times that the server may have lost acknowledged writes, over all shards.
     pub(crate) cache_losses: u64,
+    /// Number of flushes that only reported such a loss, over all shards.
+    pub(crate) failed_flushes: u64,
     pub(crate) failures: Failures,
 }
 
@@ -105,6 +107,7 @@ impl Shard {
             oldest: self.oldest(now, device),
             slow_requests: self.slow_requests(now, device),
             cache_losses: self.devices.cache_losses(device),
+            failed_flushes: self.devices.failed_flushes(device),
             failures: self.requests.failed.of(device),
         };
         let is_reported = |device: &DeviceIndex| match reported {
