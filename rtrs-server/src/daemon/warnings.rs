@@ -3,6 +3,7 @@
 //! [`warnings`] reads settings and files and changes nothing. `--check` prints the warnings; a
 //! start and a reload log them.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
                 .to_owned(),
         );
     }
+    all.extend(closed_exports(set));
     if tls.is_some() || !has_keys(set) {
         all.extend(rules_without_clients(rules.clone(), tls.as_ref()));
     }
@@ -71,6 +73,21 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     all
 }
 
+/// Finds exports without a list that no client can open, because others have one.
+fn closed_exports(set: &Settings) -> Option<String> {
+    let (closed, listed): (Vec<_>, Vec<_>) =
+        set.export.iter().partition(|spec| spec.access.is_empty());
+    if !set.access.is_empty() || listed.is_empty() || closed.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = closed.iter().map(|spec| format!("{:?}", spec.name())).collect();
+    Some(format!(
+        "no client can open {}: other exports have access lists, and this has none; add access to \
+         the export, or set access for all exports without their own list",
+        names.join(", ")
+    ))
+}
+
 /// Returns the warnings that a start with these settings would have for the rules of one list.
 pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
     if rules.iter().all(|rule| rule.name().is_none()) {
@@ -97,7 +114,8 @@ fn rules_without_clients<'a>(
         ));
     };
     let unknown = named.filter(|name| !tls.may_know(name));
-    let names: Vec<String> = unknown.map(|name| format!("{name:?}")).collect();
+    let names: BTreeSet<String> = unknown.map(|name| format!("{name:?}")).collect();
+    let names: Vec<String> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
         format!(
             "access rules name {}, but clients-file has no such client: they admit no client",
@@ -187,6 +205,8 @@ mod tests {
         set.insecure_open = false;
         set.export = vec![spec("v=mem:1M,access=anyone@10.0.0.0/8:rw")];
         assert_eq!(warnings(&set), [""; 0]);
+        set.export.push(spec("closed=mem:1M"));
+        assert!(warnings(&set)[0].starts_with("no client can open \"closed\": other exports"));
         set.access = vec!["db1:rw".parse().unwrap()];
         assert!(warnings(&set)[0].contains("\"db1\" admits no client"));
         set.ping_only = true;
@@ -200,7 +220,7 @@ mod tests {
         PrivateKey::generate().unwrap().write_new(&dir.0.join("key")).unwrap();
         let client = PrivateKey::generate().unwrap().public();
         let mut set = Settings {
-            export: vec![spec("v=mem:1M,access=db1:rw,access=db9:ro")],
+            export: vec![spec("v=mem:1M,access=db1:rw,access=db9:ro,access=db9@10.0.0.0/8:rw")],
             key_file: at("key"),
             clients_file: at("clients"),
             listen: vec!["tls://127.0.0.1:0".parse().unwrap()],

@@ -79,6 +79,9 @@ impl FromStr for Target {
             size(rest).map(Self::Null)
         } else if let Some(rest) = text.strip_prefix("rbd:") {
             rest.parse().map(Self::Rbd)
+        } else if text.starts_with("memory:") {
+            let hint = "write mem:SIZE for memory, or ./ in front of a path of that name";
+            Err(refuse("has an unknown scheme".into(), hint))
         } else if SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
             text.parse().map(Self::Nbd)
         } else {

@@ -80,6 +80,7 @@ fn errors_name_the_line_and_a_remedy() {
         ("heartbeat-missed-max: 0\n", "number \"0\" is out of range; use 1 to 1000"),
         ("shutdown-grace: 601s\n", "time \"601s\" is out of range; use 0s to 10m"),
         ("poll: 11ms\n", "time \"11ms\" is out of range; use 0s to 10ms"),
+        ("export: 'n=memory:1M'\n", "has an unknown scheme; write mem:SIZE for memory"),
         ("export: 'n=null:1M,delay=11m'\n", "has a bad delay: time \"11m\" is out of range"),
         ("log: inof\n", "has an unknown level \"inof\"; did you mean \"info\"?"),
         ("name: ''\n", "s.yaml:1: name: id \"\" is empty"),
