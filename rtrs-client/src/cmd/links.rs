@@ -1,6 +1,7 @@
 //! Paths of `doctor`, `discover` and `ping`: written out, those of an attached session, or those of
 //! a configuration file, with the certificates or keys for them.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -32,6 +33,10 @@ impl FromStr for LinkArg {
             Ok(path) => Ok(Self::Path(path)),
             // A name has neither of these in practice, and a path always has.
             Err(error) if text.is_empty() || text.contains([':', '/']) => Err(error),
+            Err(_) if text.parse::<IpAddr>().is_ok() => {
+                let hint = "write tcp:// or another scheme in front of it";
+                Err(ValueError::new("path", text, "has no scheme", hint))
+            }
             Err(_) => Ok(Self::Session(text.to_owned())),
         }
     }
@@ -125,7 +130,7 @@ mod tests {
             assert!(matches!(text.parse(), Ok(LinkArg::Path(_))), "{text}");
         }
         assert_eq!("vol0".parse(), Ok(LinkArg::Session("vol0".to_owned())));
-        for text in ["", "10.0.0.2:1234", "tcp:/h", "ftp://h"] {
+        for text in ["", "10.0.0.2:1234", "10.0.0.2", "fd00::1", "tcp:/h", "ftp://h"] {
             assert!(text.parse::<LinkArg>().is_err(), "{text}");
         }
     }
