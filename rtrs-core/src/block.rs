@@ -403,8 +403,19 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Returns true if the target was deleted, as far as is known: its content ends when it is
+    /// closed. Never blocks.
+    fn is_deleted(&self) -> bool {
+        false
+    }
+
     /// Examines the target's path again. Blocks for about `within` at most.
     fn examine_name(&self, _within: crate::time::Duration) {}
+
+    /// Returns why the target cannot be reached at present; its IO waits. Never blocks.
+    fn outage(&self) -> Option<String> {
+        None
+    }
 
     /// Resizes the device and its target to `size` bytes, a multiple of the block size. May block.
     /// If data is lost by that, `lost` is called after the last write beyond the new end and before

@@ -573,7 +573,7 @@ pub struct ExportSnapshot {
     /// Restriction in addition to the access lists, if any.
     #[serde(default)]
     pub access_limit: Option<AccessLimit>,
-    /// Reason for the state `failed`.
+    /// Reason for the state `failed`, or why the target of a served export cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

@@ -30,20 +30,30 @@ fn run(shared: &Weak<Shared>, wanted: mpsc::Receiver<Wanted>) {
             match attempt(&shared) {
                 Ok(made) => {
                     tracing::info!("{}: reconnected", shared.text);
+                    *shared.outage.lock() = None;
                     if request.made.send(made).is_ok() {
                         request.wake.wake();
                     }
                     break;
                 }
-                Err(why) if !logged => {
-                    logged = true;
-                    tracing::warn!("{}: cannot reconnect: {why}; IO waits", shared.text);
+                Err(why) => {
+                    match std::mem::replace(&mut logged, true) {
+                        false => {
+                            tracing::warn!("{}: cannot reconnect: {why}; IO waits", shared.text)
+                        }
+                        true => tracing::debug!("{}: cannot reconnect: {why}", shared.text),
+                    }
+                    *shared.outage.lock() = Some(why);
                 }
-                Err(why) => tracing::debug!("{}: cannot reconnect: {why}", shared.text),
             }
             drop(shared);
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);
+        }
+        if request.asker.strong_count() == 0
+            && let Some(shared) = shared.upgrade()
+        {
+            *shared.outage.lock() = None;
         }
     }
 }

@@ -97,6 +97,7 @@ impl NbdSource {
             dialer,
             first: Mutex::new(Some((fd, offered))),
             multi,
+            outage: Mutex::new(None),
             changes: Changes::new(answer_max),
         });
         dialer::start(&shared, wanted).map_err(system)?;
@@ -184,6 +185,10 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
 impl BlockSource for NbdSource {
     fn geometry(&self) -> Geometry {
         Geometry { size: self.shared.size.get(), ..self.shared.geometry.clone() }
+    }
+
+    fn outage(&self) -> Option<String> {
+        self.shared.outage.lock().clone()
     }
 
     /// A loss is reported to one flush, whichever comes first.

@@ -54,6 +54,8 @@ pub(super) struct Shared {
     pub(super) first: Mutex<Option<(OwnedFd, Offered)>>,
     /// Whether the server allows several connections, so that each shard has its own.
     pub(super) multi: bool,
+    /// Reason why the last attempt to reconnect failed, while a queue needs a connection.
+    pub(super) outage: Mutex<Option<String>>,
     /// Changes that may be lost with the server.
     pub(super) changes: Changes,
 }

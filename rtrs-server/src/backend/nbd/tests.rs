@@ -273,8 +273,10 @@ fn a_restarted_server_is_reconnected_and_a_loss_reported_once() {
         rig.device.submit(io).unwrap();
         (0..20).for_each(|_| rig.turn());
         assert_eq!(rig.device.inflight(), 1, "it waits");
+        wait_for("the outage", || source.outage().is_some());
         let upstream = Upstream::nbdkit(&scratch, &args);
         assert!(matches!(rig.drain()[..], [(_, IoStatus::Ok)]));
+        assert_eq!(source.outage(), None);
         assert_eq!(rig.region.slice(8192, 4096).unwrap().to_vec(), vec![1; 4096]);
         assert_eq!(flush(&mut rig), IoStatus::Ok);
 

@@ -53,15 +53,7 @@ fn text(list: &ExportList) -> String {
             &printable(backing),
             &if users.is_empty() { "-".to_owned() } else { users.join(", ") },
         ]);
-        let target = match state {
-            ExportState::Replaced => {
-                "  its path leads to another file or device; sessions use the one that is open\n"
-            }
-            ExportState::Missing => {
-                "  its path leads nowhere; what is open is exported until the server ends\n"
-            }
-            _ => "",
-        };
+        let target = target_text(*state);
         let reason = export.reason.as_ref();
         let reason = reason.map(|why| format!("  {}; the server tries again\n", printable(why)));
         head + target + &reason.unwrap_or_default() + &access
@@ -78,6 +70,23 @@ fn text(list: &ExportList) -> String {
     head + &lines.collect::<String>() + &access
 }
 
+/// Explains a state in which the export differs from what its path leads to.
+fn target_text(state: ExportState) -> &'static str {
+    match state {
+        ExportState::Replaced => {
+            "  its path leads to another file or device; sessions use the one that is open\n"
+        }
+        ExportState::Missing => {
+            "  its path leads nowhere; what is open is exported until the server ends\n"
+        }
+        ExportState::Cut => {
+            "  its target was made shorter: the size is the old one, and IO beyond the end of the \
+             target fails; restore it, or accept its size with `export resize --force`\n"
+        }
+        _ => "",
+    }
+}
+
 fn rules(rules: &[AccessRule]) -> String {
     let rules: Vec<String> = rules.iter().map(|rule| printable(&rule.to_string())).collect();
     rules.join(", ")
@@ -86,6 +95,12 @@ fn rules(rules: &[AccessRule]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cut_target_is_explained() {
+        assert!(target_text(ExportState::Cut).contains("the size is the old one"));
+        assert_eq!(target_text(ExportState::Open), "");
+    }
 
     #[test]
     fn the_list_shows_who_may_open_other_exports() {

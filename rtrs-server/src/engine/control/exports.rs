@@ -100,7 +100,10 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             epoch: export.epoch.number(),
             access: Vec::new(),
             access_limit: None,
-            reason: None,
+            reason: export
+                .source
+                .outage()
+                .map(|why| format!("its server is away ({why}), IO waits")),
         }
     });
     AdminReply::Exports(all.collect())
