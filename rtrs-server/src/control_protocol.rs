@@ -376,9 +376,13 @@ pub(crate) struct Removed {
     /// Sessions that lose paths because only the export's access list admitted their clients.
     #[serde(default)]
     pub(crate) revoked: Vec<Revoked>,
-    /// Whether the removal must be forced because sessions have the export open.
+    /// Whether the removal must be forced because sessions have the export open, or because its
+    /// file was deleted.
     #[serde(default)]
     pub(crate) needs_force: bool,
+    /// Content that the removal would end for good.
+    #[serde(default)]
+    pub(crate) lost: Option<String>,
     /// File from which the command removed the export (`--save`).
     #[serde(default)]
     pub(crate) saved: Option<PathBuf>,

@@ -42,7 +42,7 @@ fn exports_are_added_and_removed_beside_others() {
     let again = server.command(&["export", "add", "vol1=mem:1M"]).code(1);
     let _ = again.says("there is an export of this name already");
     let locked = server.command(&["export", "add", &format!("vol2={target}")]).code(1);
-    let _ = locked.says("is locked: it is exported already");
+    let _ = locked.says("is locked: it is exported already").says("\"vol1\" has it open");
     let missing = format!("vol2={}", scratch.text("none.img"));
     let _ = server.command(&["export", "add", &missing]).code(1).says("does not exist");
     let vol1 = export(&server, "vol1");
@@ -295,6 +295,13 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     assert_eq!(state(), "missing");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
     assert_eq!(names(&report, "kept"), ["vol0"], "{report}");
+    // Nothing closes the last copy of the content unasked.
+    for words in [&["drain"][..], &["export", "remove", "vol0"]] {
+        let done = server.command(words).code(1).says("of export \"vol0\" was deleted");
+        let _ = done.says("copy it through a client first, or use --force");
+    }
+    let preview = server.command(&["export", "remove", "vol0", "--dry-run"]).ok();
+    let _ = preview.says("warning: ").says("was deleted").says("--force");
     let client = attach(&server, "vol0", &[]);
     assert_eq!(holds(&client), 5);
     client.detach();

@@ -7,14 +7,12 @@ use clap::Args;
 use rtrs_core::time::Duration;
 
 use super::server::{Server, ServerArgs, Within};
-use crate::control_protocol::{Drained, Request, Status};
+use crate::control_protocol::{Drained, Request};
 use crate::error::{Error, ErrorKind};
 
 /// Time beyond the limit of a drain that closing connections, ending threads and the last flush may
 /// take.
 const DRAIN_MARGIN: Duration = Duration::from_secs(30);
-/// Maximum time for a server to answer at all.
-const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for the process of a drained server to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -27,10 +25,10 @@ pub struct DrainArgs {
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub within: Within,
 
-    /// End the server even if the first flush fails
+    /// End the server even if the first flush fails or an exported file was deleted
     ///
     /// Use this if the data is already lost or the disk fails every flush. The next server reports
-    /// the loss to the clients. Exits with 1.
+    /// the loss to the clients. Exits with 1. The content of a deleted file is lost.
     #[arg(long)]
     pub force: bool,
 
@@ -43,8 +41,6 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     let request = Request::Drain { within_ms: args.within.millis(), force: args.force };
     let timeout = args.within.get() + DRAIN_MARGIN;
     let server = Server::find(&args.server)?;
-    // A stopped or hanging server would not begin to drain; this detects it much sooner.
-    server.request_within::<Status>(&Request::Status { load: false }, ALIVE_TIMEOUT)?;
     let (drained, stream) = server.request_within::<Drained>(&request, timeout)?;
     wait_exit(&stream)?;
     args.server.output.print(&drained, |_| "drained\n".to_owned())

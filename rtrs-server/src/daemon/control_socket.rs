@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::control_protocol::{Drained, Ended, Request, Status, WITHIN_MS_MAX};
 use crate::daemon::control_shard::ControlShard;
-use crate::daemon::exports::wait_saved;
+use crate::daemon::exports::{LAST_COPY_HINT, wait_saved};
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::privileges;
 use crate::daemon::reload::Changes;
@@ -317,21 +317,16 @@ impl Shared {
     /// clients wait; then asks the control shard. [`ServerControl::close`] replies.
     fn drain(&self, stream: UnixStream, within: Duration, force: bool) {
         let until = Instant::now() + within;
+        if let Some(why) = self.changes.exports.last_copies().filter(|_| !force) {
+            return self.refuse_drain(&stream, &why, LAST_COPY_HINT);
+        }
         let first_flush = match self.first_flush(within / 2) {
             Ok(running) => running,
             Err(error) if force => {
                 tracing::warn!("draining by force: {error}");
                 Some(FirstFlush::Failed(error))
             }
-            Err(error) => {
-                tracing::error!("not draining, still serving: {error}");
-                self.changes.exports.record_drain(Some(&error.to_string()));
-                self.busy.store(false, Ordering::SeqCst);
-                return refuse(
-                    &stream,
-                    format!("not draining, still serving: {error}{FORCE_HINT}"),
-                );
-            }
+            Err(error) => return self.refuse_drain(&stream, &error.to_string(), FORCE_HINT),
         };
         self.changes.exports.record_drain(None);
         give_up(&self.exports, until.saturating_duration_since(Instant::now()) / 2);
@@ -340,6 +335,14 @@ impl Shared {
         // Locked until the drain is stored, because `close` reads it after the server has ended.
         let answer = self.control.send(AdminRequest::Drain { within });
         *draining = Some(Draining { stream, until, answer, first_flush });
+    }
+
+    /// Ends a drain that has not begun.
+    fn refuse_drain(&self, stream: &UnixStream, why: &str, hint: &str) {
+        tracing::error!("not draining, still serving: {why}");
+        self.changes.exports.record_drain(Some(why));
+        self.busy.store(false, Ordering::SeqCst);
+        refuse(stream, format!("not draining, still serving: {why}{hint}"));
     }
 
     /// Flushes all exports. Returns the flush if it takes longer than `limit`, or if a backend did

@@ -43,6 +43,9 @@ use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked};
 
+/// Hint for a refused command that would close a deleted file.
+pub(super) const LAST_COPY_HINT: &str = "; copy it through a client first, or use --force";
+
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// Interval of checks whether the last request of a removed export has ended.

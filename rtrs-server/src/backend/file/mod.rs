@@ -176,6 +176,10 @@ impl BlockSource for FileSource {
         Some(self.shared.name.get())
     }
 
+    fn is_deleted(&self) -> bool {
+        self.shared.name.is_deleted()
+    }
+
     fn examine_name(&self, within: Duration) {
         self.shared.look_within(within);
     }

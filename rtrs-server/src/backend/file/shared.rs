@@ -63,21 +63,31 @@ pub(super) struct Shared {
     pub(super) watch: OnceLock<Watch>,
 }
 
-/// A [`TargetName`] that threads share.
+/// A [`TargetName`] that threads share, and whether the target is deleted.
 #[derive(Debug, Default)]
 pub(super) struct NameCell(AtomicU8);
 
 impl NameCell {
+    /// Set for a target without any name.
+    const DELETED: u8 = 1 << 7;
+
     pub(super) fn get(&self) -> TargetName {
         Self::name(self.0.load(Ordering::Relaxed))
     }
 
-    pub(super) fn swap(&self, name: TargetName) -> TargetName {
-        Self::name(self.0.swap(name as u8, Ordering::Relaxed))
+    /// Whether the target has no name left, so that its content ends when it is closed.
+    pub(super) fn is_deleted(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & Self::DELETED != 0
+    }
+
+    /// Records the state of the path and of the target. Returns the path's state before.
+    pub(super) fn swap(&self, name: TargetName, is_deleted: bool) -> TargetName {
+        let deleted = if is_deleted { Self::DELETED } else { 0 };
+        Self::name(self.0.swap(name as u8 | deleted, Ordering::Relaxed))
     }
 
     const fn name(number: u8) -> TargetName {
-        match number {
+        match number & !Self::DELETED {
             1 => TargetName::Replaced,
             2 => TargetName::Missing,
             _ => TargetName::Kept,

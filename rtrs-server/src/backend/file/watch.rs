@@ -91,11 +91,11 @@ impl Shared {
 
     /// Compares the target of the path with the open one, and logs a change.
     fn examine_name(&self) {
-        let name = match self.name_now() {
-            Ok(name) => name,
+        let (name, is_deleted) = match self.name_now() {
+            Ok(found) => found,
             Err(error) => return self.cannot_look(&error),
         };
-        if self.name.swap(name) == name {
+        if self.name.swap(name, is_deleted) == name {
             return;
         }
         let path = self.path.display();
@@ -117,16 +117,16 @@ impl Shared {
         }
     }
 
-    /// Compares the path with the open target.
-    fn name_now(&self) -> io::Result<TargetName> {
+    /// Compares the path with the open target. Returns also whether the target is deleted.
+    fn name_now(&self) -> io::Result<(TargetName, bool)> {
         let own = self.file.metadata()?;
+        let deleted = !self.device && own.nlink() == 0;
         let found = match fs::metadata(&self.path) {
             Ok(found) => found,
             Err(error) => {
                 let gone = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
-                let deleted = !self.device && own.nlink() == 0;
                 return match deleted || gone.contains(&error.kind()) {
-                    true => Ok(TargetName::Missing),
+                    true => Ok((TargetName::Missing, deleted)),
                     false => Err(error),
                 };
             }
@@ -135,7 +135,7 @@ impl Shared {
             true => found.file_type().is_block_device() && found.rdev() == own.rdev(),
             false => (found.dev(), found.ino()) == (own.dev(), own.ino()),
         };
-        Ok(if same { TargetName::Kept } else { TargetName::Replaced })
+        Ok((if same { TargetName::Kept } else { TargetName::Replaced }, deleted))
     }
 
     /// Examines the target, and waits up to `within` for the result.

@@ -15,7 +15,9 @@ pub struct RemoveArgs {
     /// Name of the export, as in `export list`
     pub export: String,
 
-    /// Remove it even if sessions have it open: their devices end with errors
+    /// Remove it even if sessions have it open, or its file was deleted
+    ///
+    /// The devices of the sessions end with errors. The content of a deleted file is lost.
     #[arg(long)]
     pub force: bool,
 
@@ -54,7 +56,7 @@ pub(super) fn run(args: &RemoveArgs) -> Result<(), Error> {
 }
 
 fn text(removed: &Removed, dry_run: bool) -> String {
-    let Removed { removed: export, users, revoked, needs_force, saved, .. } = removed;
+    let Removed { removed: export, users, revoked, needs_force, lost, saved, .. } = removed;
     let would = if dry_run { "would be " } else { "" };
     let mut out = format!("{} {would}removed\n", printable(export));
     out.extend(users.iter().map(|user| {
@@ -66,5 +68,6 @@ fn text(removed: &Removed, dry_run: bool) -> String {
         out += &format!("{} had it open\n", counted(users.len(), "session"));
     }
     out += &all_revoked_text(revoked, would);
+    out.extend(lost.iter().map(|lost| format!("warning: {}\n", printable(lost))));
     out + if *needs_force { NEEDS_FORCE } else { "" } + &saved_text(saved.as_deref())
 }

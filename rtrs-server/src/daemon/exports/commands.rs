@@ -3,7 +3,7 @@
 use rtrs_core::time::Duration;
 
 use super::in_time::in_time;
-use super::{Entry, Exports, check, recovery};
+use super::{Entry, Exports, LAST_COPY_HINT, check, recovery};
 use crate::audit::AuditKind;
 use crate::control_protocol::{Changed, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
@@ -41,7 +41,10 @@ impl Exports {
     fn add_now(&self, mut spec: ExportSpec, force: bool) -> Result<Changed, String> {
         // Before the lock, because the target may hang.
         self.check(&mut spec)?;
-        let export = self.open(&spec)?;
+        let export = self.open(&spec).map_err(|why| match self.holder_of(&spec.target) {
+            Some(holder) => format!("{why}; export {holder:?} has it open"),
+            None => why,
+        })?;
         let _turn = self.begin()?;
         let closed = self.check_losses(&spec, force)?;
         // Set before any client can open it.
@@ -153,6 +156,9 @@ impl Exports {
             self.forget_access(name);
             return Ok(removed(name, Vec::new(), self.check_access()?));
         }
+        if let Some(why) = self.last_copy(name).filter(|_| !force) {
+            return Err(format!("{why}{LAST_COPY_HINT}"));
+        }
         let users = self.users(name)?;
         let hint = "; detach it there, or use --force";
         let (export, ended) = self
@@ -182,7 +188,9 @@ impl Exports {
         let removed = removed(name, users, Vec::new());
         // These lose the export first, and with it possibly the need for the list.
         revoked.retain(|one| !removed.ended.contains(&one.session));
-        Ok(Removed { needs_force: !removed.ended.is_empty(), revoked, ..removed })
+        let lost = self.last_copy(name);
+        let needs_force = !removed.ended.is_empty() || lost.is_some();
+        Ok(Removed { needs_force, revoked, lost, ..removed })
     }
 
     fn set_now(&self, name: &str, options: &[String], force: bool) -> Result<Changed, String> {
@@ -229,6 +237,7 @@ fn removed(name: &str, users: Vec<ExportUser>, revoked: Vec<Revoked>) -> Removed
         users,
         revoked,
         needs_force: false,
+        lost: None,
         saved: None,
     }
 }

@@ -6,8 +6,10 @@ use std::time::Instant;
 use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
 
+use super::in_time::in_time;
 use super::{Entry, Exports, Followed, NotReopened};
 use crate::export::Export;
+use crate::settings::Target;
 
 /// Maximum time to examine the target of a path, because file systems can hang.
 const LOOK_MAX: Duration = Duration::from_millis(500);
@@ -28,6 +30,14 @@ const MISSING: &str = "its path leads nowhere; what was opened is still exported
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
 
+/// Returns why an export should not be closed if it has the only copy of its content.
+fn last_copy(export: &Export) -> Option<String> {
+    let Export { name, backing, .. } = export;
+    export.source.is_deleted().then(|| {
+        format!("{backing} of export {name:?} was deleted, and its content ends when it is closed")
+    })
+}
+
 impl Exports {
     /// Examines the targets of all exports.
     pub(in crate::daemon) fn examine_targets(&self) {
@@ -38,6 +48,39 @@ impl Exports {
         if let Some((_, last)) = named.find(|(_, export)| export.source.target_name().is_some()) {
             last.source.examine_name(LOOK_MAX);
         }
+    }
+
+    /// Returns why an export should not be closed if its content would end with it.
+    pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
+        let export = self.table.get(self.table.find(name.as_bytes())?)?;
+        export.source.examine_name(LOOK_MAX);
+        last_copy(&export)
+    }
+
+    /// Returns why the server should not end if the content of exports would end with it.
+    pub(in crate::daemon) fn last_copies(&self) -> Option<String> {
+        self.examine_targets();
+        let all: Vec<_> =
+            self.table.all().iter().filter_map(|(_, export)| last_copy(export)).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// Names the export that has the same file or device open for writing as one that could not be
+    /// opened.
+    pub(super) fn holder_of(&self, target: &Target) -> Option<String> {
+        let (opener, entries, target) = (Arc::clone(&self.opener), self.entries(), target.clone());
+        // Files can hang; then the error names no export.
+        let found = in_time(move || {
+            let id_of = |target: &Target| match target {
+                Target::Path(path) => opener.sources.target(path),
+                _ => None,
+            };
+            let id = id_of(&target);
+            let holds = |entry: &Entry| !entry.opened_ro && id_of(&entry.spec.target) == id;
+            let mut entries = entries.into_iter().filter(|_| id.is_some());
+            Ok(entries.find(|(_, entry)| holds(entry)).map(|(name, _)| name))
+        });
+        found.ok().flatten()
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
@@ -51,6 +94,12 @@ impl Exports {
             return;
         };
         export.source.examine_name(LOOK_MAX);
+        if export.source.is_cut() {
+            tracing::warn!(
+                export = &*export.name,
+                "opened at its old size, but its target is shorter: IO beyond the target's end fails"
+            );
+        }
         if export.source.target_name() != Some(TargetName::Replaced) {
             return;
         }

@@ -17,6 +17,7 @@ fn a_path_leading_to_another_file_is_detected() {
     assert_eq!(look(), TargetName::Kept);
     std::fs::rename(&path, &aside).unwrap();
     assert_eq!(look(), TargetName::Missing, "renamed");
+    assert!(!source.is_deleted(), "it has another name");
     std::fs::rename(&other, &path).unwrap();
     assert_eq!(look(), TargetName::Replaced);
     std::fs::rename(&aside, &path).unwrap();
@@ -24,8 +25,10 @@ fn a_path_leading_to_another_file_is_detected() {
     std::fs::write(scratch.file("new", 1 << 20), [1; 4096]).unwrap();
     std::fs::rename(path.with_file_name("new"), &path).unwrap();
     assert_eq!(look(), TargetName::Replaced, "its inode has no name");
+    assert!(source.is_deleted());
     std::fs::remove_file(&path).unwrap();
     assert_eq!(look(), TargetName::Missing);
+    assert!(source.is_deleted());
 }
 
 /// A write that a queue has begun does not run after the cut.
