@@ -284,11 +284,13 @@ for revision in 1 2; do
     while read -r line; do cp "$line" "$work/debs/$revision/"; done <"$work/built"
 done
 check "rtrs-server has its files" contains rtrs-server usr/bin/rtrs-server etc/rtrs/server.yaml \
-    usr/lib/systemd/system/rtrs-server.service usr/lib/sysusers.d/rtrs-server.conf \
+    usr/lib/systemd/system/rtrs-server.service usr/lib/systemd/system/rtrs-server.socket \
+    usr/lib/sysusers.d/rtrs-server.conf \
     usr/share/man/man8/rtrs-server.8.gz usr/share/man/man8/rtrs-server-session-list.8.gz \
     usr/share/man/man5/rtrs-server.yaml.5.gz usr/share/man/man5/exports.d.5.gz
 check "rtrs-client has its files" contains rtrs-client usr/bin/rtrs-client etc/rtrs/volumes.yaml \
-    usr/lib/systemd/system/rtrs-client@.service usr/lib/systemd/system/rtrs-apply.service \
+    usr/lib/systemd/system/rtrs-client@.service usr/lib/systemd/system/rtrs-client@.socket \
+    usr/lib/systemd/system/rtrs-apply.service \
     usr/lib/systemd/system/rtrs-apply-check.service \
     usr/lib/systemd/system/rtrs-client-exporter.service \
     usr/lib/systemd/system/rtrs-client-exporter.socket \

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rtrs_core::local::{SocketFile, bind_unix};
+use rtrs_core::local::{PassedSocket, SocketFile, bind_unix};
 use rtrs_core::log_limit::LogLimits;
 use rtrs_core::rt::{Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant};
@@ -124,6 +124,15 @@ impl Bound {
                 Ok(Self { socket: listener.into(), endpoint, file: None, relays: None })
             }
         }
+    }
+
+    /// Uses a listening socket that the service manager passed.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn passed(endpoint: &Endpoint, passed: &PassedSocket) -> io::Result<Self> {
+        let socket = passed.socket.try_clone()?.into();
+        Ok(Self { socket, endpoint: endpoint.clone(), file: None, relays: None })
     }
 
     /// Offers TLS to the clients of a TCP port.

@@ -176,8 +176,8 @@ rtrs_core::settings! {
         export: Option<String> = "name of the volume",
         /// Serve NBD on this unix socket
         ///
-        /// At most 107 bytes. Set one of device, socket and listen. {name} in the path is replaced
-        /// by the name of the volume.
+        /// At most 107 bytes. Set one of device, socket and listen, or none if systemd passes a
+        /// socket. {name} in the path is replaced by the name of the volume.
         socket: Option<PathBuf> = "",
         /// Permissions of the unix socket, in octal, for example 660
         ///

@@ -200,6 +200,9 @@ pub(crate) struct Listener {
     pub(crate) tls: bool,
     /// False if the device of the portal was removed.
     pub(crate) serving: bool,
+    /// Whether the service manager opened the port, and keeps it open.
+    #[serde(default)]
+    pub(crate) activated: bool,
 }
 
 /// Sessions of a server.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::activation::Activation;
 use crate::cable::Netns;
 use crate::proc::{Finished, Proc, send_signal};
 use crate::requires::free_port;
@@ -54,9 +55,17 @@ pub struct ClientBuilder {
     args: Vec<String>,
     program: Option<&'static str>,
     envs: Vec<(&'static str, String)>,
+    activation: Option<Activation>,
 }
 
 impl ClientBuilder {
+    /// Passes these sockets of a service manager to the process in the foreground.
+    #[must_use]
+    pub fn activated(mut self, sockets: &Activation) -> Self {
+        self.activation = Some(sockets.clone());
+        self
+    }
+
     /// Runs another program of ours in the foreground, one that accepts the flags of `attach`.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
@@ -153,7 +162,10 @@ impl ClientBuilder {
         words.push("--foreground".to_owned());
         let mut command = client.process_of(self.program.unwrap_or("rtrs-client"), &words);
         command.envs(self.envs.iter().map(|(name, value)| (name, value)));
-        let mut proc = Proc::start(command);
+        let mut proc = match &self.activation {
+            Some(activation) => activation.start(&command),
+            None => Proc::start(command),
+        };
         let _ = proc.wait_lines("ready ", 1, COMMAND_TIME_MAX);
         client.foreground = Some(proc);
         client
@@ -190,6 +202,7 @@ impl Client {
             args: Vec::new(),
             program: None,
             envs: Vec::new(),
+            activation: None,
         }
     }
 

@@ -10,6 +10,7 @@
 //! attached session, one NBD front.
 #![forbid(unsafe_code)]
 
+mod activation;
 mod cable;
 mod client;
 mod exposition;
@@ -26,6 +27,7 @@ pub mod sim;
 mod stand;
 mod transport;
 
+pub use activation::Activation;
 pub use cable::{Cable, Netns};
 pub use client::{Client, ClientBuilder, Front};
 pub use exposition::{Exposition, Family, Sample, scrape, scrape_tcp};

@@ -130,13 +130,26 @@ impl Proc {
     /// # Panics
     /// Panics when it cannot be started.
     #[must_use]
-    pub fn start_with(mut command: Command, errors_to: Option<Stdio>) -> Self {
+    pub fn start_with(command: Command, errors_to: Option<Stdio>) -> Self {
+        Self::start_with_streams(command, None, errors_to)
+    }
+
+    /// Starts the command like [`Proc::start`], with these as its standard input and error.
+    ///
+    /// # Panics
+    /// Panics when it cannot be started.
+    #[must_use]
+    pub fn start_with_streams(
+        mut command: Command,
+        input: Option<Stdio>,
+        errors_to: Option<Stdio>,
+    ) -> Self {
         let stdout = NamedTempFile::new().expect("a file for stdout");
         let stderr = NamedTempFile::new().expect("a file for stderr");
         let file = || File::options().append(true).open(stderr.path()).expect("open stderr").into();
         command
             .env("PATH", search_path())
-            .stdin(Stdio::null())
+            .stdin(input.unwrap_or_else(Stdio::null))
             .stdout(File::options().append(true).open(stdout.path()).expect("open stdout"))
             .stderr(errors_to.unwrap_or_else(file))
             .process_group(0);

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::activation::Activation;
 use crate::cable::Netns;
 use crate::proc::{Finished, Proc, bin, run};
 use crate::scratch::Scratch;
@@ -29,9 +30,21 @@ pub struct ServerBuilder {
     program: Option<&'static str>,
     user: Option<&'static str>,
     envs: Vec<(&'static str, String)>,
+    activation: Option<Activation>,
+    /// Number of sockets of the service manager that it listens on without `--listen`.
+    portals: usize,
 }
 
 impl ServerBuilder {
+    /// Starts the server with these sockets of a service manager; without `--listen` it listens on
+    /// `portals` of them.
+    #[must_use]
+    pub fn activated(mut self, sockets: &Activation, portals: usize) -> Self {
+        self.activation = Some(sockets.clone());
+        self.portals = portals;
+        self
+    }
+
     /// Runs another program of ours, one that accepts the server's flags.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
@@ -104,7 +117,7 @@ impl ServerBuilder {
     /// Panics when it does not start in time.
     #[must_use]
     pub fn start(mut self) -> Server {
-        if self.listens.is_empty() {
+        if self.listens.is_empty() && self.activation.is_none() {
             self.listens.push(Transport::of_environment().listen());
         }
         let run_dir = Scratch::new();
@@ -118,8 +131,9 @@ impl ServerBuilder {
         if !self.args.iter().any(|arg| arg == "--state-dir") {
             self.args.extend(["--state-dir".to_owned(), run_dir.text("state")]);
         }
-        let mut proc = Proc::start(self.command());
-        let portals = proc.wait_lines(READY_WORDS, self.listens.len(), READY_TIME_MAX);
+        let mut proc = self.spawn();
+        let count = if self.listens.is_empty() { self.portals } else { self.listens.len() };
+        let portals = proc.wait_lines(READY_WORDS, count, READY_TIME_MAX);
         Server { proc, portals, run_dir }
     }
 
@@ -129,7 +143,14 @@ impl ServerBuilder {
     /// Panics when it does not end in time.
     #[must_use]
     pub fn run(&self) -> Finished {
-        Proc::start(self.command()).wait(READY_TIME_MAX)
+        self.spawn().wait(READY_TIME_MAX)
+    }
+
+    fn spawn(&self) -> Proc {
+        match &self.activation {
+            Some(activation) => activation.start(&self.command()),
+            None => Proc::start(self.command()),
+        }
     }
 }
 

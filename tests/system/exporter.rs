@@ -1,12 +1,9 @@
 //! `rtrs-client exporter`: one address for the metrics of all sessions of a host.
 
-use std::net::TcpListener;
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Exposition, Proc, STOP_TIME_MAX, Server, bin, run, scrape_tcp,
+    Activation, COMMAND_TIME_MAX, Client, Exposition, STOP_TIME_MAX, Server, bin, run, scrape_tcp,
     wait_for,
 };
 
@@ -115,38 +112,31 @@ fn a_session_that_hangs_or_died_shows_as_down() {
     let _ = host.server.stop(STOP_TIME_MAX);
 }
 
-/// Starts the exporter as systemd does: the socket is descriptor 3. The program's log goes to
-/// standard output.
-fn activated(socket: impl Into<OwnedFd>, run_dir: &Path, args: &str) -> Proc {
-    let script = format!(
-        "exec 3>&2 2>&1; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" exporter --run-dir \"$1\" {args}"
-    );
-    let mut command = Command::new("sh");
-    command.arg("-c").arg(script).arg(bin("rtrs-client")).arg(run_dir);
-    Proc::start_with(command, Some(Stdio::from(socket.into())))
-}
-
 #[test]
 fn the_socket_of_the_service_manager_is_used_and_stays_open() {
     let host = Host::new();
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let at = listener.local_addr().expect("its address").to_string();
-    let socket = || listener.try_clone().expect("a descriptor");
-    let run_dir = host.client.run_dir();
+    let (manager, at) = Activation::default().tcp("metrics", "127.0.0.1");
+    let at = at.to_string();
+    let exporter = |manager: &Activation, args: &[&str]| {
+        let mut command = Command::new(bin("rtrs-client"));
+        command.arg("exporter").args(args).arg("--run-dir").arg(host.client.run_dir());
+        manager.start(&command)
+    };
     // The second process shows that the first has not shut down the socket.
     for _ in 0..2 {
-        let mut exporter = activated(socket(), run_dir, "");
+        let mut exporter = exporter(&manager, &[]);
         let serving = exporter.wait_lines("serving metrics address=", 1, COMMAND_TIME_MAX);
         assert_eq!(serving[0], format!("http://{at}/metrics"));
         assert_eq!(up(&scraped(&at), "vol1"), 1.0);
         let _ = exporter.terminate(STOP_TIME_MAX).ok();
     }
 
-    let refused = activated(socket(), run_dir, "--listen 127.0.0.1:0").wait(COMMAND_TIME_MAX);
+    let refused = exporter(&manager, &["--listen", "127.0.0.1:0"]).wait(COMMAND_TIME_MAX);
     let _ = refused.code(2).says("--listen 127.0.0.1:0 cannot be used with socket activation");
     let file = std::fs::File::open("/dev/null").expect("a file");
-    let refused = activated(file, run_dir, "").wait(COMMAND_TIME_MAX);
-    let _ = refused.code(1).says("descriptor 3, which LISTEN_FDS passes");
+    let manager_of_file = Activation::default().descriptor("file", file);
+    let refused = exporter(&manager_of_file, &[]).wait(COMMAND_TIME_MAX);
+    let _ = refused.code(1).says("descriptor 3 (\"file\"), which LISTEN_FDS passes");
     // Without that socket, the address of another process is an error.
     let words = ["exporter", "--listen", &at];
     let _ = host.client.command(&words).code(1).says(&format!("cannot serve metrics at {at}"));

@@ -1,6 +1,6 @@
 //! Daemons and their commands as users run them: real processes on the loopback.
 //!
-//! `access.rs` access lists · `allocations.rs` allocations of requests · `daemons.rs` attach to
+//! `access.rs` access lists · `activation.rs` sockets of systemd · `allocations.rs` allocations of requests · `daemons.rs` attach to
 //! detach, restarts, idle CPU · `commands.rs` output of commands for programs · `apply.rs` sessions
 //! from a file · `attach_paths.rs` paths that do not work · `blocks.rs` command lines of documents
 //! · `admin.rs` and `online.rs` the operator's work under load · `settings.rs` agreement of flags,
@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod activation;
 mod admin;
 mod allocations;
 mod apply;

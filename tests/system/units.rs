@@ -9,9 +9,11 @@ use rtrs_tests::{COMMAND_TIME_MAX, Finished, Scratch, bin, requires, run};
 use crate::settings::root;
 
 const TOOL: &str = "systemd-analyze";
-const UNITS: [&str; 7] = [
+const UNITS: [&str; 9] = [
     "rtrs-server.service",
+    "rtrs-server.socket",
     "rtrs-client@.service",
+    "rtrs-client@.socket",
     "rtrs-apply.service",
     "rtrs-apply-check.service",
     "rtrs-client-exporter.service",

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use clap::Args;
-use rtrs_core::local::{RunDir, make_absolute};
+use rtrs_core::local::{PassedSocket, RunDir, make_absolute, passed_sockets};
 use rtrs_core::rt::close_descriptors_on_exec;
 use rtrs_core::settings::Flags;
 use serde::{Deserialize, Serialize};
@@ -149,8 +149,14 @@ impl AttachArgs {
         Ok(settings)
     }
 
-    pub(super) fn plan(&self, global: &GlobalArgs) -> Result<AttachPlan, Error> {
+    /// Returns the plan of a session that the service manager passed these sockets.
+    pub(super) fn plan(
+        &self,
+        global: &GlobalArgs,
+        passed: &[PassedSocket],
+    ) -> Result<AttachPlan, Error> {
         let mut settings = self.settings(global)?;
+        settings.attach.activate(passed)?;
         let takes_over = settings.attach.takeover || settings.attach.quick_takeover;
         if takes_over && settings.session.session_name.is_none() {
             // The devices contain the session's name.
@@ -166,6 +172,7 @@ impl AttachArgs {
         for volume in &mut plan.more {
             volume.accept_new_identity = self.accept_new_identity;
         }
+        plan.activate(passed)?;
         Ok(plan)
     }
 
@@ -224,7 +231,9 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
             return print_settings(&AttachPlan::printed_nowhere(name, settings)?, global);
         }
     }
-    let plan = args.plan(global)?;
+    let failed = system("cannot use the sockets of the service manager");
+    let passed = passed_sockets().map_err(failed)?;
+    let plan = args.plan(global, &passed)?;
     let check = || match args.source.check {
         true => plan.check_start().and_then(|()| daemon::check(&plan)),
         false => plan.check(),
@@ -236,7 +245,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
         return Ok(());
     }
     if plan.settings.foreground || is_in_background() {
-        return daemon::run(&plan);
+        return daemon::run(&plan, &passed);
     }
     if let Some(file) = &args.source.config {
         check_readable_again(file)?;

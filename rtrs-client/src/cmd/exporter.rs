@@ -84,8 +84,8 @@ pub(super) fn run(args: &ExporterArgs, global: &GlobalArgs) -> Result<(), Error>
 
 /// Returns the servers at the sockets of the service manager, or else at the address.
 fn servers(listen: Option<&MetricsAddress>) -> Result<Vec<MetricsServer>, Error> {
-    let failed = "cannot use the sockets of the service manager";
-    let passed = passed_sockets().map_err(system(failed))?;
+    let failed = system("cannot use the sockets of the service manager");
+    let passed = passed_sockets().map_err(failed)?;
     if passed.is_empty() {
         let default = || DEFAULT_ADDRESS.parse().map_err(|error| usage(format!("{error}")));
         let at = listen.cloned().map_or_else(default, Ok)?;
@@ -101,8 +101,7 @@ fn servers(listen: Option<&MetricsAddress>) -> Result<Vec<MetricsServer>, Error>
              ListenStream={listen} in the socket unit"
         )));
     }
-    let servers = passed.into_iter().map(MetricsServer::on_passed);
-    servers.collect::<Result<_, _>>().map_err(system(failed))
+    Ok(passed.into_iter().map(MetricsServer::on_passed).collect())
 }
 
 /// Collects the metrics for scrapes.

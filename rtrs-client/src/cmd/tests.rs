@@ -261,7 +261,7 @@ fn flags_override_the_configuration_file() {
     ])
     .unwrap();
     let Command::Attach(attach) = &args.command else { panic!("not attach") };
-    let plan = attach.plan(&args.global).unwrap();
+    let plan = attach.plan(&args.global, &[]).unwrap();
     assert_eq!(plan.front, Front::Tcp("127.0.0.1:5".parse().unwrap()));
     assert_eq!(plan.session.access, Access::Rw);
     assert_eq!(plan.session.settings.path, ["tcp://flag:1234".parse().unwrap()]);

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
-use rtrs_core::local::ServiceManager;
+use rtrs_core::local::{PassedSocket, ServiceManager};
 use rtrs_core::logging::log_to_stderr;
 use rtrs_core::rt::{become_daemon, end_with_starter};
 use rtrs_core::settings::{Output, write_text};
@@ -43,9 +43,10 @@ pub(crate) const FAILED: &str = "failed ";
 /// Time for the start of the devices: connecting, partitions, udev.
 const DEVICE_TIME: Duration = Duration::from_secs(60);
 
-/// Runs a session until it is detached or a signal ends it.
-pub(crate) fn run(plan: &AttachPlan) -> Result<(), Error> {
-    attach(plan).inspect_err(report_failure)
+/// Runs a session until it is detached or a signal ends it. Volumes are served at the sockets that
+/// the service manager passed for them.
+pub(crate) fn run(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
+    attach(plan, passed).inspect_err(report_failure)
 }
 
 /// Tries what a start acquires besides what the plan checks, and releases it: open files, the
@@ -72,7 +73,7 @@ fn report_failure(error: &Error) {
     }
 }
 
-fn attach(plan: &AttachPlan) -> Result<(), Error> {
+fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let settings = &plan.session.settings;
     let _log = log_to_stderr(&settings.log, settings.log_format)
         .map_err(system("cannot start the log's thread"))?;
@@ -82,8 +83,10 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
     manager.starting(READY_TIMEOUT + plan.open_patience() + DEVICE_TIME);
     plan.run_dir.make()?;
+    warn_of_unused(plan, passed);
     let scraped = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
-    let prepared: Vec<Prepared> = plan.volumes().map(prepare).collect::<Result<_, _>>()?;
+    let prepared: Vec<Prepared> =
+        plan.volumes().map(|volume| prepare(volume, passed)).collect::<Result<_, _>>()?;
     if !plan.takes_over() {
         saved::forget_left(&plan.run_dir, &plan.session.session_name);
     }
@@ -126,6 +129,17 @@ fn attach(plan: &AttachPlan) -> Result<(), Error> {
     }
     announce(plan, &mut session, &manager, background)?;
     session.wait_end(&inbox, running)
+}
+
+/// Logs the sockets that the service manager passed and no volume uses.
+fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
+    for socket in plan.unused(passed) {
+        tracing::warn!(
+            socket = socket.name,
+            "connections to {socket} of the service manager are not served: no volume of the \
+             session has this socket or listen"
+        );
+    }
 }
 
 /// Returns the configuration of the session with its prepared volumes.

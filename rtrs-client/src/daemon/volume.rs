@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rtrs_core::block::Geometry;
 use rtrs_core::identity::Identity as Pinned;
-use rtrs_core::local::ControlSocket;
+use rtrs_core::local::{ControlSocket, PassedSocket};
 
 use super::config::volume_config;
 use super::device::{self, Held, ReachedDevice};
@@ -154,11 +154,11 @@ impl Volume {
 }
 
 /// Acquires a volume's resources on the host: its control socket, and its socket or address for
-/// NBD.
+/// NBD, which may be among the sockets that the service manager passed.
 ///
 /// # Errors
 /// Fails if a socket or address is in use, or an identity contradicts what a dead process left.
-pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
+pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prepared, Error> {
     let name = &plan.session.name;
     let control_path = plan.run_dir.control_socket(name);
     let control = ControlSocket::bind(&control_path).map_err(|e| {
@@ -173,7 +173,7 @@ pub(crate) fn prepare(plan: &AttachPlan) -> Result<Prepared, Error> {
     if matches!(plan.front, Front::Device(_)) {
         device::become_dependable();
     }
-    let PreparedFrontEnds { make: fronts, uri } = frontend::prepare(plan)?;
+    let PreparedFrontEnds { make: fronts, uri } = frontend::prepare(plan, passed)?;
     let saved = Some(Saved::new(&plan.run_dir, name)?);
     let config = VolumeConfig {
         identity: pinned(plan, saved.as_ref())?,

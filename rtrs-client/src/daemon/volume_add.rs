@@ -44,7 +44,7 @@ impl AttachedSession {
         let name = add.name.clone();
         let plan = plan.adding(&name, &add.settings)?;
         plan.check_volume()?;
-        let prepared = prepare(&plan)?;
+        let prepared = prepare(&plan, &[])?;
         let index = self.add_to_engine(prepared.config.clone())?;
         let identity = Identity {
             name: name.clone(),

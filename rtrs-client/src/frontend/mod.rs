@@ -29,17 +29,24 @@ pub(crate) use front_end::{
 };
 pub(crate) use pools::FrontEndPools;
 
+use rtrs_core::local::PassedSocket;
+
 use crate::error::Error;
 use crate::plan::{AttachPlan, Front};
 
-/// Acquires the place where the plan's volume is served, and prepares its front ends.
+/// Acquires the place where the plan's volume is served, and prepares its front ends. Of the sockets
+/// that the service manager passed, it takes the one at that place.
 ///
 /// # Errors
 /// Fails if the place is in use, or a file for it cannot be used.
-pub(crate) fn prepare(plan: &AttachPlan) -> Result<PreparedFrontEnds, Error> {
+pub(crate) fn prepare(
+    plan: &AttachPlan,
+    passed: &[PassedSocket],
+) -> Result<PreparedFrontEnds, Error> {
+    let passed = plan.front.passed(passed);
     match &plan.front {
-        Front::Socket(path) => nbd::at_socket(plan, path),
-        Front::Tcp(address) => nbd::at_address(plan, *address),
+        Front::Socket(path) => nbd::at_socket(plan, path, passed),
+        Front::Tcp(address) => nbd::at_address(plan, *address, passed),
         Front::Device(_) => Ok(kernel_nbd::prepare(plan)),
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use nbd_bridge::{Bound, Bridge, BridgeConfig, Endpoint, Group, Listener, Relays};
 use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::local::PassedSocket;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::bridge::{bridge, client_of, config_of, group};
@@ -31,8 +32,12 @@ const RECHECK: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// Fails if the path is in use, or the socket cannot get its owner and mode.
-pub(super) fn at_socket(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontEnds, Error> {
-    listen(plan, &Endpoint::Unix(path.to_owned()))
+pub(super) fn at_socket(
+    plan: &AttachPlan,
+    path: &Path,
+    passed: Option<&PassedSocket>,
+) -> Result<PreparedFrontEnds, Error> {
+    listen(plan, &Endpoint::Unix(path.to_owned()), passed)
 }
 
 /// Listens on a TCP address for the clients of the plan's volume.
@@ -42,17 +47,26 @@ pub(super) fn at_socket(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontE
 pub(super) fn at_address(
     plan: &AttachPlan,
     address: SocketAddr,
+    passed: Option<&PassedSocket>,
 ) -> Result<PreparedFrontEnds, Error> {
-    listen(plan, &Endpoint::Tcp(address))
+    listen(plan, &Endpoint::Tcp(address), passed)
 }
 
-fn listen(plan: &AttachPlan, endpoint: &Endpoint) -> Result<PreparedFrontEnds, Error> {
+fn listen(
+    plan: &AttachPlan,
+    endpoint: &Endpoint,
+    passed: Option<&PassedSocket>,
+) -> Result<PreparedFrontEnds, Error> {
     let config = config_of(plan);
-    let bound = Bound::new(endpoint).map_err(|e| {
+    let bound = match passed {
+        Some(passed) => Bound::passed(endpoint, passed),
+        None => Bound::new(endpoint),
+    };
+    let bound = bound.map_err(|e| {
         let what = format!("cannot serve NBD on {endpoint}");
         Error::with_source(ErrorKind::InUse, what, e)
     })?;
-    if let Endpoint::Unix(path) = endpoint {
+    if let (Endpoint::Unix(path), None) = (endpoint, passed) {
         let set = &plan.settings;
         give_socket(path, set.socket_owner.as_ref(), set.socket_mode).map_err(|e| {
             let what = format!("cannot set owner and mode of the socket {}", path.display());

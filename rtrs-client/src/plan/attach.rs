@@ -72,6 +72,8 @@ pub struct AttachPlan {
     pub run_dir: RunDir,
     /// Output format, for people or programs.
     pub output: Output,
+    /// The service manager passed the socket of the front end.
+    pub is_activated: bool,
     /// Further volumes of the same session, each with its own front end and an empty list here.
     pub more: Vec<Self>,
 }
@@ -305,8 +307,17 @@ impl AttachPlan {
             }
         }
         let (accept_new_identity, retry_for, more) = (false, Duration::ZERO, Vec::new());
-        let settings = set;
-        Ok(Self { session, front, settings, accept_new_identity, retry_for, run_dir, output, more })
+        Ok(Self {
+            session,
+            front,
+            settings: set,
+            accept_new_identity,
+            retry_for,
+            run_dir,
+            output,
+            is_activated: false,
+            more,
+        })
     }
 
     /// Returns TLS for this number of NBD clients, if it is offered.
@@ -393,6 +404,7 @@ impl AttachPlan {
             return Err(Error::new(ErrorKind::InUse, text));
         }
         if let Front::Socket(path) = &self.front
+            && !self.is_activated
             && socket_state(path)? == SocketState::InUse
         {
             let text =
@@ -428,7 +440,8 @@ impl AttachPlan {
     /// address is free, which a start would find by itself.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
-        self.volumes().try_for_each(|volume| match &volume.front {
+        let made = self.volumes().filter(|volume| !volume.is_activated);
+        made.map(|volume| &volume.front).try_for_each(|front| match front {
             Front::Socket(path) => check_directory(path),
             Front::Tcp(address) => check_address(*address),
             Front::Device(_) => Ok(()),

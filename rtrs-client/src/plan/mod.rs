@@ -9,6 +9,7 @@ mod attach;
 mod bench;
 mod change;
 mod device_name;
+mod passed;
 mod session;
 mod volumes;
 

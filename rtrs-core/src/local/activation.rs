@@ -1,7 +1,9 @@
 //! Listening sockets that the service manager opened for the process (socket activation,
 //! sd_listen_fds(3)).
 
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 use socket2::{Socket, Type};
@@ -11,16 +13,60 @@ use crate::rt::duplicate_inherited;
 /// Number of the first passed descriptor.
 const FIRST: RawFd = 3;
 
+/// Name of a socket for which LISTEN_FDNAMES has none, as in sd_listen_fds_with_names(3).
+const UNNAMED: &str = "unknown";
+
+/// A listening socket that the service manager passed. The manager keeps it open, so it must not be
+/// shut down.
+#[derive(Debug)]
+pub struct PassedSocket {
+    /// Name: `FileDescriptorName=` of the socket unit, or else the name of the unit.
+    pub name: String,
+    /// The socket, whose calls wait.
+    pub socket: Socket,
+}
+
+impl PassedSocket {
+    /// Returns the TCP address, or `None` for a unix socket.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.socket.local_addr().ok()?.as_socket()
+    }
+
+    /// Returns the path of a unix socket.
+    pub fn path(&self) -> Option<std::path::PathBuf> {
+        Some(self.socket.local_addr().ok()?.as_pathname()?.to_owned())
+    }
+}
+
+impl fmt::Display for PassedSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.address(), self.path()) {
+            (Some(address), _) => write!(f, "{address}")?,
+            (None, Some(path)) => write!(f, "{}", path.display())?,
+            (None, None) => f.write_str("a socket without a path")?,
+        }
+        write!(f, " ({:?})", self.name)
+    }
+}
+
 /// Returns the sockets that the environment passes to this process; empty without a service manager
 /// that passes any.
 ///
 /// # Errors
 /// `InvalidInput` for an impossible number of descriptors, or a descriptor that is not a
 /// listening stream socket; otherwise the system's error. The text names the descriptor.
-pub fn passed_sockets() -> io::Result<Vec<Socket>> {
+pub fn passed_sockets() -> io::Result<Vec<PassedSocket>> {
     let variable = |name| std::env::var(name).ok();
     let count = passed(variable("LISTEN_PID"), variable("LISTEN_FDS"), std::process::id())?;
-    (FIRST..FIRST + count).map(socket).collect()
+    let names = variable("LISTEN_FDNAMES").unwrap_or_default();
+    let numbers = FIRST..FIRST + count;
+    numbers.zip(names_of(&names)).map(|(number, name)| socket(number, name)).collect()
+}
+
+/// Returns the names of the descriptors in a value of LISTEN_FDNAMES, without end.
+fn names_of(names: &str) -> impl Iterator<Item = &str> {
+    let named = names.split(':').map(|name| if name.is_empty() { UNNAMED } else { name });
+    named.chain(std::iter::repeat(UNNAMED))
 }
 
 /// Returns the number of descriptors that these values of LISTEN_PID and LISTEN_FDS pass to the
@@ -34,19 +80,21 @@ fn passed(pid: Option<String>, count: Option<String>, own: u32) -> io::Result<Ra
     valid.map_err(|_| invalid(format!("LISTEN_FDS={count:?} is not a number of descriptors")))
 }
 
-fn socket(number: RawFd) -> io::Result<Socket> {
+fn socket(number: RawFd, name: &str) -> io::Result<PassedSocket> {
     let failed = |error: io::Error| {
-        let text = format!("descriptor {number}, which LISTEN_FDS passes: {error}");
+        let text = format!("descriptor {number} ({name:?}), which LISTEN_FDS passes: {error}");
         io::Error::new(error.kind(), text)
     };
     let socket = Socket::from(duplicate_inherited(number).map_err(failed)?);
     let is_stream = socket.r#type().map_err(failed)? == Type::STREAM;
     if is_stream && socket.is_listener().map_err(failed)? {
-        return Ok(socket);
+        // io_uring does not wait for connections of a nonblocking socket.
+        socket.set_nonblocking(false).map_err(failed)?;
+        return Ok(PassedSocket { name: name.to_owned(), socket });
     }
     Err(invalid(format!(
-        "descriptor {number}, which LISTEN_FDS passes, is not a listening stream socket; use \
-         ListenStream= and Accept=no in the socket unit"
+        "descriptor {number} ({name:?}), which LISTEN_FDS passes, is not a listening stream \
+         socket; use ListenStream= and Accept=no in the socket unit"
     )))
 }
 
@@ -78,17 +126,29 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_without_a_name_are_unknown() {
+        let names = |text| names_of(text).take(3).collect::<Vec<_>>();
+        assert_eq!(names(""), ["unknown"; 3]);
+        assert_eq!(names("a.socket"), ["a.socket", "unknown", "unknown"]);
+        assert_eq!(names("a::b:c"), ["a", "unknown", "b"]);
+    }
+
+    #[test]
     fn a_passed_descriptor_must_be_a_listening_stream_socket() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let found = socket(listener.as_raw_fd()).unwrap();
-        let address = found.local_addr().unwrap().as_socket().unwrap();
-        assert_eq!(address, listener.local_addr().unwrap());
+        // As systemd passes it.
+        listener.set_nonblocking(true).unwrap();
+        let found = socket(listener.as_raw_fd(), "x.socket").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!((found.address(), found.path()), (Some(address), None));
+        assert_eq!(found.to_string(), format!("{address} (\"x.socket\")"));
+        assert!(!found.socket.nonblocking().unwrap());
         let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let error = socket(datagrams.as_raw_fd()).unwrap_err().to_string();
+        let error = socket(datagrams.as_raw_fd(), "x").unwrap_err().to_string();
         assert!(error.contains("is not a listening stream socket"), "{error}");
         let file = std::fs::File::open("/dev/null").unwrap();
-        let error = socket(file.as_raw_fd()).unwrap_err().to_string();
+        let error = socket(file.as_raw_fd(), "x").unwrap_err().to_string();
         assert!(error.contains("Socket operation on non-socket"), "{error}");
-        assert!(socket(-1).is_err() && socket(RawFd::MAX).is_err());
+        assert!(socket(-1, "x").is_err() && socket(RawFd::MAX, "x").is_err());
     }
 }

@@ -15,7 +15,7 @@ mod text_file;
 pub(crate) mod timed;
 mod unix_socket;
 
-pub use activation::passed_sockets;
+pub use activation::{PassedSocket, passed_sockets};
 pub use control::{ControlSocket, RequestError, reply, request};
 pub use denied::{why_denied, why_denied_to};
 pub use own_files::OwnFiles;

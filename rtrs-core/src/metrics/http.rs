@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use socket2::Socket;
 
 use crate::local::timed::Limit;
-use crate::local::{SocketFile, bind_unix};
+use crate::local::{PassedSocket, SocketFile, bind_unix};
 use crate::settings::MetricsAddress;
 use crate::time::Duration;
 
@@ -70,20 +70,16 @@ impl MetricsServer {
     /// Serves on a listening socket that the service manager passed
     /// ([`passed_sockets`](crate::local::passed_sockets)). The manager keeps it open, so the thread
     /// that accepts ends with the process.
-    ///
-    /// # Errors
-    /// Returns the system's error.
-    pub fn on_passed(listener: Socket) -> io::Result<Self> {
-        let address = listener.local_addr()?;
-        let at = match (address.as_socket(), address.as_pathname()) {
+    #[must_use]
+    pub fn on_passed(passed: PassedSocket) -> Self {
+        let at = match (passed.address(), passed.path()) {
             (Some(address), _) => format!("http://{address}/metrics"),
-            (None, Some(path)) => MetricsAddress::Unix(path.to_owned()).to_string(),
+            (None, Some(path)) => MetricsAddress::Unix(path).to_string(),
             (None, None) => "a socket without a path".to_owned(),
         };
-        listener.set_nonblocking(false)?;
-        let mut server = Self::new(listener, at, None);
+        let mut server = Self::new(passed.socket, at, None);
         server.is_passed = true;
-        Ok(server)
+        server
     }
 
     fn new(listener: Socket, at: String, file: Option<SocketFile>) -> Self {

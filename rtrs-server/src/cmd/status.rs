@@ -51,11 +51,12 @@ fn counts(counts: &BTreeMap<String, usize>) -> String {
 }
 
 fn listener_text(listener: &Listener) -> String {
-    let Listener { portal, transport, tls, serving } = listener;
+    let Listener { portal, transport, tls, serving, activated } = listener;
     let transport = transport.to_uppercase();
     let tls = if *tls { "with TLS" } else { "without TLS" };
     let lost = if *serving { "" } else { "; not served: no RDMA device has this address" };
-    format!("{portal} ({transport} {tls}){lost}")
+    let activated = if *activated { ", activated" } else { "" };
+    format!("{portal} ({transport} {tls}{activated}){lost}")
 }
 
 #[cfg(test)]
@@ -70,6 +71,7 @@ mod tests {
             transport: transport.into(),
             tls,
             serving,
+            activated: tls,
         };
         let counts = |all: &[(&str, usize)]| {
             all.iter().map(|(state, count)| ((*state).to_owned(), *count)).collect()
@@ -99,7 +101,7 @@ mod tests {
             "server     1234\nstate      serving\nversion    0.1.0 (abc)\nprocess    7\n\
              uptime     1d02h\nexports    3: 1 failed, 2 open\nsessions   0\npaths      0\n\
              memory     0 B of 1.0 GiB in chunks (memory-max)\n\
-             listening  tls://[::]:1234 (TCP with TLS)\n           rdma://10.0.0.2:1234 (RDMA \
+             listening  tls://[::]:1234 (TCP with TLS, activated)\n           rdma://10.0.0.2:1234 (RDMA \
              without TLS); not served: no RDMA device has this address\n\
              metrics    http://127.0.0.1:9823/metrics\n"
         );

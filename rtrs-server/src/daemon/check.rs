@@ -11,7 +11,7 @@ use crate::control_protocol::{ExportList, Request, Status};
 use crate::daemon::audit;
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics;
-use crate::daemon::portals::Portals;
+use crate::daemon::portals::{Portals, passed};
 use crate::daemon::privileges::{self, RunAs};
 use crate::daemon::serve::session_params;
 use crate::daemon::shards::check_rings;
@@ -107,7 +107,7 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
     let user = RunAs::find(set)?;
     audit::check(set)?;
     session_params(plan, set.shards.count())?;
-    let portals = Portals::new(plan)?;
+    let portals = Portals::new(plan, passed()?)?;
     let mut running = Running::find(set, &portals)?;
     // The running server uses up the locked memory that its successor will have.
     check_rings(if running.is_some() { 1 } else { set.shards.count() })?;

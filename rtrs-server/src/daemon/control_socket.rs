@@ -58,12 +58,15 @@ pub(crate) struct Served {
     pub(crate) metrics: Arc<ServerMetrics>,
     /// Address at which the metrics are served.
     pub(crate) metrics_at: Option<String>,
+    /// Portals that use a socket of the service manager.
+    pub(crate) activated: Vec<String>,
 }
 
 /// State shared by the threads of the control socket.
 struct Shared {
     name: String,
     portals: Vec<String>,
+    activated: Vec<String>,
     exports: Arc<ExportTable>,
     changes: Arc<Changes>,
     control: ControlShard,
@@ -125,7 +128,7 @@ impl ServerControl {
             Error::with_source(ErrorKind::InUse, what, error)
         };
         let socket = ControlSocket::bind(&path).map_err(failed)?;
-        let Served { exports, changes, control, metrics, metrics_at } = served;
+        let Served { exports, changes, control, metrics, metrics_at, activated } = served;
         let lock = SaveLock::create(&path);
         let what = || format!("cannot create the lock beside {}", path.display());
         changes
@@ -134,6 +137,7 @@ impl ServerControl {
         let shared = Arc::new(Shared {
             name,
             portals: portals.to_vec(),
+            activated,
             exports,
             changes,
             control,
@@ -261,7 +265,9 @@ impl Shared {
     fn status(&self, with_load: bool) -> Result<Status, String> {
         let load = with_load.then(|| {
             let exports = self.changes.exports.list()?;
-            Ok::<_, String>(status::load(&self.portals, &exports, &self.control.sessions()?))
+            let Self { portals, activated, .. } = self;
+            let addresses = status::Addresses { portals, activated };
+            Ok::<_, String>(status::load(&addresses, &exports, &self.control.sessions()?))
         });
         Ok(Status {
             name: self.name.clone(),

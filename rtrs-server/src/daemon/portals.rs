@@ -6,6 +6,7 @@
 //! the server, then by each shard for its providers, then by shard 0 to listen.
 
 mod keys;
+mod passed;
 
 use std::fmt;
 use std::io;
@@ -18,7 +19,7 @@ use std::time::Instant;
 use rtrs_core::fabric::iwarp::{IwarpFabric, IwarpOptions, IwarpShared};
 use rtrs_core::fabric::rdma::{Rdma, RdmaOptions};
 use rtrs_core::fabric::{Fabric, FabricError};
-use rtrs_core::local::check_tcp_address;
+use rtrs_core::local::{PassedSocket, check_tcp_address, passed_sockets};
 use rtrs_core::rt::Ring;
 use rtrs_core::settings::{PORT_DEFAULT, Portal, Scheme};
 use rtrs_core::time::Duration;
@@ -60,40 +61,42 @@ impl fmt::Display for Target {
     }
 }
 
+/// Returns the listening sockets that the service manager passed.
+///
+/// # Errors
+/// [`ErrorKind::Listen`] for a descriptor that is not a listening stream socket.
+pub(crate) fn passed() -> Result<Vec<PassedSocket>, Error> {
+    passed_sockets().map_err(|error| {
+        let text =
+            "cannot use the sockets of the service manager (RDMA listeners cannot be passed)";
+        Error::with_source(ErrorKind::Listen, text, error)
+    })
+}
+
 /// Providers of a server, and the addresses they listen on.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
     /// Present with certificates or keys: for tls://, and for proofs of clients over the others.
     endpoint: Option<Arc<TlsEndpoint>>,
     targets: Vec<Target>,
+    passed: Arc<[PassedSocket]>,
 }
 
 impl Portals {
-    /// Determines the providers and addresses that the plan needs.
+    /// Determines the providers and addresses that the plan needs, with the listening sockets that
+    /// the service manager passed.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] for a host without an address, and for a required RDMA that is
-    /// unavailable.
-    pub(crate) fn new(plan: &Plan) -> Result<Self, Error> {
+    /// [`ErrorKind::Listen`] for a host without an address, for a required RDMA that is
+    /// unavailable, and for a passed socket of an RDMA portal.
+    pub(crate) fn new(plan: &Plan, passed: Vec<PassedSocket>) -> Result<Self, Error> {
         let set = &plan.settings;
         let (mut targets, rdma) = match &plan.listen {
             Listen::On(portals) => (resolve(portals)?, plan.listen.open_rdma()?),
-            Listen::Auto if plan.has_tls() => {
-                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT_DEFAULT);
-                (vec![Target { scheme: Scheme::Tls, address: any, automatic: true }], None)
-            }
-            Listen::Auto => {
-                let rdma = Rdma::open()
-                    .inspect_err(|missing| tracing::info!("not listening on rdma://: {missing}"));
-                let rdma = rdma.ok();
-                let port = if set.ping_only && set.rping { RPING_PORT } else { PORT_DEFAULT };
-                let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
-                let target = |scheme| Target { scheme, address: any, automatic: true };
-                let mut targets = vec![target(Scheme::Tcp)];
-                targets.extend(rdma.is_some().then(|| target(Scheme::Rdma)));
-                (targets, rdma)
-            }
+            Listen::Auto => automatic(plan, &passed),
         };
+        passed::check(&passed, &targets)?;
+        let passed: Arc<[PassedSocket]> = passed.into();
         if let Some(rdma) = &rdma {
             keys::check(set.always_invalidate, &mut targets, rdma.devices())?;
         }
@@ -106,6 +109,7 @@ impl Portals {
             crc: set.crc.is_on(),
             startup_timeout,
             half_open_max,
+            passed: Arc::clone(&passed),
             ..IwarpOptions::default()
         };
         if wanted(Scheme::Tcp) {
@@ -128,7 +132,7 @@ impl Portals {
             };
             providers.push(Provider::Rdma { rdma, options });
         }
-        Ok(Self { providers, endpoint, targets })
+        Ok(Self { providers, endpoint, targets, passed })
     }
 
     /// Creates the providers of one shard.
@@ -169,20 +173,26 @@ impl Portals {
         self.targets.iter().filter(held).map(ToString::to_string)
     }
 
+    /// Portals that use a socket of the service manager.
+    pub(crate) fn activated(&self) -> Vec<String> {
+        let of_manager = |target: &&Target| passed::has(&self.passed, target);
+        self.targets.iter().filter(of_manager).map(ToString::to_string).collect()
+    }
+
     /// Endpoint with the certificates or keys, if configured.
     pub(crate) fn tls(&self) -> Option<Arc<TlsEndpoint>> {
         self.endpoint.as_ref().map(Arc::clone)
     }
 
-    /// Checks that the TCP addresses can be listened on, except those that this server already
-    /// holds. No client can connect meanwhile.
+    /// Checks that the TCP addresses can be listened on, except those that this server or the
+    /// service manager already holds. No client can connect meanwhile.
     ///
     /// # Errors
     /// [`ErrorKind::Listen`] for a portal that cannot be listened on.
     pub(crate) fn check(&self, held: &[String]) -> Result<(), Error> {
         let deadline = Instant::now() + LISTEN_PATIENCE;
         for target in self.targets.iter().filter(|target| target.scheme != Scheme::Rdma) {
-            if held.contains(&target.to_string()) {
+            if held.contains(&target.to_string()) || passed::has(&self.passed, target) {
                 continue;
             }
             let bound = listen_on(*target, |address| {
@@ -191,7 +201,7 @@ impl Portals {
                     checked.map_err(|error| FabricError::system("bind", error))
                 })
             });
-            bound.map_err(|error| cannot_listen(*target, error))?;
+            bound.map_err(|error| self.cannot_listen(*target, error))?;
         }
         Ok(())
     }
@@ -215,31 +225,54 @@ impl Portals {
                 Err(error) if target.automatic && target.scheme == Scheme::Rdma => {
                     tracing::warn!("not listening on {scheme}://{}: {error}", target.address);
                 }
-                Err(error) => return Err(cannot_listen(*target, error)),
+                Err(error) => return Err(self.cannot_listen(*target, error)),
             }
         }
         Ok(listening)
     }
+
+    /// Error for a portal that cannot be listened on.
+    fn cannot_listen(&self, target: Target, error: FabricError) -> Error {
+        let text = format!("cannot listen on {target}");
+        match error {
+            // Its own text would repeat the address.
+            FabricError::System { source, .. } if target.scheme != Scheme::Rdma => {
+                let passed = passed::hint(&self.passed, &source);
+                let text = text + passed.as_deref().unwrap_or_else(|| listen_hint(&source));
+                Error::with_source(ErrorKind::Listen, text, source)
+            }
+            error => Error::with_source(ErrorKind::Listen, text, error),
+        }
+    }
 }
 
-/// Error for a portal that cannot be listened on.
-fn cannot_listen(target: Target, error: FabricError) -> Error {
-    let text = format!("cannot listen on {target}");
-    match error {
-        // Its own text would repeat the address.
-        FabricError::System { source, .. } if target.scheme != Scheme::Rdma => {
-            let text = text + listen_hint(&source);
-            Error::with_source(ErrorKind::Listen, text, source)
-        }
-        error => Error::with_source(ErrorKind::Listen, text, error),
+/// Portals of a server without `listen`: TCP, at the sockets of the service manager if there are
+/// any, and RDMA if it is available. With certificates or keys, TLS instead of both.
+fn automatic(plan: &Plan, passed: &[PassedSocket]) -> (Vec<Target>, Option<Rdma>) {
+    let (set, has_tls) = (&plan.settings, plan.has_tls());
+    let port = if set.ping_only && set.rping && !has_tls { RPING_PORT } else { PORT_DEFAULT };
+    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    let target = |scheme| Target { scheme, address: any, automatic: true };
+    let tcp = if has_tls { Scheme::Tls } else { Scheme::Tcp };
+    let mut targets = passed::targets(passed, tcp);
+    if targets.is_empty() {
+        targets.push(target(tcp));
     }
+    if has_tls {
+        return (targets, None);
+    }
+    let rdma =
+        Rdma::open().inspect_err(|missing| tracing::info!("not listening on rdma://: {missing}"));
+    targets.extend(rdma.is_ok().then(|| target(Scheme::Rdma)));
+    (targets, rdma.ok())
 }
 
 /// Hint for an address that cannot be listened on.
 fn listen_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; choose another port, or end the process that has it (ss -ltnp)"
+            "; choose another port, or end the process that has it (ss -ltnp); if systemd has it, \
+             start the service of its socket unit"
         }
         io::ErrorKind::AddrNotAvailable => "; choose an address of this host (ip addr)",
         io::ErrorKind::PermissionDenied => {
@@ -324,7 +357,8 @@ mod tests {
     use crate::settings::Settings;
 
     fn portals(yaml: &str) -> Result<Portals, Error> {
-        Portals::new(&Plan::new(Settings::from_yaml(yaml, "s.yaml").unwrap()).unwrap())
+        let set = Settings::from_yaml(yaml, "s.yaml").unwrap();
+        Portals::new(&Plan::new(set).unwrap(), Vec::new())
     }
 
     #[test]
@@ -334,7 +368,9 @@ mod tests {
                 .unwrap();
         assert!(matches!(portals.providers[..], [Provider::Tcp { .. }]));
         assert_eq!(portals.targets.len(), 3);
-        assert!(portals.targets.iter().all(|t| !t.automatic && t.scheme == Scheme::Tcp));
+        assert!(
+            portals.targets.iter().all(|target| !target.automatic && target.scheme == Scheme::Tcp)
+        );
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::daemon::exports::{Exports, Opener, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::open_files;
-use crate::daemon::portals::Portals;
+use crate::daemon::portals::{Portals, passed};
 use crate::daemon::privileges::RunAs;
 use crate::daemon::reload::{Changes, Reload, Reread};
 use crate::daemon::retry;
@@ -96,7 +96,7 @@ fn run_server(
     open_files::prepare(set, set.shards.count());
     let Opened { sources, state, opener, exports, failures } =
         open_exports(set, user.as_ref(), over)?;
-    let portals = Portals::new(plan)?;
+    let portals = Portals::new(plan, passed()?)?;
     let cores = set.shards.count();
     let server_id = sources.server(set.server_id.as_ref().get().map(Id::get));
     let params = SessionParams { server_id, ..session_params(plan, cores)? };
@@ -134,7 +134,7 @@ fn run_server(
     let (outcome, control, _until_the_end) = match started {
         Ok((Endpoints { portals, control, metrics }, forwarding)) => {
             setup.release();
-            announce_start(&setup.params, &portals, warnings, &manager);
+            announce_start(&setup, &portals, warnings, &manager);
             (Ok(()), control, Some((forwarding, metrics)))
         }
         Err(error) => {
@@ -242,6 +242,7 @@ impl Endpoints {
             control: setup.control(),
             metrics,
             metrics_at: serving.as_ref().map(|server| server.at().to_owned()),
+            activated: setup.portals.activated(),
         };
         let control = ServerControl::open(set, &portals, served)?;
         Ok(Self { portals, control, metrics: serving })
@@ -263,12 +264,12 @@ fn forward_signals(
 
 /// Logs and prints that the server is ready, and notifies the service manager.
 fn announce_start(
-    params: &SessionParams,
+    setup: &Setup,
     portals: &[String],
     warnings: Vec<String>,
     manager: &ServiceManager,
 ) {
-    log_start(params, portals);
+    log_start(setup, portals);
     warn(warnings);
     announce(portals);
     manager.ready(&format!("listening on {}", portals.join(" ")));
@@ -332,9 +333,13 @@ fn on_signal(
 }
 
 /// Logs the portals and limits of the server.
-fn log_start(params: &SessionParams, portals: &[String]) {
+fn log_start(setup: &Setup, portals: &[String]) {
+    let (params, activated) = (&setup.params, setup.portals.activated());
     for portal in portals {
-        tracing::info!(%portal, "listening");
+        match activated.contains(portal) {
+            true => tracing::info!(%portal, "listening on a socket of the service manager"),
+            false => tracing::info!(%portal, "listening"),
+        }
     }
     let limits = params.limits;
     tracing::info!(

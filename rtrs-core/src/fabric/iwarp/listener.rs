@@ -57,6 +57,8 @@ struct Listener {
     accept: Option<OpId>,
     retry_at: Option<Instant>,
     closing: bool,
+    /// Whether the service manager holds the socket too.
+    is_passed: bool,
 }
 
 #[derive(Debug)]
@@ -98,14 +100,19 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Starts to listen on an address.
+    /// Starts to listen on an address, with the socket that the service manager has for it, if any.
     pub(super) fn listen(
         &mut self,
         env: &Env<'_>,
         address: SocketAddr,
     ) -> Result<SocketAddr, FabricError> {
         let failed = |e| FabricError::system(format!("cannot listen on {address}"), e);
-        let socket = bound_socket(address, env.options.backlog).map_err(failed)?;
+        let passed = env.options.passed_at(address);
+        let socket = match passed {
+            Some(passed) => passed.socket.try_clone(),
+            None => bound_socket(address, env.options.backlog),
+        };
+        let socket = socket.map_err(failed)?;
         let bound = socket
             .local_addr()
             .map_err(failed)?
@@ -118,7 +125,8 @@ impl Listeners {
         }
         let fd = Fd::new(socket);
         let id = self.fresh_id();
-        let mut listener = Listener { fd, accept: None, retry_at: None, closing: false };
+        let is_passed = passed.is_some();
+        let mut listener = Listener { fd, accept: None, retry_at: None, closing: false, is_passed };
         listener.accept(env.port, id);
         self.listeners.insert(id, listener);
         Ok(bound)
@@ -135,7 +143,10 @@ impl Listeners {
             listener.closing = true;
             listener.retry_at = None;
             // A running accept holds the socket; shutting the socket down frees its port at once.
-            let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
+            // One of the service manager stays open for the next process.
+            if !listener.is_passed {
+                let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
+            }
             if let Some(id) = listener.accept {
                 port.cancel(id);
             }

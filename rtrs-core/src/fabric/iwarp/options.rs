@@ -1,9 +1,13 @@
 //! Options of the provider.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::local::PassedSocket;
 use crate::time::Duration;
 
 /// Options of the provider.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct IwarpOptions {
     /// Request checksums. They are used if either side requests them.
     pub crc: bool,
@@ -21,6 +25,15 @@ pub struct IwarpOptions {
     pub user_timeout: Option<Duration>,
     /// Maximum number of connections that the system queues before they are accepted.
     pub backlog: i32,
+    /// Sockets of the service manager; `listen` uses the one with its address.
+    pub passed: Arc<[PassedSocket]>,
+}
+
+impl IwarpOptions {
+    /// Returns the socket of the service manager with this address.
+    pub(super) fn passed_at(&self, address: SocketAddr) -> Option<&PassedSocket> {
+        self.passed.iter().find(|passed| passed.address() == Some(address))
+    }
 }
 
 impl Default for IwarpOptions {
@@ -33,6 +46,7 @@ impl Default for IwarpOptions {
             half_open_max: 1024,
             user_timeout: None,
             backlog: 4096,
+            passed: Arc::default(),
         }
     }
 }
