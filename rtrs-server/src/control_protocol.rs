@@ -256,6 +256,9 @@ pub(crate) struct Resized {
     pub(crate) size: u64,
     /// Previous size in bytes.
     pub(crate) size_before: u64,
+    /// File in which the command saved the export (`--save`).
+    #[serde(default)]
+    pub(crate) saved: Option<PathBuf>,
 }
 
 /// Running exports of a server, in the form of its configuration.

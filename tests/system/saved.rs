@@ -89,6 +89,40 @@ fn what_runs_is_what_starts() {
 }
 
 #[test]
+fn a_size_of_memory_is_kept_with_save() {
+    let host = Host::new("");
+    let text = format!("- mem1=mem:1M\n- disk={}\n", host.scratch.text("vol1.img"));
+    fs::write(host.scratch.path("exports.d/m.yaml"), text).expect("a file");
+    let server = host.start();
+    let resize = |name: &str, size: &str| {
+        let words = ["export", "resize", name, "--size", size, "--save", "-o", "json"];
+        server.command(&words).ok().json()
+    };
+    let resized = resize("mem1", "2M");
+    assert_eq!(resized["saved"], *host.scratch.text("exports.d/m.yaml"), "{resized}");
+    let resized = resize("disk", "3M");
+    assert_eq!(resized["size"], 3 << 20, "{resized}");
+    let running = saved(&server);
+    let _ = server.stop(STOP_TIME_MAX);
+    let server = host.start();
+    assert_eq!(saved(&server), running);
+    let list = server.command(&["export", "list", "-o", "json"]).ok().json();
+    let size = |name: &str| {
+        let exports = list["exports"].as_array().expect("exports");
+        let found = exports.iter().find(|export| export["name"] == name).expect("the export");
+        found["size"].as_u64()
+    };
+    assert_eq!((size("disk"), size("mem1")), (Some(3 << 20), Some(2 << 20)), "{list}");
+
+    // Refused before the size changes.
+    fs::remove_dir_all(host.scratch.path("exports.d")).expect("a directory");
+    let words = ["export", "resize", "mem1", "--size", "4M", "--save"];
+    let _ = server.command(&words).code(1).says("nothing changed");
+    assert_eq!(saved(&server), running);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn a_file_of_several_exports_keeps_the_others() {
     let host = Host::new("");
     fs::write(

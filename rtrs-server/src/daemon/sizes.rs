@@ -110,7 +110,8 @@ impl Exports {
             export.note_size();
             announce(&export, at, self.control());
         }
-        Ok(Resized { export: export.name.clone(), size: to, size_before: had })
+        let export = export.name.clone();
+        Ok(Resized { export, size: to, size_before: had, saved: None })
     }
 }
 

@@ -30,7 +30,7 @@ pub enum ExportCommand {
     /// Print the exports of the running server as YAML
     ///
     /// The output is a file for exports-dir, without defaults. It has what export add,
-    /// set and remove have changed. Exports below the search path are left out.
+    /// set, resize and remove have changed. Exports below the search path are left out.
     Save(ServerArgs),
     /// Add an export to the running server
     ///

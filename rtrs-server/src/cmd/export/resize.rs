@@ -3,6 +3,8 @@
 use clap::Args;
 use rtrs_core::settings::{ByteSize, printable};
 
+use super::store::{Store, saved_text};
+use crate::access_list::AccessRule;
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs};
 use crate::control_protocol::{Request, Resized};
 use crate::error::Error;
@@ -24,22 +26,37 @@ pub struct ResizeArgs {
     #[arg(long)]
     pub force: bool,
 
+    /// Write the export with its size to exports-dir too, so that the size outlasts a restart
+    ///
+    /// For exports in memory and null devices, whose size is a part of their settings. A file or
+    /// disk keeps its size without this. See --save of `export set`.
+    #[arg(long)]
+    pub save: bool,
+
     /// The server.
     #[command(flatten)]
     pub server: ServerArgs,
 }
 
 pub(super) fn run(args: &ResizeArgs) -> Result<(), Error> {
-    let ResizeArgs { export, size, force, server } = args;
+    let ResizeArgs { export, size, force, save, server: selected } = args;
     let size = size.map(ByteSize::bytes);
     let request = Request::ExportResize { name: export.clone(), size, force: *force };
-    let (resized, _) = Server::find(server)?.request_within::<Resized>(&request, CHANGE_TIMEOUT)?;
-    server.output.print(&resized, |resized| {
-        let Resized { export, size, size_before } = resized;
-        let export = printable(export);
-        match size == size_before {
-            true => format!("{export} has {size} bytes already\n"),
-            false => format!("{export} has {size} bytes now, and had {size_before}\n"),
-        }
-    })
+    let server = Server::find(selected)?;
+    let has_list = |access: Vec<AccessRule>| !access.is_empty();
+    let store = save.then(|| Store::open(&server, export, has_list)).transpose()?;
+    let (mut resized, _) = server.request_within::<Resized>(&request, CHANGE_TIMEOUT)?;
+    let saved = store.map(|store| store.save(&server, "resized"));
+    let saved = saved.transpose().map(|file| resized.saved = file);
+    selected.output.print(&resized, text)?;
+    saved
+}
+
+fn text(resized: &Resized) -> String {
+    let Resized { export, size, size_before, saved } = resized;
+    let (export, saved) = (printable(export), saved_text(saved.as_deref()));
+    match size == size_before {
+        true => format!("{export} has {size} bytes already\n{saved}"),
+        false => format!("{export} has {size} bytes now, and had {size_before}\n{saved}"),
+    }
 }
