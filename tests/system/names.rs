@@ -98,3 +98,31 @@ fn exports_of_one_name_at_two_servers_are_attached_side_by_side() {
         let _ = server.stop(STOP_TIME_MAX);
     }
 }
+
+#[test]
+fn bench_measures_the_export_of_a_local_name() {
+    let server = Server::builder().export("vol0=mem:1M").start();
+    let host = Host(Scratch::new());
+    let _ = host.attach(&server, &["vol0", "--as", "a"]).ok();
+    let file = host.0.path("b.yaml");
+    fs::write(&file, format!("export: vol0\npath: ['{}']\n", server.portal())).expect("a file");
+    let file = file.display().to_string();
+    let measured = |words: &[&str]| {
+        let bench = ["--rw", "randread", "--runtime", "1s", "-o", "json"];
+        host.run(&[&["bench"], words, &bench].concat()).ok().json()
+    };
+    for words in [&["a"][..], &["b", "--config", &file]] {
+        let result = measured(words);
+        assert_eq!((&result["name"], &result["errors"]), (&json!("vol0"), &json!(0)), "{result}");
+        assert_eq!(result["paths"], json!([server.portal()]), "{result}");
+    }
+    let printed = host.run(&["bench", "b", "--config", &file, "--print-config"]).ok();
+    let _ = printed.says("export: vol0");
+    // With a path, the name is that of an export.
+    let refused = host.run(&["bench", "a", "--path", server.portal(), "--runtime", "1s"]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    let _ = host.run(&["bench", "vol0", "--as", "c"]).code(2).says("bench attaches nothing");
+    let _ = host.run(&["bench", "none"]).code(2).says("path");
+    let _ = host.run(&["detach", "a", "--force"]).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}

@@ -13,9 +13,11 @@ use rtrs_core::rt::Signal;
 use rtrs_core::settings::{ByteSize, Flags, Int, Output, Portal, printable};
 use serde::Serialize;
 
+use super::apply::running;
 use super::discover::listed_size;
 use super::global::GlobalArgs;
 use super::link::LinkOptions;
+use super::session::Session;
 use super::source::SourceArgs;
 use super::text::{progress, size_text};
 use crate::daemon::config::{session_config, volume_config};
@@ -35,9 +37,16 @@ const SIZE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Name of the export at the server.
+    /// Name of the export at the server; without a path, of an attached volume
+    ///
+    /// The paths, keys, other settings and the export are then those of the volume. With --config,
+    /// a key export in the file is the name of the export, as with attach.
     #[arg(value_name = "NAME")]
     pub name: String,
+
+    /// Refused: nothing is attached.
+    #[arg(long = "as", value_name = "NAME", hide = true)]
+    pub local_name: Option<String>,
 
     /// Overwrite the data of the export without asking
     ///
@@ -70,7 +79,33 @@ impl BenchArgs {
     }
 
     pub(super) fn plan(&self, global: &GlobalArgs) -> Result<BenchPlan, Error> {
-        BenchPlan::new(&self.name, self.settings(global)?, global.output)
+        if self.local_name.is_some() {
+            return Err(usage(
+                "bench attaches nothing, so --as has no meaning; name the export with --path, or \
+                 an attached volume without",
+            ));
+        }
+        let mut settings = self.settings(global)?;
+        if settings.session.path.is_empty() {
+            self.use_attached(&mut settings, global)?;
+        }
+        BenchPlan::new(&self.name, settings, global.output)
+    }
+
+    /// Takes export and session from the attached volume of this name, if there is one. Access
+    /// remains that of the benchmark.
+    fn use_attached(&self, settings: &mut Settings, global: &GlobalArgs) -> Result<(), Error> {
+        let session = Session::find(&self.name, global)?;
+        let status = match session.status() {
+            Err(error) if error.kind() == ErrorKind::NotAttached => return Ok(()),
+            found => found?,
+        };
+        let running = running(&status, &session.run_dir, global)?.plan.session;
+        let SessionSettings { access, read_only, .. } = settings.session;
+        settings.session = SessionSettings { access, read_only, ..running.settings };
+        self.session.apply(&mut settings.session)?;
+        settings.attach.export = Some(running.export_name);
+        Ok(())
     }
 }
 

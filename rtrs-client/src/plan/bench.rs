@@ -7,7 +7,7 @@ use rtrs_core::settings::Output;
 
 use super::session::SessionPlan;
 use crate::error::{Error, usage};
-use crate::settings::{Access, BenchSettings, PlaceSettings, Settings};
+use crate::settings::{Access, AttachSettings, BenchSettings, PlaceSettings, Settings};
 
 const BLOCK_BYTES_MAX: u64 = 32 << 20;
 const SECTOR_BYTES: u64 = 512;
@@ -46,7 +46,9 @@ impl BenchPlan {
             return Err(usage(format!("size {size} is less than one request of {bs}; raise it")));
         }
         let access = if set.rw.writes() { Access::Rw } else { Access::Ro };
-        let session = SessionPlan::new(name, settings.session, set.numjobs, access)?;
+        let export = settings.attach.export.filter(|export| export != name);
+        let session = SessionPlan::new(name, settings.session, set.numjobs, access)?
+            .with_export(export.as_deref())?;
         if set.rw.writes() && session.access == Access::Ro {
             return Err(usage("rw writes, but access is ro; use --rw read or randread"));
         }
@@ -55,11 +57,13 @@ impl BenchPlan {
 
     /// Returns the settings from which this plan can be made again, given the same name and output.
     pub(crate) fn printed(&self) -> Settings {
+        let SessionPlan { name, export_name, .. } = &self.session;
+        let export = Some(export_name.clone()).filter(|export| export != name);
         Settings {
+            attach: AttachSettings { export, ..AttachSettings::default() },
             session: self.session.settings.clone(),
             bench: self.settings.clone(),
             place: PlaceSettings { run_dir: Some(self.run_dir.path().to_path_buf()) },
-            ..Settings::default()
         }
     }
 }
