@@ -9,17 +9,20 @@
 //! A rule names a client by its authenticated name, or clients by their address. An address does
 //! not prove who sends from it.
 
+mod network;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use ipnet::IpNet;
 use rtrs_core::fabric::Who as ProvedWho;
 use rtrs_core::ids::SessionId;
 use rtrs_core::settings::{ValueError, text_values};
 use rtrs_core::tls::EVERYONE;
 use serde::{Deserialize, Serialize};
+
+use self::network::Network;
 
 const WHAT: &str = "access";
 /// Maximum length of a client name, in bytes.
@@ -35,14 +38,14 @@ const ANYONE: &str = "anyone";
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     Name(String),
-    Kernel(Option<IpNet>),
-    Anyone(Option<IpNet>),
+    Kernel(Option<Network>),
+    Anyone(Option<Network>),
 }
 
 impl Who {
     fn means(&self, client: Client<'_>) -> bool {
-        let within = |net: &Option<IpNet>| {
-            net.as_ref().is_none_or(|net| net.contains(&client.address.to_canonical()))
+        let within = |net: &Option<Network>| {
+            net.as_ref().is_none_or(|net| net.contains(client.address, client.scope))
         };
         match self {
             Self::Name(name) => client.name == Some(name),
@@ -66,13 +69,19 @@ pub(crate) struct Client<'a> {
     /// Authenticated name, if the client has one.
     pub(crate) name: Option<&'a str>,
     pub(crate) address: IpAddr,
+    /// Index of the interface of a link-local address, or 0.
+    pub(crate) scope: u32,
     pub(crate) session: SessionId,
 }
 
 impl<'a> Client<'a> {
     /// Client of a session that connects from `peer` and has proved to be `who`.
     pub(crate) fn of(who: &'a ProvedWho, peer: SocketAddr, session: SessionId) -> Self {
-        Self { name: who.name(), address: peer.ip(), session }
+        let scope = match peer {
+            SocketAddr::V6(peer) => peer.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        Self { name: who.name(), address: peer.ip(), scope, session }
     }
 }
 
@@ -91,6 +100,14 @@ impl AccessRule {
         match &self.who {
             Who::Name(name) => Some(name),
             Who::Kernel(_) | Who::Anyone(_) => None,
+        }
+    }
+
+    /// Interface that the rule names and that did not exist when the rule was read.
+    pub(crate) fn missing_interface(&self) -> Option<&str> {
+        match &self.who {
+            Who::Kernel(net) | Who::Anyone(net) => net.as_ref()?.missing_interface(),
+            Who::Name(_) => None,
         }
     }
 
@@ -116,7 +133,7 @@ impl FromStr for AccessRule {
             }
         };
         let net = |net: &str| {
-            network(net).map(Some).map_err(|(problem, hint)| {
+            Network::parse(net).map(Some).map_err(|(problem, hint)| {
                 ValueError::new(WHAT, text, format!("has the bad network {net:?}{problem}"), hint)
             })
         };
@@ -180,7 +197,10 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
             "write each rule separately: --access A:rw --access B:ro, or access: [A:rw, B:ro]";
         return Some(("has several rules in one", hint.into()));
     }
-    let is_net = |text: &str| text.split('/').next().is_some_and(|at| at.parse::<IpAddr>().is_ok());
+    let is_net = |text: &str| {
+        let address = text.split(['/', '%']).next();
+        address.is_some_and(|at| at.parse::<IpAddr>().is_ok())
+    };
     if is_net(who) {
         let hint = format!(
             "write {ANYONE}@{who}:{mode} for all clients at that address, with and without a name; \
@@ -195,27 +215,6 @@ fn mistaken(who: &str, mode: &str) -> Option<(&'static str, String)> {
         )),
         _ => None,
     }
-}
-
-/// Parses an address or a network. The error holds the problem and a hint.
-fn network(text: &str) -> Result<IpNet, (String, String)> {
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok(IpNet::from(address.to_canonical()));
-    }
-    let hint = "write an address or a network, as in 10.0.0.0/24 or fd00::/8".to_owned();
-    let net = text.parse::<IpNet>().map_err(|_| (String::new(), hint))?;
-    let whole = net.trunc();
-    if whole.addr() != net.addr() {
-        let problem = format!(", whose address has bits set beyond /{}", net.prefix_len());
-        return Err((problem, format!("write {whole}, or {} for that address alone", net.addr())));
-    }
-    // IPv4 clients are compared as IPv4, even if they connected to an IPv6 socket.
-    let mapped = match net {
-        IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
-        IpNet::V4(_) => None,
-    };
-    let mapped = mapped.and_then(|(address, len)| IpNet::new(address.into(), len).ok());
-    Ok(mapped.unwrap_or(net))
 }
 
 impl fmt::Display for AccessRule {
@@ -464,7 +463,7 @@ mod tests {
 
     fn at(address: &str) -> Client<'_> {
         let session = SessionId([0; 16]);
-        Client { name: None, address: address.parse().unwrap(), session }
+        Client { name: None, address: address.parse().unwrap(), scope: 0, session }
     }
 
     fn policy(server: &[&str], exports: &[(&str, &[&str])]) -> AccessPolicy {
@@ -487,6 +486,8 @@ mod tests {
             ("anyone@::ffff:10.0.0.9:rw", "anyone@10.0.0.9/32:rw"),
             ("anyone@10.0.0.9:ro", "anyone@10.0.0.9/32:ro"),
             ("anyone@fd00::/8:ro", "anyone@fd00::/8:ro"),
+            ("kernel@fe80::%eth9/64:rw", "kernel@fe80::%eth9/64:rw"),
+            ("anyone@fe80::1%eth9:ro", "anyone@fe80::1%eth9/128:ro"),
         ] {
             assert_eq!(text.parse::<AccessRule>().unwrap().to_string(), printed);
         }
@@ -513,6 +514,8 @@ mod tests {
             ("fd00::1:ro", "write anyone@fd00::1:ro"),
             ("db1@10.0.0.1:rw", "write db1:rw or anyone@10.0.0.1:rw"),
             ("db1@fd00::/8:ro", "write db1:ro or anyone@fd00::/8:ro"),
+            ("fe80::1%eth9:rw", "write anyone@fe80::1%eth9:rw"),
+            ("anyone@fd00::1%eth9:rw", "bad network \"fd00::1%eth9\", which has an interface"),
             ("db1:rw ro1:ro", "has several rules in one; write each rule separately"),
             ("db1:rw,ro1:ro", "has several rules in one"),
         ] {
@@ -616,7 +619,7 @@ mod tests {
             };
             let (spelled, plain) = (policy(true), policy(false));
             let (address, session) = ([10, 0, 0, address].into(), SessionId([0; 16]));
-            let client = Client { name, address, session };
+            let client = Client { name, address, scope: 0, session };
             prop_assert_eq!(&spelled, &plain);
             let none = server.is_empty() && lists.iter().all(|(_, list)| list.is_empty());
             prop_assert_eq!(spelled.may_connect(client), plain.may_connect(client));

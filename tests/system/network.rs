@@ -191,3 +191,44 @@ fn a_path_has_a_link_local_source_with_its_zone() {
     drop(client);
     let _ = server.stop(STOP_TIME_MAX);
 }
+
+#[test]
+fn access_rules_and_pings_name_the_interface_of_a_link_local_address() {
+    let Some(cable) = Cable::lay() else { return };
+    let zone = Cable::LINK;
+    cable.client(&["addr", "add", "fe80::99:1/64", "dev", zone, "nodad"]);
+    cable.server(&["addr", "add", "fe80::99:2/64", "dev", "cable1", "nodad"]);
+    let server = |access: &str| {
+        let builder = Server::builder().on(cable.hosts()[1]).export("vol0=mem:1M");
+        builder.listen("tcp://[::]:0").args(&["--access", access]).start()
+    };
+    let attach = |server: &Server| {
+        let (_, port) = server.portal().rsplit_once(':').expect("a port");
+        let portal = format!("tcp://[fe80::99:2%{zone}]:{port}");
+        Client::attach("vol0").path(&portal).on(cable.hosts()[0]).try_start()
+    };
+    let here = server("anyone@fe80::%cable1/64:rw");
+    let (client, attached) = attach(&here);
+    let _ = attached.ok();
+    let (_, port) = here.portal().rsplit_once(':').expect("a port");
+    let to = format!("tcp://[fe80::99:2%{zone}]:{port}");
+    let source = format!("fe80::99:1%{zone}");
+    let _ = client.command(&["ping", &to, "-c", "1", "-I", &source]).ok().says("1 answered");
+    let refused = client.command(&["ping", &to, "-c", "1", "-I", "fe80::99:1%lo"]).code(2);
+    let _ = refused.says("has the zone \"lo\" in its source");
+    client.detach();
+    drop(client);
+    let _ = here.stop(STOP_TIME_MAX);
+
+    // The same address at another interface, and at one that does not exist.
+    for (interface, warned) in [("lo", false), ("none9", true)] {
+        let other = server(&format!("anyone@fe80::%{interface}/64:rw"));
+        let (client, refused) = attach(&other);
+        assert_ne!(refused.code, Some(0), "{refused:?}");
+        drop(client);
+        if warned {
+            other.wait_output("there is no interface none9");
+        }
+        let _ = other.stop(STOP_TIME_MAX);
+    }
+}

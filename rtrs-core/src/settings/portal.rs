@@ -53,6 +53,43 @@ impl fmt::Display for Host {
     }
 }
 
+/// Local address to connect from, with the interface of a link-local one: `fe80::1%eth0`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SourceAddress {
+    ip: IpAddr,
+    zone: Option<String>,
+}
+
+impl SourceAddress {
+    /// Returns the address.
+    #[must_use]
+    pub const fn ip(&self) -> IpAddr {
+        self.ip
+    }
+}
+
+impl FromStr for SourceAddress {
+    type Err = ValueError;
+
+    /// Reads an IPv4 or IPv6 address, in brackets or without.
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let is_bare_v6 = text.contains(':') && !text.starts_with('[');
+        let bracketed = if is_bare_v6 { format!("[{text}]") } else { text.to_owned() };
+        let parsed = parse_source(&bracketed);
+        let hint = "write an address, as in 10.0.0.1 or fe80::1%eth0";
+        let (ip, zone) =
+            parsed.map_err(|problem| ValueError::new("source", text, problem, hint))?;
+        Ok(Self { ip, zone })
+    }
+}
+
+impl fmt::Display for SourceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.ip)?;
+        self.zone.as_ref().map_or(Ok(()), |zone| write!(f, "%{zone}"))
+    }
+}
+
 /// Scheme, optional source address, destination and port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Portal {
@@ -119,6 +156,23 @@ impl Portal {
     #[must_use]
     pub const fn source(&self) -> Option<IpAddr> {
         self.source
+    }
+
+    /// Sets the source address.
+    ///
+    /// # Errors
+    /// [`ValueError`] for one of another family or interface than the destination's.
+    pub fn with_source(self, source: &SourceAddress) -> Result<Self, ValueError> {
+        let SourceAddress { ip, zone } = source;
+        let problem = match &self.host {
+            Host::Ip(to) => check_family(*ip, *to),
+            Host::Name(_) => Ok(()),
+        };
+        let problem = problem.and_then(|()| check_zone(zone.as_deref(), &self.host));
+        problem.map_err(|(problem, hint)| {
+            ValueError::new("portal", &self.to_string(), problem, hint)
+        })?;
+        Ok(Self { source: Some(*ip), source_zone: zone.clone(), ..self })
     }
 
     /// Returns the destination.
@@ -435,6 +489,34 @@ mod tests {
         assert_eq!(parts.source(), Some(IpAddr::from([10, 0, 0, 1])));
         assert_eq!(parts.host(), &Host::Ip(IpAddr::from([10, 0, 0, 2])));
         assert_eq!(parts.port(), 7);
+    }
+
+    #[test]
+    fn a_source_is_added_to_a_portal() {
+        let with = |text: &str, source: &str| {
+            let source: SourceAddress = source.parse().unwrap();
+            portal(text).with_source(&source).map(|portal| portal.to_string())
+        };
+        for (text, source, printed) in [
+            ("tcp://10.0.0.2", "10.0.0.1", "tcp://10.0.0.1@10.0.0.2:1234"),
+            ("tcp://10.0.0.3@10.0.0.2", "10.0.0.1", "tcp://10.0.0.1@10.0.0.2:1234"),
+            ("tcp://store:7", "fd00::1", "tcp://[fd00::1]@store:7"),
+            ("tcp://[fe80::2%a]", "fe80::1%a", "tcp://[fe80::1%a]@[fe80::2%a]:1234"),
+            ("tcp://[fe80::2%a]", "[fe80::1%a]", "tcp://[fe80::1%a]@[fe80::2%a]:1234"),
+        ] {
+            assert_eq!(with(text, source).as_deref(), Ok(printed));
+        }
+        for (text, source, problem) in [
+            ("tcp://10.0.0.2", "fd00::1", "has an IPv6 source and an IPv4 destination"),
+            ("tcp://[fe80::2%a]", "fe80::1%b", "has the zone \"b\" in its source"),
+        ] {
+            let error = with(text, source).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+        }
+        for (text, problem) in [("x", "is not an address"), ("fe80::1%", "not an interface")] {
+            let error = text.parse::<SourceAddress>().unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("fe80::1%eth0"), "{error}");
+        }
     }
 
     #[test]

@@ -333,7 +333,7 @@ mod tests {
         export: &str,
         write: bool,
     ) -> bool {
-        let client = Client { name: Some(who), address: [10, 0, 0, 1].into(), session };
+        let client = Client { name: Some(who), address: [10, 0, 0, 1].into(), scope: 0, session };
         let policy = access.policy();
         let allowed = policy.allows(client, export, write);
         assert!(!allowed || policy.may_connect(client), "{who} {export}");
@@ -359,7 +359,8 @@ mod tests {
         assert!(may(&access, "db1", "a", false) && !may(&access, "db1", "a", true));
         assert!(!may(&access, "db2", "a", false) && !may(&access, "db1", "b", false));
         assert!(!may(&access, "ops", "b", false), "in the old list of the server only");
-        let client = Client { name: Some("ops"), address: [10, 0, 0, 1].into(), session: DB1 };
+        let client =
+            Client { name: Some("ops"), address: [10, 0, 0, 1].into(), scope: 0, session: DB1 };
         let found = |access: &ServerAccess, write| access.policy().allows_found(client, write);
         assert!(found(&access, false) && !found(&access, true));
         assert_eq!(access.limit_of("a"), Some(AccessLimit::Before));

@@ -29,6 +29,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
         return all;
     }
     let mut rules = set.access.iter().chain(set.export.iter().flat_map(|spec| &spec.access));
+    all.extend(without_interface(rules.clone()));
     if rules.clone().next().is_none() && !has_keys(set) && !set.insecure_open {
         all.push(
             "no access list: everyone who reaches the server can read and write all exports; set \
@@ -90,14 +91,28 @@ fn closed_exports(set: &Settings) -> Option<String> {
 
 /// Returns the warnings that a start with these settings would have for the rules of one list.
 pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
+    let mut all: Vec<String> = without_interface(rules.iter()).collect();
     if rules.iter().all(|rule| rule.name().is_none()) {
-        return Vec::new();
+        return all;
     }
     // A reload reports files with errors.
-    match read_tls(set) {
-        Ok(tls) => rules_without_clients(rules.iter(), tls.as_ref()).into_iter().collect(),
-        Err(_) => Vec::new(),
+    if let Ok(tls) = read_tls(set) {
+        all.extend(rules_without_clients(rules.iter(), tls.as_ref()));
     }
+    all
+}
+
+/// Warns of rules whose interface does not exist.
+fn without_interface<'a>(
+    rules: impl Iterator<Item = &'a AccessRule>,
+) -> impl Iterator<Item = String> {
+    rules.filter_map(|rule| {
+        let name = rule.missing_interface()?;
+        Some(format!(
+            "the access rule {rule} admits no client: there is no interface {name} (ip link); \
+             reload once it exists"
+        ))
+    })
 }
 
 /// Finds names in these rules that no client can have.

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use clap::{Args, ValueEnum};
-use rtrs_core::settings::{ByteSize, Int, Output, Portal, SECOND, Switch, Time};
+use rtrs_core::settings::{ByteSize, Int, Output, Portal, SECOND, SourceAddress, Switch, Time};
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{PingHello, PingMode, RPING_PORT, RPING_SIZE_MAX, RPING_SIZE_MIN};
 
@@ -13,7 +13,7 @@ use crate::cmd::global::GlobalArgs;
 use crate::cmd::link_target::Timeout;
 use crate::cmd::links::{Link, LinkArg, LinkSource};
 use crate::cmd::text::remark;
-use crate::error::{Error, usage};
+use crate::error::{Error, ErrorKind, usage};
 use crate::tls::TlsSources;
 
 /// Measurement of a ping.
@@ -72,9 +72,10 @@ pub struct PingArgs {
 
     /// Local address to connect from
     ///
-    /// Same as tcp://ADDR@HOST. Selects the RDMA device.
+    /// Same as tcp://ADDR@HOST. Selects the RDMA device. A link-local address needs its interface,
+    /// as in fe80::1%eth0, and HOST has the same one.
     #[arg(short = 'I', long, value_name = "ADDR")]
-    pub source: Option<IpAddr>,
+    pub source: Option<SourceAddress>,
 
     /// Measurement [default: ping]
     ///
@@ -178,12 +179,7 @@ impl PingPlan {
         if others > 0 {
             remark(format_args!("pinging {portal}, the first of {} paths", others + 1));
         }
-        let source = match (portal.source(), args.source) {
-            (Some(written), Some(given)) if written != given => {
-                return Err(usage(format!("--source {given} contradicts {portal}; use only one")));
-            }
-            (written, given) => written.or(given),
-        };
+        let source = source_of(args, &portal)?;
         let mode = match args.mode {
             Mode::Ping => PingMode::PingPong,
             Mode::ReadLat => PingMode::ReadLatency,
@@ -254,4 +250,16 @@ impl PingPlan {
         }
         Ok(())
     }
+}
+
+/// Returns the local address to connect from, as the portal or `--source` say.
+fn source_of(args: &PingArgs, portal: &Portal) -> Result<Option<IpAddr>, Error> {
+    let Some(given) = &args.source else { return Ok(portal.source()) };
+    if portal.source().is_some_and(|written| written != given.ip()) {
+        return Err(usage(format!("--source {given} contradicts {portal}; use only one")));
+    }
+    portal.clone().with_source(given).map_err(|error| {
+        Error::with_source(ErrorKind::Usage, format!("--source {given}"), error)
+    })?;
+    Ok(Some(given.ip()))
 }

@@ -100,6 +100,18 @@ fn a_ping_is_judged_by_its_mode() {
     assert!(error.contains("has port 0"), "{error}");
     let error = try_plan(&["tcp://1.1.1.1@2.2.2.2", "-I", "3.3.3.3"]).unwrap_err();
     assert!(error.to_string().contains("--source 3.3.3.3 contradicts tcp://"), "{error}");
+    for (words, text) in [
+        (["tcp://[fe80::2%a]", "-I", "fe80::1%b"], "has the zone \"b\" in its source"),
+        (["tcp://[fe80::2]", "-I", "fe80::1%b"], "write it in both"),
+        (["tcp://1.1.1.1", "-I", "fd00::1"], "has an IPv6 source and an IPv4 destination"),
+    ] {
+        let error = try_plan(&words).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let error = error.chain().to_string();
+        assert!(error.contains(text), "{error}\nlacks {text}");
+    }
+    let plan = try_plan(&["tcp://[fe80::2%a]", "-I", "fe80::1%a"]).unwrap();
+    assert_eq!(plan.source, Some("fe80::1".parse().unwrap()));
 }
 
 #[test]

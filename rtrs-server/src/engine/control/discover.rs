@@ -28,7 +28,8 @@ const LISTS_MAX: usize = 16;
 /// open the same exports. The session is part of the key if rules depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ClientKey {
-    paths: Vec<(Option<String>, IpAddr)>,
+    /// Names, addresses and the interfaces of link-local addresses.
+    paths: Vec<(Option<String>, IpAddr, u32)>,
     session: Option<SessionId>,
 }
 
@@ -122,7 +123,7 @@ fn client_key(exports: &ExportTable, registry: &Registry, session: SessionId) ->
         return ClientKey::default();
     }
     let mut paths: Vec<_> = clients(registry, session)
-        .map(|client| (client.name.map(str::to_owned), client.address))
+        .map(|client| (client.name.map(str::to_owned), client.address, client.scope))
         .collect();
     paths.sort_unstable();
     paths.dedup();
