@@ -95,6 +95,18 @@ impl Plan {
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
     /// [`ErrorKind::Listen`] for a portal, [`ErrorKind::InUse`] for a run directory.
     pub fn check(&self) -> Result<(), Error> {
+        self.check_for_start()?;
+        match self.settings.ping_only {
+            true => Ok(()),
+            false => Partial::open(&self.settings, check_export).enough(&self.settings).map(drop),
+        }
+    }
+
+    /// Runs [`Self::check`] without the targets, which a start opens anyway and which may hang.
+    ///
+    /// # Errors
+    /// Those of [`Self::check`].
+    pub(crate) fn check_for_start(&self) -> Result<(), Error> {
         let set = &self.settings;
         // With `user`, the run directory belongs to that user.
         if let (Some(dir), None) = (&set.run_dir, &set.user) {
@@ -109,7 +121,6 @@ impl Plan {
         if set.export.is_empty() && !later {
             return Err(usage("nothing to export; use --export PATH, or export: in the file"));
         }
-        Partial::open(set, check_export).enough(set)?;
         set.export.iter().try_for_each(|spec| check_below(spec, &set.search_path))?;
         self.listen.open_rdma().map(drop)
     }

@@ -5,10 +5,12 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, consts,
-    free_port, sparse_file, wait_for,
+    COMMAND_TIME_MAX, Client, Front, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server,
+    consts, free_port, sparse_file, wait_for,
 };
 use serde_json::{Value, json};
+
+use super::faults::proxy::{Proxy, Way};
 
 const EIO: u32 = 5;
 const MIB: u64 = 1 << 20;
@@ -513,4 +515,37 @@ fn an_export_that_a_change_has_closed_is_tried_again() {
         (export(&server, "v")["state"] == "open").then_some(())
     });
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_target_that_never_answers_does_not_delay_the_start() {
+    let target = Server::builder().export("vol0=mem:1M").start();
+    let client = Client::attach("vol0").path(target.portal()).tcp().start();
+    let Front::Tcp(port) = *client.front() else { panic!("a TCP front") };
+    let proxy = Proxy::start("127.0.0.1", &format!("tcp://127.0.0.1:{port}"));
+    proxy.shut(&[Way::ToServer, Way::ToClient]);
+    let at = proxy.portal().replace("tcp", "nbd");
+    // Longer than a start may take.
+    let server = Server::builder()
+        .export(format!("hangs={at}/vol0,connect-timeout=10m"))
+        .export("vol1=mem:1M")
+        .start();
+    let state = |name: &str| {
+        let exports = exports(&server);
+        let found = exports.iter().find(|export| export["name"] == name).expect("the export");
+        (found["state"].clone(), found["reason"].as_str().unwrap_or_default().to_owned())
+    };
+    let (shown, reason) = state("hangs");
+    assert_eq!(shown, "failed");
+    assert!(reason.contains("its target does not answer yet"), "{reason}");
+    assert_eq!(state("vol1").0, "unused");
+    attach(&server, "vol1", &[]).detach();
+
+    proxy.open();
+    server.wait_output("failed export opened; it is served now");
+    assert_eq!(state("hangs").0, "unused");
+    attach(&server, "hangs", &[]).detach();
+    let _ = server.stop(STOP_TIME_MAX);
+    client.detach();
+    let _ = target.stop(STOP_TIME_MAX);
 }

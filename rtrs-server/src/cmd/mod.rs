@@ -260,10 +260,17 @@ impl LowArgs {
             None => {}
         }
         let plan = self.plan()?;
-        if self.check || !self.print_config {
-            plan.check()?;
-        }
-        let checked = if self.check { Some(check_start(&plan)?) } else { None };
+        let checked = match (self.check, self.print_config) {
+            (true, _) => {
+                plan.check()?;
+                Some(check_start(&plan)?)
+            }
+            (false, true) => None,
+            (false, false) => {
+                plan.check_for_start()?;
+                None
+            }
+        };
         if self.print_config {
             let own = Plan::new(self.layered_settings()?)?.settings.export;
             let map = print(&Settings { export: own, ..plan.settings });

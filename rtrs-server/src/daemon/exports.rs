@@ -13,6 +13,7 @@ mod failed;
 mod in_time;
 pub(super) mod recovery;
 mod replaced;
+pub(super) mod startup;
 
 use std::collections::BTreeMap;
 use std::path::{self, Path};
@@ -61,11 +62,13 @@ pub(super) struct Opener {
     pub(super) state: Arc<StateDir>,
     /// Last epochs of released exports, by their ID.
     past: Mutex<BTreeMap<ExportId, u64>>,
+    /// Attempts to open failed exports, and those that a start has not waited for.
+    attempts: Arc<Attempts>,
 }
 
 impl Opener {
     pub(super) fn new(sources: Sources, state: Arc<StateDir>) -> Self {
-        Self { sources, state, past: Mutex::default() }
+        Self { sources, state, past: Mutex::default(), attempts: Arc::default() }
     }
 
     /// Opens the target of an export.
@@ -276,7 +279,7 @@ impl Exports {
         let exports = Self {
             table,
             failed,
-            attempts: Arc::default(),
+            attempts: Arc::clone(&opener.attempts),
             opener,
             control,
             entries: Mutex::default(),

@@ -28,6 +28,7 @@ use crate::daemon::audit;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::{Served, ServerControl};
 use crate::daemon::expiry;
+use crate::daemon::exports::startup::{Started, open_all};
 use crate::daemon::exports::{Exports, Opener, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
@@ -46,11 +47,12 @@ use crate::engine::message::{ControlMessage, Message};
 use crate::engine::session::{ServerInstance, SessionParams};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportTable};
-use crate::plan::partial::Partial;
-use crate::plan::{Plan, check_export};
+use crate::plan::Plan;
 use crate::settings::{ExportSpec, Id, OnMissing, SearchSpec, Settings};
 use crate::state::StateDir;
 
+/// Time that a start waits for further targets once it can serve an export.
+const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 /// Time for the flushes at the end of the process.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
 
@@ -169,12 +171,9 @@ fn open_exports(
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    let open = |spec: &ExportSpec| check_export(spec).and_then(|()| opener.open(spec));
-    let Partial { opened: mut exports, failed } = Partial::open(set, open).enough(set)?;
-    let mut failures = Vec::new();
-    for (spec, error) in failed {
-        failures.push((spec, error.chain().to_string()));
-    }
+    // A change of the user waits for all threads, and root opens the targets.
+    let patience = user.is_none().then_some(OPEN_PATIENCE);
+    let Started { mut exports, failures } = open_all(set, &opener, patience)?;
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }

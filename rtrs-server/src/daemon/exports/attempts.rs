@@ -120,6 +120,12 @@ impl Attempts {
         drop(abandoned);
     }
 
+    /// Number of attempts that are running.
+    pub(super) fn running(&self) -> usize {
+        let state = self.state.lock();
+        state.latest.values().filter(|attempt| attempt.result.is_none()).count()
+    }
+
     /// Whether an attempt with these settings is running.
     pub(super) fn is_running(&self, spec: &ExportSpec) -> bool {
         self.state.lock().of(spec).is_some_and(|attempt| attempt.result.is_none())
@@ -132,15 +138,16 @@ impl Attempts {
         ended.map(|attempt| attempt.spec.clone()).collect()
     }
 
-    /// Waits until the result of an attempt is known.
-    pub(in crate::daemon) fn wait(&self, limit: Duration) {
+    /// Waits until the result of an attempt is known. Returns false if none is in this time.
+    pub(in crate::daemon) fn wait(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
         while state.latest.values().all(|attempt| attempt.result.is_none()) {
             if self.ended.wait_until(&mut state, until).timed_out() {
-                return;
+                return false;
             }
         }
+        true
     }
 }
 

@@ -81,7 +81,11 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Str
             "export failed; the server tries again (with --strict it would not start): {why}"
         );
         record(exports, &spec, AuditResult::Refused, Some(why.clone()));
-        exports.failed.put(spec, why);
+        let is_running = exports.attempts.is_running(&spec);
+        exports.failed.put(spec.clone(), why);
+        if is_running {
+            exports.failed.started(&spec);
+        }
     }
 }
 
