@@ -8,7 +8,8 @@ use super::path::PathCommand;
 use super::session::Session;
 use super::*;
 use crate::control_protocol::{PathInfo, Status};
-use crate::plan::Front;
+use crate::daemon::saved::{Saved, SavedVolume};
+use crate::plan::{AttachPlan, Front};
 use crate::settings::{Access, Settings};
 
 /// Status of a session without paths that is served at a URI.
@@ -40,6 +41,39 @@ fn parse(args: &[&str]) -> Result<LowArgs, clap::Error> {
 #[test]
 fn the_command_line_definition_is_valid() {
     LowArgs::command().debug_assert();
+}
+
+#[test]
+fn a_takeover_finds_the_other_volumes_by_their_local_names() {
+    let dir = std::env::temp_dir().join(format!("rtrs-left-as-{}", std::process::id()));
+    let run_dir = rtrs_core::local::RunDir::new(Some(dir.clone())).unwrap();
+    run_dir.make().unwrap();
+    let words = |names: &[&str]| {
+        let place = ["--device", "auto", "--takeover", "--path", "tcp://127.0.0.1:1"];
+        let run_dir = ["--run-dir", dir.to_str().unwrap()];
+        let all = parse(&[&["attach"], names, &place, &run_dir].concat()).unwrap();
+        let Command::Attach(args) = &all.command else { panic!("{all:?}") };
+        args.plan(&all.global, &[]).unwrap()
+    };
+    let before = words(&["x", "y", "--as", "a", "--as", "b", "--session-name", "s"]);
+    for volume in before.volumes() {
+        let (name, settings) = (volume.session.name.clone(), volume.own());
+        let left = SavedVolume { session: "s".into(), name: name.clone(), settings };
+        Saved::new(&run_dir, &name).unwrap().save_volume(&left);
+    }
+    let found = |names: &[&str]| {
+        let plan = words(names);
+        let of =
+            |volume: &AttachPlan| (volume.session.name.clone(), volume.session.export_name.clone());
+        (plan.session.session_name.clone(), plan.volumes().map(of).collect::<Vec<_>>())
+    };
+    let pair = |name: &str, export: &str| (name.to_owned(), export.to_owned());
+    let (a, b) = (pair("a", "x"), pair("b", "y"));
+    assert_eq!(found(&["x", "--as", "a"]), ("s".to_owned(), vec![a.clone(), b.clone()]));
+    assert_eq!(found(&["y", "--as", "b"]), ("s".to_owned(), vec![b, a]));
+    // Without the local name, it is another volume.
+    assert_eq!(found(&["x"]).1, [pair("x", "x")]);
+    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: three /dev/nbdX of one session, one added later; detached, killed under load, taken over
+# lab: three /dev/nbdX of one session, two with local names, taken over after a kill under load
 # topology: one
 # paths: 1
 # limit: 240
@@ -39,13 +39,13 @@ scenario() {
     local name pid device loads=()
     cd "$LAB_WORK" || exit 1
     modprobe nbd nbds_max=8
-    rtrs-server --export a=mem:16M --export b=mem:32M --export c=mem:64M --listen "$PORTAL" \
+    rtrs-server --export a=mem:16M --export two=mem:32M --export big=mem:64M --listen "$PORTAL" \
         >server.out 2>server.log &
     SERVER=$!
     assert_within 20 "the server listens" grep -q listening server.out
-    assert_true "two volumes attach" attach_session a b
+    assert_true "two volumes attach" attach_session a two --as a --as b
     assert_true "a third volume joins" \
-        timeout 60 rtrs-client attach c --session a --device auto
+        timeout 60 rtrs-client attach big --as c --session a --device auto
     expect_eq "the volumes share one process" \
         "$(rtrs-client list -o json | jq '[.[].pid] | unique | length')" 1
     expect_eq "each volume has a device" \
@@ -66,7 +66,7 @@ scenario() {
     sleep 1
     kill -9 "$pid"
     while [ -e "/proc/$pid" ]; do sleep 0.05; done
-    assert_true "all volumes are taken over by the name of one" attach_session b
+    assert_true "all volumes are taken over by the name of one" attach_session two --as b
     touch enough
     for name in "${loads[@]}"; do
         wait "$name"
@@ -76,6 +76,9 @@ scenario() {
         "$(rtrs-client list -o json |
             jq -r '[.[] | select(.state == "open").name] | sort | join(" ")')" \
         "a b c"
+    expect_eq "the other volumes have their exports" \
+        "$(rtrs-client list -o json | jq -r 'sort_by(.name) | map(.export) | join(" ")')" \
+        "a two big"
     for name in a b c; do expect_true "$name has its own data" holds_own "$name"; done
 
     expect_true "b detaches" timeout 60 rtrs-client detach b
