@@ -173,6 +173,46 @@ fn a_required_reattach_happens_on_request() {
 }
 
 #[test]
+fn all_volumes_of_a_session_are_reattached_together() {
+    let host = Host::new();
+    let socket = |name: &str| host.client.run_dir().join(format!("{name}.sock"));
+    let file = |more: &str| {
+        let volume =
+            |name: &str| format!("  - {{export: {name}, socket: {}}}\n", socket(name).display());
+        [host.entry("vol0", &[0], more) + &volume("vol1") + &volume("vol2")]
+    };
+    let all = |text: &str| pairs(["vol0", "vol1", "vol2"].map(|name| (name, text)));
+    let done = host.with(&file(""), &["apply"]).ok();
+    assert_eq!(of(&done, "result"), all("attached"));
+    let pid = host.pids();
+    let changed = file("  crc: off\n");
+    assert_eq!(of(&host.with(&changed, &["apply"]).code(1), "action"), all("needs-reattach"));
+
+    // None is detached while one is in use.
+    let raw = RawNbd::go(&Front::Unix(socket("vol1")), "vol1");
+    let refused = host.with(&changed, &["apply", "--reattach"]).code(1);
+    let _ = refused.says("cannot reattach it: ").says("is served to NBD clients");
+    assert_eq!((host.pids(), host.get("vol0", "crc")), (pid.clone(), "on".into()));
+    drop(raw);
+    let done = host.with(&changed, &["apply", "--reattach"]).ok();
+    assert_eq!(of(&done, "result"), all("reattached"));
+    let names = json!(["vol0", "vol1", "vol2"]);
+    for name in ["vol0", "vol1", "vol2"] {
+        assert_eq!((host.get(name, "crc"), &host.status(name)["volumes"]), ("off".into(), &names));
+    }
+    assert_eq!(host.pids().len(), 1);
+    assert_ne!(host.pids(), pid);
+    let _ = host.with(&changed, &["diff"]).ok();
+
+    // A volume of the session that the file does not list stays.
+    let fewer = [host.entry("vol0", &[0], "")];
+    let refused = host.with(&fewer, &["apply", "--reattach"]).code(1);
+    let _ = refused.says("other volumes, which the file does not list with it");
+    assert_eq!(host.get("vol1", "crc"), "off");
+    host.end();
+}
+
+#[test]
 fn unlisted_volumes_stay_unless_pruned() {
     let host = Host::new();
     let both = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0], "")];

@@ -164,7 +164,7 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
     let sharers: Vec<Session> = sharers.map(|name| session.sibling(name)).collect();
     let stays = !sharers.is_empty() && status.session == wanted.plan.session.session_name;
     if !sharers.is_empty() {
-        check_shared(turn, &status, stays)?;
+        check_shared(wanted, turn.task, &status)?;
     }
     let mates = if stays { &sharers[..] } else { turn.mates };
     if let Some(first) = &wanted.first
@@ -182,18 +182,26 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
     ended.verdict(&session.name)
 }
 
-/// Rejects the reattach of a volume that shares its running session, unless the volume comes back
-/// with other settings of its own, or leaves a session that does not write the volume's log.
-fn check_shared(turn: &Turn<'_>, status: &Status, stays: bool) -> Result<(), Error> {
+/// Whether a volume that shares its running session cannot be reattached alone: it neither returns
+/// with other settings of its own, nor leaves a session that does not write the volume's log.
+pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status) -> bool {
+    if status.session != wanted.plan.session.session_name {
+        return status.log == status.name;
+    }
     let has_ended = matches!(status.state, SessionState::Evicted | SessionState::Failed);
-    let mut offline = turn.task.differences.iter().filter(|one| !one.online);
-    let is_own = offline.all(|one| OF_ADDED.contains(&one.setting.as_str()));
-    if stays && is_own && !has_ended || !stays && status.log != turn.session.name {
+    let mut offline = task.differences.iter().filter(|one| !one.online);
+    has_ended || !offline.all(|one| OF_ADDED.contains(&one.setting.as_str()))
+}
+
+/// Rejects the reattach of a volume without the others that share its session. The file does not
+/// list them with it; otherwise all would have been detached together ([`super::renew`]).
+fn check_shared(wanted: &Wanted, task: &Task, status: &Status) -> Result<(), Error> {
+    if !needs_all(wanted, task, status) {
         return Ok(());
     }
     let text = format!(
-        "cannot reattach it alone: other volumes share its session; detach them all with \
-         `rtrs-client detach {}`, then apply again",
+        "cannot reattach it alone: its session has other volumes, which the file does not list \
+         with it; detach them all with `rtrs-client detach {}`, then apply again",
         status.volumes.join(" ")
     );
     Err(Error::new(ErrorKind::InUse, text))

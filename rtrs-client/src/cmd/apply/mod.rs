@@ -2,6 +2,7 @@
 
 mod act;
 mod lock;
+mod renew;
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 use self::act::{Allowed, Turn, act, dead};
 use self::lock::Lock;
+use self::renew::{Renewal, renew};
 use super::at_once::at_once;
 use super::global::GlobalArgs;
 use super::session::{Session, Within};
@@ -178,7 +180,10 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     // Volumes of one session take turns: the first starts the process that the others join.
     let is_later = |item: &Item| item.wanted.as_ref().is_some_and(|one| one.first.is_some());
     let groups: Vec<&[Item]> = items.chunk_by(|_, next| is_later(next)).collect();
-    let results = at_once(&groups, AT_ONCE, |group| apply_group(group, may, global));
+    let results = at_once(&groups, AT_ONCE, |items| {
+        let retry_until = Instant::now() + Duration::from_millis(retry_for.millis());
+        Group { items, may, retry_until, global }.apply()
+    });
     let results: Vec<Outcome> = results.into_iter().flatten().collect();
     let rows = items.into_iter().zip(results).map(|(item, outcome)| item.row(outcome));
     let rows = Report { sessions: rows.collect() };
@@ -186,46 +191,70 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     verdict(&rows)
 }
 
-/// Performs the actions for the volumes of a session, in their order.
-fn apply_group(group: &[Item], may: Allowed, global: &GlobalArgs) -> Vec<Outcome> {
-    let retry_until = Instant::now() + Duration::from_millis(may.retry_for.millis());
-    let outcome = |item: &Item| {
-        if item.error.is_some() {
-            return Outcome::default();
-        }
-        apply_one(item, group, may, retry_until, global)
-            .unwrap_or_else(|error| Outcome { error: Some(error), ..Outcome::default() })
-    };
-    group.iter().map(outcome).collect()
+/// Volumes of a session, or one alone, with the context of their turns.
+struct Group<'a> {
+    items: &'a [Item],
+    may: Allowed,
+    /// Time until which an attach to a running session is retried.
+    retry_until: Instant,
+    global: &'a GlobalArgs,
 }
 
-/// Performs the action for a volume of a group.
-fn apply_one(
-    item: &Item,
-    group: &[Item],
-    may: Allowed,
-    retry_until: Instant,
-    global: &GlobalArgs,
-) -> Result<Outcome, Error> {
-    let session = Session::new(&item.name, global)?;
-    let mates = group.iter().filter(|other| other.name != item.name);
-    let mates: Vec<Session> = mates.map(|other| session.sibling(&other.name)).collect();
-    let wanted = item.wanted.as_ref();
-    // Compares again: earlier turns may have changed the settings of the session, and a takeover
-    // attaches all volumes of a session.
-    let does = matches!(item.task.action, Action::Attach | Action::Change | Action::NeedsReattach);
-    let now = wanted.filter(|wanted| does && wanted.first.is_some());
-    let now = now.map(|wanted| task(wanted, &state_of(&item.name, &session.run_dir, global)));
-    if now.as_ref().is_some_and(|now| now.action == Action::Unchanged) {
-        let attaches = item.task.action == Action::Attach;
-        let result = Some(if attaches { "attached" } else { "changed" });
-        return Ok(Outcome { result, ..Outcome::default() });
+impl Group<'_> {
+    /// Performs the actions for the volumes, in their order.
+    fn apply(&self) -> Vec<Outcome> {
+        let mut renewal = renew(self);
+        let outcome = |item: &Item| {
+            if item.error.is_some() {
+                return Outcome::default();
+            }
+            let outcome = self.apply_one(item, &renewal);
+            outcome.unwrap_or_else(|error| Outcome { error: Some(error), ..Outcome::default() })
+        };
+        let mut outcomes: Vec<Outcome> = self.items.iter().map(outcome).collect();
+        if let Renewal::Ended(cut_off) = &mut renewal {
+            for (item, outcome) in self.items.iter().zip(&mut outcomes) {
+                outcome.error = outcome.error.take().or_else(|| cut_off.remove(&item.name));
+            }
+        }
+        outcomes
     }
-    let task = now.as_ref().unwrap_or(&item.task);
-    let turn = Turn { session: &session, wanted, task, mates: &mates, retry_until };
-    match act(&turn, may) {
-        Ok(result) => Ok(Outcome { result, error: None, now }),
-        Err(error) => Ok(Outcome { result: None, error: Some(error), now }),
+
+    /// Performs the action for a volume.
+    fn apply_one(&self, item: &Item, renewal: &Renewal) -> Result<Outcome, Error> {
+        let session = Session::new(&item.name, self.global)?;
+        let mates = self.items.iter().filter(|other| other.name != item.name);
+        let mates: Vec<Session> = mates.map(|other| session.sibling(&other.name)).collect();
+        let (wanted, original) = (item.wanted.as_ref(), item.task.action);
+        // Compares again: earlier turns may have changed the settings of the session, a takeover
+        // attaches all volumes of a session, and a renewal detaches them.
+        let does = matches!(original, Action::Attach | Action::Change | Action::NeedsReattach);
+        let may_differ = |wanted: &Wanted| {
+            does && (wanted.first.is_some() || !matches!(renewal, Renewal::NotNeeded))
+        };
+        let now = wanted.filter(|wanted| may_differ(wanted));
+        let now =
+            now.map(|wanted| task(wanted, &state_of(&item.name, &session.run_dir, self.global)));
+        if now.as_ref().is_some_and(|now| now.action == Action::Unchanged) {
+            let attaches = original == Action::Attach;
+            let result = Some(if attaches { "attached" } else { "changed" });
+            return Ok(Outcome { result, ..Outcome::default() });
+        }
+        let task = now.as_ref().unwrap_or(&item.task);
+        if let (Renewal::Refused(why), Action::NeedsReattach) = (renewal, task.action) {
+            return Err(Error::new(ErrorKind::InUse, format!("cannot reattach it: {why}")));
+        }
+        let retry_until = self.retry_until;
+        let turn = Turn { session: &session, wanted, task, mates: &mates, retry_until };
+        let acted = act(&turn, self.may);
+        if let (Renewal::Ended(_), Action::NeedsReattach) = (renewal, original) {
+            // The output has the differences to the session before.
+            return acted.map(|_| Outcome { result: Some("reattached"), ..Outcome::default() });
+        }
+        match acted {
+            Ok(result) => Ok(Outcome { result, error: None, now }),
+            Err(error) => Ok(Outcome { result: None, error: Some(error), now }),
+        }
     }
 }
 

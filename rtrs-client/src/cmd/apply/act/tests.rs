@@ -173,8 +173,8 @@ fn a_reattach_keeps_the_other_volumes_of_a_session() {
     // Settings of the session.
     for wanted in [&first, &second] {
         let error = fake.act(wanted, &needs_reattach("crc"), "a").unwrap_err();
-        let expected = "cannot reattach it alone: other volumes share its session; detach them all \
-            with `rtrs-client detach a b`, then apply again";
+        let expected = "cannot reattach it alone: its session has other volumes, which the file \
+            does not list with it; detach them all with `rtrs-client detach a b`, then apply again";
         assert_eq!(error, expected);
     }
     // The session that runs has the log of the volume that would leave it.
