@@ -21,20 +21,32 @@ const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The lock of a server.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct SaveLock(PathBuf);
 
+/// Removes the file of a lock when it is dropped.
+#[derive(Debug)]
+pub(crate) struct LockFile(PathBuf);
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
 impl SaveLock {
-    /// Creates the lock of a server with this control socket.
+    /// Creates the lock of a server with this control socket, and its file.
     ///
     /// # Errors
     /// If the file cannot be created.
-    pub(crate) fn create(socket: &Path) -> io::Result<Self> {
+    pub(crate) fn create(socket: &Path) -> io::Result<(Self, LockFile)> {
         let path = path_beside(socket);
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         options.open(&path)?;
-        Ok(Self(path))
+        Ok((Self(path.clone()), LockFile(path)))
     }
 
     /// Acquires the lock for a reload. Returns None if commands hold it for too long or the lock
@@ -118,7 +130,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("rtrs-save-lock-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let socket = dir.join("a.srv");
-        let lock = SaveLock::create(&socket).unwrap();
+        let (lock, file) = SaveLock::create(&socket).unwrap();
         let is_refused = |attempt: fn(&File) -> Result<(), TryLockError>| {
             let file = File::open(path_beside(&socket)).unwrap();
             acquire(&file, attempt, Duration::ZERO).is_err()
@@ -131,6 +143,7 @@ mod tests {
         assert!(is_refused(File::try_lock));
         drop(command);
         assert!(!is_refused(File::try_lock_shared));
-        std::fs::remove_dir_all(&dir).unwrap();
+        drop(file);
+        std::fs::remove_dir(&dir).expect("nothing is left");
     }
 }

@@ -189,6 +189,27 @@ impl Proc {
     /// # Panics
     /// Panics when it ends first, or `limit` has passed.
     pub fn wait_lines(&mut self, pattern: &str, count: usize, limit: Duration) -> Vec<String> {
+        let rest = |line: &str| Some(line.split_once(pattern)?.1.to_owned());
+        self.wait_words(pattern, count, limit, rest)
+    }
+
+    /// Like [`wait_lines`](Self::wait_lines), for lines that begin with `start`.
+    ///
+    /// # Panics
+    /// Panics when it ends first, or `limit` has passed.
+    pub fn wait_starts(&mut self, start: &str, count: usize, limit: Duration) -> Vec<String> {
+        let rest = |line: &str| line.strip_prefix(start).map(str::to_owned);
+        self.wait_words(start, count, limit, rest)
+    }
+
+    /// Waits for `count` lines of which `rest` returns a part; returns the first word of each part.
+    fn wait_words(
+        &mut self,
+        pattern: &str,
+        count: usize,
+        limit: Duration,
+        rest: impl Fn(&str) -> Option<String>,
+    ) -> Vec<String> {
         let start = Instant::now();
         loop {
             let ended = self.poll();
@@ -197,8 +218,8 @@ impl Proc {
             let whole = &output[..output.rfind('\n').map_or(0, |end| end + 1)];
             let found: Vec<String> = whole
                 .lines()
-                .filter_map(|line| line.split_once(pattern))
-                .map(|(_, rest)| rest.split_whitespace().next().unwrap_or("").to_owned())
+                .filter_map(&rest)
+                .map(|rest| rest.split_whitespace().next().unwrap_or("").to_owned())
                 .collect();
             if found.len() >= count {
                 return found;

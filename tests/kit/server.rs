@@ -17,7 +17,7 @@ use crate::{COMMAND_TIME_MAX, wait_for};
 
 /// Maximum time until the server reports that it listens.
 const READY_TIME_MAX: Duration = Duration::from_secs(20);
-/// Text before each address in the server's output.
+/// Start of the line with each address in the server's output.
 const READY_WORDS: &str = "listening on ";
 
 /// Options of a server to be started.
@@ -133,7 +133,7 @@ impl ServerBuilder {
         }
         let mut proc = self.spawn();
         let count = if self.listens.is_empty() { self.portals } else { self.listens.len() };
-        let portals = proc.wait_lines(READY_WORDS, count, READY_TIME_MAX);
+        let portals = proc.wait_starts(READY_WORDS, count, READY_TIME_MAX);
         Server { proc, portals, run_dir }
     }
 

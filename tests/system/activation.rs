@@ -60,7 +60,9 @@ fn sockets_belong_to_portals_with_their_addresses() {
     assert_eq!(activated(&server), [false, true]);
     let output = server.wait_output("the server is ready");
     for words in [
-        format!("connections to {left} (\"left.socket\") of the service manager are not served"),
+        format!(
+            "connections to {left} (\\\"left.socket\\\") of the service manager are not served"
+        ),
         format!("listening on a socket of the service manager portal=tcp://{used}"),
     ] {
         assert!(output.contains(&words), "no {words:?} in {output}");

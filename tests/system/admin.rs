@@ -428,8 +428,11 @@ fn garbage_on_the_control_socket_of_a_server() {
     let mut server = Server::builder().export("vol0=mem:16M").start();
     let client = attach(&[server.portal().to_owned()], &[]);
     let innocent = Innocent::start(client.front(), "vol0");
-    let mut entries = std::fs::read_dir(server.run_dir()).expect("the run directory");
-    let socket = entries.next().expect("a control socket").expect("an entry").path();
+    let entries = std::fs::read_dir(server.run_dir()).expect("the run directory");
+    let mut paths = entries.map(|entry| entry.expect("an entry").path());
+    let is_socket =
+        |path: &std::path::PathBuf| path.extension().is_some_and(|ending| ending == "srv");
+    let socket = paths.find(is_socket).expect("a control socket");
     let mut long = vec![b'x'; 1 << 17];
     fill_pattern(&mut long, 0, 1);
     let drain = format!("{{\"command\":\"drain\",\"within_ms\":{}}}\n", u64::MAX);

@@ -509,10 +509,10 @@ fn an_export_that_a_change_has_closed_is_tried_again() {
     let _ = set.says("with its old options, with which the server tries again");
     assert_eq!(export(&server, "v")["state"], "failed");
     let saved = server.command(&["export", "save", "-o", "json"]).ok().json();
-    assert_eq!(saved["exports"][0]["name"], "v", "{saved}");
+    assert_eq!(saved[0]["name"], "v", "{saved}");
     drop(holder);
-    wait_for("the export to be open", Duration::from_secs(60), || {
-        (export(&server, "v")["state"] == "open").then_some(())
+    wait_for("the export to be served", Duration::from_secs(60), || {
+        (export(&server, "v")["state"] == "unused").then_some(())
     });
     let _ = server.stop(STOP_TIME_MAX);
 }

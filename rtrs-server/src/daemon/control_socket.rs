@@ -29,7 +29,7 @@ use crate::daemon::tunables::Tunables;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::error::{Error, ErrorKind};
 use crate::export::ExportTable;
-use crate::save_lock::SaveLock;
+use crate::save_lock::{LockFile, SaveLock};
 use crate::settings::Settings;
 use crate::stats::millis;
 
@@ -83,6 +83,7 @@ struct Shared {
 pub(crate) struct ServerControl {
     shared: Arc<Shared>,
     socket: ControlSocket,
+    lock_file: LockFile,
 }
 
 /// Default name of a server: the address of its first portal.
@@ -129,11 +130,11 @@ impl ServerControl {
         };
         let socket = ControlSocket::bind(&path).map_err(failed)?;
         let Served { exports, changes, control, metrics, metrics_at, activated } = served;
-        let lock = SaveLock::create(&path);
-        let what = || format!("cannot create the lock beside {}", path.display());
-        changes
-            .reload
-            .set_save_lock(lock.map_err(crate::error::failed(ErrorKind::System, what()))?);
+        let (lock, lock_file) = SaveLock::create(&path).map_err(|error| {
+            let what = format!("cannot create the lock beside {}", path.display());
+            Error::with_source(ErrorKind::System, what, error)
+        })?;
+        changes.reload.set_save_lock(lock);
         let shared = Arc::new(Shared {
             name,
             portals: portals.to_vec(),
@@ -151,7 +152,7 @@ impl ServerControl {
         let serving = Arc::clone(&shared);
         socket.serve(move |request, stream| serving.handle(request, stream)).map_err(failed)?;
         tracing::info!(name = %shared.name, "control socket at {}", path.display());
-        Ok(Self { shared, socket })
+        Ok(Self { shared, socket, lock_file })
     }
 
     /// Finishes a drain after the server's threads have ended: flushes written data, removes the
@@ -160,7 +161,8 @@ impl ServerControl {
     /// # Errors
     /// [`ErrorKind::System`] for a drain that could not answer or flush everything.
     pub(crate) fn close(self) -> Result<(), Error> {
-        let Self { shared, socket } = self;
+        let Self { shared, socket, lock_file } = self;
+        drop(lock_file);
         let drain = shared.draining.lock().take();
         let Some(Draining { stream, until, answer, first_flush }) = drain else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);

@@ -10,7 +10,7 @@ use crate::settings::ExportSpec;
 
 /// Maximum time between looks at the list of failed exports, which a reload may change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same while there are none. A change of an export can fail at any time.
+/// Time between looks while there are none, because a change of an export can fail at any time.
 const LOOK_IDLE: Duration = Duration::from_secs(30);
 
 /// Adds the exports that a start could not open, and starts the thread. The thread ends some time

@@ -18,6 +18,10 @@ const DELAY_MAX: Duration = Duration::from_secs(30);
 /// Time after which an attempt that still runs is reported.
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 
+/// Reason of an export whose target hangs.
+pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the file system or \
+                                server behind it does not answer";
+
 /// An export that could not be opened.
 #[derive(Clone, Debug)]
 struct Failed {

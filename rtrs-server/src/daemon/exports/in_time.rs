@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use super::failed::ATTEMPT_MAX;
+use super::failed::{ATTEMPT_MAX, HANGS};
 
 /// Runs work on a thread of its own, and returns its result. After the time limit of an attempt the
 /// result is dropped whenever it comes, and with it a target that was opened.
@@ -18,7 +18,7 @@ pub(super) fn in_time<T: Send + 'static>(
     // The receiver may have stopped waiting.
     let started = named.spawn(move || drop(result.send(work())));
     started.map_err(|error| format!("cannot start a thread: {error}"))?;
-    done.recv_timeout(ATTEMPT_MAX).unwrap_or_else(|_| Err(super::recovery::HANGS.to_owned()))
+    done.recv_timeout(ATTEMPT_MAX).unwrap_or_else(|_| Err(HANGS.to_owned()))
 }
 
 #[cfg(test)]

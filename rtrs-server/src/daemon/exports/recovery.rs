@@ -10,16 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::Exports;
 use super::attempts::Opened;
-use super::failed::ATTEMPT_MAX;
+use super::failed::{ATTEMPT_MAX, HANGS};
 use crate::audit::{AuditEvent, AuditKind, AuditResult};
 use crate::control_protocol::{Kept, Reloaded};
 use crate::export::Export;
 use crate::plan::{check_below, check_export};
 use crate::settings::ExportSpec;
-
-/// Reason of an export whose target hangs.
-pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the file system or server behind \
-                     it does not answer";
 
 /// Time that the retry thread waits for the lock for changes of exports; then it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);
