@@ -59,7 +59,7 @@ pub(crate) enum Request {
     PathReconnect(Leave),
     /// Have another gateway serve the volume. Reply, when that has begun: [`Changed`].
     PathSwitch,
-    /// Report the settings; reply: [`SettingValues`].
+    /// Report the settings; reply: [`SettingValues`](rtrs_core::settings::SettingValues).
     Get,
     /// Change settings, all or none; reply: [`Changed`].
     Set {
@@ -99,24 +99,6 @@ fn within_ms_default() -> u64 {
 pub(crate) struct Changed {
     /// Always true.
     pub(crate) changed: bool,
-}
-
-/// Settings of a session.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SettingValues {
-    /// Settings in order of their names.
-    pub(crate) settings: Vec<SettingValue>,
-}
-
-/// Setting of a session.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SettingValue {
-    /// Key in the configuration file.
-    pub(crate) name: String,
-    /// Value as in the configuration file; null if unset.
-    pub(crate) value: serde_json::Value,
-    /// Whether `set` can change it.
-    pub(crate) changeable: bool,
 }
 
 /// Reply to a detach.

@@ -35,6 +35,7 @@ mod reading;
 mod size;
 mod socket_mode;
 mod suggest;
+mod values;
 
 pub use crate::{choices, text_values};
 pub use choice::{AutoSwitch, Switch, either, unknown_choice};
@@ -56,3 +57,4 @@ pub use reading::{config_text, settings_from_file, settings_from_yaml, without_b
 pub use size::ByteSize;
 pub use socket_mode::SocketMode;
 pub use suggest::nearest;
+pub use values::{SettingValue, SettingValues, changes, key_value};

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::access_list::ListChange;
 use crate::settings::{AccessRule, ExportSpec};
@@ -25,9 +24,9 @@ pub(crate) enum Request {
         #[serde(default)]
         load: bool,
     },
-    /// Return the settings of the server: [`SettingValues`].
+    /// Return the settings of the server: [`SettingValues`](rtrs_core::settings::SettingValues).
     Get,
-    /// Change settings of the server: [`SettingValues`], those that were changed.
+    /// Change settings of the server; the reply has those that were changed.
     Set {
         /// New values, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -154,24 +153,6 @@ pub(crate) struct Status {
     /// Exports, sessions and memory, if requested.
     #[serde(flatten)]
     pub(crate) load: Option<Load>,
-}
-
-/// Settings of a server.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SettingValues {
-    /// Settings, sorted by name.
-    pub(crate) settings: Vec<SettingValue>,
-}
-
-/// A setting of a server.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SettingValue {
-    /// Name, as in the configuration file.
-    pub(crate) name: String,
-    /// Current value.
-    pub(crate) value: Value,
-    /// Whether it can change while the server runs.
-    pub(crate) changeable: bool,
 }
 
 /// Exports, sessions and memory of a server.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use rtrs_core::local::{ControlSocket, reply};
-use rtrs_core::settings::Portal;
+use rtrs_core::settings::{Portal, SettingValues};
 use rtrs_core::time::Duration;
 
 use super::config::random_uuid;
@@ -23,7 +23,7 @@ use super::metrics;
 use super::report::{self, Identity};
 use super::roster::Roster;
 use super::waiting::{Add, Detach};
-use crate::control_protocol::{Changed, Leave, Request, SettingValues};
+use crate::control_protocol::{Changed, Leave, Request};
 use crate::engine::{Change, Leaving, Reported};
 use crate::frontend::FrontEndClient;
 use crate::plan::path_name;

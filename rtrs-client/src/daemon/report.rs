@@ -12,13 +12,14 @@ use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::PathId;
 use rtrs_core::metrics::Bucket;
 use rtrs_core::rt::Clock;
+use rtrs_core::settings::SettingValue;
 use rtrs_core::time::Duration;
 use rtrs_core::wire::errno_name;
 
 use super::driver::ClientShardReport;
 use crate::control_protocol::{
     Attached, Heartbeats, IoError, IoErrors, Latency, OldestIo, PartTimes, PathInfo, PathStats,
-    SessionState, SettingValue, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
+    SessionState, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
 };
 use crate::engine::{
     DeviceIndex, DeviceReport, Failures, NoPathWait, PathEnd, PathStatus, SessionFailure,

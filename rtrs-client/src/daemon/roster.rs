@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use rtrs_core::logging::change_filter;
-use rtrs_core::settings::{AutoSwitch, Scheme};
+use rtrs_core::settings::{AutoSwitch, Scheme, SettingValue};
 
 use super::config::tuning;
 use super::launch::ShardHandle;
 use super::report::Identity;
 use super::saved::SavedVolume;
-use crate::control_protocol::SettingValue;
 use crate::engine::{Change, HeartbeatSettings};
 use crate::plan::AttachPlan;
 

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rtrs_core::settings::{Field, Setting, Settings, Visitor, nearest, print};
+use rtrs_core::settings::{Field, Setting, SettingValue, Settings, Visitor, nearest, print};
 use serde_json::Value;
 
 use super::attach::{AttachPlan, Front, request_seconds};
 use super::session::SessionPlan;
-use crate::control_protocol::SettingValue;
 use crate::error::{Error, usage};
 use crate::settings::SlowIo;
 

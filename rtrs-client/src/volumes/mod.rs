@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtrs_core::local::RunDir;
 use rtrs_core::settings::{
-    KeyGroup, Keys, Output, Settings as Declared, Visitor, describe, nearest, print, yaml_error,
+    KeyGroup, Keys, Output, SettingValue, Settings as Declared, Visitor, describe, nearest, print,
+    yaml_error,
 };
 use serde_yaml::{Mapping, Value};
 
-use crate::control_protocol::SettingValue;
 use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, ErrorKind};
 use crate::plan::{AttachPlan, OF_ADDED, VolumeName, non_default, repeated};

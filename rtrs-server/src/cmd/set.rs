@@ -1,13 +1,10 @@
 //! The commands `set` and `get`: settings of a running server.
 
-use std::collections::BTreeMap;
-
 use clap::Args;
-use rtrs_core::settings::{LogFilter, printable};
-use serde_json::Value;
+use rtrs_core::settings::{self, LogFilter, SettingValues, changes};
 
 use super::server::{Server, ServerArgs};
-use crate::control_protocol::{Request, SettingValue, SettingValues};
+use crate::control_protocol::Request;
 use crate::daemon::LOG;
 use crate::error::{Error, ErrorKind};
 
@@ -35,25 +32,22 @@ pub struct GetArgs {
     pub server: ServerArgs,
 }
 
+/// How to list the settings.
+const HINT: &str = "`rtrs-server get` prints all";
+
 fn key_value(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("use KEY=VALUE, for example log=debug".to_owned()),
-    }
+    settings::key_value(text, "log=debug")
 }
 
 pub(super) fn set(args: &SetArgs) -> Result<(), Error> {
     let usage = |text: String| Error::new(ErrorKind::Usage, text);
-    let settings: BTreeMap<_, _> = args.settings.iter().cloned().collect();
-    if settings.len() < args.settings.len() {
-        return Err(usage("a setting is named twice; name each once".to_owned()));
-    }
+    let settings = changes(&args.settings)?;
     if let Some(level) = settings.get(LOG) {
         level.parse::<LogFilter>().map_err(|error| usage(format!("{LOG}: {error}")))?;
     }
     let server = Server::find(&args.server)?;
     let values: SettingValues = server.request(&Request::Get)?;
-    check_known(settings.keys(), &values)?;
+    values.check_known(settings.keys(), HINT)?;
     let fixed = |name: &&String| {
         values.settings.iter().any(|setting| setting.name == **name && !setting.changeable)
     };
@@ -69,38 +63,11 @@ pub(super) fn set(args: &SetArgs) -> Result<(), Error> {
 }
 
 pub(super) fn get(args: &GetArgs) -> Result<(), Error> {
-    let mut values: SettingValues = Server::find(&args.server)?.request(&Request::Get)?;
-    check_known(args.keys.iter(), &values)?;
-    let wanted = |setting: &SettingValue| args.keys.is_empty() || args.keys.contains(&setting.name);
-    values.settings.retain(wanted);
-    args.server.output.print(&values, text)
-}
-
-/// Rejects the name of an unknown setting.
-fn check_known<'a>(
-    mut keys: impl Iterator<Item = &'a String>,
-    values: &SettingValues,
-) -> Result<(), Error> {
-    let is_known = |key: &&String| values.settings.iter().any(|setting| setting.name == **key);
-    match keys.find(|key| !is_known(key)) {
-        Some(key) => {
-            let text = format!("there is no setting {key} here; `rtrs-server get` prints all");
-            Err(Error::new(ErrorKind::Usage, text))
-        }
-        None => Ok(()),
-    }
+    let values: SettingValues = Server::find(&args.server)?.request(&Request::Get)?;
+    args.server.output.print(&values.select(&args.keys, HINT)?, text)
 }
 
 /// Formats settings as in the configuration file, with comments where `set` cannot change them.
 fn text(values: &SettingValues) -> String {
-    let line = |setting: &SettingValue| {
-        let value = match &setting.value {
-            Value::Null => "unset".to_owned(),
-            Value::String(text) => printable(text),
-            other => other.to_string(),
-        };
-        let remark = if setting.changeable { "" } else { "  # needs a restart" };
-        format!("{}: {value}{remark}\n", setting.name)
-    };
-    values.settings.iter().map(line).collect()
+    values.text(|setting| if setting.changeable { "" } else { "  # needs a restart" })
 }

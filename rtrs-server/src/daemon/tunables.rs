@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use rtrs_core::logging::change_filter;
-use rtrs_core::settings::{LogFilter, print};
+use rtrs_core::settings::{LogFilter, SettingValue, SettingValues, print};
 use serde_json::Value;
 
-use crate::control_protocol::{SettingValue, SettingValues};
 use crate::daemon::reload::APPLIED;
 use crate::settings::Settings;
 

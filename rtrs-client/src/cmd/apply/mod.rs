@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rtrs_core::local::RunDir;
-use rtrs_core::settings::{config_text, printable, without_bom};
+use rtrs_core::settings::{SettingValues, config_text, printable, without_bom};
 use serde::Serialize;
 
 use self::act::{Allowed, Turn, act, dead};
@@ -20,7 +20,7 @@ use super::at_once::at_once;
 use super::global::GlobalArgs;
 use super::session::{Session, Within};
 use super::sessions::{self, Answer};
-use crate::control_protocol::{Request, SessionState, SettingValues, Status};
+use crate::control_protocol::{Request, SessionState, Status};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
 use crate::volumes::difference::{Action, Difference, Found, Running, Task, Wanted, task};
