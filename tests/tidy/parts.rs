@@ -41,7 +41,6 @@ const LARGE: &[(&str, &str, &str)] = &[
         "Control",
         "its ends of paths and sessions are not a part yet",
     ),
-    ("rtrs-server/src/engine/control/path.rs", "Path", "its handshake is not a part yet"),
 ];
 
 /// Folders with product code.

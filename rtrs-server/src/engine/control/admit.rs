@@ -45,7 +45,7 @@ impl Control {
         match admit(self, provider, &request, ctx) {
             Ok(Admitted { path, cid }) => {
                 let waiting = self.registry.path_mut(path.key);
-                let request = waiting.and_then(|waiting| waiting.hold(cid, request));
+                let request = waiting.and_then(|waiting| waiting.handshake.hold(cid, request));
                 if let Some(request) = request {
                     self.connector.accept(path, cid, request, ctx);
                 }

@@ -22,9 +22,10 @@ use rtrs_core::wire::{ClientExtensions, ConnReq, Extensions};
 
 use super::chunk_pool::CachedChunks;
 use super::client_log::ClientLog;
+use super::handshake::Held;
 use super::limiter::{Limiter, Newcomer};
 use super::memory::{Memory, SessionMemory};
-use super::path::{Held, Path};
+use super::path::Path;
 use super::registry::{Registry, Session};
 use crate::engine::control::refusal::{Refusal, acceptance};
 use crate::engine::ctx::Ctx;

@@ -22,7 +22,7 @@ impl Control {
     pub(super) fn end_path(&mut self, key: PathKey, end: &PathEnd, ctx: &mut Ctx<'_>) {
         let Some(path) = self.registry.path_mut(key) else { return };
         // After a refused INFO_REQ, the client closes the path.
-        let refused = path.info_refused().cloned();
+        let refused = path.handshake.refused().cloned();
         let end = refused.as_ref().unwrap_or(end);
         let peer = path.shared().origin.peer;
         let is_loud = path.shared().session.has_opened() && !path.is_unproved()

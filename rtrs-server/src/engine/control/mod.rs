@@ -3,7 +3,8 @@
 //! The engine handles rare events, and favors safety over speed. Each part owns its state and does
 //! not depend on the others; this file connects them:
 //!
-//! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path;
+//! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path, with
+//!   `handshake.rs` and `path_shards.rs`;
 //! - `admit.rs` admission of connections; `info.rs` INFO_REQ, which ends the handshake;
 //!   `authenticate.rs` authentication of clients, with `proving.rs`;
 //! - `permission.rs` checks of the access lists; `limiter` limits for clients that have proved
@@ -35,6 +36,7 @@ mod ends;
 mod exports;
 mod fence;
 mod gateway;
+mod handshake;
 mod info;
 mod known;
 mod limiter;
@@ -42,6 +44,7 @@ mod memory;
 mod open;
 pub mod open_modes;
 mod path;
+mod path_shards;
 mod permission;
 mod proving;
 mod refusal;
@@ -296,7 +299,10 @@ impl Control {
                     }
                     Fencing::End(key) => {
                         self.fence_unproved(session.id, &asked, ctx);
-                        self.registry.path_mut(key).into_iter().for_each(|p| p.fence(reply_to));
+                        self.registry
+                            .path_mut(key)
+                            .into_iter()
+                            .for_each(|p| p.shards.fence(reply_to));
                         self.end_path(key, &PathEnd::Fenced, ctx);
                         rtrs_core::mutated!(FenceBeforeStopped).then_some(ControlAnswer::Done)
                     }

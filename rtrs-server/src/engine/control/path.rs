@@ -5,7 +5,7 @@
 
 use std::mem;
 use std::net::IpAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rtrs_core::fabric::{ConnRequest, PeerIdentity};
 use rtrs_core::ids::{ConnIndex, CoreIndex};
@@ -14,38 +14,17 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{ConnReq, Fence, Name};
 
 use super::announce::Announcer;
+use super::handshake::{Handshake, Held};
 use super::known::PeerAddress;
+use super::path_shards::PathShards;
 use super::proving::Proving;
 use crate::engine::control::refusal::Refusal;
 use crate::engine::device_table::DeviceId;
 use crate::engine::message::{EndReport, Outbox, ReplyTo, ShardMessage};
 use crate::path::chunks::ChunkPool;
-use crate::path::handshake::Joining;
 use crate::path::state::PathState;
 use crate::path::{InfoError, PathEnd, PathKey, PathShared};
 use crate::stats::{PathAuth, PathSnapshot, PathStage, micros, millis};
-
-/// A shard that has connections of the path, and its last report.
-#[derive(Debug)]
-struct Part {
-    shard: CoreIndex,
-    reached: Option<EndReport>,
-}
-
-/// Connections that wait for the registration of their path's chunks.
-#[derive(Debug, Default)]
-pub(super) struct Held {
-    connections: Vec<(ConnIndex, ConnRequest)>,
-    /// Expires when the connections no longer wait.
-    wanted: Arc<()>,
-}
-
-impl Held {
-    /// Expires when the connections no longer wait.
-    pub(super) fn wanted(&self) -> Weak<()> {
-        Arc::downgrade(&self.wanted)
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -54,22 +33,16 @@ pub(super) struct Path {
     recon_cnt: u16,
     /// Time of its first connection.
     since: Instant,
-    /// Time when its connections were accepted, after its chunks were registered.
-    accepted: Option<Instant>,
-    joining: Option<Joining>,
-    /// Present while its chunks are being registered.
-    held: Option<Held>,
+    pub(super) handshake: Handshake,
     heartbeat: Option<Heartbeat>,
     /// Time of the next check (`registry.rs`).
     timer: Option<Instant>,
     /// Present until the client has authenticated, if it must.
     proving: Option<Proving>,
     announcer: Announcer,
-    parts: Vec<Part>,
+    pub(super) shards: PathShards,
     /// Whether its address was reported to the listeners as known.
     known: bool,
-    /// Fences to answer once no new work of the path can begin.
-    fenced_by: Vec<ReplyTo>,
 }
 
 impl Path {
@@ -83,20 +56,17 @@ impl Path {
         held: Option<Held>,
     ) -> Self {
         Self {
-            joining: Some(Joining::new(shared.origin.cid_num, deadline)),
+            handshake: Handshake::new(shared.origin.cid_num, since, deadline, held),
             proving: shared.is_unproved().then(|| Proving::new(deadline)),
             shared,
             state: PathState::Connecting,
             recon_cnt,
             since,
-            accepted: held.is_none().then_some(since),
-            held,
             heartbeat: None,
             timer: None,
             announcer: Announcer::default(),
-            parts: Vec::new(),
+            shards: PathShards::default(),
             known: false,
-            fenced_by: Vec::new(),
         }
     }
 
@@ -112,17 +82,12 @@ impl Path {
         self.state
     }
 
-    /// Time when its connections were accepted; None while its chunks are being registered.
-    pub(super) fn accepted(&self) -> Option<Instant> {
-        self.accepted
-    }
-
     /// Bytes of its chunks that count against the server's limit, including chunks that are being
     /// registered.
     pub(super) fn chunk_bytes(&self) -> u64 {
         match self.shared.chunks.get() {
             Some(pool) => pool.region().counted(),
-            None if self.held.is_some() => ChunkPool::bytes(self.shared.session.limits) as u64,
+            None if self.handshake.is_held() => ChunkPool::bytes(self.shared.session.limits) as u64,
             None => 0,
         }
     }
@@ -145,13 +110,13 @@ impl Path {
 
     /// Whether it may carry requests of its session, and has chunks or is getting them.
     pub(super) fn has_chunks(&self) -> bool {
-        let has = self.held.is_some() || self.shared.chunks.get().is_some();
+        let has = self.handshake.is_held() || self.shared.chunks.get().is_some();
         self.state.may_begin() && has && !self.is_unproved()
     }
 
     /// Whether it has chunks or is getting them, in any state, and its client is known.
     pub(super) fn has_memory(&self) -> bool {
-        (self.held.is_some() || self.shared.chunks.get().is_some()) && !self.is_unproved()
+        (self.handshake.is_held() || self.shared.chunks.get().is_some()) && !self.is_unproved()
     }
 
     /// Whether its client must still authenticate.
@@ -208,25 +173,12 @@ impl Path {
 
     /// Adds a connection, which is assigned to `shard`.
     pub(super) fn join(&mut self, conn: &ConnReq, shard: CoreIndex) -> Result<(), Refusal> {
-        let joining = self.joining.as_mut().filter(|_| self.state == PathState::Connecting);
-        let joining = joining.ok_or(Refusal::PathExists)?;
-        joining.join(conn.cid, conn.cid_num).map_err(Refusal::Join)?;
-        if !self.parts.iter().any(|part| part.shard == shard) {
-            self.parts.push(Part { shard, reached: None });
+        if self.state != PathState::Connecting {
+            return Err(Refusal::PathExists);
         }
+        self.handshake.join(conn)?;
+        self.shards.add(shard);
         Ok(())
-    }
-
-    /// Holds a connection until the chunks are registered. Returns the connection if they already
-    /// are, or if there will be none before INFO_REQ.
-    pub(super) fn hold(&mut self, cid: ConnIndex, request: ConnRequest) -> Option<ConnRequest> {
-        match &mut self.held {
-            Some(held) => {
-                held.connections.push((cid, request));
-                None
-            }
-            None => Some(request),
-        }
     }
 
     /// Ends the wait for the registration of the chunks, successful or not: from now on the client
@@ -236,47 +188,32 @@ impl Path {
         now: Instant,
         deadline: Instant,
     ) -> Option<Vec<(ConnIndex, ConnRequest)>> {
-        let held = self.held.take()?;
-        self.accepted = Some(now);
-        self.joining.iter_mut().for_each(|joining| joining.set_deadline(deadline));
+        let held = self.handshake.take_held(now, deadline)?;
         self.proving.iter_mut().for_each(|proving| proving.set_deadline(deadline));
-        Some(held.connections)
+        Some(held)
     }
 
     /// Processes INFO_REQ, or another message in its place. Returns None if none is expected.
     pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
-        let joining = self.joining.as_ref().filter(|_| self.state == PathState::Connecting)?;
-        let held = self.held.as_ref().map_or(0, |held| held.connections.len());
-        if held > 0 {
-            return Some(Err(InfoError::Early(u16::try_from(held).unwrap_or(u16::MAX))));
-        }
-        Some(joining.admit(bytes))
+        (self.state == PathState::Connecting).then(|| self.handshake.admit(bytes))?
     }
 
     /// Reports to the client why INFO_REQ is refused, if the reason has an errno and the client
     /// supports it; the client then closes the path. Returns false if the server must close it.
     pub(super) fn refuse_info(&mut self, why: &PathEnd, out: &mut Outbox) -> bool {
         let takes = self.shared.origin.takes_info_refusals;
-        let (Some(errno), Some(joining)) =
-            (why.info_errno().filter(|_| takes), self.joining.as_mut())
-        else {
+        let Some(errno) = why.info_errno().filter(|_| takes && self.handshake.refuse(why)) else {
             return false;
         };
-        joining.refuse(why.clone());
         let path = self.shared.key;
         out.shard(CoreIndex(0), ShardMessage::RefuseInfo { path, errno });
         true
     }
 
-    /// Returns the reason of an INFO_REQ refusal that was sent to the client.
-    pub(super) fn info_refused(&self) -> Option<&PathEnd> {
-        self.joining.as_ref().and_then(Joining::refused)
-    }
-
     /// Records that INFO_REQ was accepted. Called before INFO_RSP is sent: requests may follow it
     /// at once, on any shard.
     pub(super) fn connected(&mut self) {
-        self.joining = None;
+        self.handshake.end();
         self.go(PathState::Connected);
     }
 
@@ -357,11 +294,11 @@ impl Path {
         out: &mut Outbox,
     ) -> (Option<PathEnd>, Option<Instant>) {
         let (mut end, mut next) = (None, None);
-        if let Some(joining) = &self.joining {
-            if joining.deadline() <= now && !rtrs_core::mutated!(HandshakeKept) {
+        if let Some(deadline) = self.handshake.deadline() {
+            if deadline <= now && !rtrs_core::mutated!(HandshakeKept) {
                 end = Some(PathEnd::HandshakeTimeout);
             } else {
-                next = Some(joining.deadline());
+                next = Some(deadline);
             }
         }
         let proving = self.proving.as_ref().filter(|_| !self.state.is_ending());
@@ -391,8 +328,8 @@ impl Path {
     pub(super) fn finish(&mut self, out: &mut Outbox) {
         self.heartbeat = None;
         self.go(PathState::Finishing);
-        for part in &self.parts {
-            out.shard(part.shard, ShardMessage::Finish { path: self.shared.key });
+        for shard in self.shards.iter() {
+            out.shard(shard, ShardMessage::Finish { path: self.shared.key });
         }
     }
 
@@ -411,43 +348,32 @@ impl Path {
             }
             _ => tracing::info!(%path, %peer, ?state, reason = %end, "path closing"),
         }
-        (self.joining, self.held, self.heartbeat) = (None, None, None);
+        self.handshake.cancel();
+        self.heartbeat = None;
         self.proving.iter_mut().for_each(Proving::end);
         self.go(PathState::Closing);
-        for part in &self.parts {
-            out.shard(part.shard, ShardMessage::Close { path, abrupt: end.is_abrupt() });
+        for shard in self.shards.iter() {
+            out.shard(shard, ShardMessage::Close { path, abrupt: end.is_abrupt() });
         }
         true
     }
 
     /// Processes a shard's report. Returns true if a finishing path has nothing left to answer.
     pub(super) fn report(&mut self, shard: CoreIndex, report: EndReport) -> bool {
-        for part in self.parts.iter_mut().filter(|part| part.shard == shard) {
-            part.reached = part.reached.max(Some(report));
-        }
-        self.state == PathState::Finishing && self.have_all(EndReport::Finished)
-    }
-
-    /// Whether all shards have reported at least this.
-    fn have_all(&self, report: EndReport) -> bool {
-        self.parts.iter().all(|part| part.reached >= Some(report))
-    }
-
-    /// Registers a request that is answered once no new work of the path can begin.
-    pub(super) fn fence(&mut self, reply_to: ReplyTo) {
-        self.fenced_by.push(reply_to);
+        self.shards.reported(shard, report);
+        self.state == PathState::Finishing && self.shards.have_all(EndReport::Finished)
     }
 
     /// Advances the end as far as the shards have reported. Returns the fences that are now
     /// complete, and whether nothing of the path remains.
     pub(super) fn advance(&mut self) -> (Vec<ReplyTo>, bool) {
         let mut fenced = Vec::new();
-        if self.state == PathState::Closing && self.have_all(EndReport::Stopped) {
+        if self.state == PathState::Closing && self.shards.have_all(EndReport::Stopped) {
             self.go(PathState::Draining);
-            fenced = mem::take(&mut self.fenced_by);
+            fenced = self.shards.take_fenced();
         }
         let drained =
-            self.have_all(EndReport::Drained) || rtrs_core::mutated!(SessionReleasedEarly);
+            self.shards.have_all(EndReport::Drained) || rtrs_core::mutated!(SessionReleasedEarly);
         let gone = self.state == PathState::Draining && drained;
         if gone {
             self.go(PathState::Gone);

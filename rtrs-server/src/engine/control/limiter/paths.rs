@@ -223,7 +223,7 @@ impl Places {
                 continue;
             }
             // Before that its client can do nothing.
-            let since = path.accepted().unwrap_or(now);
+            let since = path.handshake.accepted().unwrap_or(now);
             let share = places.shares.entry(source).or_default();
             share.amount += more;
             share.paths.insert((since, path.key()), more);
