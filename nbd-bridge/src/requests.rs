@@ -12,7 +12,7 @@ mod row;
 pub(crate) use command::Command;
 pub(crate) use fragments::{Fragment, block_of};
 pub(crate) use reply_state::Late;
-pub(crate) use row::{ConnId, NbdRow};
+pub(crate) use row::{ConnId, NbdRow, STATUS_MEMORY};
 
 /// All request rows of one shard. Their number is fixed, and their vectors keep their capacity.
 #[derive(Debug)]

@@ -64,14 +64,26 @@ impl<'a> ExtentList<'a> {
     }
 }
 
-/// Writes a list in which the whole range holds data, for a device without holes.
-pub fn all_data(room: &MemSlice, len: u32) {
-    ExtentList::new(room).push(Extent { len: len.into(), hole: false });
+/// Writes a list in which `len` bytes hold data, for a device without holes. They may go beyond the
+/// range that was asked for.
+pub fn all_data(room: &MemSlice, len: u64) {
+    ExtentList::new(room).push(Extent { len, hole: false });
 }
 
 /// Visits the extents of a list for a range of `len` bytes, cut at the end of the range, until
 /// `visit` returns false. Returns false if the list is empty or invalid.
 pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) -> bool {
+    let mut left = u64::from(len);
+    read_all(list, |extent| {
+        let len = extent.len.min(left);
+        left -= len;
+        visit(Extent { len, ..extent }) && left > 0
+    })
+}
+
+/// Visits the extents of a list, of which the last may go beyond the range, until `visit` returns
+/// false. Returns false if the list is empty or invalid.
+pub fn read_all(list: &MemSlice, mut visit: impl FnMut(Extent) -> bool) -> bool {
     let word = |at| {
         let mut bytes = [0; ENTRY];
         list.slice(at, ENTRY).map(|slice| {
@@ -79,7 +91,6 @@ pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) ->
             u64::from_le_bytes(bytes)
         })
     };
-    let mut left = u64::from(len);
     let count = word(0).and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
     if count > COUNT_MAX {
         return false;
@@ -88,9 +99,7 @@ pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) ->
         let extent = word(HEAD + ENTRY * number);
         let extent = extent.map(|word| Extent { len: word & !HOLE, hole: word & HOLE != 0 });
         let Some(extent) = extent.filter(|extent| extent.len > 0) else { return false };
-        let len = extent.len.min(left);
-        left -= len;
-        if !visit(Extent { len, ..extent }) || left == 0 {
+        if !visit(extent) {
             return true;
         }
     }
@@ -127,6 +136,12 @@ mod tests {
         let whole = u32::MAX - 511;
         assert_eq!(all(&list, whole), Some(vec![(1024, false), (u64::from(whole) - 1024, true)]));
         assert_eq!(all(&list, 600), Some(vec![(600, false)]));
+        let mut last = 0;
+        assert!(read_all(&list, |extent| {
+            last = extent.len;
+            true
+        }));
+        assert_eq!(last, 4096 + (1 << 40), "the last one is not cut");
         assert_eq!(
             list.to_vec()[..16],
             [[2, 0, 0, 0, 0, 0, 0, 0], [0, 4, 0, 0, 0, 0, 0, 0]].concat()

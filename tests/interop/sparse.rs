@@ -95,6 +95,36 @@ fn nbdcopy_skips_the_holes_of_a_tebibyte() {
     stand.finish();
 }
 
+/// Each answer covers as much as its form can say, and takes one request to the server.
+#[test]
+fn a_hole_of_15_tebibytes_is_mapped_with_few_requests() {
+    if !requires(&["nbdinfo", "qemu-img"]) {
+        return;
+    }
+    let (stand, exported) = file_stand(15 * TIB, |c| c, &[]);
+    fill(&exported, &[TIB]);
+    let count = || {
+        let stats = stand.client.command(&["stats", "vol0", "-o", "json"]).ok().json();
+        stats["ops"]["extents"]["count"].as_u64().expect("a number")
+    };
+    let (hole, data) = ((0, TIB, 3), (TIB, MIB, 0));
+    assert_eq!(map(&stand.uri()), [hole, data, (TIB + MIB, 14 * TIB - MIB, 3)]);
+    let narrow = count();
+    assert!(narrow <= 2000, "{narrow} requests of at most 8 GiB each");
+    let uri = stand.uri();
+    let json = ["map", "--output=json", "-f", "raw", &uri];
+    let map = run("qemu-img", &json, COMMAND_TIME_MAX).ok().json();
+    assert_eq!(map.as_array().map(Vec::len), Some(3), "{map}");
+    let wide = count() - narrow;
+    let version = run("qemu-img", &["--version"], COMMAND_TIME_MAX).ok().stdout;
+    let version = version.split_whitespace().nth(2).and_then(|v| v.split('.').next()?.parse().ok());
+    // Extended headers came with 8.2.
+    if version.is_some_and(|major: u32| major >= 9) {
+        assert!(wide <= 20, "{wide} requests");
+    }
+    stand.finish();
+}
+
 #[test]
 fn qemu_img_maps_and_converts_sparse_files() {
     if !requires(&["qemu-img"]) {

@@ -497,7 +497,7 @@ impl State {
             }
             (IoOp::Flush, _) if self.plant == Plant::NoFlush => {}
             (IoOp::Flush, _) => self.flush(op.mark),
-            (IoOp::Extents, Some(room)) => rtrs_core::extents::all_data(room, op.io.len),
+            (IoOp::Extents, Some(room)) => rtrs_core::extents::all_data(room, op.io.len.into()),
             (IoOp::Read | IoOp::Extents, None) => op.status = IoStatus::Invalid,
             (IoOp::Write | IoOp::WriteZeroes | IoOp::Discard, _) => self.do_write(op, len),
         }

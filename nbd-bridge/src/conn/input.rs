@@ -3,7 +3,7 @@
 use rtrs_core::mem::MemSlice;
 
 use crate::buffers::{BUFFER_LEN, Buffers, PART_MAX};
-use crate::proto::Request;
+use crate::proto::wire::ExtendedRequest;
 
 /// Minimum size of a large write, for which receives are limited to fit.
 const LARGE: usize = 32 * 1024;
@@ -167,5 +167,5 @@ fn piece(start: usize, left: u32, to: u64, min_block: u32) -> usize {
 
 /// A header and a whole piece fit into one buffer, and the largest block fits twice into a piece,
 /// so that a piece at the start of a buffer is never 0.
-const _: () = assert!(PART_MAX + Request::LEN <= BUFFER_LEN && LARGE < PART_MAX);
+const _: () = assert!(PART_MAX + ExtendedRequest::LEN <= BUFFER_LEN && LARGE < PART_MAX);
 const _: () = assert!(2 * crate::proto::wire::MIN_BLOCK_MAX as usize <= PART_MAX);

@@ -58,7 +58,7 @@ impl Conn {
             let rest = Piece { len: entry.unsent(), block, one_chunk };
             let Some(piece) = self.take_piece(row, rest, shared) else { break };
             self.output.pop_dropped();
-            shared.requests.row(row).begin_read(u32::try_from(piece).unwrap_or(u32::MAX));
+            shared.requests.row(row).begin_read(piece);
             shared.submit(row);
             any = true;
         }

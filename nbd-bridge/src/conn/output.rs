@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use rtrs_core::mem::{IoVecs, MemSlice, Region};
 
+use crate::proto::Op;
+use crate::proto::reply::{self, Answered, Form};
 use crate::proto::wire::NbdError;
-use crate::proto::{Op, reply};
 use crate::requests::{NbdRow, Requests};
 
 /// Maximum number of replies per system call.
@@ -133,14 +134,16 @@ impl Output {
     }
 
     /// Gathers what can be sent now: handshake bytes, then heads and data of as many finished
-    /// requests as fit. Returns None when a send is in progress or nothing can be sent.
+    /// requests as fit. The device has `size` bytes. Returns None when a send is in progress or
+    /// nothing can be sent.
     pub(super) fn gather(
         &mut self,
-        structured: bool,
+        form: Form,
+        size: u64,
         requests: &mut Requests,
     ) -> Option<Box<IoVecs>> {
         let vecs = self.vecs.take()?;
-        let mut batch = Batch { vecs, staging: &self.staging, used: 0, structured };
+        let mut batch = Batch { vecs, staging: &self.staging, used: 0, form, size };
         if !self.greeting.is_empty() {
             let count = self.greeting.len().min(self.staging.len());
             batch.stage(&self.greeting[..count]);
@@ -154,7 +157,7 @@ impl Output {
             }
             batch.add_reply(row);
             let complete = row.progress.is_complete();
-            self.cut_short = (!structured && !complete).then_some(index);
+            self.cut_short = (form == Form::Simple && !complete).then_some(index);
             if self.replies.front() == Some(&index) {
                 self.replies.pop_front();
             } else {
@@ -187,8 +190,9 @@ struct Batch<'a> {
     staging: &'a MemSlice,
     /// Bytes used of the staging memory.
     used: usize,
-    /// Replies are structured.
-    structured: bool,
+    form: Form,
+    /// Size of the device in bytes.
+    size: u64,
 }
 
 impl Batch<'_> {
@@ -199,28 +203,29 @@ impl Batch<'_> {
 
     /// Appends head and data of a reply.
     fn add_reply(&mut self, row: &NbdRow) {
-        let (op, cookie, structured) = (row.command.op(), row.command.cookie(), self.structured);
+        let (op, cookie, form) = (row.command.op(), row.command.cookie(), self.form);
+        let of = Answered { form, cookie, offset: row.command.offset() };
         let mut error = row.reply.error();
         let mut statuses = None;
         if op == Op::BlockStatus && error.is_none_or(|(e, _)| e == NbdError::NotSup) {
-            statuses = row.statuses();
+            statuses = row.statuses(form, self.size);
             let none = (NbdError::Io, "the device does not say what it holds");
             error = statuses.is_none().then_some(none);
         }
         let head = match error {
-            Some((error, why)) => reply::failure(structured, cookie, error, why),
+            Some((error, why)) => reply::failure(of, error, why),
             None if op == Op::Read => {
                 let Range { start, end } = row.asked();
                 let len = u32::try_from(end - start).unwrap_or(0);
-                reply::read_head(structured, cookie, start, len, row.progress.is_complete())
+                reply::read_head(of, start, len, row.progress.is_complete())
             }
             None => match &statuses {
-                Some((_, count)) => reply::status_head(cookie, *count),
-                None => reply::success(cookie),
+                Some((_, count)) => reply::status_head(of, *count),
+                None => reply::success(of),
             },
         };
         // A simple reply has one head, before the data of its first piece.
-        if structured || row.progress.current_piece().start == 0 {
+        if form != Form::Simple || row.progress.current_piece().start == 0 {
             self.stage(&head);
         }
         if error.is_none() && op == Op::Read {

@@ -6,14 +6,15 @@
 
 use std::ops::Range;
 
-use rtrs_core::extents;
 use rtrs_core::rt::Port;
 
 use super::input::PIECE_ALIGN;
 use super::{Conn, Phase};
 use crate::buffers::{PIECE_MAX, Part};
+use crate::proto::reply::Form;
+use crate::proto::wire::ExtendedRequest;
 use crate::proto::{AfterRefusal, Op, Outcome, Request, Validated};
-use crate::requests::{Command, Late};
+use crate::requests::{Command, Late, STATUS_MEMORY};
 use crate::shared::Shared;
 
 /// Rest of a read, from the start of a piece.
@@ -89,34 +90,41 @@ impl Conn {
     }
 
     fn step_header(&mut self, port: &Port, shared: &mut Shared) -> bool {
-        if self.input.available() < Request::LEN
+        let header = self.form().request_len();
+        if self.input.available() < header
             || !self.gate.passes(&shared.seat)
             || shared.queue.is_congested()
         {
             return false;
         }
         let Some(rules) = self.rules else { return false };
-        let mut bytes = [0; Request::LEN];
-        if !self.input.peek(&mut bytes, &shared.buffers) {
+        let mut bytes = [0; ExtendedRequest::LEN];
+        if !self.input.peek(&mut bytes[..header], &shared.buffers) {
             return false;
         }
-        let Ok(request) = Request::decode(&bytes) else {
+        let decoded = if rules.extended() {
+            ExtendedRequest::decode(&bytes)
+        } else {
+            Request::decode(&bytes).map(Into::into)
+        };
+        let Ok(request) = decoded else {
             tracing::debug!("closing the connection: NBD request with wrong magic");
             self.abort(port, shared);
             return false;
         };
-        match rules.check(&request, shared.queue.geometry().size) {
+        match rules.check_extended(&request, shared.queue.geometry().size) {
             Ok(valid) => {
-                self.input.consume(Request::LEN);
+                self.input.consume(header);
                 self.input.note_request(valid.payload());
                 self.start_request(valid, port, shared)
             }
             Err(refusal) => {
                 let Some(row) = shared.requests.take(self.rows) else { return false };
-                self.input.consume(Request::LEN);
+                self.input.consume(header);
                 self.rows += 1;
                 let entry = shared.requests.row(row);
-                (entry.conn, entry.command) = (self.id, Command::refused(request.cookie));
+                (entry.conn, entry.command) =
+                    (self.id, Command::refused(request.cookie, request.offset));
                 entry.reply.refuse(refusal.error, refusal.reason);
                 self.output.push(row);
                 match refusal.after {
@@ -168,8 +176,7 @@ impl Conn {
                 let piece = Piece { len: whole, block, one_chunk: command.one_chunk() };
                 return self.take_piece(row, piece, shared);
             }
-            // The extents as the device lists them, and as the client receives them.
-            Op::BlockStatus => 2 * extents::LEN_MAX as u64,
+            Op::BlockStatus => STATUS_MEMORY as u64,
             _ => 2 * block * command.cut().fragments() as u64,
         };
         (bytes == 0 || self.take_bytes(row, bytes, shared)).then_some(whole)
@@ -192,7 +199,7 @@ impl Conn {
             return Some(piece);
         }
         // After its first piece, a simple reply cannot report an error any more.
-        if !self.structured() || of.one_chunk {
+        if self.form() == Form::Simple || of.one_chunk {
             return None;
         }
         // Other bridges hold the memory that a long piece would need, or a client that does not
@@ -212,18 +219,18 @@ impl Conn {
         match op {
             Op::Write => {
                 entry.progress.expect_payload();
-                self.phase = Phase::Payload { row, left: len };
+                let left = u32::try_from(len).unwrap_or(u32::MAX);
+                self.phase = Phase::Payload { row, left };
             }
             Op::Cache => shared.finish_if_done(row),
             Op::Flush if rtrs_core::mutated!(NbdFlushSkipped) => shared.finish_if_done(row),
             // A trim without a whole block.
             Op::Trim if whole == 0 => shared.finish_if_done(row),
             Op::Read => {
-                entry.begin_read(u32::try_from(piece).unwrap_or(len));
+                entry.begin_read(piece);
                 shared.submit(row);
             }
             _ => {
-                let whole = u32::try_from(whole).unwrap_or(len);
                 entry.progress.set_ready(if op == Op::Flush { 1 } else { whole });
                 let losses = shared.losses.as_deref();
                 let reported = self.reports.reported_before(self.input.parsed(), losses);
@@ -246,7 +253,7 @@ impl Conn {
             return false;
         }
         let entry = shared.requests.row(row);
-        let to = entry.command.offset() + u64::from(entry.command.len() - left);
+        let to = entry.command.offset() + entry.command.len() - u64::from(left);
         let piece = self.input.piece(left, to, self.min_block());
         if piece == 0 || self.input.available() < piece {
             return false;
@@ -266,7 +273,7 @@ impl Conn {
         if len > 0 {
             shared.buffers.hold(buffer);
             entry.parts.push(Part { buffer, slice: shared.buffers.slice(buffer, at, len) });
-            entry.progress.add_ready(u32::try_from(len).unwrap_or(0));
+            entry.progress.add_ready(len as u64);
         }
         self.phase = if left == 0 {
             entry.progress.set_complete();

@@ -6,7 +6,7 @@ use rtrs_core::time::Instant;
 
 use super::{Conn, Phase};
 use crate::buffers::BUFFER_LEN;
-use crate::proto::Request;
+use crate::proto::reply::Form;
 use crate::shared::Shared;
 
 impl Conn {
@@ -86,21 +86,22 @@ impl Conn {
     /// and the maximum number to receive beyond those. Returns None when the next step does not
     /// wait for bytes.
     fn wanted(&self, shared: &mut Shared) -> Option<(usize, usize)> {
+        let header = self.form().request_len();
         let (need, most) = match self.phase {
             Phase::Ended | Phase::Starved(_) => return None,
             // Both take all available bytes; the rest waits for the greeting to be sent.
             Phase::Handshake(_) | Phase::Skip { .. } => (1, BUFFER_LEN),
-            Phase::Header if self.input.is_limited() => (Request::LEN, Request::LEN),
-            Phase::Header => (Request::LEN, BUFFER_LEN),
+            Phase::Header if self.input.is_limited() => (header, header),
+            Phase::Header => (header, BUFFER_LEN),
             Phase::Payload { row, left } => {
                 let entry = shared.requests.row(row);
-                let to = entry.command.offset() + u64::from(entry.command.len() - left);
+                let to = entry.command.offset() + entry.command.len() - u64::from(left);
                 let need = self.input.needed_piece(left, to, self.min_block());
                 let last = need == left as usize;
                 let most = if !self.input.is_limited() {
                     BUFFER_LEN
                 } else if last {
-                    need + Request::LEN
+                    need + header
                 } else {
                     need
                 };
@@ -123,7 +124,8 @@ impl Conn {
             self.abort(port, shared);
             return true;
         }
-        let vecs = self.output.gather(self.structured(), &mut shared.requests);
+        let size = shared.queue.geometry().size;
+        let vecs = self.output.gather(self.form(), size, &mut shared.requests);
         if self.reports.unsent().is_some_and(|row| self.output.sends(row)) {
             self.reports.note_sent(self.input.received() + self.link.unread());
         }
@@ -132,7 +134,12 @@ impl Conn {
         true
     }
 
-    pub(super) fn structured(&self) -> bool {
-        self.rules.is_some_and(|rules| rules.structured_replies())
+    /// Form of replies, as negotiated.
+    pub(super) fn form(&self) -> Form {
+        match self.rules {
+            Some(rules) if rules.extended() => Form::Extended,
+            Some(rules) if rules.structured_replies() => Form::Structured,
+            _ => Form::Simple,
+        }
     }
 }

@@ -7,9 +7,9 @@
 //! options; the caller enforces timeouts. The listener's connections run it before the transmission
 //! phase.
 //!
-//! Offered: EXPORT_NAME, ABORT, LIST, INFO, GO, STRUCTURED_REPLY, and LIST_META_CONTEXT and
-//! SET_META_CONTEXT with one context, `base:allocation`. Everything else is answered with UNSUP,
-//! TLS and extended headers included.
+//! Offered: EXPORT_NAME, ABORT, LIST, INFO, GO, STRUCTURED_REPLY, EXTENDED_HEADERS, and
+//! LIST_META_CONTEXT and SET_META_CONTEXT with one context, `base:allocation`. Everything else is
+//! answered with UNSUP, TLS included.
 //!
 //! Source: "Handshake", "Option types", "Option reply types" of the NBD document.
 
@@ -123,6 +123,7 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured_replies: bool,
+    extended: bool,
     /// The export for which the client has chosen `base:allocation`.
     context_of: Option<String>,
     options: u32,
@@ -164,6 +165,7 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             structured_replies: false,
+            extended: false,
             context_of: None,
             options: 0,
             received: 0,
@@ -297,12 +299,15 @@ impl Handshake {
             opt::INFO | opt::GO | opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
                 skip((rep::ERR_TOO_BIG, "too much data in the option"))
             }
-            opt::LIST | opt::STRUCTURED_REPLY if len == 0 => Step::Data { option, len },
-            opt::LIST | opt::STRUCTURED_REPLY | opt::STARTTLS if len > 0 => {
+            opt::LIST | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS if len == 0 => {
+                Step::Data { option, len }
+            }
+            opt::LIST | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS | opt::STARTTLS
+                if len > 0 =>
+            {
                 skip((rep::ERR_INVALID, "the option takes no data"))
             }
             opt::STARTTLS => skip((rep::ERR_UNSUP, "this server has no TLS")),
-            opt::EXTENDED_HEADERS => skip((rep::ERR_UNSUP, "this server has no extended headers")),
             _ => skip((rep::ERR_UNSUP, "unknown option")),
         };
         None
@@ -340,6 +345,14 @@ impl Handshake {
                     put_reply(out, option, rep::SERVER, &[&name_len, name, text]);
                 });
                 put_reply(out, option, rep::ACK, &[]);
+            }
+            opt::EXTENDED_HEADERS => {
+                (self.structured_replies, self.extended) = (true, true);
+                put_reply(out, option, rep::ACK, &[]);
+            }
+            opt::STRUCTURED_REPLY if self.extended => {
+                let text = "extended headers are in use already";
+                put_error(out, option, (rep::ERR_EXT_HEADER_REQD, text));
             }
             // STRUCTURED_REPLY: `open_option` passes no other option. Repeating it changes nothing.
             _ => {
@@ -452,6 +465,7 @@ impl Handshake {
             structured_replies: self.structured_replies,
             keeps_blocks,
             block_status: self.context_of.as_ref() == Some(&export.name),
+            extended: self.extended,
         };
         Negotiated { export, terms, no_zeroes: self.no_zeroes }
     }

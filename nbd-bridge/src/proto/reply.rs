@@ -1,23 +1,64 @@
 //! Heads of replies.
 //!
 //! The data of a read is sent behind its head, from where the device put it. No allocation.
-//! [`success`], [`failure`] and [`read_head`] choose between simple and structured as the NBD
-//! document demands: once structured replies are negotiated, a read is never answered by a simple
-//! reply, and errors are sent as chunks because these can carry the reason.
+//! [`success`], [`failure`] and [`read_head`] choose between the forms as the NBD document demands:
+//! once structured replies are negotiated, a read is never answered by a simple reply, and errors
+//! are sent as chunks because these can carry the reason.
 //!
 //! Source: "Simple reply message", "Structured reply chunk message", "Structured reply types".
 
 use std::ops::Deref;
 
 use super::wire::{
-    ChunkHeader, NbdError, PAYLOAD_MAX, SimpleReply, base_allocation, clip, reply_flags, reply_type,
+    ChunkHeader, ExtendedChunkHeader, ExtendedRequest, NbdError, PAYLOAD_MAX, RequestHeader,
+    SimpleReply, base_allocation, clip, reply_flags, reply_type,
 };
 
 /// Maximum length of an error message; longer ones are truncated.
 const MESSAGE_MAX: usize = 100;
 /// Size that fits any head: an error chunk with its code, the length of its message, and the
 /// message.
-pub const ROOM: usize = ChunkHeader::LEN + 4 + 2 + MESSAGE_MAX;
+pub const ROOM: usize = ExtendedChunkHeader::LEN + 4 + 2 + MESSAGE_MAX;
+
+/// Form of the replies of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Simple replies only.
+    Simple,
+    /// Structured chunks for reads and errors.
+    Structured,
+    /// Extended chunks for everything.
+    Extended,
+}
+
+impl Form {
+    /// Length of the head of a request on connections of this form.
+    pub const fn request_len(self) -> usize {
+        match self {
+            Self::Extended => ExtendedRequest::LEN,
+            Self::Simple | Self::Structured => RequestHeader::LEN,
+        }
+    }
+}
+
+/// Request that a reply answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// Form of the reply.
+    pub form: Form,
+    /// The cookie of the request.
+    pub cookie: u64,
+    /// The offset of the request, for extended chunks.
+    pub offset: u64,
+}
+
+/// A chunk of a reply.
+struct Chunk {
+    last: bool,
+    kind: u16,
+    /// Bytes of payload.
+    len: u32,
+}
 
 /// An encoded head, ready to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -48,53 +89,70 @@ impl Head {
         Self::new(&[&SimpleReply { error, cookie }.encode()])
     }
 
-    /// Creates a chunk of a reply. Its payload begins with `parts`.
-    fn chunk(header: ChunkHeader, parts: [&[u8]; 3]) -> Self {
+    /// Creates a chunk with a payload of `len` bytes, which begins with `parts`.
+    fn chunk(of: Answered, chunk: Chunk, parts: [&[u8]; 3]) -> Self {
+        let (Answered { form, cookie, offset }, Chunk { last, kind, len }) = (of, chunk);
+        let flags = if last { reply_flags::DONE } else { 0 };
         let [a, b, c] = parts;
-        Self::new(&[&header.encode(), a, b, c])
+        if form == Form::Extended {
+            let len = len.into();
+            let header = ExtendedChunkHeader { flags, kind, cookie, offset, len };
+            return Self::new(&[&header.encode(), a, b, c]);
+        }
+        Self::new(&[&ChunkHeader { flags, kind, cookie, len }.encode(), a, b, c])
     }
 }
 
-/// Reply to a successful request without data: write, flush, trim, cache, write zeroes. Always a
-/// simple reply, which is allowed for these in either mode and is the shortest.
-pub fn success(cookie: u64) -> Head {
-    Head::simple(cookie, 0)
+/// Reply to a successful request without data: write, flush, trim, cache, write zeroes. A simple
+/// reply unless heads are extended: it is allowed for these in either other form and the shortest.
+pub fn success(of: Answered) -> Head {
+    match of.form {
+        Form::Extended => {
+            Head::chunk(of, Chunk { last: true, kind: reply_type::NONE, len: 0 }, [&[]; 3])
+        }
+        Form::Simple | Form::Structured => Head::simple(of.cookie, 0),
+    }
 }
 
-/// Reply to a failed request of any kind. `message` is for users and only sent in structured mode.
-pub fn failure(structured: bool, cookie: u64, error: NbdError, message: &str) -> Head {
-    if !structured {
-        return Head::simple(cookie, error.code());
+/// Reply to a failed request of any kind. `message` is for users and not sent in simple replies.
+pub fn failure(of: Answered, error: NbdError, message: &str) -> Head {
+    if of.form == Form::Simple {
+        return Head::simple(of.cookie, error.code());
     }
     let message = clip(message, MESSAGE_MAX).as_bytes();
     // At most `MESSAGE_MAX`.
     let message_len = (message.len() as u16).to_be_bytes();
     let parts = [&error.code().to_be_bytes()[..], &message_len, message];
     let len = 6 + message.len() as u32;
-    Head::chunk(
-        ChunkHeader { flags: reply_flags::DONE, kind: reply_type::ERROR, cookie, len },
-        parts,
-    )
+    Head::chunk(of, Chunk { last: true, kind: reply_type::ERROR, len }, parts)
+}
+
+/// Size of an extent of a block status in bytes.
+pub const fn extent_len(form: Form) -> usize {
+    if matches!(form, Form::Extended) { 16 } else { 8 }
 }
 
 /// Head before `count` extents of `base:allocation`.
-pub fn status_head(cookie: u64, count: u32) -> Head {
-    let (flags, kind) = (reply_flags::DONE, reply_type::BLOCK_STATUS);
+pub fn status_head(of: Answered, count: u32) -> Head {
     let context = base_allocation::ID.to_be_bytes();
-    let header = ChunkHeader { flags, kind, cookie, len: 4 + 8 * count };
-    Head::chunk(header, [&context, &[], &[]])
+    let extents = count * extent_len(of.form) as u32;
+    if of.form == Form::Extended {
+        let chunk = Chunk { last: true, kind: reply_type::BLOCK_STATUS_EXT, len: 8 + extents };
+        return Head::chunk(of, chunk, [&context, &count.to_be_bytes(), &[]]);
+    }
+    let chunk = Chunk { last: true, kind: reply_type::BLOCK_STATUS, len: 4 + extents };
+    Head::chunk(of, chunk, [&context, &[], &[]])
 }
 
 /// Head before the `len` bytes at `offset` of a successful read: a data chunk, which may be the
 /// `last` one, or a simple reply, which precedes only the first bytes.
-pub fn read_head(structured: bool, cookie: u64, offset: u64, len: u32, last: bool) -> Head {
-    if !structured {
-        return success(cookie);
+pub fn read_head(of: Answered, offset: u64, len: u32, last: bool) -> Head {
+    if of.form == Form::Simple {
+        return success(of);
     }
     debug_assert!(0 < len && len <= PAYLOAD_MAX, "a read of {len} bytes was not refused");
-    let flags = if last { reply_flags::DONE } else { 0 };
-    let header = ChunkHeader { flags, kind: reply_type::OFFSET_DATA, cookie, len: 8 + len };
-    Head::chunk(header, [&offset.to_be_bytes(), &[], &[]])
+    let chunk = Chunk { last, kind: reply_type::OFFSET_DATA, len: 8 + len };
+    Head::chunk(of, chunk, [&offset.to_be_bytes(), &[], &[]])
 }
 
 #[cfg(test)]

@@ -1,17 +1,20 @@
 //! Requests of the transmission phase, and their validation.
 //!
-//! [`Request::decode`] turns 28 bytes into a request; [`Rules::check`] returns the operation to run
-//! or the refusal, including how to treat the payload that follows a refused write. No allocation;
-//! `Rules` is a small `Copy` struct that a connection keeps beside its buffers. A validated request
-//! is within the export, uses offered features and has a bounded length. It is aligned if the
-//! client asked for the block sizes; other clients may request any bytes, and are served with whole
-//! blocks internally. Called once per request by the connection code.
+//! [`Request::decode`] turns 28 bytes into a request, or [`ExtendedRequest::decode`] 32 bytes;
+//! [`Rules::check`] returns the operation to run or the refusal, including how to treat the payload
+//! that follows a refused write. No allocation; `Rules` is a small `Copy` struct that a connection
+//! keeps beside its buffers. A validated request is within the export, uses offered features and
+//! has a bounded length. It is aligned if the client asked for the block sizes; other clients may
+//! request any bytes, and are served with whole blocks internally. Called once per request by the
+//! connection code.
 //!
 //! Source: "Request message", "Request types", "Command flags", "Error values" and "Size
 //! constraints" of the NBD document.
 
 use super::export_info::ExportInfo;
-use super::wire::{CHUNK_MAX, NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf};
+use super::wire::{
+    CHUNK_MAX, ExtendedRequest, NbdError, PAYLOAD_MAX, cmd, cmd_flags, transmission_flags as tf,
+};
 
 /// A request as received; only its magic has been checked. If decoding fails for any reason other
 /// than missing bytes, the stream is out of sync and the connection must be closed.
@@ -52,9 +55,8 @@ pub struct Validated {
     /// First byte; 0 for flush and disconnect.
     pub offset: u64,
     /// Number of bytes; 0 for flush and disconnect, otherwise above 0 with `offset + len` within
-    /// the export. At most the maximum payload for reads and writes, up to 4 GiB for other
-    /// operations.
-    pub len: u32,
+    /// the export. At most the maximum payload for reads and writes.
+    pub len: u64,
     /// Data must be durable before the reply. Only set for write, trim and write zeroes.
     pub fua: bool,
     /// Write zeroes must leave the range allocated.
@@ -98,6 +100,8 @@ pub struct Terms {
     pub keeps_blocks: bool,
     /// The client selected the context `base:allocation`.
     pub block_status: bool,
+    /// Requests and replies have extended heads, with 64-bit lengths. Implies structured replies.
+    pub extended: bool,
 }
 
 /// Rules against which the requests of one connection are validated, together with the current size
@@ -130,6 +134,11 @@ impl Rules {
         self.terms.structured_replies
     }
 
+    /// Whether requests and replies have extended heads.
+    pub fn extended(&self) -> bool {
+        self.terms.extended
+    }
+
     /// Returns the block size of the device.
     pub(crate) fn min_block(&self) -> u32 {
         self.min_block
@@ -140,11 +149,25 @@ impl Rules {
     /// # Errors
     /// The error to reply with, and how to skip the payload of a refused write.
     pub fn check(&self, request: &Request, size: u64) -> Result<Validated, Refusal> {
+        self.check_extended(&(*request).into(), size)
+    }
+
+    /// Validates a request to an export of `size` bytes, as [`Self::check`].
+    ///
+    /// # Errors
+    /// The error to reply with, and how to skip the payload of a refused write.
+    pub fn check_extended(
+        &self,
+        request: &ExtendedRequest,
+        size: u64,
+    ) -> Result<Validated, Refusal> {
         self.validate(request, size).map_err(|(error, reason)| {
-            let after = match (request.command, request.len) {
-                (cmd::WRITE, len) if len > SKIP_MAX => AfterRefusal::Close,
-                (cmd::WRITE, len) if len > 0 => AfterRefusal::Skip(len),
-                _ => AfterRefusal::Continue,
+            let says = self.terms.extended && request.flags & cmd_flags::PAYLOAD_LEN != 0;
+            let has_payload = (says || request.command == cmd::WRITE) && request.len > 0;
+            let after = match u32::try_from(request.len) {
+                _ if !has_payload => AfterRefusal::Continue,
+                Ok(len) if len <= SKIP_MAX => AfterRefusal::Skip(len),
+                _ => AfterRefusal::Close,
             };
             Refusal { error, reason, after }
         })
@@ -173,10 +196,10 @@ impl Rules {
 
     fn validate(
         &self,
-        request: &Request,
+        request: &ExtendedRequest,
         size: u64,
     ) -> Result<Validated, (NbdError, &'static str)> {
-        let Request { flags, command, cookie, offset, len } = *request;
+        let ExtendedRequest { flags, command, cookie, offset, len } = *request;
         let invalid = |reason| Err((NbdError::Inval, reason));
         // A disconnect has no reply, so a bad flag cannot be reported.
         if command == cmd::DISC {
@@ -218,7 +241,11 @@ impl Rules {
     fn command(&self, command: u16) -> Result<Command, (NbdError, &'static str)> {
         let (op, own_flags, needs) = match command {
             cmd::READ => (Op::Read, cmd_flags::DF, tf::HAS_FLAGS),
-            cmd::WRITE => (Op::Write, 0, tf::HAS_FLAGS),
+            cmd::WRITE => {
+                // With extended heads, clients have to set it.
+                let own = if self.terms.extended { cmd_flags::PAYLOAD_LEN } else { 0 };
+                (Op::Write, own, tf::HAS_FLAGS)
+            }
             cmd::FLUSH => (Op::Flush, 0, tf::SEND_FLUSH),
             cmd::TRIM => (Op::Trim, 0, tf::SEND_TRIM),
             cmd::CACHE => (Op::Cache, 0, tf::SEND_CACHE),
@@ -259,29 +286,29 @@ impl Rules {
     fn check_range(
         &self,
         op: Op,
-        request: &Request,
+        request: &ExtendedRequest,
         size: u64,
     ) -> Result<(), (NbdError, &'static str)> {
-        let Request { flags, offset, len, .. } = *request;
+        let ExtendedRequest { flags, offset, len, .. } = *request;
         if len == 0 {
             return Err((NbdError::Inval, "the length is 0"));
         }
-        if offset.checked_add(u64::from(len)).is_none_or(|end| end > size) {
+        if offset.checked_add(len).is_none_or(|end| end > size) {
             let full = matches!(op, Op::Write | Op::WriteZeroes);
             let error = if full { NbdError::NoSpc } else { NbdError::Inval };
             return Err((error, "the range goes past the end of the export"));
         }
-        if matches!(op, Op::Read | Op::Write) && len > self.max_payload {
+        if matches!(op, Op::Read | Op::Write) && len > u64::from(self.max_payload) {
             // Only a structured read may fail with EOVERFLOW ("NBD_CMD_READ").
             let overflow = op == Op::Read && self.structured_replies();
             let error = if overflow { NbdError::Overflow } else { NbdError::Inval };
             return Err((error, "the length is over the maximum payload"));
         }
-        if flags & cmd_flags::DF != 0 && len > CHUNK_MAX {
+        if flags & cmd_flags::DF != 0 && len > u64::from(CHUNK_MAX) {
             return Err((NbdError::Overflow, "the length is over that of one chunk"));
         }
         let block = u64::from(self.min_block);
-        if !offset.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {
+        if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             self.check_part(op, flags)?;
         }
         Ok(())
@@ -305,7 +332,9 @@ impl Validated {
 
     /// Returns the number of payload bytes that follow the request on the stream.
     pub fn payload(&self) -> u32 {
-        if self.op == Op::Write { self.len } else { 0 }
+        let len = if self.op == Op::Write { self.len } else { 0 };
+        // A write is at most the maximum payload.
+        u32::try_from(len).unwrap_or(u32::MAX)
     }
 }
 

@@ -32,6 +32,10 @@ pub mod magic {
     pub const SIMPLE_REPLY: u32 = 0x6744_6698;
     /// Head of a structured reply chunk.
     pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
+    /// Extended head of a request.
+    pub const EXTENDED_REQUEST: u32 = 0x21e4_1c71;
+    /// Extended head of a reply chunk.
+    pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
 }
 
 /// Handshake flags, 16 bits, server to client.
@@ -128,6 +132,8 @@ pub mod rep {
     pub const ERR_UNKNOWN: u32 = ERROR_BIT + 6;
     /// `NBD_REP_ERR_TOO_BIG`.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
+    /// `NBD_REP_ERR_EXT_HEADER_REQD`: extended headers are in use.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT + 10;
 }
 
 /// Information types of `NBD_REP_INFO`.
@@ -176,6 +182,8 @@ pub mod cmd_flags {
     pub const REQ_ONE: u16 = 1 << 3;
     /// `NBD_CMD_FLAG_FAST_ZERO`.
     pub const FAST_ZERO: u16 = 1 << 4;
+    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: with extended heads, the length is that of a payload.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Metadata context of this server.
@@ -200,10 +208,14 @@ pub mod reply_flags {
 
 /// Structured reply types. Errors have bit 15 set.
 pub mod reply_type {
+    /// `NBD_REPLY_TYPE_NONE`: success without data.
+    pub const NONE: u16 = 0;
     /// `NBD_REPLY_TYPE_OFFSET_DATA`.
     pub const OFFSET_DATA: u16 = 1;
     /// `NBD_REPLY_TYPE_BLOCK_STATUS`.
     pub const BLOCK_STATUS: u16 = 5;
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`: with 64-bit lengths.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// `NBD_REPLY_TYPE_ERROR`.
     pub const ERROR: u16 = (1 << 15) + 1;
 }
@@ -390,6 +402,29 @@ head! {
 }
 
 head! {
+    /// Extended head of a request; a write has `len` bytes of data behind it.
+    ExtendedRequest, 32, magic::EXTENDED_REQUEST as u32, {
+        /// [`cmd_flags`].
+        flags: u16,
+        /// One of [`cmd`], or anything.
+        command: u16,
+        /// Chosen by the client, returned in every reply.
+        cookie: u64,
+        /// First byte on the export.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    }
+}
+
+impl From<RequestHeader> for ExtendedRequest {
+    fn from(request: RequestHeader) -> Self {
+        let RequestHeader { flags, command, cookie, offset, len } = request;
+        Self { flags, command, cookie, offset, len: len.into() }
+    }
+}
+
+head! {
     /// A simple reply; data follows a successful read.
     SimpleReply, 16, magic::SIMPLE_REPLY as u32, {
         /// 0 or the code of an [`NbdError`].
@@ -410,6 +445,22 @@ head! {
         cookie: u64,
         /// Bytes of payload.
         len: u32,
+    }
+}
+
+head! {
+    /// Extended head of a reply chunk; `len` bytes of payload follow.
+    ExtendedChunkHeader, 32, magic::EXTENDED_REPLY as u32, {
+        /// [`reply_flags`].
+        flags: u16,
+        /// One of [`reply_type`].
+        kind: u16,
+        /// The cookie of the request.
+        cookie: u64,
+        /// The offset of the request.
+        offset: u64,
+        /// Bytes of payload.
+        len: u64,
     }
 }
 
@@ -446,6 +497,12 @@ mod tests {
             &request.encode(),
             b"\x25\x60\x95\x13\x00\x01\x00\x01\x11\x22\x33\x44\x55\x66\x77\x88\
               \x00\x00\x00\x01\x00\x00\x02\x00\x00\x00\x10\x00"
+        );
+        let request = ExtendedRequest { len: 1 << 44, ..request.into() };
+        assert_eq!(
+            &request.encode(),
+            b"\x21\xe4\x1c\x71\x00\x01\x00\x01\x11\x22\x33\x44\x55\x66\x77\x88\
+              \x00\x00\x00\x01\x00\x00\x02\x00\x00\x00\x10\x00\x00\x00\x00\x00"
         );
         let simple = SimpleReply { error: 22, cookie: 9 };
         assert_eq!(&simple.encode(), b"\x67\x44\x66\x98\0\0\0\x16\0\0\0\0\0\0\0\x09");

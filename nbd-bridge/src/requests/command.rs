@@ -3,10 +3,12 @@
 use rtrs_core::block::{IoFlags, IoOp};
 
 use crate::cut::Cut;
+use crate::proto::wire::MIN_BLOCK_MAX;
 use crate::proto::{Op, Validated};
 
-/// Maximum range of one extents request. The answer may cover less than the request.
-const STATUS_MAX: u32 = 1 << 31;
+/// Maximum range of one extents request: with whole blocks at both ends, its length is a 32-bit
+/// number. The answer may cover less or more than that.
+const STATUS_MAX: u64 = (1 << 32) - 2 * MIN_BLOCK_MAX as u64;
 
 /// A parsed request; does not change while the request is in flight.
 #[derive(Debug)]
@@ -20,22 +22,25 @@ pub(crate) struct Command {
     /// The read must be answered with one chunk.
     one_chunk: bool,
     offset: u64,
-    len: u32,
+    /// Number of bytes that the device is asked for.
+    len: u64,
+    /// Number of bytes that the client asked for.
+    asked: u64,
     cut: Cut,
 }
 
 impl Command {
     /// Creates the command of a valid request to an export with this minimum block size.
     pub(crate) fn new(request: &Validated, min_block: u32) -> Self {
-        let Validated { op, cookie, offset, len, one, one_chunk, .. } = *request;
-        let len = if op == Op::BlockStatus { len.min(STATUS_MAX) } else { len };
+        let Validated { op, cookie, offset, len: asked, one, one_chunk, .. } = *request;
+        let len = if op == Op::BlockStatus { asked.min(STATUS_MAX) } else { asked };
         let (io, flags) = device_operation(request);
-        let cut = Cut::new(op, offset..offset + u64::from(len), min_block.into());
-        Self { cookie, op, io, flags, first_extent_only: one, one_chunk, offset, len, cut }
+        let cut = Cut::new(op, offset..offset + len, min_block.into());
+        Self { cookie, op, io, flags, first_extent_only: one, one_chunk, offset, len, asked, cut }
     }
 
     /// Creates the command of a request that only gets an error reply.
-    pub(crate) const fn refused(cookie: u64) -> Self {
+    pub(crate) const fn refused(cookie: u64, offset: u64) -> Self {
         Self {
             cookie,
             op: Op::Flush,
@@ -43,8 +48,9 @@ impl Command {
             flags: IoFlags { fua: false, no_unmap: false, fast_only: false, partial: false },
             first_extent_only: false,
             one_chunk: false,
-            offset: 0,
+            offset,
             len: 0,
+            asked: 0,
             cut: Cut::new(Op::Flush, 0..0, 1),
         }
     }
@@ -81,9 +87,14 @@ impl Command {
         self.offset
     }
 
-    /// Number of requested bytes.
-    pub(crate) fn len(&self) -> u32 {
+    /// Number of requested bytes; of a block status, those for which the device is asked.
+    pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Number of bytes whose status the client requested.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked
     }
 
     /// Requested bytes in device blocks.

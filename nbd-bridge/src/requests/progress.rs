@@ -8,13 +8,13 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// Bytes that may be submitted to the device: all bytes, or the payload received so far.
-    ready: u32,
+    ready: u64,
     /// Bytes submitted to the device.
-    handed: u32,
+    handed: u64,
     /// Maximum number of bytes read before they are sent to the client (reads only).
-    piece: u32,
+    piece: u64,
     /// Start of the current piece (reads only).
-    base: u32,
+    base: u64,
     /// Position of the next bytes to submit: the index of a part, and an offset in that part.
     cursor: (usize, usize),
     /// Number of IOs in flight plus open fragments.
@@ -49,16 +49,16 @@ impl Progress {
         self.handed >= self.ready
     }
 
-    pub(crate) fn ready(&self) -> u32 {
+    pub(crate) fn ready(&self) -> u64 {
         self.ready
     }
 
-    pub(crate) fn handed(&self) -> u32 {
+    pub(crate) fn handed(&self) -> u64 {
         self.handed
     }
 
     /// Number of ready bytes that have not been submitted.
-    pub(crate) fn left(&self) -> u32 {
+    pub(crate) fn left(&self) -> u64 {
         self.ready - self.handed
     }
 
@@ -72,7 +72,7 @@ impl Progress {
     }
 
     /// Bytes of the current piece of a read.
-    pub(crate) fn current_piece(&self) -> Range<u32> {
+    pub(crate) fn current_piece(&self) -> Range<u64> {
         self.base..self.ready
     }
 
@@ -82,23 +82,23 @@ impl Progress {
     }
 
     /// Makes further bytes ready.
-    pub(crate) fn add_ready(&mut self, len: u32) {
+    pub(crate) fn add_ready(&mut self, len: u64) {
         self.ready += len;
     }
 
     /// Makes the first `len` bytes ready.
-    pub(crate) fn set_ready(&mut self, len: u32) {
+    pub(crate) fn set_ready(&mut self, len: u64) {
         self.ready = len;
     }
 
     /// Begins a read of `len` bytes in pieces of at most `piece` bytes.
-    pub(crate) fn begin_read(&mut self, piece: u32, len: u32) {
+    pub(crate) fn begin_read(&mut self, piece: u64, len: u64) {
         self.piece = piece;
         self.next_piece(len);
     }
 
     /// Makes the next piece of a read of `len` bytes ready, reusing the memory of the previous one.
-    pub(crate) fn next_piece(&mut self, len: u32) {
+    pub(crate) fn next_piece(&mut self, len: u64) {
         (self.base, self.cursor) = (self.ready, (0, 0));
         self.ready = len.min(self.ready + self.piece);
         self.complete = self.ready == len;
@@ -121,7 +121,7 @@ impl Progress {
 
     /// Records a submitted IO of the next `len` bytes.
     pub(crate) fn submitted(&mut self, len: u32) {
-        self.handed += len;
+        self.handed += u64::from(len);
         self.pending += 1;
     }
 

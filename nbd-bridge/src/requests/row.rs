@@ -16,7 +16,16 @@ use super::progress::Progress;
 use super::reply_state::{Late, ReplyState};
 use crate::buffers::Part;
 use crate::proto::Op;
-use crate::proto::wire::base_allocation;
+use crate::proto::reply::Form;
+use crate::proto::wire::{MIN_BLOCK_MAX, base_allocation};
+
+/// Size of the memory for the descriptors of a block status, as many as the device lists in either
+/// form.
+const STATUS_ROOM: usize = 2 * extents::LEN_MAX;
+/// Memory of a block status: the extents as the device lists them, and as the client gets them.
+pub(crate) const STATUS_MEMORY: usize = extents::LEN_MAX + STATUS_ROOM;
+/// Maximum length in a 32-bit descriptor: a multiple of every block size.
+const STATUS_LEN_MAX: u64 = (1 << 32) - MIN_BLOCK_MAX as u64;
 
 /// Identifies a connection of a shard: a slot, and a generation that distinguishes successive users
 /// of the slot.
@@ -49,7 +58,7 @@ impl NbdRow {
     pub(super) const fn empty() -> Self {
         Self {
             conn: ConnId { slot: 0, generation: 0 },
-            command: Command::refused(0),
+            command: Command::refused(0, 0),
             progress: Progress::none(),
             fragments: Fragments::none(),
             overlaps: Overlaps::none(),
@@ -81,9 +90,9 @@ impl NbdRow {
     }
 
     /// Converts an offset range within the whole blocks into a range of the device.
-    pub(crate) fn blocks(&self, from: u32, to: u32) -> Range<u64> {
+    pub(crate) fn blocks(&self, from: u64, to: u64) -> Range<u64> {
         let start = self.command.cut().whole.start;
-        start + u64::from(from)..start + u64::from(to)
+        start + from..start + to
     }
 
     /// Returns the range that the device may still change for this request.
@@ -109,13 +118,13 @@ impl NbdRow {
     }
 
     /// Begins a read in pieces of at most `piece` bytes.
-    pub(crate) fn begin_read(&mut self, piece: u32) {
-        self.progress.begin_read(piece, self.whole_len());
+    pub(crate) fn begin_read(&mut self, piece: u64) {
+        self.progress.begin_read(piece, self.command.whole_len());
     }
 
     /// Makes the next piece of a read ready, reusing the memory of the previous piece.
     pub(crate) fn next_piece(&mut self) {
-        self.progress.next_piece(self.whole_len());
+        self.progress.next_piece(self.command.whole_len());
     }
 
     /// Forgets the data of the current piece of a finished read, which [`Self::begin_read`] reads
@@ -132,11 +141,7 @@ impl NbdRow {
 
     /// Number of bytes from the current piece of a read to the end.
     pub(crate) fn unsent(&self) -> u64 {
-        u64::from(self.whole_len() - self.progress.current_piece().start)
-    }
-
-    fn whole_len(&self) -> u32 {
-        u32::try_from(self.command.whole_len()).unwrap_or(u32::MAX)
+        self.command.whole_len() - self.progress.current_piece().start
     }
 
     /// Returns the blocks of the current piece of a read.
@@ -148,7 +153,7 @@ impl NbdRow {
     /// Returns the requested part of the current piece of a read.
     pub(crate) fn asked(&self) -> Range<u64> {
         let (piece, offset) = (self.piece(), self.command.offset());
-        piece.start.max(offset)..piece.end.min(offset + u64::from(self.command.len()))
+        piece.start.max(offset)..piece.end.min(offset + self.command.len())
     }
 
     /// Passes the memory of [`Self::asked`] to `take`, slice by slice.
@@ -166,37 +171,53 @@ impl NbdRow {
         }
     }
 
-    /// Converts the extents listed by the device into NBD block status descriptors and returns them
-    /// with their number. Returns None if the device listed no extents.
-    pub(crate) fn statuses(&self) -> Option<(MemSlice, u32)> {
+    /// Converts the extents listed by the device, which has `size` bytes, into NBD block status
+    /// descriptors and returns them with their number. Returns None if the device listed none.
+    ///
+    /// Unless only one is wanted, the last one may go beyond the requested range.
+    pub(crate) fn statuses(&self, form: Form, size: u64) -> Option<(MemSlice, u32)> {
         let memory = &self.parts.first()?.slice;
         let list = memory.slice(0, extents::LEN_MAX)?;
-        let room = memory.slice(extents::LEN_MAX, extents::LEN_MAX)?;
-        let len = self.whole_len();
+        let room = memory.slice(extents::LEN_MAX, STATUS_ROOM)?;
+        let command = &self.command;
         if self.reply.status() == IoStatus::Unsupported {
             // The device supported this when the client connected.
-            extents::all_data(&list, len);
+            extents::all_data(&list, size.saturating_sub(command.cut().whole.start));
         }
-        let command = &self.command;
+        let (entry_len, len_max) = match form {
+            Form::Extended => (16, u64::MAX),
+            Form::Simple | Form::Structured => (8, STATUS_LEN_MAX),
+        };
+        let one = command.first_extent_only();
+        let end = if one { command.offset() + command.asked() } else { size };
         // Bytes between the block boundary and the first requested byte.
-        let before = command.offset() - command.cut().whole.start;
-        let (mut skip, mut left) = (before, u64::from(command.len()));
-        let mut count = 0;
-        let good = extents::read(&list, len, |Extent { len, hole }| {
+        let mut skip = command.offset() - command.cut().whole.start;
+        let (mut left, mut wanted) = (end.checked_sub(command.offset())?, command.asked());
+        let mut used = 0;
+        let good = extents::read_all(&list, |Extent { len, hole }| {
             let cut = skip.min(len);
-            let len = (len - cut).min(left);
+            let mut len = (len - cut).min(left);
             (skip, left) = (skip - cut, left - len);
-            if len == 0 {
-                return true;
-            }
             let flags = if hole { base_allocation::HOLE | base_allocation::ZERO } else { 0 };
-            let entry = (len << 32 | u64::from(flags)).to_be_bytes();
-            room.copy_in(8 * count, &entry);
-            count += 1;
-            left > 0 && !command.first_extent_only()
+            while len > 0 {
+                let part = len.min(len_max);
+                let entry = match form {
+                    Form::Extended => u128::from(part) << 64 | u128::from(flags),
+                    Form::Simple | Form::Structured => {
+                        u128::from(part << 32 | u64::from(flags)) << 64
+                    }
+                };
+                room.copy_in(used, &entry.to_be_bytes()[..entry_len]);
+                used += entry_len;
+                (len, wanted) = (len - part, wanted.saturating_sub(part));
+                if one || wanted == 0 || used == STATUS_ROOM {
+                    return false;
+                }
+            }
+            left > 0
         });
-        let list = room.slice(0, 8 * count).filter(|_| good && count > 0)?;
-        Some((list, u32::try_from(count).ok()?))
+        let list = room.slice(0, used).filter(|_| good && used > 0)?;
+        Some((list, u32::try_from(used / entry_len).ok()?))
     }
 
     /// Returns the memory of a fragment: its block, and the new bytes.

@@ -86,19 +86,22 @@ impl DeviceQueue {
                 IoOp::Read | IoOp::Write => {
                     let (at, from) = row.progress.cursor();
                     let slice = &row.parts[at].slice;
-                    let most = (io_max.min(left) as usize).min(slice.len() - from);
-                    let len = u32::try_from(most).unwrap_or(left);
+                    let most = (least(io_max, left) as usize).min(slice.len() - from);
+                    let len = u32::try_from(most).unwrap_or(io_max);
                     (len, len, slice.slice(from, most))
                 }
                 // A flush has no length; it counts as one byte.
                 IoOp::Flush => (0, 1, None),
                 IoOp::Discard | IoOp::WriteZeroes => {
-                    let len = left.min(io_max);
+                    let len = least(io_max, left);
                     (len, len, None)
                 }
-                IoOp::Extents => (left, left, row.parts[0].slice.slice(0, extents::LEN_MAX)),
+                IoOp::Extents => {
+                    let len = least(u32::MAX, left);
+                    (len, len, row.parts[0].slice.slice(0, extents::LEN_MAX))
+                }
             };
-            let offset = row.command.cut().whole.start + u64::from(row.progress.handed());
+            let offset = row.command.cut().whole.start + row.progress.handed();
             let flags = row.command.flags();
             let io = Io { tag: u64::from(index), op, flags, offset, len, buf };
             if self.device.submit(io).is_err() {
@@ -112,6 +115,11 @@ impl DeviceQueue {
         }
         true
     }
+}
+
+/// Number of bytes of the next IO: at most those that are left.
+fn least(io_max: u32, left: u64) -> u32 {
+    u32::try_from(left).map_or(io_max, |left| left.min(io_max))
 }
 
 /// Maximum number of bytes per IO, in whole blocks. A flush has no bytes.

@@ -121,6 +121,43 @@ impl Client {
         Ok((4..data.len()).step_by(8).map(|at| (number(at), number(at + 4))).collect())
     }
 
+    /// Connects a client that negotiates extended headers and block status.
+    pub(crate) fn extended(mut stream: UnixStream) -> Self {
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        let query = b"\0\0\0\x04vol0\0\0\0\x01\0\0\0\x0fbase:allocation";
+        let options = [option(11, &[]), option(10, query), go("vol0")];
+        stream.write_all(&[&3u32.to_be_bytes()[..], &options.concat()].concat()).unwrap();
+        for _ in 0..3 {
+            while Self::option_reply(&mut stream).0 != 1 {}
+        }
+        Self::past_handshake(stream, true)
+    }
+
+    /// Sends a request with an extended head and returns type and payload of the reply.
+    pub(crate) fn ask(
+        &mut self,
+        command: u16,
+        flags: u16,
+        at: u64,
+        len: u64,
+        payload: &[u8],
+    ) -> (u16, Vec<u8>) {
+        let mut bytes = 0x21e4_1c71u32.to_be_bytes().to_vec();
+        bytes.extend([flags, command].map(u16::to_be_bytes).concat());
+        bytes.extend([77, at, len].map(u64::to_be_bytes).concat());
+        bytes.extend(payload);
+        self.stream.write_all(&bytes).unwrap();
+        let mut head = [0; 32];
+        self.stream.read_exact(&mut head).unwrap();
+        let number = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().unwrap());
+        assert_eq!(head[..6], [0x6e, 0x8a, 0x27, 0x8c, 0, 1], "a last chunk");
+        assert_eq!((number(8), number(16)), (77, at));
+        let mut data = vec![0; usize::try_from(number(24)).unwrap()];
+        self.stream.read_exact(&mut data).unwrap();
+        (u16::from_be_bytes([head[6], head[7]]), data)
+    }
+
     /// Creates a client for a socket that needs no handshake.
     pub(crate) fn past_handshake(stream: UnixStream, structured: bool) -> Self {
         Self { stream, structured, partial: HashMap::new() }

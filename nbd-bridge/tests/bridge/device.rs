@@ -41,7 +41,8 @@ pub(crate) struct Switches {
     pub(crate) discards: AtomicU64,
     pub(crate) kept_allocated: AtomicU64,
     pub(crate) losses: Arc<Losses>,
-    /// Answer to extents requests in place of the real one: 1 not supported, 2 garbage.
+    /// Answer to extents requests in place of the real one: 1 not supported, 2 garbage, 3 a hole up
+    /// to the end of the device.
     pub(crate) extents: AtomicU32,
     /// Size in bytes from the next turn on; 0 for no change.
     pub(crate) resize: AtomicU64,
@@ -64,8 +65,9 @@ pub(crate) struct TestDevice {
 
 impl TestDevice {
     pub(crate) fn new(geometry: Geometry, switches: Arc<Switches>) -> Self {
-        let size = usize::try_from(geometry.size).unwrap();
-        switches.disk.lock().unwrap().resize(size, 0);
+        // Behind that, a huge device has only zeroes.
+        let real = if geometry.size > 1 << 30 { 64 << 20 } else { geometry.size };
+        switches.disk.lock().unwrap().resize(usize::try_from(real).unwrap(), 0);
         let (queue, done, given_up) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         Self { geometry, switches, queue, done, given_up, now: Instant::ZERO, count: 0 }
     }
@@ -85,7 +87,7 @@ impl TestDevice {
         }
         let mut disk = self.switches.disk.lock().unwrap();
         let from = usize::try_from(io.offset).unwrap();
-        let range = from..from + io.len as usize;
+        let range = from.min(disk.len())..(from + io.len as usize).min(disk.len());
         match (io.op, &io.buf) {
             (IoOp::Read, Some(buf)) => buf.copy_in(0, &disk[range]),
             (IoOp::Write, Some(buf)) => buf.copy_out(0, &mut disk[range]),
@@ -99,6 +101,10 @@ impl TestDevice {
             (IoOp::Extents, Some(room)) => match self.switches.extents.load(SeqCst) {
                 1 => return IoStatus::Unsupported,
                 2 => room.fill(0),
+                3 => {
+                    let len = self.geometry.size - io.offset;
+                    ExtentList::new(room).push(Extent { len, hole: true });
+                }
                 _ => {
                     // A block of zeroes counts as a hole.
                     let mut list = ExtentList::new(room);

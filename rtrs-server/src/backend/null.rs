@@ -62,7 +62,9 @@ impl Content for Nothing {
     fn run(&self, io: &Io) -> IoStatus {
         match (io.op, &io.buf) {
             (IoOp::Read, Some(buf)) => buf.fill(0),
-            (IoOp::Extents, Some(room)) => extents::all_data(room, io.len),
+            (IoOp::Extents, Some(room)) => {
+                extents::all_data(room, self.0.get() - io.offset);
+            }
             _ => {}
         }
         IoStatus::Ok

@@ -224,7 +224,6 @@ fn abort_is_acknowledged_before_its_data_arrives() {
 fn unsupported_options_are_refused_and_the_next_is_processed() {
     for (kind, data) in [
         (opt::STARTTLS, &b""[..]),
-        (opt::EXTENDED_HEADERS, b""),
         (opt::PEEK_EXPORT, b"x"),
         (0, b""),
         (12, b"IHAVEOPT"),
@@ -325,8 +324,29 @@ fn malformed_contexts_are_invalid() {
 }
 
 #[test]
+fn extended_headers_imply_structured_replies_and_exclude_the_option() {
+    let extended = option(opt::EXTENDED_HEADERS, b"");
+    let structured = option(opt::STRUCTURED_REPLY, b"");
+    let go = option(opt::GO, b"\0\0\0\x04vol0\0\0");
+    let (out, outcome, _) =
+        run(&client(FIXED, &[structured.clone(), extended, structured, go.clone()]));
+    let kinds: Vec<_> = replies(&out).iter().map(|reply| (reply.0, reply.1)).collect();
+    assert_eq!(
+        kinds[..3],
+        [
+            (opt::STRUCTURED_REPLY, rep::ACK),
+            (opt::EXTENDED_HEADERS, rep::ACK),
+            (opt::STRUCTURED_REPLY, rep::ERR_EXT_HEADER_REQD),
+        ]
+    );
+    let terms = terms(outcome);
+    assert!(terms.rules().extended() && terms.rules().structured_replies());
+    assert!(!self::terms(run(&client(FIXED, &[go])).1).terms.extended);
+}
+
+#[test]
 fn unexpected_data_is_invalid() {
-    for kind in [opt::LIST, opt::STRUCTURED_REPLY, opt::STARTTLS] {
+    for kind in [opt::LIST, opt::STRUCTURED_REPLY, opt::EXTENDED_HEADERS, opt::STARTTLS] {
         assert_refused(&option(kind, b"x"), rep::ERR_INVALID);
         assert_refused(&option(kind, &[0; 20_000]), rep::ERR_INVALID);
     }

@@ -4,7 +4,11 @@
 //! guarantees. The fuzz crate calls them with new inputs, the tests with the corpus and with random
 //! bytes.
 
-use super::wire::{self, ChunkHeader, NbdError, SimpleReply, cmd, reply_type};
+use super::reply::{Answered, Form};
+use super::wire::{
+    self, ChunkHeader, ExtendedChunkHeader, ExtendedRequest, NbdError, SimpleReply, cmd, cmd_flags,
+    reply_type,
+};
 use super::{
     AfterRefusal, ExportInfo, Exports, Handshake, Op, Outcome, Request, Rules, Terms, reply,
 };
@@ -86,7 +90,8 @@ pub fn fuzz_handshake(data: &[u8]) {
 }
 
 /// Validates requests. The first 16 bytes describe an export, and every 28 bytes after them are a
-/// request. Every second request gets a valid magic, so that validation is reached.
+/// request, or every 32 with extended heads. Every second request gets a valid magic, so that
+/// validation is reached.
 #[doc(hidden)]
 pub fn fuzz_transmission(data: &[u8]) {
     let Some((head, requests)) = data.split_first_chunk::<16>() else {
@@ -94,17 +99,36 @@ pub fn fuzz_transmission(data: &[u8]) {
     };
     let export = export_from(head);
     let has = |bit| head[12] & bit != 0;
-    let terms = Terms { structured_replies: has(1), keeps_blocks: has(2), block_status: has(4) };
+    let extended = has(8);
+    let terms = Terms {
+        structured_replies: has(1) || extended,
+        keeps_blocks: has(2),
+        block_status: has(4),
+        extended,
+    };
     let rules = Rules::new(&export, terms);
-    for (i, bytes) in requests.chunks(Request::LEN).enumerate() {
+    let (len, magic) = match extended {
+        true => (ExtendedRequest::LEN, wire::magic::EXTENDED_REQUEST),
+        false => (Request::LEN, wire::magic::REQUEST),
+    };
+    for (i, bytes) in requests.chunks(len).enumerate() {
         let mut bytes = bytes.to_vec();
         if i % 2 == 1 && bytes.len() >= 4 {
-            bytes[..4].copy_from_slice(&wire::magic::REQUEST.to_be_bytes());
+            bytes[..4].copy_from_slice(&magic.to_be_bytes());
         }
-        let Ok(request) = Request::decode(&bytes) else {
-            continue;
+        let request = if extended {
+            let Ok(request) = ExtendedRequest::decode(&bytes) else { continue };
+            assert_eq!(request.encode()[..], bytes[..], "a request changes on its way");
+            request
+        } else {
+            let Ok(request) = Request::decode(&bytes) else { continue };
+            assert_eq!(request.encode()[..], bytes[..], "a request changes on its way");
+            assert_eq!(
+                rules.check(&request, export.size),
+                rules.check_extended(&request.into(), export.size)
+            );
+            request.into()
         };
-        assert_eq!(request.encode()[..], bytes[..], "a request changes on its way");
         check_request(&rules, &export, terms, &request);
     }
 }
@@ -132,17 +156,23 @@ fn export_from(head: &[u8; 16]) -> ExportInfo {
 fn check_request(
     rules: &Rules,
     export: &ExportInfo,
-    Terms { structured_replies: structured, keeps_blocks, block_status }: Terms,
-    request: &Request,
+    Terms { structured_replies: structured, keeps_blocks, block_status, extended }: Terms,
+    request: &ExtendedRequest,
 ) {
-    match rules.check(request, export.size) {
+    let form = match (extended, structured) {
+        (true, _) => Form::Extended,
+        (false, true) => Form::Structured,
+        (false, false) => Form::Simple,
+    };
+    let of = Answered { form, cookie: request.cookie, offset: request.offset };
+    match rules.check_extended(request, export.size) {
         Ok(run) => {
             assert_eq!(run.cookie, request.cookie);
             if matches!(run.op, Op::Flush | Op::Disconnect) {
                 assert_eq!((run.offset, run.len, run.payload()), (0, 0, 0));
                 return;
             }
-            let end = run.offset.checked_add(u64::from(run.len)).expect("the range overflows");
+            let end = run.offset.checked_add(run.len).expect("the range overflows");
             assert!(run.len > 0 && end <= export.size, "the range leaves the export");
             let block = u64::from(export.min_block);
             assert!(run.op != Op::BlockStatus || block_status, "no context was negotiated");
@@ -154,31 +184,44 @@ fn check_request(
             assert!(!(writes && export.read_only), "a write on a read-only export");
             assert!(!run.fua || (writes && export.fua), "FUA was not offered");
             if matches!(run.op, Op::Read | Op::Write) {
-                assert!(run.len <= export.max_payload, "the payload is over the maximum");
+                assert!(run.len <= export.max_payload.into(), "the payload is over the maximum");
             }
-            assert_eq!(run.payload(), if request.command == cmd::WRITE { run.len } else { 0 });
+            let payload = if request.command == cmd::WRITE { run.len } else { 0 };
+            assert_eq!(u64::from(run.payload()), payload);
             if run.op == Op::Read {
-                let head = reply::read_head(structured, run.cookie, run.offset, run.len, true);
-                let expect = if structured { ChunkHeader::LEN + 8 } else { SimpleReply::LEN };
+                let head = reply::read_head(of, run.offset, run.len as u32, true);
+                let expect = match form {
+                    Form::Extended => ExtendedChunkHeader::LEN + 8,
+                    Form::Structured => ChunkHeader::LEN + 8,
+                    Form::Simple => SimpleReply::LEN,
+                };
                 assert_eq!(head.len(), expect);
             }
         }
         Err(refusal) => {
-            let payload = if request.command == cmd::WRITE { request.len } else { 0 };
+            let says = extended && request.flags & cmd_flags::PAYLOAD_LEN != 0;
+            let payload = if request.command == cmd::WRITE || says { request.len } else { 0 };
             match refusal.after {
                 AfterRefusal::Continue => assert_eq!(payload, 0, "the payload would be parsed"),
-                AfterRefusal::Skip(n) => assert!(n > 0 && n == payload, "the wrong skip"),
-                AfterRefusal::Close => assert!(payload > wire::PAYLOAD_MAX, "closed too early"),
+                AfterRefusal::Skip(n) => assert!(n > 0 && u64::from(n) == payload, "wrong skip"),
+                AfterRefusal::Close => {
+                    assert!(payload > wire::PAYLOAD_MAX.into(), "closed too early");
+                }
             }
-            let cookie = request.cookie;
-            let head = reply::failure(structured, cookie, refusal.error, refusal.reason);
-            check_failure(&head, structured, cookie, refusal.error);
+            let head = reply::failure(of, refusal.error, refusal.reason);
+            check_failure(&head, of, refusal.error);
         }
     }
 }
 
-fn check_failure(bytes: &[u8], structured: bool, cookie: u64, error: NbdError) {
-    if structured {
+fn check_failure(bytes: &[u8], of: Answered, error: NbdError) {
+    let Answered { form, cookie, offset } = of;
+    if form == Form::Extended {
+        let chunk = ExtendedChunkHeader::decode(bytes).expect("a chunk");
+        assert_eq!((chunk.flags, chunk.kind, chunk.cookie), (1, reply_type::ERROR, cookie));
+        assert_eq!(bytes.len() as u64, ExtendedChunkHeader::LEN as u64 + chunk.len);
+        assert_eq!((chunk.offset, &bytes[32..36]), (offset, &error.code().to_be_bytes()[..]));
+    } else if form == Form::Structured {
         let chunk = ChunkHeader::decode(bytes).expect("a chunk");
         assert_eq!((chunk.flags, chunk.kind, chunk.cookie), (1, reply_type::ERROR, cookie));
         assert_eq!(bytes.len(), ChunkHeader::LEN + chunk.len as usize);

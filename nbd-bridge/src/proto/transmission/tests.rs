@@ -26,7 +26,7 @@ fn flagged(command: u16, flags: u16) -> Request {
 
 /// Rules for a client that asked for the block sizes.
 fn rules(export: &ExportInfo, structured_replies: bool) -> Rules {
-    Rules::new(export, Terms { structured_replies, keeps_blocks: true, block_status: false })
+    Rules::new(export, Terms { structured_replies, keeps_blocks: true, ..Terms::default() })
 }
 
 fn check(request: Request) -> Result<Validated, Refusal> {
@@ -218,7 +218,7 @@ fn clients_without_block_sizes_may_access_partial_blocks() {
     for command in RANGED {
         for (offset, len) in [(1, 512), (512, 511), (256, 256), (513, 1023)] {
             let run = ask(&export(), request(command, offset, len)).unwrap();
-            assert_eq!((run.offset, run.len), (offset, len));
+            assert_eq!((run.offset, run.len), (offset, len.into()));
             let changes = [cmd::WRITE, cmd::WRITE_ZEROES].contains(&command);
             let got = ask(&shared, request(command, offset, len)).map(|_| ());
             assert_eq!(got, if changes { Err(NbdError::Inval) } else { Ok(()) });
@@ -228,6 +228,34 @@ fn clients_without_block_sizes_may_access_partial_blocks() {
     }
     let fast = Request { flags: cmd_flags::FAST_ZERO, ..request(cmd::WRITE_ZEROES, 1, 512) };
     assert_eq!(ask(&export(), fast).map(|_| ()), Err(NbdError::NotSup));
+}
+
+#[test]
+fn extended_requests_have_64_bit_lengths_and_say_whether_there_is_a_payload() {
+    let big = ExportInfo { size: 15 << 40, ..export() };
+    let terms = Terms { structured_replies: true, extended: true, ..Terms::default() };
+    let rules = Rules::new(&big, Terms { block_status: true, ..terms });
+    let ask = |command, flags, len| {
+        let request = ExtendedRequest { flags, command, cookie: 7, offset: 0, len };
+        rules.check_extended(&request, big.size)
+    };
+    for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES, cmd::BLOCK_STATUS] {
+        assert_eq!(ask(command, 0, 15 << 40).unwrap().len, 15 << 40);
+        assert!(ask(command, 0, (15 << 40) + 1).is_err(), "past the end");
+        // A payload that the command does not take is dropped.
+        let refusal = ask(command, cmd_flags::PAYLOAD_LEN, 512).unwrap_err();
+        assert_eq!((refusal.error, refusal.after), (NbdError::Inval, AfterRefusal::Skip(512)));
+        let refusal = ask(command, cmd_flags::PAYLOAD_LEN, 1 << 32).unwrap_err();
+        assert_eq!((refusal.error, refusal.after), (NbdError::Inval, AfterRefusal::Close));
+    }
+    for flags in [0, cmd_flags::PAYLOAD_LEN] {
+        assert_eq!(ask(cmd::WRITE, flags, 4096).unwrap().payload(), 4096);
+        assert_eq!(ask(cmd::WRITE, flags, 1 << 33).unwrap_err().after, AfterRefusal::Close);
+    }
+    assert_eq!(ask(cmd::READ, 0, 1 << 33).unwrap_err().error, NbdError::Overflow);
+    let plain = Rules::new(&big, Terms { extended: false, ..terms });
+    let flagged = flagged(cmd::WRITE, cmd_flags::PAYLOAD_LEN);
+    assert_eq!(plain.check(&flagged, big.size).unwrap_err().error, NbdError::Inval);
 }
 
 #[test]

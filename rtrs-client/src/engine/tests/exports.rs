@@ -115,7 +115,7 @@ pub(super) fn run_io(disk: &mut [u8], op: RwOp, header: &IoHeader, chunk: &MemSl
     match op {
         RwOp::Read => chunk.copy_in(0, place),
         RwOp::Write => chunk.copy_out(0, place),
-        RwOp::Extents => rtrs_core::extents::all_data(chunk, header.bi_size),
+        RwOp::Extents => rtrs_core::extents::all_data(chunk, header.bi_size.into()),
         _ => place.fill(0),
     }
     0

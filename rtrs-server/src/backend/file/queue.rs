@@ -533,7 +533,7 @@ impl FileDevice {
         }
         let no_holes = status.is_ok() && io.op == IoOp::Extents && self.shared.device;
         if let (true, Some(room)) = (no_holes, &io.buf) {
-            extents::all_data(room, io.len);
+            extents::all_data(room, self.geometry.size - io.offset);
         }
         (!status.is_ok() || idle_flush || no_holes).then_some(status)
     }

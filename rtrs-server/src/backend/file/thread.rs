@@ -101,8 +101,8 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
     }
 }
 
-/// Lists the extents of a range, as many as fit. Only whole blocks are holes. The range beyond the
-/// end of the file is not a hole, because it cannot be read.
+/// Lists the extents of a range, as many as fit; the last one may go beyond the range. Only whole
+/// blocks are holes. The range beyond the end of the file is not a hole, because it cannot be read.
 fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let (mut at, to) = (range.start, range.end);
@@ -117,15 +117,15 @@ fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> i
             Some(data) => data,
             None => file.metadata()?.len(),
         };
-        let hole_end = (hole_end / block * block).clamp(at, to);
-        if !list.push(Extent { len: hole_end - at, hole: true }) || hole_end == to {
+        let hole_end = (hole_end / block * block).max(at);
+        if !list.push(Extent { len: hole_end - at, hole: true }) || hole_end >= to {
             break;
         }
         let data_end = match data {
             Some(data) => blkdev::next_hole(file, data).unwrap_or(None).unwrap_or(to),
             None => to,
         };
-        let data_end = data_end.next_multiple_of(block).clamp(hole_end, to);
+        let data_end = data_end.next_multiple_of(block).max(hole_end);
         if data_end == at || !list.push(Extent { len: data_end - hole_end, hole: false }) {
             break;
         }

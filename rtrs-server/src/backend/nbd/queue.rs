@@ -463,7 +463,8 @@ impl BlockDevice for NbdDevice {
         let mark = self.shared.changes.mark();
         let status = match self.geometry.check(&io) {
             IoStatus::Ok if io.op == IoOp::Extents => {
-                io.buf.iter().for_each(|room| extents::all_data(room, io.len));
+                let len = self.geometry.size - io.offset;
+                io.buf.iter().for_each(|room| extents::all_data(room, len));
                 Err(IoStatus::Ok)
             }
             IoStatus::Ok if io.op == IoOp::Flush && !self.geometry.write_cache => {

@@ -457,7 +457,9 @@ impl BlockDevice for RbdDevice {
             status = IoStatus::Unsupported;
         }
         match (status, io.op, &io.buf) {
-            (IoStatus::Ok, IoOp::Extents, Some(room)) => extents::all_data(room, io.len),
+            (IoStatus::Ok, IoOp::Extents, Some(room)) => {
+                extents::all_data(room, self.geometry.size - io.offset);
+            }
             (IoStatus::Ok, IoOp::Flush, _) if self.geometry.read_only => {}
             (IoStatus::Ok, ..) => {
                 let slot = self.unused.pop().unwrap_or_else(ImageIo::unused);
