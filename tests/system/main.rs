@@ -8,6 +8,7 @@
 //! versions · `exporter.rs` scrapes of all sessions of a host · `exports.rs` changes of exports ·
 //! `failed_io.rs` IO that fails · `faults.rs` faults under load · `identity.rs` other servers under
 //! one name · `instructions.rs` the cost of hot paths · `logs.rs` the logs of both daemons ·
+//! `lost_writes.rs` writes that a server loses between two processes of a volume ·
 //! `memory.rs` the limit of chunk memory · `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS
 //! · `network.rs` changes of cables and addresses · `privileges.rs` a server that switches to
 //! another user · `proxmox.rs` the storage plugin of Proxmox VE · `resize.rs` exports that grow ·
@@ -42,6 +43,7 @@ mod identity;
 mod image_locks;
 mod instructions;
 mod logs;
+mod lost_writes;
 mod memory;
 mod metrics;
 mod migration;

@@ -45,7 +45,8 @@ pub struct DetachArgs {
     /// Detach even if the device or socket is in use; unwritten data is lost
     ///
     /// Without this a device that is mounted, open or otherwise in use is not detached, nor a
-    /// volume with connected NBD clients. The IO of its users fails.
+    /// volume with connected NBD clients. The IO of its users fails. If the process is dead, --force
+    /// also forgets its unflushed writes: NBD clients do not learn if the server loses them.
     #[arg(long)]
     pub force: bool,
 }
@@ -140,7 +141,9 @@ fn warn(ended: &Ended, output: Output) {
 /// Ends a session, or cleans up after a dead one.
 pub(super) fn end(session: &Session, within_ms: u64, force: bool) -> Result<Ended, Error> {
     let status = match session.status() {
-        Err(error) if error.kind() == ErrorKind::NotAttached => return free(session, error),
+        Err(error) if error.kind() == ErrorKind::NotAttached => {
+            return free(session, error, force);
+        }
         status => status?,
     };
     if let Some(path) = &status.device
@@ -200,13 +203,19 @@ impl Ended {
     }
 }
 
-/// Frees the device that a dead process may have left behind, and removes its control socket.
-fn free(session: &Session, not_attached: Error) -> Result<Ended, Error> {
+/// Frees the device that a dead process may have left behind, and removes its control socket. NBD
+/// clients of the process may still wait for the next one, and have to learn of lost writes then,
+/// so its epoch stays unless `force` is set. Users of a device end with it.
+fn free(session: &Session, not_attached: Error, force: bool) -> Result<Ended, Error> {
     let (name, path) = (&session.name, session.left_socket());
     let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;
     // Without a run directory nothing was saved.
     if let Ok(saved) = Saved::beside(&session.run_dir, &path) {
-        saved.forget();
+        if force || !freed.is_empty() || saved.device().is_some() {
+            saved.forget();
+        } else {
+            saved.forget_but_epoch();
+        }
     }
     let was_dead = remove_left_behind(&path)
         .map_err(system(format!("cannot remove the socket {}", path.display())))?;

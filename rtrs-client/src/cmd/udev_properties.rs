@@ -113,6 +113,7 @@ mod tests {
         let device = |index| properties_of(&saved, "v", &DeviceChoice::Index(index));
         assert_eq!(device(3), "RTRS_NAME=v\n", "of another run directory");
         let identity = "00112233445566778899aabbccddeeff/ffeeddccbbaa99887766554433221100";
+        saved.begin();
         saved.save_identity(identity.parse().unwrap());
         saved.save_device("");
         assert_eq!(device(3), NOT_READY, "being connected");

@@ -1,10 +1,11 @@
 //! Volumes of an attached session, each from its attach to its detach, and the end of the session.
 //!
-//! A volume opens first, then its front end: NBD clients may connect, or the kernel gets its
-//! device. A detach proceeds in the opposite order, each step with a time limit, while the other
+//! A volume opens first, then waits for the paths that it requires, then its front end serves it: NBD
+//! clients may connect, or the kernel gets its device. A detach proceeds in the opposite order, each step with a time limit, while the other
 //! volumes continue; the last one ends the session. This runs on the process's main thread, which
 //! the kernel treats as the owner of the devices.
 
+use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::launch::{Running, ShardHandle};
 use super::notices::Event;
 use super::report;
 use super::roster::Roster;
+use super::saved::Saved;
 use super::volume::{Step, Volume};
 use super::waiting::Detach;
 use crate::control_protocol::{Detached, Status};
@@ -239,7 +241,12 @@ impl AttachedSession {
                     self.shards.end();
                 }
             }
-            Wake::Session(Event::Done { abandoned }) => {
+            Wake::Session(Event::Done { abandoned, left }) => {
+                for (device, left) in left {
+                    if let Some(at) = self.at(device) {
+                        self.volumes[at].left.get_or_insert(left);
+                    }
+                }
                 self.abandoned = abandoned;
                 self.done = true;
             }
@@ -257,7 +264,7 @@ impl AttachedSession {
                 | Event::Resized(device, _)
                 | Event::FrontFailed(device, _)
                 | Event::KernelGone(device, _)
-                | Event::FrontStopped(device, _),
+                | Event::FrontStopped { device, .. },
             ) if self.at(device).is_none() => {}
             Wake::Session(event) => self.on_event(event),
         }
@@ -268,7 +275,7 @@ impl AttachedSession {
         match event {
             Event::Ready(device, geometry) => self.on_open(device, &geometry),
             Event::Failed(device, failure) => self.on_failure(device, &failure.to_string()),
-            Event::FrontFailed(device, error) => self.on_failure(device, &error.to_string()),
+            Event::FrontFailed(device, error) => self.on_front_failed(device, &error),
             Event::Resized(device, size) => {
                 if let Some(at) = self.at(device) {
                     self.volumes[at].resized = Some(size);
@@ -287,16 +294,30 @@ impl AttachedSession {
                     }
                 }
             }
-            Event::FrontStopped(device, abandoned) => {
-                if let Some(at) = self.at(device)
-                    && matches!(self.volumes[at].step, Step::Stopping(_))
-                    && !self.is_ending()
-                {
+            Event::FrontStopped { device, abandoned, left } => {
+                let Some(at) = self.at(device) else { return };
+                self.volumes[at].left = left;
+                if matches!(self.volumes[at].step, Step::Stopping(_)) && !self.is_ending() {
                     self.volumes[at].abandoned = abandoned;
                     self.close(at);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Handles a front end that cannot use its device. Another shard may already serve it.
+    fn on_front_failed(&mut self, device: DeviceIndex, error: &io::Error) {
+        let Some(at) = self.at(device) else { return };
+        if self.volumes[at].step != Step::Attached {
+            return self.on_failure(device, &error.to_string());
+        }
+        let text = format!("{}: cannot be served: {error}", self.volumes[at].identity.name);
+        tracing::error!("{text}");
+        self.note_error(at, Error::new(ErrorKind::System, text.clone()));
+        self.leave(at, Duration::ZERO);
+        if self.is_ending() {
+            self.failed.get_or_insert(text);
         }
     }
 
@@ -317,6 +338,7 @@ impl AttachedSession {
             return;
         }
         let volume = &mut self.volumes[at];
+        volume.saved.iter().for_each(Saved::begin);
         if let Front::Device(options) = &volume.front {
             let (reached, name) = (volume.reached.take(), &volume.identity.name);
             if reached.is_none() {
@@ -335,11 +357,13 @@ impl AttachedSession {
                     *self.volumes[at].held.lock() = Some(connected);
                 }
                 Err(error) => {
+                    volume.saved.iter().for_each(Saved::put_back);
                     self.fail(at, error);
                     return;
                 }
             }
         }
+        self.shards.serve_fronts(device);
         let volume = &mut self.volumes[at];
         (volume.step, volume.was_attached) = (Step::Attached, true);
         volume.waits_for_paths = None;

@@ -17,6 +17,7 @@ use rtrs_core::rt::{
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::{Duration, Instant, earliest};
 
+use super::endings::{Endings, FrontsStopped};
 use super::fabrics::{FabricRegistry, provider_of};
 use super::fronts::{Fronts, NewFront, Opened};
 use super::link_watcher::NetworkChange;
@@ -42,6 +43,8 @@ pub(crate) enum Message {
         front: NewFront,
         carries_kernel: bool,
     },
+    /// Lets the front end of a device accept clients.
+    ServeFront(DeviceIndex),
     /// Removes the front end of a removed device.
     RemoveFront(DeviceIndex),
     /// Requests the shard's report.
@@ -69,11 +72,11 @@ pub(crate) enum Message {
         device: Option<DeviceIndex>,
         deadline: Instant,
     },
-    /// Reports that a shard's front end of a device, or all its front ends, have stopped, and the
-    /// number of IOs that had not ended by the deadline; for shard 0.
+    /// Reports that a shard's front end of a device, or all its front ends, have stopped; for shard
+    /// 0.
     FrontStopped {
         device: Option<DeviceIndex>,
-        abandoned: usize,
+        stopped: FrontsStopped,
     },
     /// Turns the front ends, which then check their connections.
     Look,
@@ -157,11 +160,8 @@ struct ClientShard {
     fronts_stopped: bool,
     /// Deadline of the shutdown, and number of shards whose front ends still run; on shard 0.
     shutdown: Option<(Instant, usize)>,
-    /// Number of IOs on all shards that had not ended at their time limit; on shard 0.
-    abandoned: usize,
-    /// Devices whose front ends are stopping, each with the number of front ends still running and
-    /// of IOs that had not ended where one has stopped; on shard 0.
-    ending: Vec<(DeviceIndex, usize, usize)>,
+    /// Ends of the front ends on all shards; on shard 0.
+    endings: Endings,
     done: bool,
 }
 
@@ -185,8 +185,7 @@ impl ClientShard {
             stopping: false,
             fronts_stopped: false,
             shutdown: None,
-            abandoned: 0,
-            ending: Vec::new(),
+            endings: Endings::default(),
             done: false,
         })
     }
@@ -224,6 +223,7 @@ impl ClientShard {
                 self.fronts.add(front);
                 self.look_at_devices(now);
             }
+            Message::ServeFront(device) => self.fronts.serve(device),
             Message::RemoveFront(device) => self.fronts.remove(device),
             Message::Query(reported, reply) => {
                 let report = self.report(now, reported);
@@ -253,11 +253,11 @@ impl ClientShard {
                 self.stopping = true;
                 self.fronts.stop_all(deadline);
             }
-            Message::FrontStopped { device: Some(device), abandoned } => {
-                self.on_front_stopped(device, abandoned);
+            Message::FrontStopped { device: Some(device), stopped } => {
+                self.on_front_stopped(device, stopped);
             }
-            Message::FrontStopped { device: None, abandoned } => {
-                self.abandoned += abandoned;
+            Message::FrontStopped { device: None, stopped } => {
+                self.endings.add(stopped);
                 if let Some((_, running)) = self.shutdown.as_mut() {
                     *running = running.saturating_sub(1);
                 }
@@ -329,18 +329,21 @@ impl ClientShard {
     }
 
     /// Counts a front end of the device that has stopped on a shard.
-    fn on_front_stopped(&mut self, device: DeviceIndex, abandoned: usize) {
-        let at = self.ending.iter().position(|(ending, ..)| *ending == device);
-        let at = at.unwrap_or_else(|| {
-            self.ending.push((device, self.shards.len(), 0));
-            self.ending.len() - 1
-        });
-        let (_, running, all) = &mut self.ending[at];
-        (*running, *all) = (running.saturating_sub(1), *all + abandoned);
-        if *running == 0 {
-            let (_, _, abandoned) = self.ending.swap_remove(at);
-            self.event(Event::FrontStopped(device, abandoned));
+    fn on_front_stopped(&mut self, device: DeviceIndex, stopped: FrontsStopped) {
+        if let Some(abandoned) = self.endings.add_device(device, stopped, self.shards.len()) {
+            let left = self.endings.left(device, &self.engine);
+            self.event(Event::FrontStopped { device, abandoned, left });
         }
+    }
+
+    /// Returns the event for the end of the session. Some front ends have not stopped if `running`.
+    fn done_event(&mut self, running: bool) -> Event {
+        let devices: Vec<DeviceIndex> = self.fronts.devices().filter(|_| !running).collect();
+        let left = devices.into_iter().filter_map(|device| {
+            let left = self.endings.left(device, &self.engine)?;
+            Some((device, left))
+        });
+        Event::Done { left: left.collect(), abandoned: self.endings.abandoned }
     }
 
     fn report(&self, now: Instant, reported: Reported) -> ClientShardReport {
@@ -372,16 +375,16 @@ impl ClientShard {
     /// Advances stopping front ends and, on shard 0, the shutdown.
     fn poll_stopping(&mut self, now: Instant) -> bool {
         let mut any = self.fronts.poll_stopping(now, &self.engine);
-        while let Some((device, abandoned)) = self.fronts.next_stopped() {
+        while let Some((device, stopped)) = self.fronts.next_stopped() {
             let device = Some(device);
-            self.shards[0].send(Message::FrontStopped { device, abandoned });
+            self.shards[0].send(Message::FrontStopped { device, stopped });
         }
         if self.stopping
             && !self.fronts_stopped
-            && let Some(abandoned) = self.fronts.all_stopped()
+            && let Some(stopped) = self.fronts.all_stopped()
         {
             self.fronts_stopped = true;
-            self.shards[0].send(Message::FrontStopped { device: None, abandoned });
+            self.shards[0].send(Message::FrontStopped { device: None, stopped });
             any = true;
         }
         let Some((deadline, running)) = self.shutdown else { return any };
@@ -393,7 +396,8 @@ impl ClientShard {
         let is_done = self.engine.is_done() && running == 0;
         if is_done || now >= deadline + END_PATIENCE {
             self.shutdown = None;
-            self.event(Event::Done { abandoned: self.abandoned });
+            let done = self.done_event(running > 0);
+            self.event(done);
             for shard in &self.shards {
                 shard.send(Message::Exit);
             }

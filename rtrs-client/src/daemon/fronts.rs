@@ -8,6 +8,7 @@ use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::{Instant, earliest};
 
+use super::endings::FrontsStopped;
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{
     FrontEnd, FrontEndClient, FrontEndPools, FrontRequest, FrontSocket, MakeFrontEnd, Place,
@@ -44,10 +45,13 @@ struct Slot {
     is_awaited: bool,
     /// Number of IOs of the device that had not ended when it stopped.
     abandoned: usize,
+    /// Whether clients were connected when it had to stop.
+    cut: bool,
 }
 
 impl Slot {
     fn stop(&mut self, deadline: Instant) {
+        self.cut |= !self.front.clients().is_empty();
         self.front.stop();
         if self.end != End::Stopped {
             self.end = End::Stopping(deadline);
@@ -83,8 +87,8 @@ impl Fronts {
     /// Adds the front end of an added device.
     pub(crate) fn add(&mut self, NewFront { device, name, make }: NewFront) {
         let (front, opened, end) = (make(), false, End::None);
-        let (is_awaited, abandoned) = (false, 0);
-        self.slots.push(Slot { device, name, front, opened, end, is_awaited, abandoned });
+        let (is_awaited, abandoned, cut) = (false, 0, false);
+        self.slots.push(Slot { device, name, front, opened, end, is_awaited, abandoned, cut });
     }
 
     /// Removes the front end of a device. Its requests at the server end before its memory is
@@ -121,6 +125,14 @@ impl Fronts {
             });
         }
         None
+    }
+
+    /// Lets the front end of an open device accept clients.
+    pub(crate) fn serve(&mut self, device: DeviceIndex) {
+        let ring = Rc::clone(&self.ring);
+        if let Some(slot) = self.get(device) {
+            slot.front.serve(&ring);
+        }
     }
 
     /// Gives a socket to the front end of a device.
@@ -191,18 +203,23 @@ impl Fronts {
         any
     }
 
-    /// Takes the next individually stopped front end, with the number of IOs that had not ended.
-    pub(crate) fn next_stopped(&mut self) -> Option<(DeviceIndex, usize)> {
+    /// Takes the next individually stopped front end.
+    pub(crate) fn next_stopped(&mut self) -> Option<(DeviceIndex, FrontsStopped)> {
         let is_due = |slot: &&mut Slot| slot.is_awaited && slot.end == End::Stopped;
         let slot = self.slots.iter_mut().find(is_due)?;
         slot.is_awaited = false;
-        Some((slot.device, slot.abandoned))
+        let cut = slot.cut.then_some(slot.device).into_iter().collect();
+        Some((slot.device, FrontsStopped { abandoned: slot.abandoned, cut }))
     }
 
-    /// Number of IOs that had not ended, once all front ends have stopped.
-    pub(crate) fn all_stopped(&self) -> Option<usize> {
+    /// Result of the front ends, once all have stopped.
+    pub(crate) fn all_stopped(&self) -> Option<FrontsStopped> {
         let stopped = self.slots.iter().all(|slot| slot.end == End::Stopped);
-        stopped.then(|| self.slots.iter().map(|slot| slot.abandoned).sum())
+        let cut = self.slots.iter().filter(|slot| slot.cut).map(|slot| slot.device);
+        stopped.then(|| FrontsStopped {
+            abandoned: self.slots.iter().map(|slot| slot.abandoned).sum(),
+            cut: cut.collect(),
+        })
     }
 
     /// Counters for `stats`, by device.
@@ -287,6 +304,7 @@ mod tests {
             end: End::None,
             is_awaited: false,
             abandoned: 0,
+            cut: false,
         });
         fronts.remove(device);
         assert_eq!(fronts.devices().count(), 0, "the number is free");

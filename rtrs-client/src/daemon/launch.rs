@@ -178,6 +178,11 @@ impl ShardHandle {
         }
     }
 
+    /// Lets the front ends of a device accept clients.
+    pub(crate) fn serve_fronts(&self, device: DeviceIndex) {
+        self.0.iter().for_each(|shard| shard.send(Message::ServeFront(device)));
+    }
+
     /// Removes all shards' front ends of a device.
     pub(crate) fn remove_fronts(&self, device: DeviceIndex) {
         self.0.iter().for_each(|shard| shard.send(Message::RemoveFront(device)));

@@ -2,7 +2,8 @@
 //!
 //! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until the end;
 //! - `config`: the engine's configuration; `fabrics`: its fabrics;
-//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its `fronts`;
+//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its `fronts` and
+//!   their `endings`;
 //! - `notices`: notifications from shard 0 to the process; `events` and `signals`: input of the
 //!   process;
 //! - `volume`: a volume of the session with its socket and files; `volume_add`: volumes added
@@ -21,6 +22,7 @@ pub(crate) mod config;
 pub(crate) mod control_socket;
 pub(crate) mod device;
 pub(crate) mod driver;
+mod endings;
 pub(crate) mod events;
 pub(crate) mod fabrics;
 mod fronts;

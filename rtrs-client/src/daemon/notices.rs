@@ -5,12 +5,13 @@ use rtrs_core::identity::Identity;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant};
 
+use super::endings::LeftToUsers;
 use crate::engine::{ClientEngine, DeviceIndex, SessionFailure};
 
 /// Notification from shard 0.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The device is open, and clients can connect.
+    /// The device is open.
     Ready(DeviceIndex, Box<Geometry>),
     /// The volume has failed.
     Failed(DeviceIndex, SessionFailure),
@@ -20,8 +21,13 @@ pub(crate) enum Event {
     FrontFailed(DeviceIndex, std::io::Error),
     /// The kernel has closed this shard's socket of the device.
     KernelGone(DeviceIndex, CoreIndex),
-    /// All front ends of the device have stopped, with the number of IOs that had not ended.
-    FrontStopped(DeviceIndex, usize),
+    /// All front ends of the device have stopped.
+    FrontStopped {
+        device: DeviceIndex,
+        /// Number of IOs that had not ended.
+        abandoned: usize,
+        left: Option<LeftToUsers>,
+    },
     /// The session has closed the volume of this export.
     VolumeGone(String),
     /// A shard's thread ended with this error.
@@ -34,6 +40,8 @@ pub(crate) enum Event {
     Done {
         /// Number of IOs that had not ended at their time limit.
         abandoned: usize,
+        /// Volumes whose front ends stopped with the session, unless a shard is stuck.
+        left: Vec<(DeviceIndex, LeftToUsers)>,
     },
 }
 

@@ -10,7 +10,6 @@ use super::events::{READY_TIMEOUT, Wake};
 use super::volume::Step;
 use crate::control_protocol::{PathInfo, Status};
 use crate::path::state::PathState;
-use crate::plan::Front;
 use crate::settings::RequirePaths;
 
 /// Minimum time for the required paths, from the open of the volume.
@@ -71,9 +70,6 @@ impl AttachedSession {
         }
         let status = self.status(&volume.identity.name);
         let why = status.and_then(|status| lacking(&status, required));
-        let volume = &mut self.volumes[at];
-        // The next takeover of a device still needs the state that a dead process has saved.
-        volume.was_attached |= !matches!(&volume.front, Front::Device(device) if device.takeover);
         self.on_failure(device, &why.unwrap_or_else(|| "its paths are not known".to_owned()));
         true
     }

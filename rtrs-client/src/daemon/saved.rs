@@ -3,9 +3,13 @@
 //! the identity of the export; for volumes that share a session, also the session and each volume's
 //! own settings. For udev, it is the device of a volume.
 //!
-//! The files are next to the control socket and are always replaced as a whole; a detach removes
-//! them. All volumes have the first two, written by the thread that forwards the session's events.
-//! Volumes with a kernel device have the others.
+//! The files are next to the control socket and are always replaced as a whole. All volumes have the
+//! first two, written by the thread that forwards the session's events. Volumes with a kernel device
+//! have the others.
+//!
+//! A process writes nothing before its volume is about to get users ([`Saved::begin`]): until then
+//! the attach may fail, and what an earlier process has left stays. The files are removed when the
+//! volume has ended and none of its users can miss a loss; see `volume.rs`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,9 +44,26 @@ pub(crate) struct Saved {
     files: OwnFiles,
     /// Control socket; the files have its name with their own extensions.
     beside: PathBuf,
-    /// Set when the volume is detached, after which nothing is saved.
-    over: Arc<Mutex<bool>>,
+    state: Arc<Mutex<State>>,
 }
+
+/// Files of a volume over the time of its process.
+#[derive(Debug)]
+enum State {
+    /// The volume has no users yet: the values wait for [`Saved::begin`].
+    Waiting { epoch: Option<u64>, identity: Option<Identity> },
+    /// Values are written; `found` holds the earlier contents of the files.
+    Writing { found: Vec<(&'static str, Option<String>)> },
+    /// Nothing is saved anymore.
+    Over,
+}
+
+/// Consequences of files that cannot be written.
+const WITHOUT_EPOCH: &str = "the process that takes over cannot report writes that a server lost";
+const WITHOUT_IDENTITY: &str = "the process that takes over does not know which export to expect";
+
+/// Extensions of all files.
+const ALL: [&str; 4] = [EPOCH, IDENTITY, DEVICE, VOLUME];
 
 impl Saved {
     /// Creates the files' handle for the volume attached as `name`.
@@ -59,7 +80,8 @@ impl Saved {
     /// Fails if the run directory cannot be used.
     pub(crate) fn beside(run_dir: &RunDir, control_socket: &Path) -> Result<Self, PlaceError> {
         let (files, beside) = (run_dir.files()?, control_socket.to_path_buf());
-        Ok(Self { files, beside, over: Arc::new(Mutex::new(false)) })
+        let state = State::Waiting { epoch: None, identity: None };
+        Ok(Self { files, beside, state: Arc::new(Mutex::new(state)) })
     }
 
     /// Epoch saved by a dead process; 0, which means unknown, if it cannot be read.
@@ -109,10 +131,45 @@ impl Saved {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
+    /// Starts to save, before the volume gets users.
+    pub(crate) fn begin(&self) {
+        let mut state = self.state.lock();
+        let State::Waiting { epoch, identity } = &*state else { return };
+        let (epoch, identity) = (*epoch, *identity);
+        let read = |extension: &'static str| {
+            // A file that cannot be read is not restored.
+            let found = self.files.read(&self.name(extension)).ok()?;
+            Some((extension, found))
+        };
+        *state = State::Writing { found: ALL.into_iter().filter_map(read).collect() };
+        if let Some(epoch) = epoch {
+            self.replace(EPOCH, &format!("{epoch}\n"), WITHOUT_EPOCH);
+        }
+        if let Some(identity) = identity {
+            self.replace(IDENTITY, &format!("{identity}\n"), WITHOUT_IDENTITY);
+        }
+    }
+
+    /// Restores the files of an earlier process, since the volume got no users, and saves nothing
+    /// from now on.
+    pub(crate) fn put_back(&self) {
+        let state = std::mem::replace(&mut *self.state.lock(), State::Over);
+        let State::Writing { found } = state else { return };
+        for (extension, text) in found {
+            match text {
+                Some(text) => self.replace(extension, &text, "its earlier contents are lost"),
+                None => self.remove(extension),
+            }
+        }
+    }
+
     /// Saves the identity of the export for the next process.
     pub(crate) fn save_identity(&self, identity: Identity) {
-        let without = "the process that takes over does not know which export to expect";
-        self.write(IDENTITY, &identity.to_string(), without);
+        if let State::Waiting { identity: waiting, .. } = &mut *self.state.lock() {
+            *waiting = Some(identity);
+            return;
+        }
+        self.write(IDENTITY, &identity.to_string(), WITHOUT_IDENTITY);
     }
 
     /// Saves the path of the device for udev; an empty one while the device is being connected.
@@ -122,8 +179,11 @@ impl Saved {
 
     /// Saves an epoch for the next process.
     pub(crate) fn save_epoch(&self, epoch: u64) {
-        let without = "the process that takes over cannot report writes that a server lost";
-        self.write(EPOCH, &epoch.to_string(), without);
+        if let State::Waiting { epoch: waiting, .. } = &mut *self.state.lock() {
+            *waiting = Some(epoch);
+            return;
+        }
+        self.write(EPOCH, &epoch.to_string(), WITHOUT_EPOCH);
     }
 
     /// Saves that the volume shares a session, for the process that takes over.
@@ -137,11 +197,14 @@ impl Saved {
     }
 
     fn write(&self, extension: &str, text: &str, without: &str) {
-        let over = self.over.lock();
-        if *over {
-            return;
+        let state = self.state.lock();
+        if matches!(*state, State::Writing { .. }) {
+            self.replace(extension, &format!("{text}\n"), without);
         }
-        if let Err(error) = self.files.replace(&self.name(extension), &format!("{text}\n")) {
+    }
+
+    fn replace(&self, extension: &str, text: &str, without: &str) {
+        if let Err(error) = self.files.replace(&self.name(extension), text) {
             tracing::warn!("cannot write {}: {error}; {without}", self.path(extension).display());
         }
     }
@@ -153,9 +216,16 @@ impl Saved {
 
     /// Removes everything, and saves nothing from now on.
     pub(crate) fn forget(&self) {
-        let mut over = self.over.lock();
-        *over = true;
-        [EPOCH, IDENTITY, DEVICE, VOLUME].iter().for_each(|extension| self.remove(extension));
+        let mut state = self.state.lock();
+        *state = State::Over;
+        ALL.iter().for_each(|extension| self.remove(extension));
+    }
+
+    /// Removes everything but the epoch: users may still connect to the next process.
+    pub(crate) fn forget_but_epoch(&self) {
+        let mut state = self.state.lock();
+        *state = State::Over;
+        ALL.iter().filter(|kept| **kept != EPOCH).for_each(|extension| self.remove(extension));
     }
 
     fn remove(&self, extension: &str) {
@@ -241,6 +311,7 @@ mod tests {
         let saved = Saved::new(&dir, "vol").unwrap();
         assert_eq!(saved.epoch(), Some(0), "what a link names is not read");
         assert!(saved.identity().is_err());
+        saved.begin();
         saved.save_epoch(7);
         saved.save_identity("-/00112233445566778899aabbccddeeff".parse().unwrap());
         assert_eq!(saved.epoch(), Some(7));
@@ -257,6 +328,7 @@ mod tests {
         dir.make().unwrap();
         let saved = Saved::new(&dir, "vol.0").unwrap();
         assert_eq!(saved.epoch(), None);
+        saved.begin();
         saved.save_epoch(7);
         saved.save_epoch(u64::MAX);
         assert_eq!(saved.epoch(), Some(u64::MAX));
@@ -279,6 +351,35 @@ mod tests {
     }
 
     #[test]
+    fn nothing_changes_before_the_volume_gets_users_and_all_is_put_back_if_it_gets_none() {
+        let name = format!("rtrs-saved-begin-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let identity: Identity = "-/00112233445566778899aabbccddeeff".parse().unwrap();
+        let dead = Saved::new(&dir, "v").unwrap();
+        dead.begin();
+        dead.save_epoch(7);
+        dead.save_device("/dev/nbd3");
+
+        let saved = Saved::new(&dir, "v").unwrap();
+        let left = || (saved.epoch(), saved.identity().unwrap(), saved.device());
+        let before = left();
+        assert_eq!(before, (Some(7), None, Some("/dev/nbd3".into())));
+        saved.save_epoch(8);
+        saved.save_identity(identity);
+        assert_eq!(left(), before);
+        saved.begin();
+        saved.save_device("");
+        assert_eq!(left(), (Some(8), Some(identity), Some(String::new())));
+        saved.put_back();
+        saved.save_epoch(9);
+        assert_eq!(left(), before);
+        saved.forget_but_epoch();
+        assert_eq!(left(), (Some(7), None, None));
+        fs::remove_dir_all(dir.path()).unwrap();
+    }
+
+    #[test]
     fn volumes_of_a_session_are_found_by_its_name() {
         let name = format!("rtrs-saved-volumes-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
@@ -291,7 +392,9 @@ mod tests {
         };
         let all = [volume("s", "pool/b"), volume("s", "c"), volume("t", "d")];
         for one in &all {
-            Saved::new(&dir, &one.name).unwrap().save_volume(one);
+            let saved = Saved::new(&dir, &one.name).unwrap();
+            saved.begin();
+            saved.save_volume(one);
         }
         // One file with a wrong name, and one with invalid contents.
         let text = fs::read_to_string(dir.path().join("c.volume")).unwrap();

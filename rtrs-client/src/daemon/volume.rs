@@ -9,6 +9,7 @@ use rtrs_core::local::{ControlSocket, PassedSocket};
 
 use super::config::volume_config;
 use super::device::{self, Held, ReachedDevice};
+use super::endings::LeftToUsers;
 use super::report::Identity;
 use super::saved::Saved;
 use super::waiting::{Add, Detach};
@@ -72,6 +73,8 @@ pub(crate) struct Volume {
     pub(crate) refused: Option<String>,
     /// Whether the volume was ever attached.
     pub(crate) was_attached: bool,
+    /// State in which its front ends left their users.
+    pub(crate) left: Option<LeftToUsers>,
     /// Whether it was saved that the volume shares a session.
     pub(crate) is_session_saved: bool,
     /// Number of shards whose connection the kernel has closed.
@@ -109,6 +112,7 @@ impl Volume {
             add: None,
             refused: None,
             was_attached: false,
+            left: None,
             is_session_saved: false,
             kernel_gone: 0,
             resized: None,
@@ -140,14 +144,19 @@ impl Volume {
         }
     }
 
-    /// Removes the state saved for a takeover after a detach, unless a takeover may follow. One may
-    /// follow if a dead process left the state and this process could not take over, or if the
-    /// device could not be taken from its users.
+    /// Removes the state saved for the next process, if the end of the volume leaves no user that
+    /// could miss a loss. A volume that was never attached has written nothing, and what a dead
+    /// process has left stays. Users of a device end with the device, unless it could not be taken
+    /// from them. NBD clients may connect to the next process.
     pub(crate) fn forget(&self) {
-        if let Some(saved) = &self.saved
-            && self.was_attached
-            && self.warning.is_none()
-        {
+        let Some(saved) = self.saved.as_ref().filter(|_| self.was_attached) else { return };
+        let detached = !self.detaches.is_empty();
+        let is_over = match self.front {
+            Front::Device(_) => self.warning.is_none(),
+            // Unknown after the failure of a shard.
+            _ => self.left.is_some_and(|left| !left.needs_epoch(detached)),
+        };
+        if is_over {
             saved.forget();
         }
     }
@@ -234,6 +243,7 @@ mod tests {
     use rtrs_core::settings::Output;
 
     use super::*;
+    use crate::engine::Outstanding;
     use crate::settings::Settings;
 
     const LEFT: &str = "00112233445566778899aabbccddeeff/00000000000000000000000000000001";
@@ -280,6 +290,7 @@ mod tests {
         // The dead process had pinned nothing.
         assert_eq!(pin(&device(None, false)), Ok(None));
         assert_eq!(pin(&device(Some(GIVEN), false)), Ok(Some(given)));
+        saved.begin();
         saved.save_identity(left);
         assert_eq!(pin(&device(None, false)), Ok(Some(left)));
         assert_eq!(pin(&device(Some(LEFT), false)), Ok(Some(left)));
@@ -314,6 +325,7 @@ mod tests {
         let saved = Saved::new(&dir, "v").unwrap();
         let epoch = |front| inherited(&plan(front, None, false), Some(&saved));
         assert_eq!(epoch("socket: /s"), None);
+        saved.begin();
         saved.save_epoch(7);
         assert_eq!(epoch("socket: /s"), Some(7));
         assert_eq!(epoch("device: auto\ntakeover: true"), Some(7));
@@ -328,27 +340,44 @@ mod tests {
         let name = format!("rtrs-left-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
-        let plan = plan("device: auto\ntakeover: true", None, false);
         let saved = Saved::new(&dir, "v").unwrap();
-        let prepared = Prepared {
-            config: volume_config(&plan.session),
-            fronts: Box::new(|_| Vec::new()),
-            control: ControlSocket::bind(&dir.control_socket("v")).unwrap(),
-            uri: None,
-            saved: Some(saved.clone()),
-            reached: None,
+        let volume_of = |front| {
+            let plan = plan(front, None, false);
+            let saved = Saved::new(&dir, "v").unwrap();
+            saved.begin();
+            saved.save_epoch(7);
+            let prepared = Prepared {
+                config: volume_config(&plan.session),
+                fronts: Box::new(|_| Vec::new()),
+                control: ControlSocket::bind(&dir.control_socket("v")).unwrap(),
+                uri: None,
+                saved: Some(saved),
+                reached: None,
+            };
+            Volume::new(&plan, prepared, Identity::example(), Duration::ZERO).0
         };
-        let (mut volume, _) = Volume::new(&plan, prepared, Identity::example(), Duration::ZERO);
-        saved.save_epoch(7);
-        volume.forget();
-        assert_eq!(saved.epoch(), Some(7), "the next one may take it over");
+        let left = |volume: &Volume| {
+            volume.forget();
+            saved.epoch()
+        };
+        let mut volume = volume_of("device: auto\ntakeover: true");
+        assert_eq!(left(&volume), Some(7), "the next one may take it over");
         volume.was_attached = true;
         volume.warning = Some("its users keep it".into());
-        volume.forget();
-        assert_eq!(saved.epoch(), Some(7));
+        assert_eq!(left(&volume), Some(7));
         volume.warning = None;
-        volume.forget();
-        assert_eq!(saved.epoch(), None);
+        assert_eq!(left(&volume), None);
+        drop(volume);
+
+        let mut volume = volume_of("socket: /s");
+        volume.left = Some(LeftToUsers { cut: false, outstanding: Outstanding::Nothing });
+        assert_eq!(left(&volume), Some(7), "never attached");
+        (volume.was_attached, volume.left) = (true, None);
+        assert_eq!(left(&volume), Some(7), "a shard has failed");
+        volume.left = Some(LeftToUsers { cut: false, outstanding: Outstanding::Loss });
+        assert_eq!(left(&volume), Some(7));
+        volume.left = Some(LeftToUsers { cut: false, outstanding: Outstanding::Unflushed });
+        assert_eq!(left(&volume), None, "its users have gone");
         drop(volume);
         std::fs::remove_dir_all(dir.path()).unwrap();
     }

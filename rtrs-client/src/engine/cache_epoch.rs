@@ -47,6 +47,20 @@ pub(crate) struct FlushMark {
     reported: u64,
 }
 
+/// Acknowledged writes of a volume that users could still lose without notice if the next process
+/// did not know of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outstanding {
+    /// All acknowledged writes are flushed.
+    Nothing,
+    /// Acknowledged writes await a flush, or the report of their loss may not have arrived.
+    Unflushed,
+    /// An earlier process may have left unflushed writes, and nothing was flushed since.
+    Inherited,
+    /// A loss was not reported to any user.
+    Loss,
+}
+
 /// State of the server's cache, shared by all shards.
 #[derive(Debug)]
 pub(crate) struct CacheWatch {
@@ -103,6 +117,22 @@ impl CacheWatch {
     pub(super) fn settled_epoch(&self) -> Option<u64> {
         let reported = self.losses.all_reported() || rtrs_core::mutated!(KeptLifeEarly);
         reported.then(|| self.epoch()).filter(|epoch| *epoch != 0)
+    }
+
+    /// Returns the acknowledged writes that the users could lose without notice. `inherited` tells
+    /// that an earlier process may have left some.
+    pub(super) fn outstanding(&self, inherited: bool) -> Outstanding {
+        let safe = if self.is_volatile() { &self.since } else { &self.flushed };
+        let safe = safe.load(Ordering::SeqCst);
+        if !self.losses.all_reported() {
+            Outstanding::Loss
+        } else if inherited && safe == 0 {
+            Outstanding::Inherited
+        } else if self.all_acked() > safe {
+            Outstanding::Unflushed
+        } else {
+            Outstanding::Nothing
+        }
     }
 
     /// Whether the content ends with its epoch, flushed or not.
@@ -311,6 +341,39 @@ mod tests {
         let mark = begin(&watch);
         assert!(!end(&watch, mark, 7), "flushed");
         assert_eq!(watch.observe(8, false), 0);
+    }
+
+    #[test]
+    fn writes_are_outstanding_until_they_are_flushed_or_reported_lost() {
+        let watch = CacheWatch::new(1, 7, false);
+        assert_eq!(watch.outstanding(false), Outstanding::Nothing);
+        write(&watch, 0, 7);
+        assert_eq!(watch.outstanding(false), Outstanding::Unflushed);
+        let mark = begin(&watch);
+        assert!(!end(&watch, mark, 7));
+        assert_eq!(watch.outstanding(false), Outstanding::Nothing);
+        write(&watch, 0, 7);
+        assert_eq!(watch.observe(8, false), 1);
+        assert_eq!(watch.outstanding(false), Outstanding::Loss);
+        let mark = begin(&watch);
+        assert!(end(&watch, mark, 8));
+        assert_eq!(watch.outstanding(false), Outstanding::Nothing);
+
+        let mut watch = CacheWatch::new(1, 7, false);
+        watch.inherit(Instant::ZERO);
+        assert_eq!(watch.outstanding(true), Outstanding::Inherited);
+        write(&watch, 0, 7);
+        assert_eq!(watch.outstanding(true), Outstanding::Inherited);
+        let mark = begin(&watch);
+        assert!(!end(&watch, mark, 7));
+        assert_eq!(watch.outstanding(true), Outstanding::Nothing);
+
+        // A flush does not keep what is in memory.
+        let watch = CacheWatch::new(1, 7, true);
+        write(&watch, 0, 7);
+        let mark = begin(&watch);
+        assert!(!end(&watch, mark, 7));
+        assert_eq!(watch.outstanding(false), Outstanding::Unflushed);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use rtrs_core::identity::Identity;
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::time::{Instant, earliest};
 
+pub use self::cache_epoch::Outstanding;
 use self::control::SessionControl;
 pub use self::control::change::{Change, ChangeError, Leaving};
 pub use self::control::failure::SessionFailure;
@@ -285,6 +286,12 @@ impl ClientEngine {
     /// [`VolumeConfig::inherited_epoch`].
     pub fn saved_epoch(&self, device: DeviceIndex) -> Option<u64> {
         self.view()?.saved_epoch(device)
+    }
+
+    /// Returns, on the control shard, the acknowledged writes of a volume that await a flush or the
+    /// report of their loss.
+    pub fn outstanding(&self, device: DeviceIndex) -> Option<Outstanding> {
+        self.view()?.outstanding(device)
     }
 
     /// Returns, on the control shard, the identity that a volume is pinned to, if it is known. The

@@ -22,6 +22,9 @@ pub(crate) trait FrontEnd {
     /// Returns the reason why the device cannot be used; the session then ends.
     fn open(&mut self, now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()>;
 
+    /// Lets the front end accept clients. Called once the attach of the volume has succeeded.
+    fn serve(&mut self, _ring: &Rc<Ring>) {}
+
     /// Gives the front end a socket.
     fn take_socket(&mut self, now: Instant, socket: FrontSocket);
 

@@ -1,18 +1,21 @@
 //! Front end for NBD clients at a unix or TCP socket.
 //!
-//! Shard 0 listens once the device is open, and hands clients to all shards in turn.
+//! Shard 0 accepts clients once the volume is attached, and hands them to all shards in turn. Earlier
+//! clients wait: the attach may still fail, and their IO would fail with it.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use nbd_bridge::{Bound, Bridge, BridgeConfig, Endpoint, Group, Listener, Relays};
 use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::local::PassedSocket;
+use rtrs_core::rt::Ring;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::bridge::{bridge, client_of, config_of, group};
@@ -116,7 +119,7 @@ struct Sockets {
     group: Arc<Group>,
     /// Number of shards that share the clients.
     count: u16,
-    /// Bound socket until the device is open; on shard 0.
+    /// Bound socket until the volume is attached; on shard 0.
     bound: Option<Bound>,
     bridge: Option<Bridge>,
     listener: Option<Listener>,
@@ -156,8 +159,13 @@ impl Sockets {
 impl FrontEnd for Sockets {
     fn open(&mut self, _now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()> {
         self.bridge = Some(bridge(place, device, self.config, &self.group)?);
-        self.listener = self.bound.take().map(|bound| bound.serve(place.ring));
         Ok(())
+    }
+
+    fn serve(&mut self, ring: &Rc<Ring>) {
+        if let Some(bound) = self.bound.take() {
+            self.listener = Some(bound.serve(ring));
+        }
     }
 
     fn take_socket(&mut self, now: Instant, socket: FrontSocket) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rtrs_core::time::{Duration, Instant};
 
-use crate::engine::cache_epoch::CacheWatch;
+use crate::engine::cache_epoch::{CacheWatch, Outstanding};
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::SessionConfig;
 
@@ -97,6 +97,16 @@ impl CacheEpoch {
     /// [`VolumeConfig::inherited_epoch`](crate::engine::session::VolumeConfig::inherited_epoch).
     pub(super) fn kept(&self) -> Option<u64> {
         self.kept
+    }
+
+    /// Acknowledged writes that the users could lose without notice if this process ended now and
+    /// its saved epoch were removed. A loss that was reported moments ago counts as unflushed.
+    pub(super) fn outstanding(&self) -> Outstanding {
+        let Some(watch) = &self.watch else { return Outstanding::Nothing };
+        match watch.outstanding(self.inherited.is_some()) {
+            Outstanding::Nothing if self.kept != watch.settled_epoch() => Outstanding::Unflushed,
+            outstanding => outstanding,
+        }
     }
 
     /// Reviews the epoch after a path ended. `connected` holds the epoch and the start time of each

@@ -11,6 +11,7 @@ use super::paths::Paths;
 use super::status::{PathStatus, VolumeStatus};
 use super::volume::Volume;
 use super::volumes::Volumes;
+use crate::engine::cache_epoch::Outstanding;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::path_end::PathEnd;
 use crate::engine::session::SessionConfig;
@@ -62,6 +63,11 @@ impl<'a> SessionView<'a> {
     /// Epoch of the server's cache, saved for the process that takes over if this one dies.
     pub(crate) fn saved_epoch(self, volume: DeviceIndex) -> Option<u64> {
         self.volumes.get(volume)?.cache.kept()
+    }
+
+    /// Acknowledged writes of a volume that await a flush or the report of their loss.
+    pub(crate) fn outstanding(self, volume: DeviceIndex) -> Option<Outstanding> {
+        Some(self.volumes.get(volume)?.cache.outstanding())
     }
 
     /// All volumes, for listings.

@@ -1,0 +1,123 @@
+//! Ends of front ends, which shard 0 counts over all shards.
+
+use crate::engine::{ClientEngine, DeviceIndex, Outstanding};
+
+/// Front ends of a shard that have stopped.
+#[derive(Debug, Default)]
+pub(crate) struct FrontsStopped {
+    /// Number of IOs that had not ended.
+    pub(crate) abandoned: usize,
+    /// Devices that still had clients.
+    pub(crate) cut: Vec<DeviceIndex>,
+}
+
+/// State in which a volume left its users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeftToUsers {
+    /// Whether clients were still connected, which may connect to the next process.
+    pub(crate) cut: bool,
+    pub(crate) outstanding: Outstanding,
+}
+
+impl LeftToUsers {
+    /// Whether the next process of the volume has to know the epoch of this one. A detach states
+    /// that the users are done, unless their connections were cut.
+    pub(crate) fn needs_epoch(self, detached: bool) -> bool {
+        match self.outstanding {
+            Outstanding::Loss => true,
+            Outstanding::Inherited => self.cut || !detached,
+            Outstanding::Unflushed => self.cut,
+            Outstanding::Nothing => false,
+        }
+    }
+}
+
+/// A device whose front ends are stopping.
+#[derive(Debug)]
+struct Ending {
+    device: DeviceIndex,
+    /// Number of shards whose front end still runs.
+    running: usize,
+    abandoned: usize,
+}
+
+/// Ends of front ends; on shard 0.
+#[derive(Debug, Default)]
+pub(crate) struct Endings {
+    /// Number of IOs that had not ended when all front ends of a shard stopped.
+    pub(crate) abandoned: usize,
+    /// Devices that are stopping individually.
+    devices: Vec<Ending>,
+    /// Devices that still had clients when a front end stopped.
+    cut: Vec<DeviceIndex>,
+}
+
+impl Endings {
+    /// Counts the front ends of a shard after all had to stop.
+    pub(crate) fn add(&mut self, stopped: FrontsStopped) {
+        self.abandoned += stopped.abandoned;
+        self.cut.extend(stopped.cut);
+    }
+
+    /// Counts a shard's front end of this device, of which there are as many as `shards`. Returns
+    /// the number of IOs that had not ended, once all have stopped.
+    pub(crate) fn add_device(
+        &mut self,
+        device: DeviceIndex,
+        stopped: FrontsStopped,
+        shards: usize,
+    ) -> Option<usize> {
+        let at = self.devices.iter().position(|ending| ending.device == device);
+        let at = at.unwrap_or_else(|| {
+            self.devices.push(Ending { device, running: shards, abandoned: 0 });
+            self.devices.len() - 1
+        });
+        self.cut.extend(stopped.cut);
+        let ending = &mut self.devices[at];
+        ending.running = ending.running.saturating_sub(1);
+        ending.abandoned += stopped.abandoned;
+        (ending.running == 0).then(|| self.devices.swap_remove(at).abandoned)
+    }
+
+    /// Takes the state in which a device, whose front ends have all stopped, left its users.
+    pub(crate) fn left(
+        &mut self,
+        device: DeviceIndex,
+        engine: &ClientEngine,
+    ) -> Option<LeftToUsers> {
+        let before = self.cut.len();
+        // The number may be used again.
+        self.cut.retain(|cut| *cut != device);
+        let cut = self.cut.len() < before;
+        engine.outstanding(device).map(|outstanding| LeftToUsers { cut, outstanding })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_is_needed_by_users_that_may_continue() {
+        let needs =
+            |outstanding, cut, detached| LeftToUsers { cut, outstanding }.needs_epoch(detached);
+        for (cut, detached) in [(false, false), (false, true), (true, false), (true, true)] {
+            assert!(!needs(Outstanding::Nothing, cut, detached));
+            assert_eq!(needs(Outstanding::Unflushed, cut, detached), cut);
+            assert_eq!(needs(Outstanding::Inherited, cut, detached), cut || !detached);
+            assert!(needs(Outstanding::Loss, cut, detached));
+        }
+    }
+
+    #[test]
+    fn a_device_has_stopped_when_all_shards_have() {
+        let mut endings = Endings::default();
+        let device = DeviceIndex::FIRST;
+        let stopped = |abandoned| FrontsStopped { abandoned, cut: Vec::new() };
+        assert_eq!(endings.add_device(device, stopped(1), 2), None);
+        assert_eq!(endings.add_device(device, stopped(2), 2), Some(3));
+        assert_eq!(endings.add_device(device, stopped(0), 1), Some(0), "a new device");
+        endings.add(stopped(4));
+        assert_eq!(endings.abandoned, 4);
+    }
+}

@@ -1,0 +1,274 @@
+//! Writes that a server loses while no process of the volume runs: the next process reports them,
+//! whatever happened in between, and reports none where none could be lost.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Finished, Front, Proc, RawNbd, Reply, STOP_TIME_MAX, Server, consts,
+    free_port, send_signal, wait_for,
+};
+
+/// Volume in memory, its server, and the run directory of its sessions.
+struct Volume {
+    server: Option<Server>,
+    portal: String,
+    client: Client,
+}
+
+impl Volume {
+    fn new() -> Self {
+        let portal = format!("tcp://127.0.0.1:{}", free_port());
+        let client = Client::attach("vol0").unattached();
+        let mut volume = Self { server: None, portal, client };
+        volume.restart_server();
+        volume
+    }
+
+    /// Kills the server, which loses the content of the export, and starts it again.
+    fn restart_server(&mut self) {
+        self.server.take().into_iter().for_each(Server::crash);
+        let server = Server::builder().export("vol0=mem:16M,id=vol0").export("vol1=mem:16M");
+        self.server = Some(server.listen(&self.portal).start());
+    }
+
+    fn words(&self, more: &[&str]) -> Vec<String> {
+        let front = self.client.front().args();
+        let own = ["attach", "vol0", "--path", &self.portal, &front[0], &front[1]];
+        own.iter().chain(more).map(ToString::to_string).collect()
+    }
+
+    fn attach(&self) {
+        let _ = self.client.command(&self.words(&[])).ok();
+    }
+
+    fn detach(&self, more: &[&str]) -> Finished {
+        let done = self.client.command(&[&["detach", "vol0"], more].concat());
+        self.client.wait_gone(COMMAND_TIME_MAX);
+        done
+    }
+
+    fn nbd(&self) -> RawNbd {
+        RawNbd::go(self.client.front(), "vol0")
+    }
+
+    /// Leaves a write of a process that dies, and a user that waits for the next process.
+    fn die_with_a_write(&self) {
+        self.attach();
+        let mut user = self.nbd();
+        assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+        self.end("KILL");
+        user.expect_closed();
+    }
+
+    /// Sends a signal to the processes of the volume, and waits for their end.
+    fn end(&self, signal: &str) {
+        for pid in self.client.pids() {
+            // A command may have ended meanwhile.
+            let _ = send_signal(signal, &pid.to_string());
+        }
+        self.client.wait_gone(COMMAND_TIME_MAX);
+    }
+
+    /// Starts an attach that waits: for a path that it requires and that does not exist.
+    fn begin_attach(&self, more: &[&str]) -> Proc {
+        let down = format!("tcp://127.0.0.1:{}", free_port());
+        let required = ["--path", &down, "--require-paths", "all"];
+        let attach = self.client.spawn(&self.words(&[&required[..], more].concat()));
+        self.wait_open();
+        attach
+    }
+
+    /// Waits until a session has opened the volume.
+    fn wait_open(&self) {
+        wait_for("the volume to open", COMMAND_TIME_MAX, || {
+            let status = self.client.command(&["status", "vol0", "-o", "json"]);
+            let status: serde_json::Value = serde_json::from_str(&status.stdout).ok()?;
+            status["size"].is_u64().then_some(())
+        });
+    }
+
+    /// State that processes of the volume have left.
+    fn left(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.client.run_dir()).expect("the run directory");
+        let names = entries.map(|entry| entry.expect("a file").file_name());
+        let names = names.map(|name| name.to_string_lossy().into_owned());
+        let is_state = |name: &String| name.ends_with(".life") || name.ends_with(".identity");
+        let mut left: Vec<String> = names.filter(is_state).collect();
+        left.sort();
+        left
+    }
+
+    /// Attaches and checks whether a flush reports a loss, once. Then detaches.
+    fn check_flushes(&self, lost: bool, after: &str) {
+        self.attach();
+        let mut user = self.nbd();
+        let first = user.call(0, consts::CMD_FLUSH, 0, 0);
+        assert_eq!(first != Reply::Error(0), lost, "{after}: {first:?}");
+        assert_eq!(user.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0), "{after}");
+        drop(user);
+        let _ = self.detach(&[]).ok();
+        assert_eq!(self.left(), [""; 0], "{after}");
+    }
+}
+
+/// Ways in which an attach ends before its volume is served, or before its users have come.
+fn fail_an_attach(volume: &Volume, way: &str) {
+    match way {
+        "no path" => {
+            let down = format!("tcp://127.0.0.1:{}", free_port());
+            let front = volume.client.front().args();
+            let words = ["attach", "vol0", "--path", &down, &front[0], &front[1]];
+            let _ = volume.client.command(&words).code(1);
+        }
+        "required paths are missing" => {
+            let _ = volume.begin_attach(&[]).wait(COMMAND_TIME_MAX).code(1);
+        }
+        "a detach ends the wait" => {
+            let attach = volume.begin_attach(&[]);
+            let _ = volume.detach(&[]).ok();
+            let _ = attach.wait(COMMAND_TIME_MAX).code(1);
+        }
+        "its command is killed in the wait" => {
+            let mut attach = volume.begin_attach(&[]);
+            attach.signal("KILL");
+        }
+        "a signal ends the wait" => {
+            let _attach = volume.begin_attach(&["--foreground"]);
+            volume.end("TERM");
+        }
+        "its command is killed while a path is silent" => {
+            let silent = TcpListener::bind("127.0.0.1:0").expect("an address");
+            let silent = format!("tcp://{}", silent.local_addr().expect("an address"));
+            let mut attach = volume.client.spawn(&volume.words(&["--path", &silent]));
+            volume.wait_open();
+            attach.signal("KILL");
+            // If the attach had succeeded before.
+            volume.end("TERM");
+        }
+        "a signal ends it before its users come" => {
+            volume.attach();
+            volume.end("TERM");
+        }
+        _ => panic!("{way}"),
+    }
+    volume.client.wait_gone(COMMAND_TIME_MAX);
+}
+
+const WAYS: [&str; 7] = [
+    "no path",
+    "required paths are missing",
+    "a detach ends the wait",
+    "its command is killed in the wait",
+    "a signal ends the wait",
+    "its command is killed while a path is silent",
+    "a signal ends it before its users come",
+];
+
+#[test]
+fn a_loss_is_reported_after_an_attach_that_failed() {
+    for way in WAYS {
+        let mut volume = Volume::new();
+        volume.die_with_a_write();
+        // Before and after the loss.
+        fail_an_attach(&volume, way);
+        volume.restart_server();
+        fail_an_attach(&volume, way);
+        volume.check_flushes(true, way);
+    }
+}
+
+#[test]
+fn an_attach_without_users_leaves_nothing_to_report() {
+    for way in WAYS {
+        let mut volume = Volume::new();
+        fail_an_attach(&volume, way);
+        assert_eq!(volume.left(), [""; 0], "{way}");
+        volume.restart_server();
+        volume.check_flushes(false, way);
+    }
+    // Another volume of the session fails.
+    let volume = Volume::new();
+    let socket = volume.client.run_dir().join("{name}.sock");
+    let socket = socket.display().to_string();
+    let words = ["attach", "vol1", "none", "--path", &volume.portal, "--socket", &socket];
+    let _ = volume.client.command(&words).code(1);
+    assert_eq!(volume.left(), ["vol1.identity", "vol1.life"]);
+    let _ = volume.client.command(&["detach", "vol1"]).ok();
+    assert_eq!(volume.left(), [""; 0]);
+}
+
+#[test]
+fn a_loss_is_reported_to_users_whose_connections_an_end_cut() {
+    for signal in ["TERM", "detach"] {
+        let mut volume = Volume::new();
+        volume.attach();
+        let mut user = volume.nbd();
+        assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+        match signal {
+            "detach" => drop(volume.detach(&["--force"]).ok()),
+            signal => volume.end(signal),
+        }
+        user.expect_closed();
+        volume.restart_server();
+        volume.check_flushes(true, signal);
+    }
+}
+
+#[test]
+fn a_loss_that_nobody_learned_of_outlasts_a_detach() {
+    let mut volume = Volume::new();
+    volume.attach();
+    let mut user = volume.nbd();
+    assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+    drop(user);
+    volume.restart_server();
+    wait_for("the session to report the loss in its log", COMMAND_TIME_MAX, || {
+        let log = volume.client.command(&["logs", "vol0"]).stdout;
+        log.contains("acknowledged writes are lost").then_some(())
+    });
+    let _ = volume.detach(&[]).ok();
+    volume.check_flushes(true, "a detach");
+
+    // Its users are done with what was not lost by then.
+    volume.attach();
+    assert_eq!(volume.nbd().write(0, 0, &[7; 4096]), Reply::Error(0));
+    let _ = volume.detach(&[]).ok();
+    assert_eq!(volume.left(), [""; 0]);
+    volume.restart_server();
+    volume.check_flushes(false, "a detach");
+}
+
+#[test]
+fn a_detach_of_a_dead_session_keeps_what_its_users_have_to_learn() {
+    let mut volume = Volume::new();
+    volume.die_with_a_write();
+    let _ = volume.detach(&[]).ok().says("vol0 was dead; removed its socket");
+    let _ = volume.detach(&[]).code(4);
+    volume.restart_server();
+    volume.check_flushes(true, "a detach of a dead session");
+
+    volume.die_with_a_write();
+    let _ = volume.detach(&["--force"]).ok().says("vol0 was dead; removed its socket");
+    assert_eq!(volume.left(), [""; 0]);
+    volume.restart_server();
+    volume.check_flushes(false, "a forced detach of a dead session");
+}
+
+#[test]
+fn clients_wait_until_the_attach_has_its_paths() {
+    let volume = Volume::new();
+    let attach = volume.begin_attach(&[]);
+    let Front::Unix(socket) = volume.client.front() else { panic!("no socket") };
+    let mut early = UnixStream::connect(socket).expect("a connection that waits");
+    let _ = volume.detach(&[]).ok();
+    let _ = attach.wait(STOP_TIME_MAX).code(1);
+    let mut heard = Vec::new();
+    // The end of the session may reset the connection.
+    if let Err(error) = early.read_to_end(&mut heard) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    assert_eq!(heard, [], "served by a session that was not attached");
+}
