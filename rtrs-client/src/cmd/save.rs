@@ -1,7 +1,8 @@
 //! `save`: writes the file of `apply` from the running sessions.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_yaml::{Mapping, Value};
@@ -20,7 +21,8 @@ use crate::volumes::session_of_volumes;
 pub struct SaveArgs {
     /// Write to this file instead of stdout
     ///
-    /// A file of this name is replaced as a whole, including its comments.
+    /// A file of this name is replaced as a whole, including its comments. Devices and pipes are
+    /// written to.
     #[arg(long, value_name = "FILE")]
     pub output_file: Option<PathBuf>,
 }
@@ -102,33 +104,61 @@ impl Shared {
     }
 }
 
+/// Maximum number of symbolic links that are followed, as in Linux.
+const LINKS_MAX: usize = 40;
+
+/// Returns the file to replace, which need not exist and is not a symbolic link. None for what
+/// cannot be replaced: a device, a pipe, a descriptor of a process.
+fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => return Ok(None),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(link) = fs::read_link(&file) else { return Ok(Some(file)) };
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let dir = fs::canonicalize(dir.unwrap_or(Path::new(".")))?;
+        if dir.starts_with("/proc") {
+            return Ok(None);
+        }
+        file = dir.join(link);
+    }
+    Err(io::Error::other("too many symbolic links"))
+}
+
 /// Writes a file as a whole or not at all. A file that is replaced keeps its permissions, and stays
-/// where a symbolic link points.
-fn replace(path: &std::path::Path, text: &str) -> std::io::Result<()> {
-    let target = std::fs::canonicalize(path);
-    let path = target.as_deref().unwrap_or(path);
+/// where a symbolic link points. Anything but a file is written to.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let Some(path) = replaceable(path)? else {
+        return fs::OpenOptions::new().append(true).open(path)?.write_all(text.as_bytes());
+    };
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let new = path.with_file_name(name);
-    let written = std::fs::File::create_new(&new).and_then(|mut file| {
-        if let Ok(before) = std::fs::metadata(path) {
+    let written = fs::File::create_new(&new).and_then(|mut file| {
+        if let Ok(before) = fs::metadata(&path) {
             file.set_permissions(before.permissions())?;
         }
         file.write_all(text.as_bytes())?;
         file.sync_all()
     });
-    let replaced = written.and_then(|()| std::fs::rename(&new, path));
+    let replaced = written.and_then(|()| fs::rename(&new, &path));
     if replaced.is_err() {
         // The file may not exist.
-        let _ = std::fs::remove_file(&new);
+        let _ = fs::remove_file(&new);
     }
     replaced
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::fs::Permissions;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -149,5 +179,52 @@ mod tests {
         let new = fs::read_to_string(dir.join("new.yaml")).unwrap();
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!((&*text, mode, is_link, &*new), ("after", 0o640, true, "new"));
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_written_to_and_stays() {
+        let scratch = format!("rtrs-save-special-{}", std::process::id());
+        let dir = std::env::temp_dir().join(scratch);
+        fs::create_dir(&dir).unwrap();
+
+        let (mut reader, writer) = io::pipe().unwrap();
+        let link = dir.join("pipe");
+        symlink(format!("/dev/fd/{}", writer.as_raw_fd()), &link).unwrap();
+        replace(&link, "text").unwrap();
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+
+        let null = dir.join("null");
+        symlink("/dev/null", &null).unwrap();
+        replace(&null, "text").unwrap();
+        assert!(fs::symlink_metadata(&null).unwrap().is_symlink());
+        assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+
+        // A descriptor keeps what was written to it before.
+        let file = fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
+        (&file).write_all(b"before ").unwrap();
+        replace(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), "text").unwrap();
+        assert_eq!(fs::read_to_string(dir.join("log")).unwrap(), "before text");
+
+        let socket = dir.join("socket");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        assert!(replace(&socket, "text").is_err());
+        assert!(fs::metadata(&socket).unwrap().file_type().is_socket());
+        assert!(replace(&dir, "text").is_err());
+
+        // Links to a file that does not exist yet, and to each other.
+        let (first, second) = (dir.join("first"), dir.join("second"));
+        symlink("second", &first).unwrap();
+        symlink("new.yaml", &second).unwrap();
+        replace(&first, "new").unwrap();
+        assert_eq!(fs::read_to_string(dir.join("new.yaml")).unwrap(), "new");
+        assert!(fs::symlink_metadata(&second).unwrap().is_symlink());
+        let circle = dir.join("circle");
+        symlink("circle", &circle).unwrap();
+        assert!(replace(&circle, "text").is_err());
+        fs::remove_dir_all(&dir).unwrap();
     }
 }
