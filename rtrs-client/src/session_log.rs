@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,6 +13,8 @@ use rtrs_core::local::{RunDir, open_log};
 
 /// Environment variable with the log path of a background daemon, which no other process has.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_BACKGROUND_LOG";
+/// Environment variable with the process ID of the command that started a background daemon.
+pub(crate) const STARTER: &str = "RTRS_CLIENT_STARTER";
 /// Time for which an ending session may hold its log.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Size beyond which the next attach renames a log to `NAME.log.old`.
@@ -24,6 +27,13 @@ const FAILED: &str = "rtrs-client: ";
 /// Whether this process is a background daemon, started by the attach or apply command.
 pub(crate) fn is_in_background() -> bool {
     std::env::var_os(DAEMON_LOG).is_some()
+}
+
+/// Whether the command that started this background daemon has ended: the process has another parent
+/// then.
+pub(crate) fn has_starter_ended() -> bool {
+    let starter = std::env::var(STARTER).ok().and_then(|id| id.parse::<u32>().ok());
+    starter.is_some_and(|starter| starter != parent_id())
 }
 
 /// Log owned by this process, until it is dropped with all its copies.

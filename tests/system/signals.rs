@@ -1,12 +1,14 @@
 //! A daemon and its environment: signals with a function, those that must not end a daemon, and
 //! what a session in the background keeps of its caller.
 
+use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, Stand, bin, wait_for,
+    COMMAND_TIME_MAX, Client, Proc, RawNbd, Reply, STOP_TIME_MAX, Server, Stand, bin, free_port,
+    wait_for,
 };
 
 /// Signals that end a process by default and have no function here: USR2, ALRM, STKFLT, XFSZ,
@@ -75,4 +77,22 @@ fn a_session_in_the_background_keeps_no_descriptor() {
     assert_eq!(client.status()["state"], "open", "the session is alive");
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_session_whose_attach_command_was_killed_at_its_start_ends() {
+    let client = Client::attach("vol0").unattached();
+    let portal = format!("tcp://127.0.0.1:{}", free_port());
+    let front = client.front().args();
+    let run_dir = client.run_dir().display().to_string();
+    let words = ["attach", "vol0", "--path", &portal, &front[0], &front[1]];
+    let mut daemon = Command::new(bin("rtrs-client"));
+    // As the command starts it, and ends before the daemon can see that.
+    daemon.args(words).args(["--retry-for", "10m", "--run-dir", &run_dir]);
+    daemon.env("RTRS_CLIENT_BACKGROUND_LOG", client.run_dir().join("vol0.log"));
+    daemon.env("RTRS_CLIENT_STARTER", "1");
+    let _ = Proc::start(daemon).wait(COMMAND_TIME_MAX).code(1).says("the attach command has ended");
+    let left = fs::read_dir(client.run_dir()).expect("the run directory");
+    let left: Vec<_> = left.map(|entry| entry.expect("a file").file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -26,7 +26,7 @@ use crate::daemon::saved::{left_of, session_left};
 use crate::error::{Error, ErrorKind, system, usage};
 use crate::plan::{AttachPlan, OF_ADDED, VolumeName, check_name, non_default, of_session};
 use crate::session_log::{
-    DAEMON_LOG, LogError, SessionLog, is_in_background, path_of, remove_failed,
+    DAEMON_LOG, LogError, STARTER, SessionLog, is_in_background, path_of, remove_failed,
 };
 use crate::settings::{AttachSettings, SessionSettings, Settings};
 
@@ -361,6 +361,7 @@ pub(super) fn start_daemon(
     let mut child = Command::new(exe)
         .args(words)
         .env(DAEMON_LOG, log.path())
+        .env(STARTER, std::process::id().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(errors)

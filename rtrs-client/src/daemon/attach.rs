@@ -29,9 +29,9 @@ use super::signals::serve_signals;
 use super::volume::{Prepared, Volume, prepare};
 use crate::control_protocol::NotAttached;
 use crate::engine::{DeviceIndex, Reported, SessionConfig};
-use crate::error::{Error, system};
+use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
-use crate::session_log::is_in_background;
+use crate::session_log::{has_starter_ended, is_in_background};
 
 /// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON, or with
 /// several volumes a list of [`Attached`] and [`NotAttached`]; after `FAILED`, the error follows.
@@ -103,6 +103,10 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let _forwarding = serve_signals(wakes.clone(), shards.clone(), Arc::clone(&roster))?;
     if background {
         end_with_starter(true).map_err(system("cannot end with the attach command"))?;
+        // No signal comes for an end before that.
+        if has_starter_ended() {
+            return Err(Error::new(ErrorKind::System, "the attach command has ended"));
+        }
     }
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
     let mut session =
