@@ -97,7 +97,8 @@ impl Exports {
         if export.source.is_cut() {
             tracing::warn!(
                 export = &*export.name,
-                "opened at its old size, but its target is shorter: IO beyond the target's end fails"
+                "opened at its old size, but its target is shorter: IO beyond the end of the \
+                 target fails"
             );
         }
         if export.source.target_name() != Some(TargetName::Replaced) {
