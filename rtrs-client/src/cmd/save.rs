@@ -119,7 +119,7 @@ fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
     for _ in 0..LINKS_MAX {
         let Ok(link) = fs::read_link(&file) else { return Ok(Some(file)) };
         let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-        let dir = fs::canonicalize(dir.unwrap_or(Path::new(".")))?;
+        let dir = fs::canonicalize(dir.unwrap_or_else(|| Path::new(".")))?;
         if dir.starts_with("/proc") {
             return Ok(None);
         }
