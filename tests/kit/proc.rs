@@ -296,7 +296,8 @@ impl Drop for Proc {
 
 /// Sends a signal with the shell's own `kill`, which needs no unsafe code here. Returns whether it
 /// was sent.
-pub(crate) fn send_signal(name: &str, target: &str) -> bool {
+#[must_use]
+pub fn send_signal(name: &str, target: &str) -> bool {
     let mut shell = Command::new("sh");
     shell.args(["-c", "kill -s \"$0\" -- \"$1\"", name, target]).stderr(Stdio::null());
     shell.status().is_ok_and(|status| status.success())

@@ -270,5 +270,5 @@ fn clients_wait_until_the_attach_has_its_paths() {
     if let Err(error) = early.read_to_end(&mut heard) {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
-    assert_eq!(heard, [], "served by a session that was not attached");
+    assert_eq!(heard, [0; 0], "served by a session that was not attached");
 }

@@ -27,12 +27,12 @@ fn only_the_usual_signals_end_a_daemon() {
     for number in IGNORED {
         let line = format!("ignoring signal {number}");
         wait_for("the line of a signal", COMMAND_TIME_MAX, || {
-            let text = std::fs::read_to_string(&log).expect("the log");
+            let text = fs::read_to_string(&log).expect("the log");
             (text.contains(&line) && stand.server.output().contains(&line)).then_some(())
         });
     }
     wait_for("the states", COMMAND_TIME_MAX, || {
-        let text = std::fs::read_to_string(&log).expect("the log");
+        let text = fs::read_to_string(&log).expect("the log");
         let (status, counters) = ("state: {", "counters: {");
         let session = "state: session {";
         let logged = text.contains(status) && text.contains(counters);
@@ -47,7 +47,7 @@ fn only_the_usual_signals_end_a_daemon() {
 #[test]
 fn a_session_in_the_background_keeps_no_directory_open() {
     let stand = Stand::memory("16M");
-    let dir = std::fs::read_link(format!("/proc/{}/cwd", stand.client.pid())).expect("a directory");
+    let dir = fs::read_link(format!("/proc/{}/cwd", stand.client.pid())).expect("a directory");
     assert_eq!(dir.to_str(), Some("/"));
     stand.client.detach();
     let _ = stand.server.stop(STOP_TIME_MAX);
