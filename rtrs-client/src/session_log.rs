@@ -29,8 +29,8 @@ pub(crate) fn is_in_background() -> bool {
     std::env::var_os(DAEMON_LOG).is_some()
 }
 
-/// Whether the command that started this background daemon has ended: the process has another parent
-/// then.
+/// Whether the command that started this background daemon has ended: the process has another
+/// parent then.
 pub(crate) fn has_starter_ended() -> bool {
     let starter = std::env::var(STARTER).ok().and_then(|id| id.parse::<u32>().ok());
     starter.is_some_and(|starter| starter != parent_id())

@@ -98,8 +98,9 @@ rtrs_core::settings! {
         /// or RoCE device (soft RoCE works). tls:// is TCP with TLS 1.3 and needs tls-dir, or
         /// key-file and clients-file; a client without TLS is refused there. auto is
         /// tcp://[::]:1234, plus rdma://[::]:1234 if the host has an RDMA device. With tls-dir or
-        /// key-file, auto is tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled. A TCP socket
-        /// that systemd passes is used for the entry with its address; auto uses all of them.
+        /// key-file, auto is tls://[::]:1234 alone. It uses 0.0.0.0 if IPv6 is disabled. A TCP
+        /// socket that systemd passes is used for the entry with its address; auto uses all of
+        /// them.
         listen: Vec<Auto<Portal>> = "auto",
         /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, for tls:// and rdma://
         ///

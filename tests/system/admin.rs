@@ -92,9 +92,10 @@ fn the_status_counts_exports_sessions_and_paths() {
     assert_eq!((&idle["pid"], &idle["draining"]), (&server.pid().into(), &false.into()), "{idle}");
     assert_eq!(idle["version"], env!("CARGO_PKG_VERSION"), "{idle}");
     assert!(idle["metrics"].as_str().is_some_and(|at| at.starts_with("http://127.")), "{idle}");
-    let listeners = server.portals().iter().map(
-        |portal| json!({ "portal": portal, "transport": "tcp", "tls": false, "serving": true, "activated": false }),
-    );
+    let listeners = server.portals().iter().map(|portal| {
+        json!({ "portal": portal, "transport": "tcp", "tls": false, "serving": true,
+            "activated": false })
+    });
     assert_eq!(idle["listeners"], listeners.collect::<Value>(), "{idle}");
 
     let client = attach(server.portals(), &[]);

@@ -59,7 +59,9 @@ fn a_takeover_finds_the_other_volumes_by_their_local_names() {
     for volume in before.volumes() {
         let (name, settings) = (volume.session.name.clone(), volume.own());
         let left = SavedVolume { session: "s".into(), name: name.clone(), settings };
-        Saved::new(&run_dir, &name).unwrap().save_volume(&left);
+        let saved = Saved::new(&run_dir, &name).unwrap();
+        saved.begin();
+        saved.save_volume(&left);
     }
     let found = |names: &[&str]| {
         let plan = words(names);

@@ -1,9 +1,9 @@
 //! Volumes of an attached session, each from its attach to its detach, and the end of the session.
 //!
-//! A volume opens first, then waits for the paths that it requires, then its front end serves it: NBD
-//! clients may connect, or the kernel gets its device. A detach proceeds in the opposite order, each step with a time limit, while the other
-//! volumes continue; the last one ends the session. This runs on the process's main thread, which
-//! the kernel treats as the owner of the devices.
+//! A volume opens first, then waits for the paths that it requires, then its front end serves it:
+//! NBD clients may connect, or the kernel gets its device. A detach proceeds in the opposite order,
+//! each step with a time limit, while the other volumes continue; the last one ends the session.
+//! This runs on the process's main thread, which the kernel treats as the owner of the devices.
 
 use std::io;
 use std::sync::{Arc, mpsc};

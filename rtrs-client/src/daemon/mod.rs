@@ -2,8 +2,8 @@
 //!
 //! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until the end;
 //! - `config`: the engine's configuration; `fabrics`: its fabrics;
-//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its `fronts` and
-//!   their `endings`;
+//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its `fronts`
+//!   and their `endings`;
 //! - `notices`: notifications from shard 0 to the process; `events` and `signals`: input of the
 //!   process;
 //! - `volume`: a volume of the session with its socket and files; `volume_add`: volumes added

@@ -3,9 +3,9 @@
 //! the identity of the export; for volumes that share a session, also the session and each volume's
 //! own settings. For udev, it is the device of a volume.
 //!
-//! The files are next to the control socket and are always replaced as a whole. All volumes have the
-//! first two, written by the thread that forwards the session's events. Volumes with a kernel device
-//! have the others.
+//! The files are next to the control socket and are always replaced as a whole. All volumes have
+//! the first two, written by the thread that forwards the session's events. Volumes with a kernel
+//! device have the others.
 //!
 //! A process writes nothing before its volume is about to get users ([`Saved::begin`]): until then
 //! the attach may fail, and what an earlier process has left stays. The files are removed when the

@@ -34,8 +34,8 @@ use rtrs_core::local::PassedSocket;
 use crate::error::Error;
 use crate::plan::{AttachPlan, Front};
 
-/// Acquires the place where the plan's volume is served, and prepares its front ends. Of the sockets
-/// that the service manager passed, it takes the one at that place.
+/// Acquires the place where the plan's volume is served, and prepares its front ends. Of the
+/// sockets that the service manager passed, it takes the one at that place.
 ///
 /// # Errors
 /// Fails if the place is in use, or a file for it cannot be used.

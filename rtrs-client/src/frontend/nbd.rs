@@ -1,7 +1,7 @@
 //! Front end for NBD clients at a unix or TCP socket.
 //!
-//! Shard 0 accepts clients once the volume is attached, and hands them to all shards in turn. Earlier
-//! clients wait: the attach may still fail, and their IO would fail with it.
+//! Shard 0 accepts clients once the volume is attached, and hands them to all shards in turn.
+//! Earlier clients wait: the attach may still fail, and their IO would fail with it.
 
 use std::collections::VecDeque;
 use std::io;

@@ -101,7 +101,8 @@ mod tests {
             "server     1234\nstate      serving\nversion    0.1.0 (abc)\nprocess    7\n\
              uptime     1d02h\nexports    3: 1 failed, 2 open\nsessions   0\npaths      0\n\
              memory     0 B of 1.0 GiB in chunks (memory-max)\n\
-             listening  tls://[::]:1234 (TCP with TLS, activated)\n           rdma://10.0.0.2:1234 (RDMA \
+             listening  tls://[::]:1234 (TCP with TLS, activated)\n           \
+             rdma://10.0.0.2:1234 (RDMA \
              without TLS); not served: no RDMA device has this address\n\
              metrics    http://127.0.0.1:9823/metrics\n"
         );

@@ -235,7 +235,10 @@ mod tests {
         PrivateKey::generate().unwrap().write_new(&dir.0.join("key")).unwrap();
         let client = PrivateKey::generate().unwrap().public();
         let mut set = Settings {
-            export: vec![spec("v=mem:1M,access=db1:rw,access=db9:ro,access=db9@10.0.0.0/8:rw")],
+            export: vec![
+                spec("v=mem:1M,access=db1:rw,access=db9:ro"),
+                spec("w=mem:1M,access=db1:rw,access=db9:rw"),
+            ],
             key_file: at("key"),
             clients_file: at("clients"),
             listen: vec!["tls://127.0.0.1:0".parse().unwrap()],

@@ -1,6 +1,7 @@
 //! `apply` and `diff`: adapt the sessions of this host to a file, or show the necessary changes.
 
 mod act;
+mod group;
 mod lock;
 mod renew;
 
@@ -14,6 +15,7 @@ use rtrs_core::settings::{SettingValues, config_text, printable, without_bom};
 use serde::Serialize;
 
 use self::act::{Allowed, Turn, act, dead};
+use self::group::{Group, Item};
 use self::lock::Lock;
 use self::renew::{Renewal, renew};
 use super::at_once::at_once;
@@ -115,16 +117,6 @@ pub(super) struct Row {
     error: Option<String>,
 }
 
-/// Session with its action.
-pub(super) struct Item {
-    name: String,
-    /// None for a session that the file does not list.
-    wanted: Option<Wanted>,
-    task: Task,
-    /// Obstacle found before anything was done.
-    error: Option<Error>,
-}
-
 /// Result of the action for a session.
 #[derive(Default)]
 struct Outcome {
@@ -189,15 +181,6 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     let rows = Report { sessions: rows.collect() };
     global.output.print(&rows, text)?;
     verdict(&rows)
-}
-
-/// Volumes of a session, or one alone, with the context of their turns.
-struct Group<'a> {
-    items: &'a [Item],
-    may: Allowed,
-    /// Time until which an attach to a running session is retried.
-    retry_until: Instant,
-    global: &'a GlobalArgs,
 }
 
 impl Group<'_> {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::act::{Allowed, needs_all};
-use super::{Group, Item};
+use super::group::{Group, Item};
 use crate::cmd::detach::end;
 use crate::cmd::session::Session;
 use crate::control_protocol::Status;

@@ -1,0 +1,27 @@
+//! The volumes that take turns in an `apply`, with what is to be done for each.
+
+use std::time::Instant;
+
+use super::act::Allowed;
+use crate::cmd::global::GlobalArgs;
+use crate::error::Error;
+use crate::volumes::difference::{Task, Wanted};
+
+/// Session with its action.
+pub(in crate::cmd) struct Item {
+    pub(super) name: String,
+    /// None for a session that the file does not list.
+    pub(super) wanted: Option<Wanted>,
+    pub(super) task: Task,
+    /// Obstacle found before anything was done.
+    pub(super) error: Option<Error>,
+}
+
+/// Volumes of a session, or one alone, with the context of their turns.
+pub(super) struct Group<'a> {
+    pub(super) items: &'a [Item],
+    pub(super) may: Allowed,
+    /// Time until which an attach to a running session is retried.
+    pub(super) retry_until: Instant,
+    pub(super) global: &'a GlobalArgs,
+}
