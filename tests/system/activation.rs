@@ -21,7 +21,8 @@ fn a_session_outlives_a_restart_on_the_sockets_of_the_manager() {
     let (manager, v4) = Activation::default().tcp("v4.socket", "127.0.0.1");
     let (manager, v6) = manager.tcp("v6.socket", "::1");
     let portal = |address: SocketAddr| format!("tcp://{address}");
-    let builder = || Server::builder().export("vol0=null:16M").activated(&manager, 2);
+    // Without an ID, each start would be another volume.
+    let builder = || Server::builder().export("vol0=null:16M,id=vol0").activated(&manager, 2);
     let server = builder().start();
     assert_eq!(server.portals(), [portal(v4), portal(v6)]);
     assert_eq!(activated(&server), [true, true]);

@@ -246,7 +246,7 @@ fn a_detach_of_a_dead_session_keeps_what_its_users_have_to_learn() {
     let mut volume = Volume::new();
     volume.die_with_a_write();
     let _ = volume.detach(&[]).ok().says("vol0 was dead; removed its socket");
-    let _ = volume.detach(&[]).code(4);
+    let _ = volume.detach(&[]).code(1).says("is not attached");
     volume.restart_server();
     volume.check_flushes(true, "a detach of a dead session");
 

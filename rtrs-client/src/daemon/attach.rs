@@ -83,6 +83,9 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
     manager.starting(READY_TIMEOUT + plan.open_patience() + DEVICE_TIME);
     plan.run_dir.make()?;
+    if background {
+        check_starter()?;
+    }
     warn_of_unused(plan, passed);
     let scraped = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
     let prepared: Vec<Prepared> =
@@ -104,9 +107,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     if background {
         end_with_starter(true).map_err(system("cannot end with the attach command"))?;
         // No signal comes for an end before that.
-        if has_starter_ended() {
-            return Err(Error::new(ErrorKind::System, "the attach command has ended"));
-        }
+        check_starter()?;
     }
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
     let mut session =
@@ -133,6 +134,14 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     }
     announce(plan, &mut session, &manager, background)?;
     session.wait_end(&inbox, running)
+}
+
+/// Returns an error if the command that started this process has ended.
+fn check_starter() -> Result<(), Error> {
+    if has_starter_ended() {
+        return Err(Error::new(ErrorKind::System, "the attach command has ended"));
+    }
+    Ok(())
 }
 
 /// Logs the sockets that the service manager passed and no volume uses.
