@@ -217,6 +217,8 @@ impl Conn {
             return;
         }
         self.depart(port, shared);
+        // A read that was repeated after the end may wait again.
+        shared.first_reader.stop(self.id.slot);
         if !self.in_order {
             shared.drop_unbegun(self.id);
         }
@@ -246,6 +248,7 @@ impl Conn {
 
     /// Releases the buffers of a closed connection.
     pub(crate) fn release(&mut self, shared: &mut Shared) {
+        shared.first_reader.stop(self.id.slot);
         self.input.release(&mut shared.buffers);
         shared.buffers.drop_cut(&mut self.memory);
     }

@@ -367,7 +367,7 @@ pub(crate) struct Removed {
     /// file was deleted.
     #[serde(default)]
     pub(crate) needs_force: bool,
-    /// Content that the removal would end for good.
+    /// Description of the data that the removal would destroy, if any.
     #[serde(default)]
     pub(crate) lost: Option<String>,
     /// File from which the command removed the export (`--save`).

@@ -36,13 +36,13 @@ fn a_session_outlives_a_restart_on_the_sockets_of_the_manager() {
     let _ = server.command(&["drain", "--within", "2s"]).ok();
     let _ = server.wait(STOP_TIME_MAX).ok();
     let server = builder().start();
-    assert_eq!(nbd.write(1, 0, &[8; 4096]), Reply::Error(0));
+    assert_eq!(nbd.write(0, 0, &[8; 4096]), Reply::Error(0));
     let _ = server.stop(STOP_TIME_MAX);
 
     // Nothing listens, and yet the connection is not refused.
     let early = std::net::TcpStream::connect(v4).expect("a connection");
     let server = builder().start();
-    assert_eq!(nbd.write(2, 0, &[9; 4096]), Reply::Error(0));
+    assert_eq!(nbd.write(0, 0, &[9; 4096]), Reply::Error(0));
     drop((early, nbd));
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);

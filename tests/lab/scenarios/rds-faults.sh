@@ -2,7 +2,7 @@
 # lab: our RDS node and the kernel's: 100 broken connections, restarts of both, under checked load
 # topology: one
 # paths: 1
-# limit: 300
+# limit: 600
 # groups: rds ours
 
 # Breaks the connection of a load repeatedly, in turn by the kernel's side, by its socket's

@@ -211,10 +211,11 @@ impl Group<'_> {
         let (wanted, original) = (item.wanted.as_ref(), item.task.action);
         // Compares again: earlier turns may have changed the settings of the session, a takeover
         // attaches all volumes of a session, and a renewal detaches them.
-        let does = matches!(original, Action::Attach | Action::Change | Action::NeedsReattach);
-        let may_differ = |wanted: &Wanted| {
-            does && (wanted.first.is_some() || !matches!(renewal, Renewal::NotNeeded))
-        };
+        let is_renewed = !matches!(renewal, Renewal::NotNeeded);
+        // An unclear volume was detached with the others of its session.
+        let does = matches!(original, Action::Attach | Action::Change | Action::NeedsReattach)
+            || (is_renewed && original == Action::Unclear);
+        let may_differ = |wanted: &Wanted| does && (wanted.first.is_some() || is_renewed);
         let now = wanted.filter(|wanted| may_differ(wanted));
         let now =
             now.map(|wanted| task(wanted, &state_of(&item.name, &session.run_dir, self.global)));

@@ -2,7 +2,7 @@
 //!
 //! The kernel repeats a DREQ as long as its identifier exists. While the port is down none may be
 //! sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
-//! pair in the error state for good (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`), and the
+//! pair permanently in error (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`), and the
 //! device then accepts no connection from any program. Dropping an identifier also sends a DREQ. So
 //! the identifiers of a port that is down are kept until it has been up for a while, and then
 //! released with a proper disconnect.

@@ -34,8 +34,8 @@ pub(in crate::daemon) struct Started {
     pub(in crate::daemon) failures: Vec<(ExportSpec, String)>,
 }
 
-/// Opens the exports of the settings. With a `patience`, exports without progress for so long are
-/// left, unless the settings refuse that or nothing else can be served.
+/// Opens the exports of the settings. With a `patience`, the server starts without the exports
+/// that make no progress for that time, unless the settings refuse that or no other export is open.
 ///
 /// # Errors
 /// Those of [`Partial::enough`].
