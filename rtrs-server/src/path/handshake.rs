@@ -64,19 +64,28 @@ impl Joining {
         self.refused.as_ref()
     }
 
-    /// Adds a connection.
+    /// Checks whether a connection can be added.
     ///
     /// # Errors
     /// If it does not fit the path.
-    pub fn join(&mut self, cid: ConnIndex, cid_num: u16) -> Result<(), JoinError> {
+    pub fn check(&self, cid: ConnIndex, cid_num: u16) -> Result<(), JoinError> {
         let expected = u16::try_from(self.seen.len()).unwrap_or(u16::MAX);
         if cid_num != expected {
             return Err(JoinError::Count { found: cid_num, expected });
         }
-        match self.seen.get_mut(cid.index()) {
-            Some(seen) if !*seen => *seen = true,
-            _ => return Err(JoinError::Twice(cid)),
+        match self.seen.get(cid.index()) {
+            Some(false) => Ok(()),
+            _ => Err(JoinError::Twice(cid)),
         }
+    }
+
+    /// Adds a connection.
+    ///
+    /// # Errors
+    /// See [`Self::check`].
+    pub fn join(&mut self, cid: ConnIndex, cid_num: u16) -> Result<(), JoinError> {
+        self.check(cid, cid_num)?;
+        self.seen[cid.index()] = true;
         self.missing -= 1;
         Ok(())
     }

@@ -17,7 +17,7 @@ use rtrs_core::wire::{ClientExtensions, ConnReq};
 
 use super::Control;
 use super::backlog::CONNECT;
-use super::connect::{Attempt, Tables, check_session_exists, refuse};
+use super::connect::{Attempt, Connector, Tables, check_session_exists, refuse};
 use super::info::end_others;
 use super::limiter::{Candidate, Decision};
 use super::permission::check_connect;
@@ -82,6 +82,8 @@ fn admit(
     check_server(control, id)?;
     let yielding = paths_that_yield(control, attempt, ctx)?;
     check_session_exists(&conn, &control.registry)?;
+    // Before room is made: a refused connection costs no other session anything.
+    check_path(control, attempt, ctx)?;
     make_room(control, candidate, ctx)?;
 
     let is_new = control.registry.session(id).is_none();
@@ -93,7 +95,7 @@ fn admit(
         control.refused.count("strangers-ended");
         control.end_path(other, &PathEnd::CrowdedUnproved, ctx);
     }
-    let path = join(control, key, attempt, ctx)?;
+    let path = join(control, key, &conn)?;
 
     let opened = control.registry.session(id).is_some_and(Session::has_opened);
     control.limiter.joined(candidate, opened);
@@ -136,6 +138,31 @@ fn paths_that_yield(
     }
 }
 
+/// Checks whether the connection can join its path, or whether its session may have the new path.
+fn check_path(
+    control: &mut Control,
+    attempt: Attempt<'_>,
+    ctx: &mut Ctx<'_>,
+) -> Result<(), Refusal> {
+    let Attempt { request, conn, must_authenticate, .. } = attempt;
+    let Control { registry, connector, .. } = &*control;
+    let Some(path) = Connector::path_to_join(attempt, registry) else {
+        return connector.check_new_path(attempt, registry, ctx);
+    };
+    if !must_authenticate && path.is_replaced_by(conn) {
+        // Makes room for the next attempt.
+        let key = path.key();
+        control.end_path(key, &PathEnd::Replaced, ctx);
+        return Err(Refusal::PathExists);
+    }
+    if path.shared().origin.identity.proof != request.identity.proof
+        || path.is_unproved() != must_authenticate
+    {
+        return Err(Refusal::Identity(request.identity.who.clone()));
+    }
+    path.check_join(conn)
+}
+
 /// Makes room for a connection by evicting unproven sessions, if necessary and possible.
 fn make_room(
     control: &mut Control,
@@ -155,24 +182,8 @@ fn make_room(
 }
 
 /// Adds a connection to its path.
-fn join(
-    control: &mut Control,
-    key: PathKey,
-    attempt: Attempt<'_>,
-    ctx: &mut Ctx<'_>,
-) -> Result<Arc<PathShared>, Refusal> {
-    let Attempt { request, conn, must_authenticate, .. } = attempt;
+fn join(control: &mut Control, key: PathKey, conn: &ConnReq) -> Result<Arc<PathShared>, Refusal> {
     let path = control.registry.path_mut(key).ok_or(Refusal::PathExists)?;
-    if !must_authenticate && path.is_replaced_by(conn) {
-        // Makes room for the next attempt.
-        control.end_path(key, &PathEnd::Replaced, ctx);
-        return Err(Refusal::PathExists);
-    }
-    if path.shared().origin.identity.proof != request.identity.proof
-        || path.is_unproved() != must_authenticate
-    {
-        return Err(Refusal::Identity(request.identity.who.clone()));
-    }
     let shard = control.connector.shard_of(conn.cid, &path.shared().session);
     path.join(conn, shard)?;
     Ok(Arc::clone(path.shared()))

@@ -146,27 +146,46 @@ impl Connector {
         })
     }
 
-    /// Returns the path of a connection request, creating it if necessary, and the deadline of the
-    /// handshake of a new path.
-    pub(super) fn path_of(
-        &self,
+    /// Returns the path that a connection request belongs to, if it exists.
+    pub(super) fn path_to_join<'a>(
         attempt: Attempt<'_>,
-        tables: Tables<'_>,
-        ctx: &mut Ctx<'_>,
-    ) -> Result<(PathKey, Option<Instant>), Refusal> {
+        registry: &'a Registry,
+    ) -> Option<&'a Path> {
         let Attempt { request, conn, must_authenticate, .. } = attempt;
-        let registry = &*tables.registry;
         // A path whose client must authenticate takes no other client's place before that.
         let peer = request.peer.ip();
         let same = |path: &Path| match must_authenticate {
             true => path.is_connect(conn, peer),
             false => !path.is_unproved(),
         };
-        let meant = |path: &&Path| path.is_named(conn) && same(path);
-        if let Some(key) = registry.paths_of(conn.session_id).find(meant).map(Path::key) {
-            return Ok((key, None));
-        }
+        registry.paths_of(conn.session_id).find(|path| path.is_named(conn) && same(path))
+    }
+
+    /// Checks whether a new path may be created, apart from what only the device knows.
+    pub(super) fn check_new_path(
+        &self,
+        attempt: Attempt<'_>,
+        registry: &Registry,
+        ctx: &Ctx<'_>,
+    ) -> Result<(), Refusal> {
+        let Attempt { provider, conn, .. } = attempt;
         Self::check_path(attempt, registry)?;
+        check_buffers(&*ctx.fabrics[provider.index()], conn)?;
+        self.limits_of(conn, registry)?;
+        self.check_further_path(attempt, registry)
+    }
+
+    /// Returns the path of a connection request, creating it if necessary, and the deadline of the
+    /// handshake of a new path. [`Self::check_new_path`] has accepted a new path.
+    pub(super) fn path_of(
+        &self,
+        attempt: Attempt<'_>,
+        tables: Tables<'_>,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(PathKey, Option<Instant>), Refusal> {
+        if let Some(path) = Self::path_to_join(attempt, tables.registry) {
+            return Ok((path.key(), None));
+        }
         let deadline = ctx.now + self.params.handshake_timeout;
         let key = self.new_path(attempt, tables, ctx)?;
         Ok((key, Some(deadline)))
@@ -216,11 +235,9 @@ impl Connector {
         let Tables { registry, limiter } = tables;
         let Attempt { provider, request, conn, must_authenticate } = attempt;
         let fabric = &mut *ctx.fabrics[provider.index()];
-        check_buffers(fabric, conn)?;
         let cores = self.params.cores;
         let id = conn.session_id;
         let limits = self.limits_of(conn, registry)?;
-        self.check_further_path(attempt, registry)?;
         let session = registry.session_mut(id);
         let from = must_authenticate.then(|| request.peer.ip());
         let fits = |pd: &Arc<dyn ProtectionDomain>| fabric.fits(pd, request);

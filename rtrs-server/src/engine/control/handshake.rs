@@ -60,6 +60,12 @@ impl Handshake {
         self.joining.as_ref().map(Joining::deadline)
     }
 
+    /// Checks whether a connection can be added.
+    pub(super) fn check_join(&self, conn: &ConnReq) -> Result<(), Refusal> {
+        let joining = self.joining.as_ref().ok_or(Refusal::PathExists)?;
+        joining.check(conn.cid, conn.cid_num).map_err(Refusal::Join)
+    }
+
     /// Adds a connection.
     pub(super) fn join(&mut self, conn: &ConnReq) -> Result<(), Refusal> {
         let joining = self.joining.as_mut().ok_or(Refusal::PathExists)?;

@@ -171,11 +171,17 @@ impl Path {
         newer && self.state == PathState::Connected
     }
 
-    /// Adds a connection, which is assigned to `shard`.
-    pub(super) fn join(&mut self, conn: &ConnReq, shard: CoreIndex) -> Result<(), Refusal> {
+    /// Checks whether a connection can be added.
+    pub(super) fn check_join(&self, conn: &ConnReq) -> Result<(), Refusal> {
         if self.state != PathState::Connecting {
             return Err(Refusal::PathExists);
         }
+        self.handshake.check_join(conn)
+    }
+
+    /// Adds a connection, which is assigned to `shard`.
+    pub(super) fn join(&mut self, conn: &ConnReq, shard: CoreIndex) -> Result<(), Refusal> {
+        self.check_join(conn)?;
         self.handshake.join(conn)?;
         self.shards.add(shard);
         Ok(())

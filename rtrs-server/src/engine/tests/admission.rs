@@ -72,6 +72,27 @@ fn the_oldest_unproven_session_of_the_busiest_source_is_evicted() {
     assert_eq!((single.closed(&mut fixture), more.closed(&mut fixture)), (1, 0));
 }
 
+/// The limit of unproven sessions is reached, so each connection that is admitted evicts one.
+#[test]
+fn a_refused_connection_evicts_nothing() {
+    let mut fixture = small(|params| params.half_open_max = 3);
+    let mut crowd: Vec<Peer> = (11..14).map(|n| half_open(&mut fixture, n, n % 3)).collect();
+    let newest = crowd.last_mut().unwrap();
+    assert_eq!(newest.connect(&mut fixture, 0), Err(-104), "there is such a connection");
+    let more = PeerOptions { cid_num: 5, ..newest.options };
+    let request = more.request(1).encode();
+    assert_eq!(newest.connect_raw(&mut fixture, &request), Err(-104), "another number of them");
+    let second = PeerOptions { path: 2, first_conn: false, ..newest.options };
+    let mut second = Peer::new(&fixture, second);
+    assert_eq!(second.connect(&mut fixture, 0), Err(-17), "the addresses have a path");
+    assert!(crowd.iter_mut().all(|peer| peer.closed(&mut fixture) == 0));
+    assert_eq!(refused(&mut fixture, "strangers-ended"), 0);
+    // The connection that is missing evicts the oldest.
+    let newest = crowd.last_mut().unwrap();
+    assert_eq!(newest.connect(&mut fixture, 1), Ok(()));
+    assert_eq!(refused(&mut fixture, "strangers-ended"), 1);
+}
+
 #[test]
 fn sessions_without_opens_are_evicted_for_others() {
     let mut fixture = small(|params| params.sessions_max = 3);
