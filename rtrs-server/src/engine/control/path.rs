@@ -108,12 +108,6 @@ impl Path {
         self.known_place()
     }
 
-    /// Whether it may carry requests of its session, and has chunks or is getting them.
-    pub(super) fn has_chunks(&self) -> bool {
-        let has = self.handshake.is_held() || self.shared.chunks.get().is_some();
-        self.state.may_begin() && has && !self.is_unproved()
-    }
-
     /// Whether it has chunks or is getting them, in any state, and its client is known.
     pub(super) fn has_memory(&self) -> bool {
         (self.handshake.is_held() || self.shared.chunks.get().is_some()) && !self.is_unproved()

@@ -284,7 +284,8 @@ impl Registry {
 
     /// Records in the session's cache how many paths of known clients have chunks.
     pub(super) fn note_paths(&mut self, id: SessionId) {
-        let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
+        let live =
+            self.paths_of(id).filter(|path| path.state().may_begin() && path.has_memory()).count();
         if let Some(session) = self.sessions.get_mut(&id) {
             session.cache.note_paths(live);
         }
@@ -318,7 +319,8 @@ impl Registry {
                 "path closed"
             );
         }
-        let live = self.paths_of(id).filter(|path| path.has_chunks()).count();
+        let live =
+            self.paths_of(id).filter(|path| path.state().may_begin() && path.has_memory()).count();
         let others = self.paths_of(id).filter(|path| path.key() != key);
         let orphaned = others.into_iter().all(Path::is_unproved);
         let session = self.sessions.get_mut(&id)?;
