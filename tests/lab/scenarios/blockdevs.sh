@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a brd, a loop device, a scsi_debug of 4096-byte sectors and a file, as clients see them
+# lab: a brd, a loop device and its file, a scsi_debug of 4096-byte sectors, as clients see them
 # topology: one
 # paths: 1
 # limit: 200
@@ -47,6 +47,19 @@ compare() { # name target size logical_block write_cache discard
     assert_true "$name: the volume detaches" detach "$name"
 }
 
+# Exports the file of a loop device, which is then detached. The device is the export `loop`.
+below_loop() { # device
+    local below=below=$LAB_WORK/loop.img
+    expect_match "the file of a loop device is not exported" \
+        "$(rtrs-server export add "$below" 2>&1)" "is in use by the loop device $1"
+    assert_true "it is exported with ro" rtrs-server export add "$below,ro"
+    assert_true "that export goes" rtrs-server export remove below
+    assert_true "the export of the device goes" rtrs-server export remove loop
+    losetup -d "$1"
+    wait_until 20 "$1 to be detached" eval "! losetup '$1' 2>/dev/null"
+    expect_true "the file is exported when the device has gone" rtrs-server export add "$below"
+}
+
 scenario() {
     local brd loop scsi file=$LAB_WORK/file.img device
     modprobe nbd nbds_max=2
@@ -69,6 +82,6 @@ scenario() {
             "$(some "${device#*:}" discard_max_bytes)"
     done
     compare file "$file" $((40 << 20)) 512 "write back" yes
+    below_loop "$loop"
     assert_true "the server exits cleanly" stop_server
-    losetup -d "$loop"
 }
