@@ -15,15 +15,19 @@
 //!   second server and no mount changes it meanwhile (`lock.rs`). qemu's image locks keep virtual
 //!   machines from writing to it (`image_lock.rs`).
 
+mod bounce;
 mod image_lock;
+mod inflight;
 mod lock;
 mod queue;
+mod regions;
 mod shared;
 mod shrink;
 mod sysfs;
 mod thread;
 mod watch;
 mod watcher;
+mod workers;
 
 use std::fs::{File, Metadata};
 use std::io;

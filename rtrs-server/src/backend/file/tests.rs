@@ -24,7 +24,8 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
 use super::lock::{self, Locks};
-use super::queue::{FileDevice, WORKERS};
+use super::queue::FileDevice;
+use super::workers::WORKERS;
 use super::{Direct, FileOptions, FileSource};
 use crate::backend::INFLIGHT_MAX;
 use crate::backend::conformance::{Keeps, Rig, run};
@@ -342,7 +343,7 @@ fn cached_writes_to_a_device_without_nonblocking_writes_are_limited() {
     let ring = Ring::new(256).unwrap();
     let mut device = FileDevice::new(&source.shared, &ring, WakeHandle::idle()).unwrap();
     // A file replaces the device, which would need root.
-    (device.nowait, device.cached_device) = (true, true);
+    (device.workers.nowait, device.workers.cached_device) = (true, true);
     let region = Region::new(4096).unwrap();
     let submit = |device: &mut FileDevice, tags: std::ops::Range<u64>| {
         for tag in tags {

@@ -1,0 +1,122 @@
+//! Limit on the operations of an export that may block in worker threads of the ring.
+
+use std::collections::VecDeque;
+
+use rtrs_core::block::IoOp;
+use rtrs_core::rt::Ring;
+
+use super::inflight::{Phase, Slot};
+use super::shared::Shared;
+use crate::backend::target::INFLIGHT_MAX;
+
+/// Maximum number of operations that may occupy worker threads of the ring at once. All exports of
+/// a shard share the threads, and each adds as many as it may occupy, so that a hanging export
+/// leaves those of the others free.
+pub(super) const WORKERS: usize = 32;
+const WORKERS_SIGNED: i32 = 32;
+
+/// Manner in which an operation is submitted to the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Submission {
+    /// Runs before the call returns.
+    Inline,
+    /// Fails instead of blocking.
+    Nowait,
+    /// Blocks in a worker thread if it has to.
+    Blocking,
+}
+
+/// Workers of one queue, and the IOs that wait for one.
+#[derive(Debug)]
+pub(super) struct Workers {
+    in_memory: bool,
+    /// Whether O_DIRECT is in use.
+    direct: bool,
+    /// Whether operations on the target can fail instead of blocking (RWF_NOWAIT).
+    pub(super) nowait: bool,
+    /// Whether the target is a block device through the page cache.
+    pub(super) cached_device: bool,
+    /// Number of free workers of the [`WORKERS`].
+    free: usize,
+    /// Slots that wait for a worker.
+    waiting: VecDeque<u32>,
+}
+
+impl Workers {
+    /// Adds the workers to those of the ring.
+    pub(super) fn new(shared: &Shared, ring: &Ring) -> Self {
+        if let Err(error) = ring.add_workers(WORKERS_SIGNED) {
+            tracing::warn!(
+                %error,
+                "cannot set the number of worker threads; an export that hangs may delay others"
+            );
+        }
+        Self {
+            in_memory: shared.in_memory,
+            direct: shared.align.is_some(),
+            nowait: shared.align.is_some() || shared.device,
+            cached_device: shared.align.is_none() && shared.device,
+            free: WORKERS,
+            waiting: VecDeque::with_capacity(INFLIGHT_MAX),
+        }
+    }
+
+    /// Removes the workers from those of the ring.
+    pub(super) fn close(&self, ring: &Ring) {
+        // A failure leaves the ring with more threads than it needs.
+        let _ = ring.add_workers(-WORKERS_SIGNED);
+    }
+
+    /// Returns how to submit the next operation of a slot, which takes a worker if the operation
+    /// needs one. Without a free worker the slot waits.
+    pub(super) fn admit(&mut self, index: u32, slot: &mut Slot) -> Option<Submission> {
+        let submission = if self.in_memory && slot.phase == Phase::Transfer {
+            Submission::Inline
+        } else if self.nowait && self.limits_transfer(slot) && !slot.may_block {
+            Submission::Nowait
+        } else {
+            if self.is_needed(slot) && !slot.worker {
+                let Some(left) = self.free.checked_sub(1) else {
+                    self.waiting.push_back(index);
+                    return None;
+                };
+                self.free = left;
+                slot.worker = true;
+            }
+            Submission::Blocking
+        };
+        slot.tried = submission == Submission::Nowait;
+        Some(submission)
+    }
+
+    /// Takes back the worker of a slot. Returns whether the slot had one, so that waiting slots may
+    /// start.
+    pub(super) fn release(&mut self, slot: &mut Slot) -> bool {
+        let had = std::mem::take(&mut slot.worker);
+        self.free += usize::from(had);
+        had
+    }
+
+    /// Removes the slot that has waited longest if a worker is free.
+    pub(super) fn next_waiting(&mut self) -> Option<u32> {
+        if self.free > 0 { self.waiting.pop_front() } else { None }
+    }
+
+    /// Whether a transfer is limited if it blocks: direct IO with NOWAIT, which blocks when the
+    /// device has no free tags, and writes to a device through the page cache.
+    fn limits_transfer(&self, slot: &Slot) -> bool {
+        let direct = self.direct && self.nowait;
+        matches!(slot.phase, Phase::Transfer | Phase::WriteZeroes)
+            && (direct || (self.cached_device && slot.op != IoOp::Read))
+    }
+
+    /// Whether an operation needs a worker. Reads and writes of a file through the page cache
+    /// mostly need no thread, or for writes one per file.
+    fn is_needed(&self, slot: &Slot) -> bool {
+        match slot.phase {
+            Phase::Transfer | Phase::WriteZeroes => self.limits_transfer(slot),
+            Phase::Punch | Phase::ZeroRange | Phase::Sync => true,
+            Phase::Discard | Phase::Extents => false,
+        }
+    }
+}
