@@ -268,9 +268,12 @@ pub(crate) struct Origin {
     /// Whether the file has changes of the export that the running server has not applied.
     #[serde(default)]
     pub(crate) edited: bool,
-    /// Number of the configuration that was read last.
+    /// Number of the reload that began last.
     #[serde(default)]
     pub(crate) configuration: u64,
+    /// Whether a reload is running.
+    #[serde(default)]
+    pub(crate) reloading: bool,
 }
 
 /// Reply to a request that adds or changes an export.

@@ -5,11 +5,12 @@
 //! exports below the search path; `identity` determines the IDs of disks and files;
 //! `control_socket` serves the commands, which reach the control shard through `control_shard`;
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
-//! configuration; `status` summarizes the server; `tunables` changes settings while it runs;
-//! `sizes` detects exports that grow; `targets` reopens exports whose path leads to another file;
-//! `audit` writes the audit log; `expiry` warns about a certificate that expires; `authenticate`
-//! checks the proofs of clients on threads; `metrics` collects the data of scrapes; `open_files`
-//! compares the limit of descriptors with the settings; `privileges` changes to another user.
+//! configuration, in the order of `readings`; `status` summarizes the server; `tunables` changes
+//! settings while it runs; `sizes` detects exports that grow; `targets` reopens exports whose path
+//! leads to another file; `audit` writes the audit log; `expiry` warns about a certificate that
+//! expires; `authenticate` checks the proofs of clients on threads; `metrics` collects the data of
+//! scrapes; `open_files` compares the limit of descriptors with the settings; `privileges` changes
+//! to another user.
 
 mod access;
 mod audit;
@@ -26,6 +27,7 @@ mod metrics;
 mod open_files;
 mod portals;
 mod privileges;
+mod readings;
 mod reload;
 mod retry;
 #[cfg(test)]

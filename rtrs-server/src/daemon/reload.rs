@@ -20,6 +20,7 @@ use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
 use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, recovery};
+use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
@@ -30,6 +31,10 @@ use crate::stats::Access;
 /// Reads flags and configuration file again, if there is one.
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
+/// Warning of a reload whose exports another reload has replaced already.
+const SUPERSEDED: &str = "another reload has read the configuration later and applied it; the \
+                          exports follow that";
+
 /// Settings that a reload applies.
 pub(super) const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
@@ -38,6 +43,14 @@ type Read = (Settings, Option<TlsServerConfig>, Reloaded);
 
 /// Certificates or keys, and the problem of the certificate in use, if any.
 type ReadTls = (TlsServerConfig, Option<String>);
+
+/// A configuration whose restrictions are applied, but not its exports and permissions.
+pub(crate) struct ReadConfig<'a> {
+    set: Settings,
+    /// Number of its access lists.
+    lists: u64,
+    reading: Reading<'a>,
+}
 
 /// State that a reload compares with.
 pub(super) struct Reload {
@@ -49,6 +62,8 @@ pub(super) struct Reload {
     /// Held while reading and applying access, so that the last configuration read is the last one
     /// applied.
     reading: Mutex<()>,
+    /// Order of the readings, for the exports and for commands that save.
+    readings: Readings,
     /// Exports of the configuration as they were applied last, by name.
     applied: Mutex<BTreeMap<String, ExportSpec>>,
     /// Shared with the commands that save exports; absent without a control socket.
@@ -69,6 +84,7 @@ impl Reload {
             audit,
             tls,
             reading: Mutex::default(),
+            readings: Readings::default(),
             applied: Mutex::new(applied.collect()),
             save_lock: OnceLock::new(),
         }
@@ -122,7 +138,18 @@ impl Reload {
     /// Applies the differences, and records what was applied, also before an error.
     fn apply(&self, exports: &Exports, force: bool, done: &mut Reloaded) -> Result<(), String> {
         let _saving = self.save_lock.get().and_then(SaveLock::share);
-        let (set, number) = self.apply_access(exports, force, done)?;
+        let read = self.read_and_restrict(exports, force, done)?;
+        self.apply_exports(exports, read, done)
+    }
+
+    /// Applies the exports and permissions of a configuration, unless a later one is applied.
+    pub(super) fn apply_exports(
+        &self,
+        exports: &Exports,
+        read: ReadConfig<'_>,
+        done: &mut Reloaded,
+    ) -> Result<(), String> {
+        let ReadConfig { set, lists, reading } = read;
         // Collected after the access changes, because reading files and users must not delay the
         // end of any client.
         done.warnings.extend(warnings(&set));
@@ -132,8 +159,13 @@ impl Reload {
         }
         self.check_below(&set)?;
         let turn = exports.begin()?;
+        if !reading.may_apply() {
+            tracing::warn!("{SUPERSEDED}");
+            done.warnings.push(SUPERSEDED.to_owned());
+            return Ok(());
+        }
         let applied = apply(exports, set.export.clone(), done);
-        exports.grant_access(number, &set.export);
+        exports.grant_access(lists, &set.export);
         drop(turn);
         applied?;
         self.note_applied(&set.export, done);
@@ -165,15 +197,15 @@ impl Reload {
         }
     }
 
-    /// Reads everything again, and applies the restrictions. Returns the settings, whose exports
-    /// and permissions remain to be applied, and their number.
-    fn apply_access(
+    /// Reads everything again, and applies the restrictions.
+    pub(super) fn read_and_restrict(
         &self,
         exports: &Exports,
         force: bool,
         done: &mut Reloaded,
-    ) -> Result<(Settings, u64), String> {
-        let _reading = self.reading.lock();
+    ) -> Result<ReadConfig<'_>, String> {
+        let _turn = self.reading.lock();
+        let reading = self.readings.begin();
         let (set, renewed, mut read) = self.read()?;
         if !force {
             let access = exports.preview_lists(&set, &mut read);
@@ -181,7 +213,7 @@ impl Reload {
         }
         *done = read;
         // Applied before the keys, which may assign a name to another client.
-        let number = exports.narrow_access(&set, done);
+        let lists = exports.narrow_access(&set, done);
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
             done.warnings = endpoint.older_lists(&config);
             exports.replace_keys(endpoint, config);
@@ -198,7 +230,7 @@ impl Reload {
             tracing::warn!(before, after, "access to exports without their own list has changed");
         }
         done.losses.revoked = exports.check_access()?;
-        Ok((set, number))
+        Ok(ReadConfig { set, lists, reading })
     }
 
     /// Reports what a reload would do. Targets are checked, but not opened.
@@ -269,6 +301,9 @@ impl Changes {
     /// runs.
     pub(super) fn origin(&self, name: &str) -> Result<Origin, String> {
         let text = |error: Error| error.chain().to_string();
+        // Before the files are read: a reload that begins later reads what the command writes, or
+        // changes the number.
+        let (configuration, reloading) = self.reload.readings.state();
         let plan = (self.reload.reread)().map_err(text)?;
         let Settings { exports_dir, export: configured, access, .. } = plan.settings;
         let file = exports_dir.as_deref().map(|dir| exports_dir::file_of(dir, name));
@@ -282,7 +317,8 @@ impl Changes {
             edited: defined.is_some_and(|spec| self.reload.is_edited(spec, running.as_ref())),
             access: running.map(|spec| spec.access).unwrap_or_default(),
             opens_without_list: !has_other_list && self.exports.is_closed_to_unlisted(),
-            configuration: self.exports.configuration(),
+            configuration,
+            reloading,
             exports_dir,
             config: plan.config,
         })

@@ -9,20 +9,23 @@ use rtrs_core::rt;
 use super::control_shard::ControlShard;
 use super::exports::{Exports, Opener};
 use super::identity::Sources;
-use super::reload::Reload;
+use super::reload::{Changes, ReadConfig, Reload};
 use crate::audit::AuditSink;
-use crate::control_protocol::Reloaded;
+use crate::control_protocol::{Origin, Reloaded};
 use crate::engine::message::Message;
 use crate::export::ExportTable;
 use crate::plan::Plan;
-use crate::settings::Settings;
+use crate::settings::{ExportSpec, Settings};
 use crate::state::StateDir;
+
+/// Called by a reload that has read the configuration.
+type AfterReading = Box<dyn FnOnce() + Send>;
 
 /// A server that has read a configuration.
 pub(crate) struct Rig {
-    pub(crate) exports: Exports,
-    reload: Reload,
+    changes: Changes,
     configuration: Arc<Mutex<Settings>>,
+    after_reading: Arc<Mutex<Option<AfterReading>>>,
 }
 
 impl Rig {
@@ -39,19 +42,55 @@ impl Rig {
         let exports = Exports::new(table, opener, control, None, &none, AuditSink::default());
         let configuration = Arc::new(Mutex::new(none.clone()));
         let read = Arc::clone(&configuration);
-        let reread = Box::new(move || Plan::new(read.lock().clone()));
-        let rig = Self {
-            exports,
-            reload: Reload::new(&none, reread, AuditSink::default(), None),
-            configuration,
-        };
+        let after_reading = Arc::<Mutex<Option<AfterReading>>>::default();
+        let after = Arc::clone(&after_reading);
+        let reread = Box::new(move || {
+            let set = read.lock().clone();
+            let then = after.lock().take();
+            then.into_iter().for_each(|then| then());
+            Plan::new(set)
+        });
+        let reload = Reload::new(&none, reread, AuditSink::default(), None);
+        let rig = Self { changes: Changes { exports, reload }, configuration, after_reading };
         rig.reload(set).expect("the first configuration");
         rig
     }
 
     /// Reloads this configuration.
     pub(crate) fn reload(&self, set: &Settings) -> Result<Reloaded, String> {
+        self.configure(set);
+        self.changes.reload(true)
+    }
+
+    /// Changes the configuration that the next reload reads.
+    pub(crate) fn configure(&self, set: &Settings) {
         *self.configuration.lock() = set.clone();
-        self.reload.run(&self.exports, true)
+    }
+
+    /// Calls `then` in the next reload, or request for an origin, once it has read the
+    /// configuration.
+    pub(crate) fn after_reading(&self, then: impl FnOnce() + Send + 'static) {
+        *self.after_reading.lock() = Some(Box::new(then));
+    }
+
+    /// Origin of an export, as a command that saves asks for it.
+    pub(crate) fn origin(&self, name: &str) -> Result<Origin, String> {
+        self.changes.origin(name)
+    }
+
+    /// Runs the first half of a reload: reads the configuration, and applies the restrictions.
+    pub(crate) fn read(&self) -> Result<ReadConfig<'_>, String> {
+        self.changes.reload.read_and_restrict(&self.changes.exports, true, &mut Reloaded::default())
+    }
+
+    /// Runs the second half of a reload.
+    pub(crate) fn apply(&self, read: ReadConfig<'_>) -> Result<Reloaded, String> {
+        let mut done = Reloaded::default();
+        self.changes.reload.apply_exports(&self.changes.exports, read, &mut done).map(|()| done)
+    }
+
+    /// Settings of the named exports.
+    pub(crate) fn saved(&self) -> Vec<ExportSpec> {
+        self.changes.exports.save().exports
     }
 }

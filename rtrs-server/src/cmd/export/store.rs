@@ -34,7 +34,7 @@ pub(super) struct Store {
     /// The directory, which is locked.
     dir: File,
     dir_path: PathBuf,
-    /// Number of the configuration that the server has read.
+    /// Number of the server's last reload.
     configuration: u64,
     /// File that defines the export, or the one to be written.
     file: PathBuf,
@@ -68,6 +68,9 @@ impl Store {
         }
         if origin.edited {
             return Err(refuse(name, &edited(&file)));
+        }
+        if origin.reloading {
+            return Err(refuse(name, RELOADING));
         }
         let access = std::mem::take(&mut origin.access);
         if origin.opens_without_list && !has_list(access) {
@@ -104,8 +107,8 @@ impl Store {
         Ok(removed.then_some(self.file))
     }
 
-    /// Checks that no reload has read the files since the export changed: one that could not get
-    /// the lock goes ahead.
+    /// Checks that no reload has begun since [`Self::open`], and may have read the old file: one
+    /// that could not get the lock goes ahead.
     fn check_not_reloaded(&self, server: &Server) -> Result<(), Error> {
         let now: Origin = server.request(&Request::ExportOrigin { name: self.name.clone() })?;
         if now.configuration == self.configuration {
@@ -238,6 +241,9 @@ fn edited(file: &Path) -> String {
         file.display()
     )
 }
+
+/// Reason why nothing can be saved while a reload runs that did not wait for the lock.
+const RELOADING: &str = "a reload is running, and may undo it; repeat this when it has finished";
 
 /// Reason why a last access list cannot be removed from the files.
 const WOULD_OPEN: &str = "without its access list the next start would be open to all clients, \

@@ -32,11 +32,6 @@ impl Exports {
         self.access.lock().is_closed()
     }
 
-    /// Number of the configuration that was read last.
-    pub(in crate::daemon) fn configuration(&self) -> u64 {
-        self.access.lock().configuration()
-    }
-
     /// Adopts the access lists of a configuration, of which only the restrictions apply until
     /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
     /// configuration is available only to the sessions that have it open. Records the differences

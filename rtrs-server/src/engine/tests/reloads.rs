@@ -321,3 +321,53 @@ fn a_configuration_granted_before_its_exports_is_detected() {
     rtrs_core::mutant::choose(None);
     assert!(noticed || !cfg!(debug_assertions));
 }
+
+/// Settings with one export, whose options follow its target.
+fn with_export(options: &str) -> Settings {
+    let export = vec![format!("a=null:1M{options}").parse().unwrap()];
+    Settings { export, insecure_open: true, ..Settings::default() }
+}
+
+/// Runs `test` with a server that has read a configuration.
+fn with_rig(first: &Settings, test: impl FnOnce(&Arc<Rig>)) {
+    let shard = Shard::start();
+    let rig = Arc::new(Rig::new(first, Arc::clone(&shard.table), shard.wake.clone()));
+    test(&rig);
+    drop(rig);
+    shard.end();
+}
+
+/// A reload without the lock of commands may have read a file that a command then replaces: it
+/// undoes the change, and the command must not report that the change is saved.
+#[test]
+fn a_command_that_saves_notices_a_reload_that_reads_before_it_writes() {
+    with_rig(&with_export(""), |rig| {
+        let before = rig.origin("a").unwrap();
+        assert!(!before.reloading);
+        let (asks, asked) = mpsc::channel();
+        let (of, reading) = (Arc::downgrade(rig), before.configuration);
+        rig.after_reading(move || {
+            let origin = of.upgrade().unwrap().origin("a").unwrap();
+            assert_ne!(origin.configuration, reading, "a command that began before must know");
+            asks.send(origin.reloading).unwrap();
+        });
+        let read = rig.read().unwrap();
+        assert_eq!(asked.try_recv(), Ok(true), "one that begins now must wait");
+        assert!(rig.origin("a").unwrap().reloading, "until the exports are changed");
+        drop(rig.apply(read).unwrap());
+        assert!(!rig.origin("a").unwrap().reloading);
+    });
+}
+
+#[test]
+fn an_older_reading_is_not_applied_after_a_newer_one() {
+    with_rig(&with_export(""), |rig| {
+        rig.configure(&with_export(",ro"));
+        let older = rig.read().unwrap();
+        let newer = with_export(",migration=deny");
+        assert_eq!(rig.reload(&newer).unwrap().changed, ["a"]);
+        let done = rig.apply(older).unwrap();
+        assert!(done.changed.is_empty() && done.warnings.len() == 1, "{done:?}");
+        assert_eq!(rig.saved(), newer.export);
+    });
+}
