@@ -15,14 +15,16 @@ pub trait Connect: fmt::Debug + Send + Sync {
     fn connect(&self) -> io::Result<OwnedFd>;
 }
 
-/// Returns the first descriptor passed along; others are closed.
-pub(crate) fn first_fd(control: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
+/// Maximum number of descriptors that a packet carries.
+pub(crate) const FDS_MAX: usize = 2;
+
+/// Returns the descriptors passed along, in order; those beyond [`FDS_MAX`] are closed.
+pub(crate) fn passed_fds(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     let rights = |message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     };
-    let mut fds = control.drain().filter_map(rights).flatten();
-    let first = fds.next();
-    fds.for_each(drop);
-    first
+    let mut fds: Vec<OwnedFd> = control.drain().filter_map(rights).flatten().collect();
+    fds.truncate(FDS_MAX);
+    fds
 }

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::proto::{MessageInfo, Node, QueueKind};
+use crate::proto::{MessageInfo, Node, QueueKind, TcpInfo};
 
 const NAME_LEN: usize = 32;
 /// Name of the transport in the structure of a connection.
@@ -36,7 +36,12 @@ pub enum InfoOption {
         /// Selects IPv6 addresses.
         v6: bool,
     },
-    /// Information about TCP sockets or other transports, which a node does not have.
+    /// TCP connections.
+    Tcp {
+        /// Selects IPv6 addresses.
+        v6: bool,
+    },
+    /// Information about other transports, which a node does not have.
     Nothing,
 }
 
@@ -52,7 +57,8 @@ impl InfoOption {
             Self::Messages { queue: QueueKind::Retransmit, v6 } => six(10004, 10013, v6),
             Self::Messages { queue: QueueKind::Receive, v6 } => six(10005, 10014, v6),
             Self::Sockets { v6 } => six(10006, 10015, v6),
-            Self::Nothing => 10007,
+            Self::Tcp { v6 } => six(10007, 10016, v6),
+            Self::Nothing => 10008,
         }
     }
 
@@ -66,7 +72,8 @@ impl InfoOption {
             10004 | 10013 => Self::Messages { queue: QueueKind::Retransmit, v6 },
             10005 | 10014 => Self::Messages { queue: QueueKind::Receive, v6 },
             10006 | 10015 => Self::Sockets { v6 },
-            10007 | 10008 | 10016 | 10017 => Self::Nothing,
+            10007 | 10016 => Self::Tcp { v6 },
+            10008 | 10017 => Self::Nothing,
             _ => return None,
         })
     }
@@ -79,6 +86,7 @@ impl InfoOption {
             Self::Connections { v6 } => 16 + 2 * address_len(v6) + 16 + 1 + usize::from(!v6),
             Self::Messages { v6, .. } => 12 + 2 * address_len(v6) + 4 + 2,
             Self::Sockets { v6 } => 8 + 2 * address_len(v6) + 4 + 8,
+            Self::Tcp { v6 } => 2 * (address_len(v6) + 2) + 2 * 8 + 3 * 4,
             Self::Nothing => 0,
         }
     }
@@ -152,6 +160,11 @@ pub(crate) fn encode(
                 out.extend(inode(info.port).to_ne_bytes());
             }
         }
+        InfoOption::Tcp { v6 } if fits(v6) => {
+            for info in node.peers().tcp_sockets() {
+                put_tcp(&mut out, own, &info, v6);
+            }
+        }
         _ => {}
     }
     (out, option.element_len())
@@ -165,6 +178,20 @@ fn put_message(out: &mut Vec<u8>, own: IpAddr, info: &MessageInfo, v6: bool) {
     out.extend(info.local_port.to_be_bytes());
     out.extend(info.peer_port.to_be_bytes());
     out.extend([0; 2]);
+}
+
+fn put_tcp(out: &mut Vec<u8>, own: IpAddr, info: &TcpInfo, v6: bool) {
+    put(out, own, v6);
+    out.extend(info.own_port.to_be_bytes());
+    put(out, info.peer, v6);
+    out.extend(info.peer_port.to_be_bytes());
+    out.extend((info.header_left as u64).to_ne_bytes());
+    out.extend((info.payload_left as u64).to_ne_bytes());
+    for position in [info.written, info.complete, info.acked] {
+        // Modulo 2^32, like TCP's sequence numbers.
+        let [a, b, c, d, ..] = position.to_le_bytes();
+        out.extend(u32::from_le_bytes([a, b, c, d]).to_ne_bytes());
+    }
 }
 
 /// A counter.
@@ -223,6 +250,25 @@ pub struct InfoSocket {
     pub rcvbuf: u32,
     /// Inode of the socket.
     pub inode: u64,
+}
+
+/// A TCP connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoTcp {
+    /// Address and TCP port at the node.
+    pub local: (IpAddr, u16),
+    /// Address and TCP port at the peer.
+    pub peer: (IpAddr, u16),
+    /// Bytes that complete the header that is being received.
+    pub header_left: u64,
+    /// Bytes that complete the payload that is being received.
+    pub payload_left: u64,
+    /// Bytes written, modulo 2^32.
+    pub written: u32,
+    /// Bytes up to the end of the last whole message, modulo 2^32.
+    pub complete: u32,
+    /// Bytes acknowledged, modulo 2^32.
+    pub acked: u32,
 }
 
 /// Reads fields one after the other.
@@ -317,6 +363,20 @@ pub fn sockets_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoSocket> {
     elements(bytes, size).map(read).collect()
 }
 
+/// Decodes TCP connections.
+pub fn tcp_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoTcp> {
+    let read = |mut fields: Fields<'_>| InfoTcp {
+        local: (fields.address(v6), fields.port()),
+        peer: (fields.address(v6), fields.port()),
+        header_left: fields.u64(),
+        payload_left: fields.u64(),
+        written: fields.u32(),
+        complete: fields.u32(),
+        acked: fields.u32(),
+    };
+    elements(bytes, size).map(read).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use rtrs_core::time::Instant;
@@ -364,8 +424,16 @@ mod tests {
     /// Sizes of the kernel's packed structures.
     #[test]
     fn elements_have_the_sizes_of_the_kernel() {
-        let sizes = [(10000, 40), (10001, 42), (10003, 26), (10004, 26), (10005, 26), (10006, 28)];
-        let v6 = [(10011, 65), (10012, 50), (10013, 50), (10014, 50), (10015, 52)];
+        let sizes = [
+            (10000, 40),
+            (10001, 42),
+            (10003, 26),
+            (10004, 26),
+            (10005, 26),
+            (10006, 28),
+            (10007, 40),
+        ];
+        let v6 = [(10011, 65), (10012, 50), (10013, 50), (10014, 50), (10015, 52), (10016, 64)];
         for (number, size) in sizes.into_iter().chain(v6) {
             let option = InfoOption::of(number).unwrap();
             assert_eq!((option.number(), option.element_len()), (number, size));

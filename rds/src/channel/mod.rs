@@ -11,15 +11,18 @@ mod board;
 mod connect;
 mod info;
 mod packet;
+mod tally;
 
 pub(crate) use big::{INLINE_FIRST, INLINE_MAX, put_rest, take_rest};
 pub(crate) use board::BoardWriter;
 pub use board::{Board, SocketView};
 pub use connect::Connect;
-pub(crate) use connect::first_fd;
+pub(crate) use connect::{FDS_MAX, passed_fds};
 pub(crate) use info::encode as encode_info;
 pub use info::{
-    Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, connections_of, counters_of,
-    messages_of, sockets_of,
+    Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, InfoTcp, connections_of,
+    counters_of, messages_of, sockets_of, tcp_of,
 };
 pub(crate) use packet::{PACKET_LEN, Packet, PacketKind, mapped};
+pub(crate) use tally::TallyReader;
+pub use tally::{Refusal, Tally};

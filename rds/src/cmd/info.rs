@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use super::table::table;
 use super::via::{ViaArgs, on};
 use crate::channel::{
-    Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, connections_of, counters_of,
-    messages_of, sockets_of,
+    Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, InfoTcp, connections_of,
+    counters_of, messages_of, sockets_of, tcp_of,
 };
 use crate::error::{Error, ErrorKind};
 use crate::proto::QueueKind;
@@ -41,6 +41,10 @@ pub struct InfoArgs {
     #[arg(short, long)]
     receive_queue: bool,
 
+    /// TCP connections
+    #[arg(short = 'T', long)]
+    tcp: bool,
+
     #[command(flatten)]
     via: ViaArgs,
 }
@@ -54,6 +58,7 @@ pub(super) fn run(args: &InfoArgs, output: Output) -> Result<(), Error> {
         (args.send_queue, "send_queue"),
         (args.retransmit_queue, "retransmit_queue"),
         (args.receive_queue, "receive_queue"),
+        (args.tcp, "tcp"),
     ];
     let all = wanted.iter().all(|(is_wanted, _)| !is_wanted);
     let mut parts = Map::new();
@@ -82,6 +87,10 @@ fn part(node: &Node, name: &str) -> Result<(Value, String), SocketError> {
         "connections" => {
             let (bytes, size) = ask(InfoOption::Connections { v6 })?;
             return Ok(connections(&connections_of(&bytes, size, v6)));
+        }
+        "tcp" => {
+            let (bytes, size) = ask(InfoOption::Tcp { v6 })?;
+            return Ok(tcp(&tcp_of(&bytes, size, v6)));
         }
         "send_queue" => ("Send queue", QueueKind::Send),
         "retransmit_queue" => ("Retransmit queue", QueueKind::Retransmit),
@@ -141,6 +150,42 @@ fn connections(connections: &[InfoConnection]) -> (Value, String) {
     }
     let headings = ["LOCAL", "PEER", ">NEXT TO IT", ">NEXT FROM IT", "STATE"];
     (value.into(), format!("Connections\n{}", table(&headings, &rows)))
+}
+
+fn tcp(connections: &[InfoTcp]) -> (Value, String) {
+    let (mut value, mut rows) = (Vec::new(), Vec::new());
+    for connection in connections {
+        let InfoTcp { local, peer, header_left, payload_left, written, complete, acked } =
+            connection;
+        rows.push(vec![
+            local.0.to_string(),
+            local.1.to_string(),
+            peer.0.to_string(),
+            peer.1.to_string(),
+            header_left.to_string(),
+            payload_left.to_string(),
+            written.to_string(),
+            complete.to_string(),
+            acked.to_string(),
+        ]);
+        value.push(json!({
+            "local": local.0, "port": local.1, "peer": peer.0, "peer_port": peer.1,
+            "header_left": header_left, "payload_left": payload_left,
+            "written": written, "complete": complete, "acked": acked,
+        }));
+    }
+    let headings = [
+        "LOCAL",
+        ">PORT",
+        "PEER",
+        ">PEER PORT",
+        ">HEADER LEFT",
+        ">PAYLOAD LEFT",
+        ">WRITTEN",
+        ">COMPLETE",
+        ">ACKED",
+    ];
+    (value.into(), format!("TCP connections\n{}", table(&headings, &rows)))
 }
 
 fn messages(title: &str, messages: &[InfoMessage]) -> (Value, String) {

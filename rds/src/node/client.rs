@@ -14,8 +14,8 @@ use rustix::net::{
 };
 
 use crate::channel::{
-    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, SocketView, first_fd, put_rest,
-    take_rest,
+    FDS_MAX, INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, SocketView, passed_fds,
+    put_rest, take_rest,
 };
 use crate::proto::{Received, SocketId};
 use crate::wire::PAYLOAD_MAX;
@@ -69,8 +69,8 @@ pub(super) struct Client {
 /// Input from a user.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// A packet, the bytes that followed it, and a descriptor of a request.
-    Packet(Packet, Vec<u8>, Option<OwnedFd>),
+    /// A packet, the bytes that followed it, and the descriptors of a request.
+    Packet(Packet, Vec<u8>, Vec<OwnedFd>),
     /// No input at present.
     Nothing,
     /// The user has disconnected, or has sent something other than a packet.
@@ -106,7 +106,7 @@ impl Client {
     /// Reads the next packet of the user. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
     pub(super) fn read(&self, buffer: &mut [u8]) -> Input {
         let mut head = [0; PACKET_LEN];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut room);
         let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -125,10 +125,11 @@ impl Client {
         let Some(packet) = Packet::decode(&head) else { return Input::End };
         let inline = &buffer[..len.min(buffer.len())];
         if packet.kind != PacketKind::Send {
-            return Input::Packet(packet, inline.to_vec(), first_fd(&mut control));
+            return Input::Packet(packet, inline.to_vec(), passed_fds(&mut control));
         }
-        match whole(packet.len as usize, inline, first_fd(&mut control)) {
-            Some(payload) => Input::Packet(packet, payload, None),
+        let rest = passed_fds(&mut control).into_iter().next();
+        match whole(packet.len as usize, inline, rest) {
+            Some(payload) => Input::Packet(packet, payload, Vec::new()),
             None => Input::End,
         }
     }

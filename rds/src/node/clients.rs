@@ -18,7 +18,7 @@ use super::report::ClientReport;
 use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
-use crate::proto::{Event, Node, SocketId};
+use crate::proto::{Event, Node, Refused, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
@@ -62,12 +62,12 @@ impl Task {
     }
 }
 
-/// A packet of a user, with the bytes and the descriptor that came with it.
+/// A packet of a user, with the bytes and the descriptors that came with it.
 #[derive(Debug)]
 struct Request {
     packet: Packet,
     body: Vec<u8>,
-    fd: Option<OwnedFd>,
+    fds: Vec<OwnedFd>,
 }
 
 /// All users of a node.
@@ -237,6 +237,11 @@ impl Clients {
         }
     }
 
+    /// Returns the sends that users were refused.
+    pub(super) fn refused(&self) -> Refused {
+        self.controls.refused()
+    }
+
     /// Reports on users with sockets.
     pub(super) fn report(&self) -> Vec<ClientReport> {
         let bound = self.clients.values().filter_map(|client| {
@@ -323,8 +328,8 @@ impl Clients {
             match client.read(&mut buffer) {
                 Input::Nothing => break,
                 Input::End => self.end(node, id),
-                Input::Packet(packet, body, fd) => {
-                    let request = Request { packet, body, fd };
+                Input::Packet(packet, body, fds) => {
+                    let request = Request { packet, body, fds };
                     self.packet(now, node, id, request);
                 }
             }
@@ -363,9 +368,10 @@ impl Clients {
 
     fn packet(&mut self, now: Instant, node: &mut Node, id: ClientId, request: Request) {
         let Some(client) = self.clients.get(&id) else { return };
-        let Request { packet, body, fd } = request;
+        let Request { packet, body, fds } = request;
+        let mut fds = fds.into_iter();
         let socket = client.bound.as_ref().map(|bound| bound.id);
-        match (packet.kind, socket, fd) {
+        match (packet.kind, socket, fds.next()) {
             (PacketKind::Send, Some(socket), _) => {
                 // The user has checked the board, and has already seen any error.
                 let sent = node.send(now, socket, packet.address, packet.port, body);
@@ -378,7 +384,7 @@ impl Clients {
                 node.watch(socket, packet.address, packet.port);
             }
             (PacketKind::Bind, None, None) => self.bind(node, id, &packet),
-            (PacketKind::Control, Some(_), Some(fd)) => self.control(id, &packet, fd),
+            (PacketKind::Control, Some(_), Some(fd)) => self.control(id, &packet, fd, fds.next()),
             (_, None, Some(fd)) => self.request_apart(now, node, id, &packet, fd),
             (_, None, None) => {
                 let asker = Asker { control: id, answering: id };

@@ -7,6 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::client::ClientId;
+use crate::channel::TallyReader;
+use crate::proto::Refused;
 
 /// Maximum number of control connections of a socket; beyond it, the oldest loses the socket.
 const HOLDERS_MAX: usize = 64;
@@ -17,6 +19,10 @@ pub(super) struct Controls {
     sockets: BTreeMap<ClientId, BTreeSet<ClientId>>,
     /// Control connections by socket, oldest first.
     holders: BTreeMap<ClientId, Vec<ClientId>>,
+    /// Refused sends of the processes of control connections.
+    tallies: BTreeMap<ClientId, TallyReader>,
+    /// Refused sends of processes whose control connection is closed.
+    refused: Refused,
 }
 
 impl Controls {
@@ -42,9 +48,22 @@ impl Controls {
         self.sockets.get(&control).is_some_and(|sockets| sockets.contains(&socket))
     }
 
+    /// Keeps the refused sends of the process of a control connection.
+    pub(super) fn keep_tally(&mut self, control: ClientId, tally: TallyReader) {
+        self.tallies.insert(control, tally);
+    }
+
+    /// Returns the sends that all processes were refused.
+    pub(super) fn refused(&self) -> Refused {
+        self.tallies.values().fold(self.refused, |sum, tally| sum.plus(tally.read()))
+    }
+
     /// Removes a closed connection of either kind. Returns the control connections that may change
     /// no socket any more.
     pub(super) fn ended(&mut self, id: ClientId) -> Vec<ClientId> {
+        if let Some(tally) = self.tallies.remove(&id) {
+            self.refused = self.refused.plus(tally.read());
+        }
         for socket in self.sockets.remove(&id).unwrap_or_default() {
             if let Some(holders) = self.holders.get_mut(&socket) {
                 holders.retain(|control| *control != id);

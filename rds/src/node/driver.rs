@@ -97,6 +97,7 @@ impl<A: App> NodeShard<A> {
         match command {
             Command::Adopt(fd) => self.clients.adopt(fd),
             Command::Report(reply) => {
+                self.node.ports_mut().set_refused(self.clients.refused());
                 // The requester may have gone away.
                 let _ = reply.send(NodeReport::new(&self.node, self.clients.report()));
             }

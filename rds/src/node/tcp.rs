@@ -14,10 +14,10 @@ use rtrs_core::rt::{Completed, Fd, Op, Port, Ring, unacknowledged_bytes};
 use rtrs_core::time::{Duration, Instant, earliest};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use socket2::SockRef;
+use socket2::{SockAddr, SockRef};
 
 use super::conn::{Conn, outgoing, tune};
-use crate::proto::{LinkId, Node, Order, PeerLog};
+use crate::proto::{LinkId, Node, Order, PeerLog, TcpEvent};
 
 /// Length of the buffer for reads.
 const BUFFER_LEN: usize = 256 << 10;
@@ -130,12 +130,14 @@ impl Tcp {
                 Task::Read(link) => {
                     if let Some(conn) = self.conns.get_mut(&link) {
                         conn.reading = None;
+                        node.tcp_event(link, TcpEvent::Input);
                         self.read(now, node, link, READS_MAX);
                     }
                 }
                 Task::Write(link) => {
                     if let Some(conn) = self.conns.get_mut(&link) {
                         conn.writing = None;
+                        node.tcp_event(link, TcpEvent::Room);
                         self.write(now, node, link);
                     }
                 }
@@ -218,6 +220,7 @@ impl Tcp {
                     self.read(now, node, former, READS_ALL);
                 }
                 if let Some(link) = node.accepted(now, peer) {
+                    note_ports(node, link, &fd);
                     self.conns.insert(link, Conn::new(fd));
                     self.poll_read(link);
                 }
@@ -270,6 +273,7 @@ impl Tcp {
         conn.connecting = None;
         match done.count() {
             Ok(_) => {
+                note_ports(node, link, &conn.fd);
                 node.connected(now, link);
                 self.obey(now, node);
                 self.poll_read(link);
@@ -350,6 +354,7 @@ impl Tcp {
                 Ok(count) => node.wrote(link, count),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
+                    node.tcp_event(link, TcpEvent::NoRoom);
                     let op = Op::writable(conn.fd.clone());
                     conn.writing = Some(self.port.submit(op, Task::Write(link).token()));
                     break;
@@ -397,5 +402,15 @@ impl Tcp {
         }
         // Operations in progress keep the descriptor open.
         let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
+    }
+}
+
+/// Reports the TCP ports of a connection to the node.
+fn note_ports(node: &mut Node, link: LinkId, fd: &Fd) {
+    let socket = SockRef::from(fd);
+    let port = |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.port());
+    // Fails only if the peer has closed the connection, which the next read notices.
+    if let (Some(own), Some(peer)) = (port(socket.local_addr()), port(socket.peer_addr())) {
+        node.tcp_event(link, TcpEvent::Ports { own, peer });
     }
 }

@@ -27,6 +27,24 @@ impl LinkId {
     }
 }
 
+/// Event of a TCP connection, for counters and information.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpEvent {
+    /// The TCP ports of the connection are known.
+    Ports {
+        /// Port at this node.
+        own: u16,
+        /// Port at the peer.
+        peer: u16,
+    },
+    /// There is input.
+    Input,
+    /// There is room for output again.
+    Room,
+    /// There is no room for more output.
+    NoRoom,
+}
+
 /// Order to the owner of the TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {

@@ -39,6 +39,27 @@ pub struct ConnectionInfo {
     pub held: usize,
 }
 
+/// State of a TCP connection that carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// Address of the peer.
+    pub peer: IpAddr,
+    /// TCP port at this node.
+    pub own_port: u16,
+    /// TCP port at the peer.
+    pub peer_port: u16,
+    /// Bytes that complete the header that is being received; 0 between messages.
+    pub header_left: usize,
+    /// Bytes that complete the payload that is being received.
+    pub payload_left: usize,
+    /// Bytes written to the connection.
+    pub written: u64,
+    /// Bytes up to the end of the last message that the system has whole.
+    pub complete: u64,
+    /// Bytes that the peer's system has acknowledged.
+    pub acked: u64,
+}
+
 /// Queue that a message is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueKind {

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use rtrs_core::mutated;
 
+use super::info::TcpInfo;
 use super::outbox::Message;
 use crate::wire::{Decoder, HEADER_LEN, Header};
 
@@ -67,6 +68,8 @@ pub(super) struct Link {
     pub(super) map_is_due: bool,
     /// Our probe has been queued.
     pub(super) has_probed: bool,
+    pub(super) own_tcp_port: u16,
+    pub(super) peer_tcp_port: u16,
     frames: VecDeque<Frame>,
     /// The first frame that is not completely written.
     cursor: usize,
@@ -85,6 +88,8 @@ impl Link {
             is_taken: false,
             map_is_due: true,
             has_probed: false,
+            own_tcp_port: 0,
+            peer_tcp_port: 0,
             frames: VecDeque::new(),
             cursor: 0,
             handed: 0,
@@ -165,6 +170,21 @@ impl Link {
     /// acknowledged.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.written, self.acked)
+    }
+
+    pub(super) fn tcp_info(&self) -> TcpInfo {
+        let (header_left, payload_left) = self.decoder.left();
+        let complete = self.cursor.checked_sub(1).and_then(|last| self.frames.get(last));
+        TcpInfo {
+            peer: self.peer,
+            own_port: self.own_tcp_port,
+            peer_port: self.peer_tcp_port,
+            header_left,
+            payload_left,
+            written: self.written,
+            complete: complete.map_or(self.acked, |frame| frame.end),
+            acked: self.acked,
+        }
     }
 
     /// Whether written bytes are not yet acknowledged.

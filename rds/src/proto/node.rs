@@ -12,7 +12,7 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::Instant;
 
 use super::config::Config;
-use super::event::{Event, LinkId, Order};
+use super::event::{Event, LinkId, Order, TcpEvent};
 use super::link::Role;
 use super::outbox::Owner;
 use super::peer::Greeting;
@@ -64,7 +64,7 @@ impl Node {
 
     /// Returns the node's counters.
     pub fn stats(&self) -> Stats {
-        self.stats.plus(self.peers.stats())
+        self.stats.plus(self.peers.stats()).plus(self.ports.stats())
     }
 
     /// Returns the bytes that peers have sent and users have not read, and the bytes that users
@@ -117,6 +117,20 @@ impl Node {
     pub fn connected(&mut self, now: Instant, id: LinkId) {
         self.peers.connected(now, id);
         self.apply_effects();
+    }
+
+    /// Records an event of a TCP connection, for counters and [`Peers::tcp_sockets`].
+    pub fn tcp_event(&mut self, id: LinkId, event: TcpEvent) {
+        match event {
+            TcpEvent::Ports { own, peer } => {
+                if let Some(link) = self.peers.links_mut().get_mut(id) {
+                    (link.own_tcp_port, link.peer_tcp_port) = (own, peer);
+                }
+            }
+            TcpEvent::Input => self.stats.tcp_data_ready_calls += 1,
+            TcpEvent::Room => self.stats.tcp_write_space_calls += 1,
+            TcpEvent::NoRoom => self.stats.tcp_sndbuf_full += 1,
+        }
     }
 
     /// Handles a connection accepted from a peer. With `None`, the caller closes the connection.

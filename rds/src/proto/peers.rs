@@ -15,7 +15,7 @@ use rtrs_core::time::{Duration, Instant};
 use super::backoff::Backoff;
 use super::config::Config;
 use super::event::{LinkId, SocketId};
-use super::info::ConnectionInfo;
+use super::info::{ConnectionInfo, TcpInfo};
 use super::link::{Link, Role};
 use super::links::Links;
 use super::outbox::{Message, Owner};
@@ -130,6 +130,11 @@ impl Peers {
         })
     }
 
+    /// Returns the TCP connections that carry messages.
+    pub fn tcp_sockets(&self) -> impl Iterator<Item = TcpInfo> {
+        self.links.iter().filter(|link| link.role == Role::Up).map(Link::tcp_info)
+    }
+
     /// Returns an accepted connection of a peer that has not delivered valid data yet. Bytes that
     /// have arrived on it must be passed to the node before the next one is accepted, which
     /// replaces it: the peer may know that they have arrived.
@@ -177,6 +182,7 @@ impl Peers {
             }
             Timer::Link(id) => {
                 if self.links.get(id).is_some_and(|link| link.role == Role::Candidate) {
+                    self.stats.tcp_listen_closed_stale += 1;
                     self.close(now, id);
                 }
             }
@@ -275,6 +281,7 @@ impl Peers {
         match (connection.phase(), connection.candidate()) {
             (Phase::Up(_), former) => {
                 if let Some(former) = former {
+                    self.stats.tcp_listen_closed_stale += 1;
                     self.close(now, former);
                 }
                 self.stats.tcp_connect_raced += 1;

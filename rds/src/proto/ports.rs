@@ -11,6 +11,7 @@ use super::config::MESSAGE_COST;
 use super::event::{BindError, Event, SocketId};
 use super::info::SocketInfo;
 use super::outbox::{Message, Owner};
+use super::stats::{Refused, Stats};
 use crate::wire::{CongestionMap, PROBE_PORT};
 
 /// First ephemeral port.
@@ -113,6 +114,8 @@ pub struct Ports {
     limits: PortLimits,
     /// Ports of sockets whose user was refused because the send buffer was full.
     refused: BTreeSet<u16>,
+    /// Counters of send buffers, and of sends that users were refused.
+    stats: Stats,
     events: VecDeque<Event>,
     next_serial: u64,
     prng: Prng,
@@ -126,6 +129,7 @@ impl Ports {
             memory: Memory::default(),
             limits,
             refused: BTreeSet::new(),
+            stats: Stats::default(),
             events: VecDeque::new(),
             next_serial: 0,
             prng,
@@ -171,6 +175,18 @@ impl Ports {
         };
         let free = (0..count).map(port).find(|port| !self.sockets.contains_key(port));
         free.ok_or(BindError::TooMany(self.sockets.len()))
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Replaces the counters of sends that users were refused before the node saw the message.
+    pub fn set_refused(&mut self, refused: Refused) {
+        let Refused { queue_full, congested, congested_waits } = refused;
+        self.stats.send_queue_full = queue_full;
+        self.stats.cong_send_error = congested;
+        self.stats.cong_send_blocked = congested_waits;
     }
 
     pub(super) fn get(&self, id: SocketId) -> Option<&Socket> {
@@ -345,10 +361,15 @@ impl Ports {
 
     /// Removes the cost of a message from a socket, while the message stays in the node's memory.
     pub(super) fn discharge(&mut self, id: SocketId, cost: usize) {
-        if let Some(socket) = self.get_mut(id) {
-            socket.in_flight -= cost;
-        }
+        self.reduce(id, cost);
         self.notify_refused(id.port);
+    }
+
+    fn reduce(&mut self, id: SocketId, cost: usize) {
+        let Some(socket) = self.get_mut(id) else { return };
+        socket.in_flight -= cost;
+        let is_emptied = cost > 0 && socket.in_flight == 0;
+        self.stats.send_queue_empty += u64::from(is_emptied);
     }
 
     /// Releases the cost of a message that was acknowledged or dropped.
@@ -358,8 +379,8 @@ impl Ports {
             Owner::Nobody => None,
             Owner::Socket(id) => Some(id),
         };
-        if let Some(socket) = owner.and_then(|id| self.get_mut(id)) {
-            socket.in_flight -= message.cost();
+        if let Some(id) = owner {
+            self.reduce(id, message.cost());
         }
         let was_full = self.is_full();
         self.memory.sent -= message.cost();

@@ -1,5 +1,27 @@
 //! Counters of a node, with the kernel's names where the kernel has them.
 
+/// Sends that users were refused, or had to wait for, before the node saw the message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// The send buffer was full.
+    pub queue_full: u64,
+    /// The port was congested, and the call did not wait.
+    pub congested: u64,
+    /// The port was congested, and the call waited.
+    pub congested_waits: u64,
+}
+
+impl Refused {
+    /// Adds the counts of another user. Users can write any number.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            queue_full: self.queue_full.wrapping_add(other.queue_full),
+            congested: self.congested.wrapping_add(other.congested),
+            congested_waits: self.congested_waits.wrapping_add(other.congested_waits),
+        }
+    }
+}
+
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Counters of a node since its start.
@@ -16,7 +38,7 @@ macro_rules! counters {
 
             /// Adds the counters of another part of the node.
             pub(super) fn plus(self, other: Self) -> Self {
-                Self { $($name: self.$name + other.$name,)+ }
+                Self { $($name: self.$name.wrapping_add(other.$name),)+ }
             }
         }
     };
@@ -37,12 +59,20 @@ counters! {
     recv_delivered,
     /// Messages queued for users.
     recv_queued,
+    /// Payload bytes queued for users.
+    recv_bytes_added_to_sock,
+    /// Payload bytes that users have read, or that were dropped when their socket was closed.
+    recv_bytes_freed_fromsock,
+    /// Received messages that ask for an acknowledgment, which TCP gives anyway.
+    recv_ack_required,
     /// Pings and probes received.
     recv_ping,
     /// Connections closed because of invalid data.
     recv_bad_stream,
     /// Send attempts while the send buffer was full.
     send_queue_full,
+    /// Send buffers that have become empty: everything sent from a socket is acknowledged.
+    send_queue_empty,
     /// Messages acknowledged by peers.
     send_drop_acked,
     /// Messages sent by users.
@@ -56,12 +86,18 @@ counters! {
     send_pong,
     /// Suppressed answers to pings: too many were waiting, or their port was congested.
     send_pong_dropped,
+    /// Payload bytes taken from users.
+    copy_from_user,
+    /// Payload bytes passed to users.
+    copy_to_user,
     /// Congestion maps sent.
     cong_update_queued,
     /// Congestion maps received.
     cong_update_received,
     /// Messages refused because their port was congested.
     cong_send_error,
+    /// Messages that waited because their port was congested.
+    cong_send_blocked,
     /// Peers refused for lack of a place (peers-max): connections closed, messages refused.
     peers_refused,
     /// Attempts to connect.
@@ -72,6 +108,15 @@ counters! {
     tcp_kicks_sent,
     /// Connections accepted while the former one was up.
     tcp_connect_raced,
+    /// Accepted connections closed because the peer sent nothing valid over them in time, or opened
+    /// another one.
+    tcp_listen_closed_stale,
+    /// Connections that had input.
+    tcp_data_ready_calls,
+    /// Connections that had room again for output.
+    tcp_write_space_calls,
+    /// Writes that stopped because the system accepted no more.
+    tcp_sndbuf_full,
     /// Connections closed because too many had not sent valid data.
     tcp_crowded_out,
 }

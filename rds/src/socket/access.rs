@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::request::{ANSWER_TIME_MAX, Answer, ask, ask_apart, exchange, unclear};
-use crate::channel::{Board, Connect, Packet, PacketKind, SocketView, mapped};
+use crate::channel::{Board, Connect, Packet, PacketKind, Refusal, SocketView, Tally, mapped};
 
 /// Lowest number for descriptors of control connections, above those that programs usually choose.
 const CONTROL_FD_MIN: i32 = 900;
@@ -92,6 +92,7 @@ pub struct Control {
     fd: Option<OwnedFd>,
     inode: u64,
     number: u64,
+    tally: Tally,
 }
 
 impl Control {
@@ -100,19 +101,20 @@ impl Control {
     /// # Errors
     /// ENETDOWN when the node has ended.
     pub fn open(socket: BorrowedFd<'_>) -> io::Result<(Self, Bound)> {
-        let ((packet, board), fd) = ask_apart(socket, &Packet::new(PacketKind::Control))?;
+        let (packet, tally) = (Packet::new(PacketKind::Control), Tally::create()?);
+        let ((packet, board), fd) = ask_apart(socket, &packet, tally.fd())?;
         let inode = fstat(&fd)?.st_ino;
         // A program may close all descriptors up to some number, or duplicate others to them.
         let fd = fcntl_dupfd_cloexec(&fd, CONTROL_FD_MIN).unwrap_or(fd);
         let number = number_of(packet.address);
-        Ok((Self { fd: Some(fd), inode, number }, Bound::of(&packet, board)?))
+        Ok((Self { fd: Some(fd), inode, number, tally }, Bound::of(&packet, board)?))
     }
 
     /// Lets this connection change another socket. Returns false if the node knows this connection
     /// no longer.
     fn add(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         let packet = Packet::with_wide(PacketKind::Control, self.number);
-        let ((packet, _), _) = ask_apart(socket, &packet)?;
+        let ((packet, _), _) = ask_apart(socket, &packet, None)?;
         Ok(number_of(packet.address) == self.number)
     }
 
@@ -241,6 +243,13 @@ impl Binding {
         &self.access.board
     }
 
+    /// Counts a refused send.
+    pub(super) fn refused(&self, refusal: Refusal) {
+        if let Some(control) = self.access.control() {
+            control.tally.add(refusal);
+        }
+    }
+
     /// Returns the state of the socket; `None` if it is closed.
     pub fn view(&self) -> Option<SocketView> {
         self.board().socket(self.slot.index).filter(|view| view.serial == self.slot.serial)
@@ -318,14 +327,14 @@ impl Binding {
     fn ask(&self, socket: BorrowedFd<'_>, packet: &Packet) -> io::Result<Answer> {
         let control = self.access.control();
         if let Some(fd) = control.as_deref().and_then(Control::fd) {
-            match ask_apart(fd, packet) {
+            match ask_apart(fd, packet, None) {
                 Err(error) if is_lost(&error) => {}
                 answer => return answer.map(|(answer, _)| answer),
             }
         }
         let control = self.access.set_control(Control::open(socket)?.0);
         let fd = control.fd().ok_or(Errno::BADF)?;
-        ask_apart(fd, packet).map(|(answer, _)| answer)
+        ask_apart(fd, packet, None).map(|(answer, _)| answer)
     }
 }
 

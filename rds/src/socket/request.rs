@@ -13,7 +13,7 @@ use rustix::net::{
     SendFlags, SocketFlags, SocketType, socketpair,
 };
 
-use crate::channel::{Connect, PACKET_LEN, Packet, PacketKind, first_fd};
+use crate::channel::{Connect, FDS_MAX, PACKET_LEN, Packet, PacketKind, passed_fds};
 
 /// Time for a node to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
@@ -35,31 +35,35 @@ pub(super) fn exchange(way: &dyn Connect, packet: &Packet) -> io::Result<Answer>
 /// Sends a request and waits for the answer on the same connection. An errno in the answer becomes
 /// an error.
 pub(super) fn ask(socket: BorrowedFd<'_>, packet: &Packet) -> io::Result<Answer> {
-    put(socket, packet, None)?;
+    put(socket, packet, &[])?;
     answer(socket)
 }
 
 /// Sends a request over a connection that others use as well, and waits for the answer on another
-/// one, which is also returned.
-pub(super) fn ask_apart(channel: BorrowedFd<'_>, packet: &Packet) -> io::Result<(Answer, OwnedFd)> {
+/// one, which is also returned. `extra` is passed along.
+pub(super) fn ask_apart(
+    channel: BorrowedFd<'_>,
+    packet: &Packet,
+    extra: Option<BorrowedFd<'_>>,
+) -> io::Result<(Answer, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
-    put(channel, packet, Some(theirs.as_fd()))?;
+    let fds: Vec<BorrowedFd<'_>> = [theirs.as_fd()].into_iter().chain(extra).collect();
+    put(channel, packet, &fds)?;
     drop(theirs);
     Ok((answer(ours.as_fd())?, ours))
 }
 
 /// Sends a packet. Waits for room within [`ANSWER_TIME_MAX`], whether or not the socket is
 /// nonblocking.
-fn put(socket: BorrowedFd<'_>, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn put(socket: BorrowedFd<'_>, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let head = packet.encode();
     let parts = [io::IoSlice::new(&head)];
     let deadline = Instant::now() + ANSWER_TIME_MAX;
     loop {
-        let fds = fd.map(|fd| [fd]);
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut room);
-        if let Some(fds) = &fds {
+        if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -95,7 +99,7 @@ fn answer(socket: BorrowedFd<'_>) -> io::Result<Answer> {
     let is_answer = matches!(answer.kind, PacketKind::Bound | PacketKind::Done);
     match code {
         _ if !is_answer => Err(unclear()),
-        0 => Ok((answer, first_fd(&mut control))),
+        0 => Ok((answer, passed_fds(&mut control).into_iter().next())),
         code => Err(io::Error::from_raw_os_error(code)),
     }
 }

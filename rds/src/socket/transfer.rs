@@ -20,7 +20,8 @@ use rustix::net::{
 use super::access::{Binding, is_nonblocking};
 use super::request::gone;
 use crate::channel::{
-    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, first_fd, put_rest, take_rest,
+    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, Refusal, passed_fds, put_rest,
+    take_rest,
 };
 use crate::wire::PAYLOAD_MAX;
 
@@ -103,9 +104,17 @@ pub fn send(
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
     await_room(binding, socket, view.monitors, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
-    match send_packet(socket, &packet, payload, dontwait) {
+    let waits = !dontwait && !is_nonblocking(socket);
+    let sent = match send_packet(socket, &packet, payload, true) {
+        Err(Errno::AGAIN) => {
+            binding.refused(Refusal::QueueFull);
+            if waits { send_packet(socket, &packet, payload, false) } else { Err(Errno::AGAIN) }
+        }
+        sent => sent,
+    };
+    match sent {
         Ok(()) => Ok(len),
-        Err(Errno::AGAIN) if !dontwait && !is_nonblocking(socket) => Err(Errno::TIMEDOUT.into()),
+        Err(Errno::AGAIN) if waits => Err(Errno::TIMEDOUT.into()),
         // Too many descriptors are in flight.
         Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS.into()),
         Err(error) => Err(gone(error).into()),
@@ -126,6 +135,7 @@ fn await_room(
         return Ok(());
     }
     if dontwait || is_nonblocking(socket) {
+        binding.refused(Refusal::Congested);
         if monitors {
             let watch = Packet { kind: PacketKind::Watch, ..*packet };
             // Without room for the request the socket counts as full (EAGAIN), and its user is
@@ -134,6 +144,7 @@ fn await_room(
         }
         return Err(Errno::NOBUFS.into());
     }
+    binding.refused(Refusal::CongestedWait);
     let limit = socket_timeout(socket, Timeout::Send)?;
     let begun = std::time::Instant::now();
     loop {
@@ -248,7 +259,7 @@ pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> i
         PacketKind::Data => {
             let total = packet.len as usize;
             let len = total.min(space);
-            match first_fd(&mut control) {
+            match passed_fds(&mut control).into_iter().next() {
                 Some(rest) => take_rest(rest, total, to)?,
                 None if got.bytes - PACKET_LEN == len => {}
                 // The rest is in a memfd for which there was no descriptor.

@@ -97,6 +97,15 @@ impl Decoder {
         payload.map_or(0, Vec::capacity)
     }
 
+    /// Returns the bytes that complete the current header, and those that complete its payload.
+    pub fn left(&self) -> (usize, usize) {
+        let header = match self.head.got {
+            0 => 0,
+            got => HEADER_LEN - got,
+        };
+        (header, self.body.as_ref().map_or(0, |body| body.left))
+    }
+
     /// Whether the decoder is between two messages.
     pub fn is_between(&self) -> bool {
         self.body.is_none() && self.head.got == 0

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::super::client::{Asker, Bound, Client, ClientId};
 use super::Clients;
-use crate::channel::{InfoOption, Packet, PacketKind, SocketView, encode_info};
+use crate::channel::{InfoOption, Packet, PacketKind, SocketView, TallyReader, encode_info};
 use crate::proto::{BindError, Node};
 
 /// Answer without contents.
@@ -72,13 +72,20 @@ impl Clients {
     /// Sends a user the slot of its socket, and the board.
     fn say_bound(&self, id: ClientId, packet: Packet) {
         let Some(client) = self.clients.get(&id) else { return };
-        // Fails only if the user has disconnected.
+        // Fails if the user has disconnected, or does not read its answers.
         let _ = client.write(&packet, Some(self.board.as_fd()));
     }
 
     /// Lets a control connection change a socket: the one named by the packet if it exists,
     /// otherwise the attached one.
-    pub(super) fn control(&mut self, socket: ClientId, packet: &Packet, fd: OwnedFd) {
+    /// `tally` has the refused sends of the process of a new control connection.
+    pub(super) fn control(
+        &mut self,
+        socket: ClientId,
+        packet: &Packet,
+        fd: OwnedFd,
+        tally: Option<OwnedFd>,
+    ) {
         let Some(answering) = self.adopt_apart(socket, fd) else { return };
         let named = packet.wide();
         let control = if self.controls.contains(named) { named } else { answering };
@@ -87,6 +94,9 @@ impl Clients {
         }
         if control == answering {
             self.unbound.remove(control);
+            if let Some(tally) = tally.and_then(TallyReader::new) {
+                self.controls.keep_tally(control, tally);
+            }
         }
         let Some(bound) = self.clients.get(&socket).and_then(|client| client.bound.as_ref()) else {
             return;
@@ -138,7 +148,7 @@ impl Clients {
         }
     }
 
-    fn info(&mut self, node: &Node, id: ClientId, number: u32) {
+    fn info(&mut self, node: &mut Node, id: ClientId, number: u32) {
         let Some(option) = InfoOption::of(number) else {
             self.answer(id, Some(Errno::NOPROTOOPT));
             return;
@@ -149,13 +159,14 @@ impl Clients {
             inodes.extend(self.by_socket.iter().map(|(socket, id)| (socket.port, inode(id))));
         }
         let inode = |port| inodes.get(&port).copied().unwrap_or(0);
+        node.ports_mut().set_refused(self.refused());
         let (bytes, size) = encode_info(node, option, inode);
         let (len, extra) = (word(bytes.len()), word(size));
         let packet = Packet { len, extra, ..Packet::new(PacketKind::Done) };
         match in_memory(&bytes) {
             Ok(fd) => {
                 if let Some(client) = self.clients.get(&id) {
-                    // Fails only if the user has disconnected.
+                    // Fails if the user has disconnected, or does not read its answers.
                     let _ = client.write(&packet, Some(fd.as_fd()));
                 }
             }
@@ -221,7 +232,7 @@ impl Clients {
 
     fn say(&self, id: ClientId, packet: &Packet) {
         if let Some(client) = self.clients.get(&id) {
-            // Fails if the user has disconnected, or has not read former packets.
+            // Fails if the user has disconnected, or does not read its answers.
             let _ = client.write(packet, None);
         }
     }

@@ -7,7 +7,9 @@ use rtrs_core::time::Instant;
 use super::Node;
 use crate::proto::event::LinkId;
 use crate::proto::ports::Received;
-use crate::wire::{CongestionMap, Decoder, Header, Kind, PING_PORT, PROBE_PORT, Step};
+use crate::wire::{
+    ACK_REQUIRED, CongestionMap, Decoder, Header, Kind, PING_PORT, PROBE_PORT, Step,
+};
 
 impl Node {
     /// Handles bytes received on a connection.
@@ -90,6 +92,7 @@ impl Node {
             self.stats.recv_drop_old_seq += 1;
             return;
         }
+        self.stats.recv_ack_required += u64::from(header.flags & ACK_REQUIRED != 0);
         match (header.sport, header.dport) {
             (PING_PORT, PING_PORT) => {}
             (sport, PING_PORT) => {
@@ -124,11 +127,13 @@ impl Node {
     /// Queues a message for a user.
     pub(super) fn deliver(&mut self, port: u16, received: Received) {
         let (from, cost) = (received.from, received.cost());
+        let len = received.payload.len() as u64;
         let Some(map_changed) = self.ports.deliver(port, received) else {
             self.stats.recv_drop_no_sock += 1;
             return;
         };
         self.stats.recv_queued += 1;
+        self.stats.recv_bytes_added_to_sock += len;
         if let Some(peer) = self.peers.get_mut(from) {
             peer.inbound.charge(cost);
         }

@@ -35,6 +35,7 @@ impl Node {
         let Closed { inbox, map_changed, has_sent } = closed;
         self.stats.recv_drop_dead_sock += inbox.len() as u64;
         for received in &inbox {
+            self.stats.recv_bytes_freed_fromsock += received.payload.len() as u64;
             if let Some(peer) = self.peers.get_mut(received.from) {
                 peer.inbound.discharge(received.cost());
             }
@@ -125,6 +126,7 @@ impl Node {
     ) -> Result<(), SendError> {
         let socket = self.ports.get(id).ok_or(SendError::Closed)?;
         self.config.check(socket.sndbuf, to, payload.len())?;
+        self.stats.copy_from_user += payload.len() as u64;
         if to == self.config.address {
             self.send_to_self(id, port, payload);
             return Ok(());
@@ -163,6 +165,9 @@ impl Node {
     pub fn receive(&mut self, id: SocketId) -> Option<Received> {
         let (received, map_changed) = self.ports.take(id)?;
         self.stats.recv_delivered += 1;
+        let len = received.payload.len() as u64;
+        self.stats.copy_to_user += len;
+        self.stats.recv_bytes_freed_fromsock += len;
         if let Some(peer) = self.peers.get_mut(received.from) {
             peer.inbound.discharge(received.cost());
         }
