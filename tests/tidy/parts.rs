@@ -29,7 +29,6 @@ const LARGE: &[(&str, &str, &str)] = &[
         "Shard",
         "its counters, resends and closing devices are not parts yet",
     ),
-    ("rtrs-server/src/backend/nbd/queue.rs", "NbdDevice", "its connection is not a part yet"),
     ("rtrs-server/src/daemon/exports.rs", "Exports", "its commands are not parts yet"),
     (
         "rtrs-server/src/engine/control/mod.rs",

@@ -14,8 +14,13 @@
 
 mod changes;
 mod dialer;
+mod flushes;
 mod last_flush;
+mod link;
+mod outstanding;
 mod queue;
+mod receiver;
+mod sender;
 mod shared;
 
 use std::io;
