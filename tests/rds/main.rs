@@ -3,6 +3,7 @@
 
 mod counters;
 mod holders;
+mod kernel_errors;
 mod peers;
 mod preload;
 mod programs;

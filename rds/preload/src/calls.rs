@@ -1,14 +1,17 @@
 //! Implementation of each call for RDS sockets, with the results and errors of the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::c_int;
 use rds::socket::{
     Access, AtPath, Binding, Bound, How, Incoming, node_dir, node_path, receive, send,
 };
+use rustix::event::{Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::net::sockopt::{Timeout, socket_timeout};
 
 use crate::memory::{Address, borrow, errno};
 use crate::options::timestamp_kind;
@@ -20,6 +23,9 @@ pub(crate) const AF_RDS: c_int = 21;
 pub(crate) const SOL_RDS: c_int = 276;
 /// Control message type of congestion updates.
 pub(crate) const CMSG_CONG_UPDATE: c_int = 5;
+
+/// Interval of the checks whether a socket that is read has been bound.
+const BIND_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Flags that a send accepts.
 const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY;
@@ -34,7 +40,6 @@ pub(crate) fn check_type(kind: c_int, protocol: c_int) -> io::Result<c_int> {
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     match (kind & !flags, protocol) {
         (libc::SOCK_SEQPACKET, 0) => Ok(flags),
-        (libc::SOCK_SEQPACKET, _) => Err(errno(libc::EPROTONOSUPPORT)),
         _ => Err(errno(libc::ESOCKTNOSUPPORT)),
     }
 }
@@ -42,6 +47,15 @@ pub(crate) fn check_type(kind: c_int, protocol: c_int) -> io::Result<c_int> {
 /// Registers a new socket.
 pub(crate) fn created(fd: c_int) -> io::Result<()> {
     add(fd)
+}
+
+/// Returns the error for a control message of RDS in a send. Those that exist request operations on
+/// remote memory (1 to 3 and 6 to 9), which TCP does not have.
+pub(crate) fn refuse_control(kind: c_int) -> io::Error {
+    match kind {
+        1..=3 | 6..=9 => errno(libc::EOPNOTSUPP),
+        _ => errno(libc::EINVAL),
+    }
 }
 
 /// Whether the address cannot belong to a single node.
@@ -57,9 +71,6 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
         return Err(errno(libc::EINVAL));
     }
     let wishes = entry.wishes();
-    if wishes.other_transport {
-        return Err(errno(libc::ENOPROTOOPT));
-    }
     let path = node_path(&node_dir(), ip);
     let connecting = entry.connecting.lock().unwrap_or_else(PoisonError::into_inner);
     match node_of(fd) {
@@ -99,7 +110,11 @@ pub(crate) fn connect(fd: c_int, entry: &Entry, address: Address) -> io::Result<
     let Address::Of(to) = address else { return Err(errno(libc::EAFNOSUPPORT)) };
     let ip = to.ip().to_canonical();
     if is_no_node(ip) {
-        return Err(errno(libc::EINVAL));
+        return Err(errno(match to {
+            SocketAddr::V6(_) => libc::EPROTOTYPE,
+            SocketAddr::V4(_) if ip.is_unspecified() => libc::EDESTADDRREQ,
+            SocketAddr::V4(_) => libc::EINVAL,
+        }));
     }
     match entry.bound(fd) {
         Some(bound) => bound.set_destination(borrow(fd), (ip, to.port())),
@@ -110,9 +125,15 @@ pub(crate) fn connect(fd: c_int, entry: &Entry, address: Address) -> io::Result<
     }
 }
 
-/// Returns the address that a socket is bound to.
+/// Returns the address that a socket is bound to; before that, no address of the family of the
+/// default destination.
 pub(crate) fn own_address(fd: c_int, entry: &Entry) -> Option<SocketAddr> {
-    let bound = entry.bound(fd)?;
+    let Some(bound) = entry.bound(fd) else {
+        return entry.wishes().destination.map(|to| match to {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        });
+    };
     Some(SocketAddr::new(bound.board().address(), bound.view()?.port))
 }
 
@@ -158,6 +179,12 @@ pub(crate) struct Got {
     pub(crate) timestamp: Option<Timestamp>,
 }
 
+impl Got {
+    /// Result of a receive that takes no message.
+    const NOTHING: Self =
+        Self { result: 0, is_truncated: false, from: None, update: None, timestamp: None };
+}
+
 /// Control message with the time at which a message was delivered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timestamp {
@@ -175,15 +202,35 @@ impl Timestamp {
     }
 }
 
+/// Waits until another thread or process has bound a socket, for as long as a receive may wait.
+fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<()> {
+    let socket = borrow(fd);
+    if dontwait || fcntl_getfl(socket)?.contains(OFlags::NONBLOCK) {
+        return Err(errno(libc::EAGAIN));
+    }
+    let limit = socket_timeout(socket, Timeout::Recv)?;
+    let begun = Instant::now();
+    while entry.bound(fd).is_none() {
+        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            return Err(errno(libc::ETIMEDOUT));
+        }
+        // Ends at a signal as well.
+        poll(&mut [], Some(&BIND_LOOK))?;
+    }
+    Ok(())
+}
+
 pub(crate) fn receive_message(
     fd: c_int,
     entry: &Entry,
     to: &mut [IoSliceMut<'_>],
     flags: c_int,
 ) -> io::Result<Got> {
+    if flags & libc::MSG_OOB != 0 {
+        return Ok(Got::NOTHING);
+    }
     if entry.bound(fd).is_none() {
-        // An unbound socket can receive nothing; the kernel would block.
-        return Err(errno(libc::ENOTCONN));
+        await_bind(fd, entry, flags & libc::MSG_DONTWAIT != 0)?;
     }
     let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
     let arrival = receive(borrow(fd), to, how)?;
@@ -196,12 +243,6 @@ pub(crate) fn receive_message(
             update: None,
             timestamp: kind.map(|kind| Timestamp { kind, time: arrival.time }),
         },
-        Incoming::Cleared(groups) => Got {
-            result: 0,
-            is_truncated: false,
-            from: None,
-            update: Some(groups),
-            timestamp: None,
-        },
+        Incoming::Cleared(groups) => Got { update: Some(groups), ..Got::NOTHING },
     })
 }

@@ -13,7 +13,7 @@ use libc::{
 
 use crate::calls::{self, AF_RDS, CMSG_CONG_UPDATE, Got, SOL_RDS};
 use crate::memory::{
-    Address, PARTS_MAX, errno, has_control, put_control, read_address, set_errno, source, sources,
+    Address, PARTS_MAX, control_kind, errno, put_control, read_address, set_errno, source, sources,
     target, targets, write_address,
 };
 use crate::options::{self, Answer, Reply};
@@ -53,7 +53,7 @@ fn zero(result: io::Result<()>) -> c_int {
     result.map_or_else(|error| fail(&error), |()| 0)
 }
 
-fn fail(error: &io::Error) -> c_int {
+pub(crate) fn fail(error: &io::Error) -> c_int {
     set_errno(error.raw_os_error().unwrap_or(libc::EIO));
     -1
 }
@@ -254,9 +254,8 @@ unsafe fn send_header(fd: c_int, entry: &Entry, message: *const msghdr, flags: c
         return fail(&errno(libc::EFAULT)) as _;
     };
     // SAFETY: guaranteed by the program.
-    if unsafe { has_control(message, SOL_RDS) } {
-        // Control messages of RDS request operations on remote memory.
-        return fail(&errno(libc::EOPNOTSUPP)) as _;
+    if let Some(kind) = unsafe { control_kind(message, SOL_RDS) } {
+        return fail(&calls::refuse_control(kind)) as _;
     }
     // SAFETY: guaranteed by the program.
     let (to, parts) = unsafe {
@@ -637,64 +636,4 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         }
         Err(error) => fail(&error),
     }
-}
-
-// Descriptors.
-
-// SAFETY: the function has the name and signature of the C library function it replaces.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
-    table::forget(fd);
-    real!(close(fd: c_int) -> c_int)
-}
-
-/// Registers a duplicated descriptor.
-fn duplicated(from: c_int, to: c_int) -> c_int {
-    if to >= 0 && to != from {
-        match table::find(from) {
-            Some(entry) => table::duplicated(to, entry),
-            None => table::forget(to),
-        }
-    }
-    to
-}
-
-// SAFETY: the function has the name and signature of the C library function it replaces.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    duplicated(fd, real!(dup(fd: c_int) -> c_int))
-}
-
-// SAFETY: the function has the name and signature of the C library function it replaces.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    duplicated(fd, real!(dup2(fd: c_int, to: c_int) -> c_int))
-}
-
-// SAFETY: the function has the name and signature of the C library function it replaces.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    duplicated(fd, real!(dup3(fd: c_int, to: c_int, flags: c_int) -> c_int))
-}
-
-/// The last argument is a number or a pointer, depending on the command, and is forwarded
-/// unchanged.
-// SAFETY: the function has the name and signature of the C library function it replaces.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-    let result = real!(fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int);
-    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-        return duplicated(fd, result);
-    }
-    result
-}
-
-// SAFETY: the function has the name and signature of the C library function it replaces.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-    let result = real!(fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int);
-    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-        return duplicated(fd, result);
-    }
-    result
 }

@@ -15,6 +15,8 @@
 
 mod calls;
 #[allow(unsafe_code)]
+mod descriptors;
+#[allow(unsafe_code)]
 mod hooks;
 #[allow(unsafe_code)]
 mod memory;

@@ -196,22 +196,22 @@ pub(crate) unsafe fn targets<'a>(
     unsafe { parts(vectors, count) }?.iter().map(slice).collect()
 }
 
-/// Whether a message has a control message of this level.
+/// Returns the type of the first control message of this level.
 ///
 /// # Safety
 /// `message` is readable, and so is the memory that it points to.
-pub(crate) unsafe fn has_control(message: &msghdr, level: c_int) -> bool {
+pub(crate) unsafe fn control_kind(message: &msghdr, level: c_int) -> Option<c_int> {
     // SAFETY: the macros of the C library iterate over the control messages within their bounds.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(message);
         while let Some(head) = at.as_ref() {
             if head.cmsg_level == level {
-                return true;
+                return Some(head.cmsg_type);
             }
             at = libc::CMSG_NXTHDR(message, at);
         }
     }
-    false
+    None
 }
 
 /// Writes a control message if there is room for it; otherwise sets the truncation flag.

@@ -22,6 +22,10 @@ const TRANSPORT: c_int = 8;
 const LATENCY: c_int = 10;
 /// TCP as the transport.
 const TRANSPORT_TCP: c_int = 2;
+/// Number of transports; the others do not exist here.
+const TRANSPORTS: c_int = 3;
+/// Transport of a socket that has none yet.
+const NO_TRANSPORT: c_int = -1;
 
 const SO_TIMESTAMP_NEW: c_int = 63;
 const SO_TIMESTAMPNS_NEW: c_int = 64;
@@ -117,28 +121,42 @@ pub(crate) fn set(
             }
         }
         (SOL_RDS, CANCEL_SENT_TO) => {
+            let bound = entry.bound(fd).ok_or_else(|| errno(libc::ENOTCONN))?;
             let Address::Of(to) = address()? else { return Err(errno(libc::EINVAL)) };
-            if let Some(bound) = entry.bound(fd) {
-                bound.cancel(borrow(fd), (to.ip().to_canonical(), to.port()))?;
-            }
+            bound.cancel(borrow(fd), (to.ip().to_canonical(), to.port()))?;
         }
         (SOL_RDS, RECVERR) => {
             let on = int(value)? != 0;
             entry.wish(|wishes| wishes.recverr = on);
         }
-        (SOL_RDS, TRANSPORT) => {
-            if entry.bound(fd).is_some() {
-                return Err(errno(libc::EOPNOTSUPP));
-            }
-            let other = int(value)? != TRANSPORT_TCP;
-            entry.wish(|wishes| wishes.other_transport = other);
-        }
+        (SOL_RDS, TRANSPORT) => set_transport(fd, entry, value)?,
         (SOL_RDS, LATENCY) => {}
-        (SOL_RDS, GET_MR | FREE_MR | GET_MR_FOR_DEST) => return Err(errno(libc::EOPNOTSUPP)),
-        (SOL_RDS, _) => return Err(errno(libc::ENOPROTOOPT)),
-        _ => return Ok(Answer::System),
+        // There are no memory regions over TCP.
+        (SOL_RDS, FREE_MR) => return Err(errno(libc::EINVAL)),
+        (SOL_RDS, GET_MR | GET_MR_FOR_DEST) => {
+            let code = if entry.bound(fd).is_some() { libc::EOPNOTSUPP } else { libc::ENOTCONN };
+            return Err(errno(code));
+        }
+        (libc::SOL_SOCKET, _) => return Ok(Answer::System),
+        _ => return Err(errno(libc::ENOPROTOOPT)),
     }
     Ok(Answer::Value(Vec::new()))
+}
+
+/// Selects the transport, once and before the bind.
+fn set_transport(fd: c_int, entry: &Entry, value: &[u8]) -> io::Result<()> {
+    if entry.bound(fd).is_some() || entry.wishes().transport {
+        return Err(errno(libc::EOPNOTSUPP));
+    }
+    match int(value)? {
+        _ if value.len() != size_of::<c_int>() => Err(errno(libc::EINVAL)),
+        TRANSPORT_TCP => {
+            entry.wish(|wishes| wishes.transport = true);
+            Ok(())
+        }
+        0..TRANSPORTS => Err(errno(libc::ENOPROTOOPT)),
+        _ => Err(errno(libc::EINVAL)),
+    }
 }
 
 /// Returns the value of an option.
@@ -169,14 +187,14 @@ pub(crate) fn get(fd: c_int, entry: &Entry, level: c_int, name: c_int) -> io::Re
         }
         (SOL_RDS, RECVERR) => answer(entry.wishes().recverr.into()),
         (SOL_RDS, TRANSPORT) => match view {
-            Some(_) => answer(TRANSPORT_TCP),
-            // No transport yet.
-            None => answer(-1),
+            None if !entry.wishes().transport => answer(NO_TRANSPORT),
+            _ => answer(TRANSPORT_TCP),
         },
         (SOL_RDS, number) => match u32::try_from(number).ok().and_then(InfoOption::of) {
             Some(option) => info(fd, entry, option)?,
             None => return Err(errno(libc::ENOPROTOOPT)),
         },
+        (level, _) if level != libc::SOL_SOCKET => return Err(errno(libc::ENOPROTOOPT)),
         _ => Answer::System,
     })
 }

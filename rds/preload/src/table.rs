@@ -31,8 +31,8 @@ pub(crate) struct Wishes {
     pub(crate) rcvbuf: Option<usize>,
     pub(crate) destination: Option<SocketAddr>,
     pub(crate) monitors: bool,
-    /// Requests a transport other than TCP, which does not exist.
-    pub(crate) other_transport: bool,
+    /// The program has selected TCP, the only transport.
+    pub(crate) transport: bool,
     pub(crate) recverr: bool,
     /// Options for control messages of unix sockets, one bit each; RDS delivers none.
     pub(crate) passes: u8,
