@@ -99,3 +99,34 @@ assert b.recv(100) == b"of the program"
 "#
     ));
 }
+
+#[test]
+fn sockets_are_passed_over_unix_sockets() {
+    python(
+        r#"
+b = sock(B, 4000)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+if os.fork() == 0:
+    # A bound socket and one that is not, among other descriptors.
+    bound, plain = sock(A, 5000), socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
+    socket.send_fds(theirs, [b"x"], [0, bound.fileno(), plain.fileno(), 1])
+    theirs.recv(1)
+    os._exit(0)
+data, fds, flags, source = socket.recv_fds(ours, 1, 4)
+assert data == b"x" and len(fds) == 4
+ours.send(b"x")
+assert os.wait()[1] == 0
+bound = socket.socket(AF_RDS, socket.SOCK_SEQPACKET, 0, fds[1])
+plain = socket.socket(AF_RDS, socket.SOCK_SEQPACKET, 0, fds[2])
+assert bound.getsockname() == (A, 5000)
+plain.bind((A, 5001))
+for s in (bound, plain):
+    s.sendto(b"passed", (B, 4000))
+    b.settimeout(30)
+    got, source = b.recvfrom(10)
+    assert got == b"passed" and source == s.getsockname()
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == AF_RDS
+assert os.fstat(fds[0]) and os.fstat(fds[3])
+"#,
+    );
+}

@@ -13,8 +13,8 @@ use libc::{
 
 use crate::calls::{self, AF_RDS, CMSG_CONG_UPDATE, Got, SOL_RDS};
 use crate::memory::{
-    Address, PARTS_MAX, control_kind, errno, put_control, read_address, set_errno, source, sources,
-    target, targets, write_address,
+    Address, PARTS_MAX, control_kind, errno, passed_fds, put_control, read_address, set_errno,
+    source, sources, target, targets, write_address,
 };
 use crate::options::{self, Answer, Reply};
 use crate::real::real;
@@ -428,11 +428,27 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     length(named.map(|()| got.result))
 }
 
+/// Recognizes the RDS sockets among the descriptors that another process has passed.
+///
+/// # Safety
+/// See [`passed_fds`].
+unsafe fn adopt_passed(message: &msghdr) {
+    // SAFETY: guaranteed by the caller.
+    for fd in unsafe { passed_fds(message) } {
+        table::adopt_passed(fd);
+    }
+}
+
 // SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let Some(entry) = table::find(fd) else {
-        return real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+        let got = real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+        if got >= 0 {
+            // SAFETY: the call has filled the program's header.
+            unsafe { adopt_passed(&*message) };
+        }
+        return got;
     };
     // SAFETY: the program upholds the contract of `recvmsg`.
     unsafe { receive_header(fd, &entry, message, flags) }
@@ -448,8 +464,13 @@ unsafe extern "C" fn recvmmsg(
     limit: *mut timespec,
 ) -> c_int {
     let Some(entry) = table::find(fd) else {
-        return real!(recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int,
+        let got = real!(recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int,
             limit: *mut timespec) -> c_int);
+        for at in 0..usize::try_from(got).unwrap_or(0) {
+            // SAFETY: the call has filled this many of the program's headers.
+            unsafe { adopt_passed(&(*messages.add(at)).msg_hdr) };
+        }
+        return got;
     };
     // SAFETY: the program upholds the contract of `recvmmsg`.
     let limit = unsafe { limit.as_ref() }.map(wait_of);

@@ -214,6 +214,32 @@ pub(crate) unsafe fn control_kind(message: &msghdr, level: c_int) -> Option<c_in
     None
 }
 
+/// Returns the descriptors that came with a received message.
+///
+/// # Safety
+/// `message` was filled by a receive, and the memory that it points to is readable.
+pub(crate) unsafe fn passed_fds(message: &msghdr) -> Vec<c_int> {
+    let mut fds = Vec::new();
+    if message.msg_control.is_null() {
+        return fds;
+    }
+    // SAFETY: the macros of the C library iterate over the control messages within their bounds,
+    // and the length of each was written by the system.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(message);
+        while let Some(head) = at.as_ref() {
+            if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let len = head.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let data = libc::CMSG_DATA(at).cast::<c_int>();
+                let count = len / size_of::<c_int>();
+                fds.extend((0..count).map(|index| data.add(index).read_unaligned()));
+            }
+            at = libc::CMSG_NXTHDR(message, at);
+        }
+    }
+    fds
+}
+
 /// Writes a control message if there is room for it; otherwise sets the truncation flag.
 ///
 /// # Safety

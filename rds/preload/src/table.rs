@@ -237,6 +237,16 @@ pub(crate) fn adopt_inherited() {
     }
 }
 
+/// Registers a descriptor that another process has passed, if it is an RDS socket.
+pub(crate) fn adopt_passed(fd: i32) {
+    // The number may have belonged to an RDS socket that was closed without this library noticing.
+    forget(fd);
+    if is_owner() {
+        // As for inherited sockets.
+        let _ = adopt(fd);
+    }
+}
+
 fn adopt(fd: i32) -> Option<()> {
     let own = unix(rustix::net::getsockname(borrow(fd)).ok())?;
     own.abstract_name().filter(|name| name.starts_with(NAME))?;
