@@ -21,6 +21,23 @@ const AWAY: Duration = Duration::from_secs(600);
 /// Time of absence after which peers are forgotten if they have never sent a message to a user.
 const STALE: Duration = Duration::from_secs(300);
 
+/// Time for a new peer to send its first valid data before others are kept rather than it. It may
+/// have sent the data, and the node has not read it yet.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Reason why a peer can be forgotten, in the order of eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Evicted {
+    /// The peer has never sent anything valid.
+    Silent,
+    /// The peer has only pinged, and is away.
+    Away,
+    /// The peer is new, and has not sent anything valid yet.
+    Fresh,
+    /// The peer has sent messages, and was away for long.
+    LongAway,
+}
+
 /// Another node.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -58,10 +75,17 @@ impl Peer {
         is_idle && (!inbound.is_proven() || is_away)
     }
 
-    /// Returns the order in which peers are forgotten: those without valid data first, and the
-    /// oldest of these.
-    pub(super) fn eviction_rank(&self) -> (bool, Instant) {
-        (self.inbound.is_proven(), self.connection.since())
+    /// Returns the order in which peers are forgotten, and the oldest first among equals.
+    pub(super) fn eviction_rank(&self, now: Instant) -> (Evicted, Instant) {
+        let since = self.connection.since();
+        let is_fresh = now.since(since) < FRESH;
+        let class = match (self.inbound.is_proven(), self.inbound.has_sent()) {
+            (false, _) if is_fresh => Evicted::Fresh,
+            (false, _) => Evicted::Silent,
+            (true, false) => Evicted::Away,
+            (true, true) => Evicted::LongAway,
+        };
+        (class, since)
     }
 
     /// Whether the peer has sent valid data.

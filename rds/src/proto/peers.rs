@@ -410,7 +410,7 @@ impl Peers {
         }
         if self.is_crowded() {
             let free = self.peers.iter().filter(|(_, peer)| peer.may_be_forgotten(now));
-            let victim = free.min_by_key(|(_, peer)| peer.eviction_rank());
+            let victim = free.min_by_key(|(_, peer)| peer.eviction_rank(now));
             let Some(victim) = victim.map(|(address, _)| *address) else {
                 self.stats.peers_refused += 1;
                 if let Some(left_out) = self.refusals.admit(now) {

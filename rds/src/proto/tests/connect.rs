@@ -169,6 +169,26 @@ fn silent_connections_only_evict_each_other() {
     assert!(node.peers().connections().any(|info| info.peer == address(1) && info.is_up));
 }
 
+/// New peers whose first bytes are not read yet must not evict each other while others are away.
+#[test]
+fn new_peers_replace_those_that_are_away() {
+    let mut config = Config::new(address(250), 1, 1);
+    config.peers_max = 8;
+    let mut node = Node::new(config);
+    for last in 1..9 {
+        let link = node.accepted(Instant::ZERO, address(last)).unwrap();
+        node.received(Instant::ZERO, link, &Header::default().encode());
+        node.lost(Instant::ZERO, link);
+    }
+    let now = Instant::ZERO + Duration::from_secs(5);
+    let links: Vec<_> = (11..19).map(|last| node.accepted(now, address(last)).unwrap()).collect();
+    for link in links {
+        node.received(now, link, &Header::default().encode());
+    }
+    let up = node.peers().connections().filter(|info| info.is_up).count();
+    assert_eq!((up, node.stats().tcp_crowded_out), (8, 0));
+}
+
 #[test]
 fn known_peers_are_not_evicted() {
     let mut config = Config::new(address(250), 1, 1);
