@@ -30,11 +30,6 @@ const LARGE: &[(&str, &str, &str)] = &[
         "its counters, resends and closing devices are not parts yet",
     ),
     ("rtrs-server/src/daemon/exports.rs", "Exports", "its commands are not parts yet"),
-    (
-        "rtrs-server/src/engine/control/mod.rs",
-        "Control",
-        "its ends of paths and sessions are not a part yet",
-    ),
 ];
 
 /// Folders with product code.

@@ -51,7 +51,7 @@ impl Control {
                 }
             }
             Err(refusal) => {
-                self.refused.count(refusal.reason());
+                self.log.refused.count(refusal.reason());
                 self.log.refused(ctx.now, request.peer, &request.identity.who, &refusal);
                 refuse(provider, request, &refusal, ctx);
             }
@@ -68,8 +68,7 @@ fn admit(
 ) -> Result<Admitted, Refusal> {
     let conn = ConnReq::decode(request.private_data.as_bytes()).map_err(Refusal::Wire)?;
     let id = conn.session_id;
-    let can_authenticate =
-        control.authenticator.is_some() && request.identity.who == Who::Anonymous;
+    let can_authenticate = control.proofs.are_possible() && request.identity.who == Who::Anonymous;
     let must_authenticate = can_authenticate
         && ClientExtensions::decode(&conn.ext).authenticates
         && ctx.fabrics[provider.index()].capabilities().takes_proofs;
@@ -92,7 +91,7 @@ fn admit(
     control.registry.arm(key, deadline);
     // Not earlier, when the path might still be refused: they would end in vain.
     for other in yielding {
-        control.refused.count("strangers-ended");
+        control.log.refused.count("strangers-ended");
         control.end_path(other, &PathEnd::CrowdedUnproved, ctx);
     }
     let path = join(control, key, &conn)?;
@@ -174,8 +173,8 @@ fn make_room(
             Decision::Accept => return Ok(()),
             Decision::AcceptAfterEvicting(session) => {
                 control.limiter.evicting(session);
-                control.refused.count("strangers-ended");
-                control.end_session(session, &PathEnd::Crowded, ctx);
+                control.log.refused.count("strangers-ended");
+                control.end_all(control.registry.keys_of(session), &PathEnd::Crowded, ctx);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! CHALLENGE and AUTH: authentication of clients, separately for each path.
+//! Results of CHALLENGE and AUTH (`proofs.rs`): authentication of clients, separately for each
+//! path.
 //!
 //! The [`Authenticator`](crate::engine::authenticator) creates and verifies signatures, and its
 //! results arrive as messages. A proof is checked against the access lists and keys at the time
@@ -8,11 +9,10 @@
 
 use std::sync::Arc;
 
-use rtrs_core::fabric::{PeerIdentity, ProofError, Who};
+use rtrs_core::fabric::{PeerIdentity, Who};
 use rtrs_core::ids::SessionId;
 use rtrs_core::limits::PATHS_PER_SESSION_MAX;
-use rtrs_core::tls::ProofFacts;
-use rtrs_core::wire::{AUTH_VERSION, Challenge, Fence, Name, errno};
+use rtrs_core::wire::{Name, errno};
 
 use super::Control;
 use super::connect::route_of;
@@ -21,86 +21,12 @@ use super::path::Path;
 use super::permission::check_proof;
 use super::refusal::Refusal;
 use crate::access_list::Client;
-use crate::engine::authenticator::{Authenticator, ProofDone, ProofResult, ProofTask, ProofWork};
+use crate::engine::authenticator::{ProofDone, ProofResult};
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ReplyTo};
 use crate::path::{PathEnd, PathKey};
 
-/// Failed proofs get the same answer, without a reason.
-const NOT_PROVED: Option<ControlAnswer> = Some(ControlAnswer::Refused(errno::EACCES));
-
 impl Control {
-    /// Requires clients that can authenticate to do so.
-    pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
-        self.authenticator = Some(authenticator);
-    }
-
-    /// Processes CHALLENGE: a client asks for the server's proof before it sends its own.
-    pub(super) fn challenge(
-        &mut self,
-        reply_to: ReplyTo,
-        challenge: Challenge,
-        room: u32,
-    ) -> Option<ControlAnswer> {
-        let path = self.registry.path_mut(reply_to.path)?;
-        let origin = &path.shared().origin;
-        let facts = ProofFacts {
-            session: path.shared().session.id,
-            path: origin.uuid,
-            client: origin.peer.ip(),
-            server: origin.local.ip(),
-        };
-        let Some(proving) = path.proving_mut() else {
-            return Some(ControlAnswer::Refused(errno::EINVAL));
-        };
-        if !proving.challenge() {
-            return NOT_PROVED;
-        }
-        self.begin_proof(reply_to, ProofWork::Prove { facts, challenge, room })
-    }
-
-    /// Processes AUTH: a client sends its proof.
-    pub(super) fn auth(
-        &mut self,
-        reply_to: ReplyTo,
-        version: u16,
-        data: Box<[u8]>,
-        ctx: &mut Ctx<'_>,
-    ) -> Option<ControlAnswer> {
-        let path = self.registry.path_mut(reply_to.path)?;
-        let Some(proving) = path.proving_mut() else {
-            return Some(ControlAnswer::Refused(errno::EINVAL));
-        };
-        match proving.answered() {
-            Some(exchange) if version == AUTH_VERSION => {
-                self.begin_proof(reply_to, ProofWork::Check { exchange, data })
-            }
-            Some(_) => {
-                proving.failed();
-                let text = format!("AUTH has version {version}, expected {AUTH_VERSION}");
-                let why = ProofError::new("AUTH has another version", text);
-                self.not_proved(reply_to.path, &why, ctx);
-                NOT_PROVED
-            }
-            None => {
-                let why = ProofError::from("AUTH answers no challenge");
-                self.not_proved(reply_to.path, &why, ctx);
-                NOT_PROVED
-            }
-        }
-    }
-
-    fn begin_proof(&mut self, reply_to: ReplyTo, work: ProofWork) -> Option<ControlAnswer> {
-        let path = self.registry.path_mut(reply_to.path)?;
-        let task = ProofTask { reply_to, wanted: path.proving_mut()?.wanted(), work };
-        if self.authenticator.as_ref().is_some_and(|by| by.begin(task)) {
-            return None;
-        }
-        let path = self.registry.path_mut(reply_to.path)?;
-        path.proving_mut()?.failed();
-        Some(ControlAnswer::Refused(errno::EBUSY))
-    }
-
     /// Processes the result of a signature, unless its path has ended meanwhile.
     pub(super) fn proof_done(&mut self, done: ProofDone, ctx: &mut Ctx<'_>) {
         let ProofDone { reply_to, result } = done;
@@ -129,9 +55,9 @@ impl Control {
         let peer = path.shared().origin.peer;
         path.proving_mut().into_iter().for_each(|proving| proving.failed());
         if let Refusal::Unproved(why) = refusal {
-            self.not_proved(reply_to.path, why, ctx);
+            self.log.authentication_failed(ctx.now, peer, why);
         } else {
-            self.refused.count(refusal.reason());
+            self.log.refused.count(refusal.reason());
             self.log.refused(ctx.now, peer, who, refusal);
         }
         let errno = match refusal {
@@ -139,14 +65,6 @@ impl Control {
             _ => errno::EACCES,
         };
         reply_to.answer(ControlAnswer::Refused(errno), ctx.out);
-    }
-
-    /// Counts and logs a failed proof.
-    pub(super) fn not_proved(&mut self, key: PathKey, why: &ProofError, ctx: &Ctx<'_>) {
-        let Some(path) = self.registry.path(key) else { return };
-        let peer = path.shared().origin.peer;
-        self.refused.count("authenticate");
-        self.log.authentication_failed(ctx.now, peer, why);
     }
 
     /// Checks whether the proved client may use this path.
@@ -200,8 +118,8 @@ impl Control {
         }
         let Some(path) = self.registry.path(key) else { return };
         let older = self.registry.paths_of(id).filter(|other| other.is_older_than(path));
-        let older: Vec<PathKey> = older.map(Path::key).collect();
-        older.iter().for_each(|key| self.end_path(*key, &PathEnd::Replaced, ctx));
+        let older = older.map(Path::key).collect();
+        self.end_all(older, &PathEnd::Replaced, ctx);
         self.open_proved(id, ctx);
     }
 
@@ -250,7 +168,7 @@ impl Control {
         }
         if !shared.session.prove(&identity.who) || !shared.prove(identity) {
             tracing::error!(path = %key, "internal error: a client authenticated twice on a path");
-            self.internal_errors += 1;
+            self.registry.count_internal_error();
             return;
         }
         let id = shared.session.id;
@@ -264,13 +182,5 @@ impl Control {
         self.log.proved(&shared);
         self.path_up(&shared, name, ctx);
         reply_to.answer(ControlAnswer::Done, ctx.out);
-    }
-
-    /// Applies a FENCE to unauthenticated connects of the same path.
-    pub(super) fn fence_unproved(&mut self, id: SessionId, fence: &Fence, ctx: &mut Ctx<'_>) {
-        let meant = self.registry.paths_of(id);
-        let meant = meant.filter(|path| path.is_unproved() && path.is_covered_by(fence));
-        let meant: Vec<PathKey> = meant.map(Path::key).collect();
-        meant.iter().for_each(|key| self.end_path(*key, &PathEnd::Fenced, ctx));
     }
 }

@@ -16,6 +16,7 @@ use rtrs_core::ids::SessionId;
 use rtrs_core::proto::quota::Source;
 
 use super::discover::Draft;
+use super::registry::Registry;
 use crate::engine::message::{ControlRequest, ReplyTo};
 use crate::path::PathKey;
 
@@ -83,6 +84,30 @@ impl Backlog {
 
     pub(super) fn begin_turn(&mut self) {
         self.spent = 0;
+    }
+
+    /// Queues a request of a client. A request of an ending path is dropped, because the report
+    /// that no new work of the path begins must be true.
+    pub(super) fn put_off(&mut self, waiting: Waiting, registry: &mut Registry) {
+        let from = waiting.reply_to.path;
+        let examined = |request: &ControlRequest| match request {
+            ControlRequest::Open { mode, .. } => mode.examined,
+            _ => false,
+        };
+        // The target of its export was examined on another thread; the path may have ended since.
+        if examined(&waiting.request) && registry.path(from).is_none() {
+            return;
+        }
+        let Some(path) = registry.live_path(from) else { return };
+        if path.state().is_ending() {
+            return;
+        }
+        let (session, peer) = (&path.shared().session, path.shared().origin.peer);
+        let asker = match session.has_opened() && !path.is_unproved() {
+            true => Asker::Session(session.id),
+            false => Asker::Source(Source::of(peer.ip())),
+        };
+        self.push(asker, waiting);
     }
 
     pub(super) fn push(&mut self, asker: Asker, waiting: Waiting) {

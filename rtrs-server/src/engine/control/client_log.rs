@@ -14,7 +14,7 @@ use rtrs_core::time::Instant;
 use rtrs_core::wire::{AccessMode, Name, errno, errno_name};
 
 use super::path::Path;
-use super::refusal::Refusal;
+use super::refusal::{Refusal, RefusedCounts};
 use super::registry::{Registry, Session};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::engine::device_table::DeviceId;
@@ -39,6 +39,8 @@ pub(super) struct ClientLog {
     /// First suppressed event of each kind since the last line. If no other event is recorded, it
     /// is recorded with the number of suppressed events.
     held: Vec<(Kind, AuditEvent)>,
+    /// Numbers of refused connections and opens, and of sessions evicted for others.
+    pub(super) refused: RefusedCounts,
 }
 
 /// A client that requests an export, with its known attributes.
@@ -273,13 +275,14 @@ impl ClientLog {
         }
     }
 
-    /// Logs a client that failed to authenticate.
+    /// Counts and logs a client that failed to authenticate.
     pub(super) fn authentication_failed(
         &mut self,
         now: Instant,
         peer: SocketAddr,
         why: &ProofError,
     ) {
+        self.refused.count("authenticate");
         let refusal = Refusal::Unproved(why.clone());
         // The text may contain data that the peer sent: its key, names, numbers.
         let kind = (Source::of(peer.ip()), refusal.reason(), why.kind().to_owned());

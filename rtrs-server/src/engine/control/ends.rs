@@ -34,13 +34,18 @@ impl Control {
         self.backlog.forget(key);
         if *end == PathEnd::Unproved {
             let why = ProofError::from("the client did not authenticate in time");
-            self.not_proved(key, &why, ctx);
+            self.log.authentication_failed(ctx.now, peer, &why);
         }
         if let Some(path) = self.registry.path(key) {
             self.limiter.path_ended(path, end, ctx.now);
             self.log.ended(&Opener::of_path(path, &self.registry), end);
         }
         self.advance_end(key, ctx);
+    }
+
+    /// Begins the end of several paths.
+    pub(super) fn end_all(&mut self, keys: Vec<PathKey>, end: &PathEnd, ctx: &mut Ctx<'_>) {
+        keys.into_iter().for_each(|key| self.end_path(key, end, ctx));
     }
 
     /// Processes a shard's report on the end of a path.
@@ -51,7 +56,7 @@ impl Control {
         report: EndReport,
         ctx: &mut Ctx<'_>,
     ) {
-        let Some(path) = self.live_path(key) else { return };
+        let Some(path) = self.registry.live_path(key) else { return };
         if path.report(shard, report) {
             self.end_path(key, &PathEnd::Shutdown, ctx);
         } else {
@@ -62,7 +67,7 @@ impl Control {
 
     /// Advances the end of a path; with its last path, a session ends too.
     pub(super) fn advance_end(&mut self, key: PathKey, ctx: &mut Ctx<'_>) {
-        let Some(path) = self.live_path(key) else { return };
+        let Some(path) = self.registry.live_path(key) else { return };
         let (fenced, gone) = path.advance();
         let id = path.shared().session.id;
         for reply_to in fenced {
@@ -72,7 +77,7 @@ impl Control {
         if !gone {
             return;
         }
-        let Some(path) = self.live_path(key) else { return };
+        let Some(path) = self.registry.live_path(key) else { return };
         let peer = path.shared().origin.peer;
         let place = path.known_place();
         if let Some(place) = place.and_then(|place| self.known.path_ended(place)) {
@@ -117,21 +122,12 @@ impl Control {
                 continue;
             }
             let peer = self.registry.session(id).and_then(Session::peer);
-            self.end_session(id, &PathEnd::Orphaned, ctx);
+            self.end_all(self.registry.keys_of(id), &PathEnd::Orphaned, ctx);
             // The session may have ended with its paths.
             if let Some((session, peer)) = self.registry.abandon(id, ctx.now).zip(peer) {
                 self.session_gone(&session, peer, ctx);
             }
         }
-    }
-
-    /// Starts the open timeout when a path serves whose session has not opened an export yet.
-    pub(super) fn watch_unopened(&mut self, key: PathKey) {
-        let path = self.registry.path(key);
-        let session = path.and_then(|path| self.registry.session(path.shared().session.id));
-        let until = session.filter(|session| !session.has_opened());
-        let until = until.map(|session| session.asked() + self.params.open_timeout);
-        self.next = earliest(self.next, until);
     }
 
     /// Ends sessions that have not opened an export in time.
@@ -148,8 +144,8 @@ impl Control {
             // A session without a path that is up is subject to the handshake timeout.
             let up = |path: &Path| path.state() == PathState::Connected;
             if self.registry.paths_of(id).any(up) {
-                self.refused.count("not-opened");
-                self.end_session(id, &PathEnd::Unopened, ctx);
+                self.log.refused.count("not-opened");
+                self.end_all(self.registry.keys_of(id), &PathEnd::Unopened, ctx);
             }
         }
     }

@@ -159,21 +159,21 @@ pub(super) fn opened_again(
     }
 }
 
-/// Removes an export. Returns its device IDs in the sessions that had it open.
+/// Removes an export and notifies the sessions that lose it.
 pub(super) fn remove(
     found: &NamedExport,
     force: bool,
     opens: &mut Opens,
-    registry: &Registry,
+    registry: &mut Registry,
     out: &mut Outbox,
-) -> (AdminReply, Vec<(SessionId, DeviceId)>) {
+) -> AdminReply {
     let NamedExport { index, export } = found;
     let index = *index;
     let name = &export.name;
     let users = opens.users(index).to_vec();
     if !users.is_empty() && !force {
         let by = names(&users, registry);
-        return (AdminReply::Refused(format!("export {name:?} is open by {by}")), Vec::new());
+        return AdminReply::Refused(format!("export {name:?} is open by {by}"));
     }
     let devices = devices_of(index, opens, registry);
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
@@ -185,7 +185,8 @@ pub(super) fn remove(
     } else {
         tracing::warn!(export = &**name, sessions = ?ended, "export removed while it was open");
     }
-    (AdminReply::ExportRemoved { ended }, devices)
+    announce(&devices, registry, out);
+    AdminReply::ExportRemoved { ended }
 }
 
 /// Forbids opens of an export for writing, or permits them again.

@@ -22,7 +22,7 @@ impl Control {
     /// Processes INFO_REQ: validates it, creates the chunks, and lets the shard of connection 0
     /// answer.
     pub(super) fn info(&mut self, key: PathKey, bytes: &[u8], ctx: &mut Ctx<'_>) {
-        let Some(path) = self.live_path(key) else { return };
+        let Some(path) = self.registry.live_path(key) else { return };
         // No INFO_REQ is expected if the path is already ending.
         let Some(admitted) = path.admit(bytes) else { return };
         let shared = Arc::clone(path.shared());
@@ -77,7 +77,7 @@ impl Control {
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);
         if session.has_opened() {
-            self.make_known(id, ctx);
+            self.known.paths_up(self.registry.make_known(id), ctx);
         }
     }
 }
@@ -86,8 +86,8 @@ impl Control {
 pub(super) fn end_others(control: &mut Control, id: SessionId, ctx: &mut Ctx<'_>) {
     let Some(session) = control.registry.session(id) else { return };
     let others = control.registry.paths_of(id).filter(|path| !session.is_of(path));
-    let others: Vec<PathKey> = others.map(Path::key).collect();
-    others.iter().for_each(|key| control.end_path(*key, &PathEnd::OtherClient, ctx));
+    let others = others.map(Path::key).collect();
+    control.end_all(others, &PathEnd::OtherClient, ctx);
 }
 
 /// Returns the refusal of a name that another session has, and checks soon whether the client of
@@ -100,7 +100,7 @@ pub(super) fn name_taken(
 ) -> Refusal {
     let of_name = |session: &&Session| session.name() == Some(name);
     let has: Vec<_> = control.registry.sessions().filter(of_name).map(Session::id).collect();
-    control.hurry(&has, id, ctx);
+    control.registry.hurry(&has, id, ctx);
     Refusal::NameTaken(String::from_utf8_lossy(name.as_bytes()).into_owned())
 }
 
@@ -115,7 +115,7 @@ pub(super) fn refuse_name(
     let Some(path) = control.registry.path(key) else { return };
     let (id, peer) = (path.shared().session.id, path.shared().origin.peer);
     let refusal = name_taken(control, name, id, ctx);
-    control.refused.count(refusal.reason());
+    control.log.refused.count(refusal.reason());
     control.log.refused(ctx.now, peer, who, &refusal);
     let Refusal::NameTaken(name) = refusal else { return };
     refuse_info(control, key, &PathEnd::NameTaken(name), ctx);

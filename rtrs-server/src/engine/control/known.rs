@@ -40,6 +40,15 @@ impl KnownPeers {
         self.idle.len() == before
     }
 
+    /// Records paths that are up, and reports addresses that were not known before.
+    pub(super) fn paths_up(&mut self, places: Vec<PeerAddress>, ctx: &mut Ctx<'_>) {
+        for place in places {
+            if self.path_up(place) {
+                report_address(place, true, ctx);
+            }
+        }
+    }
+
     /// Records the end of a path. Returns an address that is no longer known, if any.
     pub(super) fn path_ended(&mut self, place: PeerAddress) -> Option<PeerAddress> {
         let paths = self.paths.get_mut(&place)?;

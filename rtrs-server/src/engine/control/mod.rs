@@ -6,7 +6,7 @@
 //! - `registry.rs` table of sessions and paths; `path.rs` lifecycle of one path, with
 //!   `handshake.rs` and `path_shards.rs`;
 //! - `admit.rs` admission of connections; `info.rs` INFO_REQ, which ends the handshake;
-//!   `authenticate.rs` authentication of clients, with `proving.rs`;
+//!   `authenticate.rs` authentication of clients, with `proofs.rs` and `proving.rs`;
 //! - `permission.rs` checks of the access lists; `limiter` limits for clients that have proved
 //!   nothing; `refusal.rs` reasons for refusals; `known.rs` addresses of sessions;
 //! - `connect.rs` resources of a path; `memory.rs` queue depth of a session; `chunk_pool.rs` memory
@@ -46,6 +46,7 @@ pub mod open_modes;
 mod path;
 mod path_shards;
 mod permission;
+mod proofs;
 mod proving;
 mod refusal;
 mod registry;
@@ -56,7 +57,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::gateway::GatewayEvent;
-use rtrs_core::ids::{CoreIndex, ProviderIndex, SessionId};
+use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::proto::Heartbeat;
 use rtrs_core::time::{Duration, Instant, earliest};
 use rtrs_core::wire::{AccessMode, Name, OpenRefusal, errno};
@@ -64,22 +65,21 @@ use rtrs_core::wire::{AccessMode, Name, OpenRefusal, errno};
 pub use self::connect::DRAINING_MAX;
 pub(crate) use self::refusal::REASONS;
 
-use self::admin::{Ends, Evicted, lost_portals};
+use self::admin::{Evicted, lost_portals};
 use self::backlog::{Backlog, Waiting};
 use self::client_log::{Asked, ClientLog, Opener};
 use self::connect::Connector;
 use self::discover::Lists;
 use self::drain::{Drain, Order};
 use self::fence::{Fencing, Own, fence};
-use self::known::{KnownPeers, report_address};
+use self::known::KnownPeers;
 use self::limiter::Limiter;
 use self::open::Opens;
-use self::path::Path;
 use self::permission::{OpenCheck, check_open, identities, revoked, to_end};
+use self::proofs::{NOT_PROVED, Proofs};
 use self::registry::Registry;
 use crate::audit::AuditSink;
 use crate::engine::authenticator::Authenticator;
-use crate::engine::control::refusal::RefusedCounts;
 use crate::engine::ctx::Ctx;
 use crate::engine::finder::{OpenMode, Search};
 use crate::engine::message::{
@@ -119,13 +119,8 @@ pub struct Control {
     evicted: Evicted,
     drain: Drain,
     log: ClientLog,
-    /// Set if clients can authenticate.
-    authenticator: Option<Arc<dyn Authenticator>>,
+    proofs: Proofs,
     next: Option<Instant>,
-    /// Numbers of refused connections and opens, and of sessions evicted for others.
-    refused: RefusedCounts,
-    /// Number of messages about a path that does not exist, which is a bug of this server.
-    internal_errors: u64,
 }
 
 impl Control {
@@ -144,38 +139,30 @@ impl Control {
             evicted: Evicted::default(),
             drain: Drain::default(),
             log: ClientLog::default(),
-            authenticator: None,
+            proofs: Proofs::default(),
             next: None,
-            refused: RefusedCounts::default(),
-            internal_errors: 0,
         }
-    }
-
-    /// Returns a path that cannot have ended, because a shard still has its part of the path. None
-    /// is an internal error.
-    fn live_path(&mut self, key: PathKey) -> Option<&mut Path> {
-        let path = self.registry.path_mut(key);
-        if path.is_none() {
-            tracing::error!(path = %key, "internal error: message about an unknown path");
-            self.internal_errors += 1;
-        }
-        path
     }
 
     /// Panics after an internal error, which is a bug.
     pub fn check(&self) {
         let early = rtrs_core::mutated!(SessionReleasedEarly);
-        assert!(early || self.internal_errors == 0, "internal errors, see the log");
+        assert!(early || self.internal_errors() == 0, "internal errors, see the log");
     }
 
     /// Number of messages about a path that does not exist, which is a bug.
     pub fn internal_errors(&self) -> u64 {
-        self.internal_errors
+        self.registry.internal_errors()
     }
 
     /// Sets the sink for audit events of clients.
     pub fn set_audit(&mut self, audit: AuditSink) {
         self.log.set_audit(audit);
+    }
+
+    /// Requires clients that can authenticate to do so.
+    pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
+        self.proofs.set_authenticator(authenticator);
     }
 
     /// Whether a stop was requested.
@@ -190,23 +177,6 @@ impl Control {
         all.map(|session| self.evicted.snapshot(session, registry, opens, now)).collect()
     }
 
-    fn end_session(&mut self, id: SessionId, end: &PathEnd, ctx: &mut Ctx<'_>) {
-        let keys: Vec<PathKey> = self.registry.paths_of(id).map(Path::key).collect();
-        keys.iter().for_each(|key| self.end_path(*key, end, ctx));
-    }
-
-    /// Reports the addresses of a session's paths to the listeners as known, after it opened an
-    /// export or another path came up.
-    fn make_known(&mut self, id: SessionId, ctx: &mut Ctx<'_>) {
-        let keys: Vec<PathKey> = self.registry.paths_of(id).map(Path::key).collect();
-        for key in keys {
-            let place = self.registry.path_mut(key).and_then(Path::make_known);
-            if let Some(place) = place.filter(|place| self.known.path_up(*place)) {
-                report_address(place, true, ctx);
-            }
-        }
-    }
-
     /// Processes a message of a shard.
     pub fn handle_message(&mut self, message: ControlMessage, ctx: &mut Ctx<'_>) {
         match message {
@@ -216,23 +186,27 @@ impl Control {
             }
             ControlMessage::Serving { path } => {
                 let SessionParams { heartbeat_interval, heartbeat_missed_max, .. } = self.params;
-                if let Some(path) = self.live_path(path) {
+                if let Some(path) = self.registry.live_path(path) {
                     let beat = Heartbeat::new(heartbeat_interval, heartbeat_missed_max, ctx.now);
                     let (key, next) = (path.key(), path.serving(beat));
                     self.registry.arm(key, next);
-                    self.watch_unopened(key);
+                    // The open timeout of a session that has not opened an export yet.
+                    let since = self.registry.unopened_since(key);
+                    let until = since.map(|since| since + self.params.open_timeout);
+                    self.next = earliest(self.next, until);
                 }
             }
             ControlMessage::Announced { path, at, next } => {
                 let next = next.min(self.params.heartbeat_idle_max);
-                if let Some(path) = self.live_path(path) {
+                if let Some(path) = self.registry.live_path(path) {
                     let (key, next) = (path.key(), path.announced(at, next));
                     self.registry.arm_anew(key, next);
                 }
             }
             ControlMessage::Request { reply_to, request } => {
                 self.backlog.spend(backlog::TAKE);
-                self.put_off(Waiting { reply_to, request, draft: None });
+                let waiting = Waiting { reply_to, request, draft: None };
+                self.backlog.put_off(waiting, &mut self.registry);
             }
             ControlMessage::Found(found) => {
                 let (search, result) = *found;
@@ -241,7 +215,7 @@ impl Control {
             ControlMessage::Proof(done) => self.proof_done(*done, ctx),
             ControlMessage::Retired { close } => self.opens.retired(close, ctx.out),
             ControlMessage::HeartbeatAck { path, at } => {
-                let path = self.live_path(path);
+                let path = self.registry.live_path(path);
                 path.into_iter().for_each(|path| path.heartbeat_acked(at));
             }
             ControlMessage::Resized(export) => {
@@ -254,7 +228,9 @@ impl Control {
             }
             ControlMessage::Gateway(export, GatewayEvent::Standby) => {
                 let users = self.opens.users(export).to_vec();
-                users.iter().for_each(|(id, _)| self.end_session(*id, &PathEnd::Moved, ctx));
+                for (id, _) in users {
+                    self.end_all(self.registry.keys_of(id), &PathEnd::Moved, ctx);
+                }
             }
             ControlMessage::Broken { path, end } => self.end_path(path, &end, ctx),
             ControlMessage::Ending { path, core, report } => self.report(path, core, report, ctx),
@@ -271,7 +247,7 @@ impl Control {
         request: ControlRequest,
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
-        self.live_path(reply_to.path)?;
+        self.registry.live_path(reply_to.path)?;
         let path = self.registry.path(reply_to.path)?;
         let session = Arc::clone(&path.shared().session);
         match request {
@@ -285,20 +261,28 @@ impl Control {
             // Served separately (`requests.rs`).
             ControlRequest::Discover { .. } => Some(ControlAnswer::Refused(errno::EINVAL)),
             ControlRequest::Challenge { challenge, room } => {
-                self.challenge(reply_to, challenge, room)
+                self.proofs.challenge(reply_to, challenge, room, &mut self.registry)
             }
-            ControlRequest::Auth { version, proof } => self.auth(reply_to, version, proof, ctx),
+            ControlRequest::Auth { version, proof } => {
+                let peer = path.shared().origin.peer;
+                let answer = self.proofs.auth(reply_to, version, proof, &mut self.registry);
+                answer.unwrap_or_else(|why| {
+                    self.log.authentication_failed(ctx.now, peer, &why);
+                    NOT_PROVED
+                })
+            }
             ControlRequest::Fence(asked) => {
                 let own = Own::of(&self.params, &self.exports);
+                let unproved = self.registry.unproved_covered(session.id, &asked);
                 match fence(path, &asked, &self.registry, &own) {
                     Fencing::Answer(answer) => {
                         if answer == ControlAnswer::Done {
-                            self.fence_unproved(session.id, &asked, ctx);
+                            self.end_all(unproved, &PathEnd::Fenced, ctx);
                         }
                         Some(answer)
                     }
                     Fencing::End(key) => {
-                        self.fence_unproved(session.id, &asked, ctx);
+                        self.end_all(unproved, &PathEnd::Fenced, ctx);
                         self.registry
                             .path_mut(key)
                             .into_iter()
@@ -395,7 +379,7 @@ impl Control {
         let why = check_open(&self.exports, &self.registry, asked).err()?;
         let client = Opener::of(asked.session, peer, &self.registry);
         let asked = Asked::new(*asked.name, asked.access, &self.exports);
-        self.refused.count("access");
+        self.log.refused.count("access");
         self.log.open_refused(ctx.now, &client, asked, errno::EACCES, Some(&why));
         Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
     }
@@ -420,7 +404,8 @@ impl Control {
                 let why = (denied && *errno == errno::EPERM)
                     .then_some("the export does not allow migration");
                 if *errno == errno::EPERM {
-                    self.hurry(&self.opens.users_of(asked.export()), session.id, ctx);
+                    let users = self.opens.users_of(asked.export());
+                    self.registry.hurry(&users, session.id, ctx);
                 }
                 self.log.open_refused(ctx.now, &client, asked, *errno, why);
             }
@@ -430,20 +415,6 @@ impl Control {
                 self.log.opened(&client, asked, identity);
             }
             _ => {}
-        }
-    }
-
-    /// Checks soon whether the clients of these sessions are dead, as if they were not idle,
-    /// because a client waits for a resource of theirs. `but` is the session of the waiting client.
-    fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
-        let asked = sessions.iter().filter(|id| **id != but);
-        for id in asked.filter(|_| !rtrs_core::mutated!(IdleSessionUnprobed)) {
-            let keys: Vec<PathKey> = self.registry.paths_of(*id).map(Path::key).collect();
-            for key in keys {
-                let path = self.registry.path_mut(key);
-                let next = path.and_then(|path| path.hurry(ctx.now, ctx.out));
-                self.registry.arm(key, next);
-            }
         }
     }
 
@@ -458,7 +429,7 @@ impl Control {
         let paths = paths.filter(|path| !path.is_unproved());
         paths.filter_map(|path| path.shared().chunks.get()).for_each(|pool| pool.let_write(true));
         self.limiter.opened(session.id);
-        self.make_known(session.id, ctx);
+        self.known.paths_up(self.registry.make_known(session.id), ctx);
     }
 
     /// Executes a request of the operator.
@@ -482,7 +453,11 @@ impl Control {
                 return reply.send(exports::holders(&self.exports, &self.opens, names));
             }
             AdminRequest::ExportRemove { name, force } => {
-                return reply.send(self.remove_export(&name, force, ctx));
+                let found = exports::find(&self.exports, &name);
+                let Self { opens, registry, .. } = self;
+                return reply.send(found.map_or_else(AdminReply::Refused, |found| {
+                    exports::remove(&found, force, opens, registry, ctx.out)
+                }));
             }
             AdminRequest::ExportFreeze { name, frozen } => {
                 let found = exports::find(&self.exports, &name);
@@ -503,9 +478,9 @@ impl Control {
         };
         reply.send(match ends {
             Ok(ends) => {
-                let Ends { paths, why, .. } = &ends;
-                paths.iter().for_each(|key| self.end_path(*key, why, ctx));
-                ends.answer()
+                let answer = ends.answer();
+                self.end_all(ends.paths, &ends.why, ctx);
+                answer
             }
             Err(refusal) => AdminReply::Refused(refusal),
         });
@@ -519,7 +494,7 @@ impl Control {
             sessions: self.snapshot(ctx.now),
             memory: MemorySnapshot { used_bytes: used_bytes + self.limiter.bytes(), max_bytes },
             lost_portals: lost_portals(ctx),
-            refused: self.refused.all(silent),
+            refused: self.log.refused.all(silent),
         }
     }
 
@@ -529,19 +504,9 @@ impl Control {
         let (keys, why) = to_end(request, &self.exports, &self.registry);
         let lost = revoked(&keys, &self.registry);
         if !looks_only {
-            keys.iter().for_each(|key| self.end_path(*key, &why, ctx));
+            self.end_all(keys, &why, ctx);
         }
         AdminReply::Revoked(lost)
-    }
-
-    /// Removes an export and notifies the sessions that lose it.
-    fn remove_export(&mut self, name: &str, force: bool, ctx: &mut Ctx<'_>) -> AdminReply {
-        let (answer, changed) = match exports::find(&self.exports, name) {
-            Ok(found) => exports::remove(&found, force, &mut self.opens, &self.registry, ctx.out),
-            Err(why) => (AdminReply::Refused(why), Vec::new()),
-        };
-        exports::announce(&changed, &mut self.registry, ctx.out);
-        answer
     }
 
     /// Begins the server's end: all paths finish after `all_in`, and end after `within`.
@@ -549,17 +514,9 @@ impl Control {
         if !self.drain.begin(ctx.now + all_in, ctx.now + within) {
             return;
         }
-        self.end_paths(|path| path.state() == PathState::Connecting, ctx);
+        let connecting = self.registry.keys(|path| path.state() == PathState::Connecting);
+        self.end_all(connecting, &PathEnd::Shutdown, ctx);
         self.advance_drain(ctx);
-    }
-
-    /// Ends paths because the server ends.
-    fn end_paths(&mut self, which: impl Fn(&Path) -> bool, ctx: &mut Ctx<'_>) {
-        let paths = self.registry.paths().filter(|path| which(path));
-        let keys: Vec<PathKey> = paths.map(Path::key).collect();
-        for key in keys {
-            self.end_path(key, &PathEnd::Shutdown, ctx);
-        }
     }
 
     fn advance_drain(&mut self, ctx: &mut Ctx<'_>) {
@@ -573,11 +530,11 @@ impl Control {
                 Some(until)
             }
             Order::EndAll(until) => {
-                self.end_paths(|_| true, ctx);
+                self.end_all(self.registry.keys(|_| true), &PathEnd::Shutdown, ctx);
                 Some(until)
             }
             Order::Exit => {
-                drain::log_totals(&self.registry, self.refused.total());
+                drain::log_totals(&self.registry, self.log.refused.total());
                 for core in 0..self.params.cores {
                     ctx.out.shard(CoreIndex(core), ShardMessage::Exit);
                 }
@@ -592,7 +549,6 @@ impl Control {
         let mut busy = false;
         for provider in ProviderIndex::all(ctx.fabrics.len()) {
             while let Some((peer, why)) = ctx.fabrics[provider.index()].next_refused() {
-                self.refused.count("authenticate");
                 self.log.authentication_failed(ctx.now, peer, &why);
             }
             while let Some(made) = ctx.fabrics[provider.index()].next_registration() {

@@ -9,10 +9,12 @@ use rtrs_core::identity::SessionTag;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::Limits;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::Name;
+use rtrs_core::wire::{Fence, Name};
 
 use super::chunk_pool::ChunkCache;
+use super::known::PeerAddress;
 use super::path::Path;
+use crate::engine::ctx::Ctx;
 use crate::engine::session::SessionShared;
 use crate::path::chunks::ChunkPool;
 use crate::path::{PathKey, PathShared};
@@ -132,9 +134,73 @@ pub(super) struct Registry {
     begun: u64,
     /// Totals of former paths.
     gone: IoTotals,
+    /// Number of messages about a path that does not exist, which is a bug of this server.
+    internal_errors: u64,
 }
 
 impl Registry {
+    /// Returns a path that cannot have ended, because a shard still has its part of the path. None
+    /// is an internal error.
+    pub(super) fn live_path(&mut self, key: PathKey) -> Option<&mut Path> {
+        let path = self.paths.get_mut(&key);
+        if path.is_none() {
+            tracing::error!(path = %key, "internal error: message about an unknown path");
+            self.internal_errors += 1;
+        }
+        path
+    }
+
+    /// Counts an impossible state, which is a bug of this server.
+    pub(super) fn count_internal_error(&mut self) {
+        self.internal_errors += 1;
+    }
+
+    pub(super) fn internal_errors(&self) -> u64 {
+        self.internal_errors
+    }
+
+    /// Paths that fulfill a condition.
+    pub(super) fn keys(&self, which: impl Fn(&Path) -> bool) -> Vec<PathKey> {
+        self.paths().filter(|path| which(path)).map(Path::key).collect()
+    }
+
+    /// Paths of a session.
+    pub(super) fn keys_of(&self, id: SessionId) -> Vec<PathKey> {
+        self.paths_of(id).map(Path::key).collect()
+    }
+
+    /// Unauthenticated connects of the path that a FENCE covers.
+    pub(super) fn unproved_covered(&self, id: SessionId, fence: &Fence) -> Vec<PathKey> {
+        let covered = |path: &&Path| path.is_unproved() && path.is_covered_by(fence);
+        self.paths_of(id).filter(covered).map(Path::key).collect()
+    }
+
+    /// Makes the addresses of a session's paths known, after it opened an export or another path
+    /// came up. Returns an address for each path that had not made its address known.
+    pub(super) fn make_known(&mut self, id: SessionId) -> Vec<PeerAddress> {
+        let keys = self.keys_of(id);
+        keys.into_iter().filter_map(|key| self.path_mut(key).and_then(Path::make_known)).collect()
+    }
+
+    /// Time of the last request for an export, if the session of a path has not opened any.
+    pub(super) fn unopened_since(&self, key: PathKey) -> Option<Instant> {
+        let session = self.session(self.path(key)?.shared().session.id)?;
+        (!session.has_opened()).then(|| session.asked())
+    }
+
+    /// Checks soon whether the clients of these sessions are dead, as if they were not idle,
+    /// because a client waits for a resource of theirs. `but` is the session of the waiting client.
+    pub(super) fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
+        let asked = sessions.iter().filter(|id| **id != but);
+        for id in asked.filter(|_| !rtrs_core::mutated!(IdleSessionUnprobed)) {
+            for key in self.keys_of(*id) {
+                let path = self.path_mut(key);
+                let next = path.and_then(|path| path.hurry(ctx.now, ctx.out));
+                self.arm(key, next);
+            }
+        }
+    }
+
     /// Number of sessions so far, and the totals of all paths.
     pub(super) fn totals(&self) -> (u64, IoTotals) {
         let mut io = self.gone;

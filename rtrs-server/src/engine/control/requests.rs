@@ -1,6 +1,5 @@
 //! Scheduling of client requests on the control shard (`backlog.rs`).
 
-use rtrs_core::proto::quota::Source;
 use rtrs_core::wire::errno;
 
 use super::Control;
@@ -10,30 +9,6 @@ use crate::engine::ctx::Ctx;
 use crate::engine::message::{ControlAnswer, ControlRequest};
 
 impl Control {
-    /// Queues a request of a client. A request of an ending path is dropped, because the report
-    /// that no new work of the path begins must be true.
-    pub(super) fn put_off(&mut self, waiting: Waiting) {
-        let from = waiting.reply_to.path;
-        let examined = |request: &ControlRequest| match request {
-            ControlRequest::Open { mode, .. } => mode.examined,
-            _ => false,
-        };
-        // The target of its export was examined on another thread; the path may have ended since.
-        if examined(&waiting.request) && self.registry.path(from).is_none() {
-            return;
-        }
-        let Some(path) = self.live_path(from) else { return };
-        if path.state().is_ending() {
-            return;
-        }
-        let (session, peer) = (&path.shared().session, path.shared().origin.peer);
-        let asker = match session.has_opened() && !path.is_unproved() {
-            true => Asker::Session(session.id),
-            false => Asker::Source(Source::of(peer.ip())),
-        };
-        self.backlog.push(asker, waiting);
-    }
-
     /// Serves as many requests of clients as fit into a turn. Returns whether any were queued.
     pub(super) fn serve_backlog(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let busy = !self.backlog.is_empty();
