@@ -226,6 +226,8 @@ pub struct TargetSize {
     pub bytes: u64,
     /// Shortest size to which the target was cut from outside, if it was: data beyond it is lost.
     pub was_cut: Option<u64>,
+    /// Whether [`BlockSource::resize`] can only adopt the size, not change it.
+    pub is_fixed: bool,
 }
 
 /// Environment that a shard provides to a device it opens.
@@ -389,7 +391,7 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// Returns the system's error if the target cannot be examined.
     fn target_size(&self) -> std::io::Result<TargetSize> {
-        Ok(TargetSize { bytes: self.geometry().size, was_cut: None })
+        Ok(TargetSize { bytes: self.geometry().size, was_cut: None, is_fixed: false })
     }
 
     /// Returns true if the target was shortened from outside, as far as is known. Never blocks.

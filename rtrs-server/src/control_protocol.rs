@@ -107,7 +107,7 @@ pub(crate) enum Request {
         /// New size in bytes; the current size of the target by default.
         #[serde(default)]
         size: Option<u64>,
-        /// Whether to resize the export even if sessions that have it open lose data.
+        /// Whether to resize the export even if data is lost.
         #[serde(default)]
         force: bool,
     },

@@ -115,11 +115,12 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
     let smaller = ["export", "resize", "vol0", "--size", "8M"];
     let refused = server.command(&smaller).code(1);
-    let _ =
-        refused.says("cannot resize \"vol0\": 8388608 bytes are less than its 16777216, and it");
+    let _ = refused
+        .says("cannot resize \"vol0\": its target has 16777216 bytes, ")
+        .says("and data beyond 8388608 bytes would be lost; it is open; use --force");
     // The export is also found by another spelling of its name.
     let slash = ["export", "resize", "/vol0", "--size", "8M"];
-    let _ = server.command(&slash).code(1).says("it is open; detach it there, or use --force");
+    let _ = server.command(&slash).code(1).says("would be lost; it is open; use --force");
     assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
     let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("had 16777216");
     await_size(&client, 8 * MIB);
@@ -145,7 +146,41 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     assert_eq!(bytes, [0; 4096]);
     drop(raw);
     client.detach();
-    let _ = server.command(&smaller).ok().says("vol0 has 8388608 bytes now");
+    let _ = server.command(&smaller).code(1).says("would be lost; use --force");
+    let _ = server.command(&[&smaller[..], &["--force"]].concat()).ok().says("vol0 has 8388608");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_idle_export_is_cut_only_by_force() {
+    let scratch = Scratch::new();
+    let path = scratch.path("a.img");
+    sparse_file(&path, 16 * MIB);
+    let length = || fs::metadata(&path).expect("the file").len();
+    let spec = format!("vol0={}", scratch.text("a.img"));
+    let server = Server::builder().export(&spec).export("mem=mem:2M").start();
+    let try_cut = |name, size, had| {
+        let words = ["export", "resize", name, "--size", size];
+        let _ = server.command(&words).code(1).says(had).says("would be lost; use --force");
+    };
+    try_cut("vol0", "5M", "its target has 16777216 bytes, and data beyond 5242880 bytes");
+    try_cut("mem", "1M", "its target has 2097152 bytes, and data beyond 1048576 bytes");
+    assert_eq!((length(), size_in_list(&server)), (16 * MIB, json!(16 * MIB)));
+    // A file that was shortened outside loses nothing by its adoption, but by a further cut.
+    set_len(&path, 8 * MIB);
+    try_cut("vol0", "5M", "its target has 8388608 bytes, and data beyond 5242880 bytes");
+    assert_eq!(length(), 8 * MIB);
+    assert_eq!(resize(&server, &["--size", "8M"])["size"], 8 * MIB);
+    set_len(&path, 4 * MIB);
+    assert_eq!(resize(&server, &[])["size"], 4 * MIB);
+    // A file that was shortened and has grown again is not cut to the size of its export either.
+    set_len(&path, 2 * MIB);
+    wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
+    set_len(&path, 32 * MIB);
+    try_cut("vol0", "4M", "its target has 33554432 bytes, and data beyond 4194304 bytes");
+    assert_eq!(resize(&server, &[])["size"], 32 * MIB);
+    assert_eq!(resize(&server, &["--size", "5M", "--force"])["size_before"], 32 * MIB);
+    assert_eq!(length(), 5 * MIB);
     let _ = server.stop(STOP_TIME_MAX);
 }
 

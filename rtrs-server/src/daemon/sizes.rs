@@ -3,9 +3,9 @@
 //! A file or disk that grows enlarges its export automatically (`backend/file/watch.rs`). A thread
 //! compares the sizes of all exports once a second, at the cost of one load and a copy each, and
 //! reports changes to the control shard, which informs the clients (`engine/control/announce.rs`).
-//! Shrinking an export, or accepting a truncated file, takes data from its users: it needs
-//! `--force` while the export is open, and raises the export's epoch, so that a flush of each
-//! session reports its unflushed writes as lost.
+//! Truncating a target needs `--force`. Accepting a target that was truncated from outside needs it
+//! only while the export is open. Both raise the export's epoch, so that a flush of each session
+//! reports its unflushed writes as lost.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -70,8 +70,8 @@ impl Exports {
         let (at, export) = self.find(name)?;
         let cannot = |why: String| format!("cannot resize {name:?}: {why}");
         let geometry = export.source.geometry();
-        let TargetSize { bytes, was_cut } =
-            export.source.target_size().map_err(|error| cannot(error.to_string()))?;
+        let target = export.source.target_size().map_err(|error| cannot(error.to_string()))?;
+        let TargetSize { bytes, was_cut, .. } = target;
         let (had, to, block) =
             (geometry.size, size.unwrap_or(bytes), u64::from(geometry.logical_block));
         let wrong = match to {
@@ -85,16 +85,9 @@ impl Exports {
         if let Some(why) = wrong {
             return Err(cannot(why));
         }
-        let loses = match was_cut {
-            Some(end) => Some(format!("its target was cut to {end} bytes")),
-            None => (to < had).then(|| format!("{to} bytes are less than its {had}")),
-        };
-        if let Some(why) = loses.filter(|_| !force)
-            && self.is_open(&export.name).map_err(cannot)?
-        {
-            let hint = "and it is open; detach it there, or use --force, which loses what lies \
-                        beyond the end";
-            return Err(cannot(format!("{why}, {hint}")));
+        if !force {
+            let losses = Losses { had, to, target };
+            losses.allow(|| self.is_open(&export.name)).map_err(cannot)?;
         }
         if to != had || was_cut.is_some() || bytes != to {
             let lost = || {
@@ -112,6 +105,43 @@ impl Exports {
         }
         let export = export.name.clone();
         Ok(Resized { export, size: to, size_before: had, saved: None })
+    }
+}
+
+/// Sizes by which a resize may lose data.
+struct Losses {
+    /// Current size of the export.
+    had: u64,
+    /// Requested size.
+    to: u64,
+    target: TargetSize,
+}
+
+impl Losses {
+    /// Refuses a resize that loses data.
+    fn allow(&self, is_open: impl FnOnce() -> Result<bool, String>) -> Result<(), String> {
+        let Self { had, to, target: TargetSize { bytes, was_cut, is_fixed } } = *self;
+        // A larger export whose target was not cut never truncates its target.
+        let truncates = to < bytes && !is_fixed && (to < had || was_cut.is_some());
+        if truncates {
+            let open = if is_open()? { "it is open; " } else { "" };
+            return Err(format!(
+                "its target has {bytes} bytes, and data beyond {to} bytes would be lost; {open}use \
+                 --force if you want that"
+            ));
+        }
+        let why = match was_cut {
+            Some(end) => format!("its target was cut to {end} bytes"),
+            None if to < had => format!("{to} bytes are less than its {had}"),
+            None => return Ok(()),
+        };
+        if !is_open()? {
+            return Ok(());
+        }
+        Err(format!(
+            "{why}, and it is open; detach it there, or use --force, which loses what lies beyond \
+             the end"
+        ))
     }
 }
 

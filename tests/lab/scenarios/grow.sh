@@ -82,7 +82,7 @@ scenario() {
     assert_true "a file fills the new space" dd if=/dev/zero of="$MNT/big" bs=1M count=500 \
         conv=fsync status=none
     expect_match "a smaller size is refused" "$(rtrs-server export resize vol --size 64M 2>&1)" \
-        'less than its .* and it is open'
+        'data beyond 67108864 bytes would be lost; it is open'
     expect_true "the size is unchanged" has_size $((768 << 20))
     assert_true "the load continues" goes_on
 

@@ -185,7 +185,8 @@ impl Shared {
     pub(super) fn target_size(&self) -> io::Result<TargetSize> {
         let (len, _) = measure(&self.file, self.device)?;
         let cut = Some(self.end.load(Ordering::SeqCst)).filter(|end| *end != u64::MAX);
-        Ok(TargetSize { bytes: self.whole_blocks(len), was_cut: cut })
+        let is_fixed = self.device || self.geometry.read_only;
+        Ok(TargetSize { bytes: self.whole_blocks(len), was_cut: cut, is_fixed })
     }
 
     /// Whether the target was truncated, and no resize has accepted that.

@@ -373,7 +373,8 @@ impl BlockSource for RbdSource {
 
     fn target_size(&self) -> io::Result<TargetSize> {
         let cut = Some(self.0.end.load(Ordering::SeqCst)).filter(|_| self.0.is_cut());
-        Ok(TargetSize { bytes: self.0.image_size()?, was_cut: cut })
+        let is_fixed = self.0.geometry.read_only;
+        Ok(TargetSize { bytes: self.0.image_size()?, was_cut: cut, is_fixed })
     }
 
     fn is_cut(&self) -> bool {

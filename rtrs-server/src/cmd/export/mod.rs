@@ -53,8 +53,8 @@ pub enum ExportCommand {
     /// Adopt the current size of a file or disk, or set another size
     ///
     /// A file or disk that has grown makes its export larger by itself within two seconds; this
-    /// does it at once. Clients that have the export open notice. A smaller size is refused while a
-    /// session has it open, unless you use --force.
+    /// does it at once. Clients that have the export open notice. A smaller size is refused, unless
+    /// you use --force.
     Resize(ResizeArgs),
 }
 

@@ -22,7 +22,9 @@ pub struct ResizeArgs {
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
 
-    /// Make it smaller even if sessions have it open: what lies beyond the new end is lost
+    /// Make it smaller: data beyond the new end is lost
+    ///
+    /// Also accepts a file or disk that was made shorter while sessions have it open.
     #[arg(long)]
     pub force: bool,
 

@@ -60,7 +60,8 @@ fn a_stale_size_of_a_grown_target_is_not_a_truncation() {
     resize(&source, 2 * OLD);
     source.shared.note(OLD, true);
     assert!(!source.shared.is_beyond(2 * OLD));
-    assert_eq!(source.target_size().unwrap(), TargetSize { bytes: 2 * OLD, was_cut: None });
+    let size = TargetSize { bytes: 2 * OLD, was_cut: None, is_fixed: false };
+    assert_eq!(source.target_size().unwrap(), size);
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn a_resize_accepts_a_truncation_and_reports_the_loss() {
         set_len(&path, 2 * OLD);
         source.shared.examine();
         assert_eq!(source.geometry().size, OLD, "a cut target does not grow by itself");
-        let cut = TargetSize { bytes: 2 * OLD, was_cut: Some(8192) };
+        let cut = TargetSize { bytes: 2 * OLD, was_cut: Some(8192), is_fixed: false };
         assert_eq!(source.target_size().unwrap(), cut);
         if reported {
             let io = rig.io(IoOp::Flush, 0, 0);
@@ -148,6 +149,7 @@ fn targets_that_cannot_be_resized_are_unchanged() {
     let source = open(&device.0);
     let error = source.resize(2 * OLD, &|| Ok(())).unwrap_err().to_string();
     assert!(error.contains("resize the device itself first"), "{error}");
+    assert!(source.target_size().unwrap().is_fixed);
     set_len(&path, 2 * OLD);
     let grown = Command::new("losetup").arg("--set-capacity").arg(&device.0).status();
     assert!(grown.unwrap().success());
