@@ -16,7 +16,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use crate::buffer_pool::BufferPools;
 use crate::buffers::Buffers;
 use crate::config::BridgeConfig;
-use crate::conn::{Conn, TOKEN_SEND};
+use crate::conn::{Conn, TOKEN_SEND, may_return};
 use crate::group::{RECHECK, Seat};
 use crate::notices::{self, Notice};
 use crate::peer::Peer;
@@ -40,6 +40,8 @@ pub struct Bridge {
     config: BridgeConfig,
     generation: u64,
     stopping: bool,
+    /// Whether a client's connection ended without a disconnect request.
+    lost_client: bool,
     /// Time of the next check whether orphaned writes have ended, or other shards have checked
     /// their sockets.
     recheck: Option<Instant>,
@@ -94,6 +96,7 @@ impl Bridge {
             config,
             generation: 0,
             stopping: false,
+            lost_client: false,
             recheck: None,
             squeezed: None,
         })
@@ -190,6 +193,12 @@ impl Bridge {
         self.conns.iter().flatten().filter_map(Conn::client)
     }
 
+    /// Whether a client uses the export, or lost a connection without a disconnect request: it may
+    /// connect again, here or to the next process.
+    pub fn may_clients_return(&self) -> bool {
+        self.lost_client || self.conns.iter().flatten().any(may_return)
+    }
+
     /// Number of requests in flight.
     pub fn inflight(&self) -> usize {
         self.shared.requests.busy()
@@ -240,6 +249,7 @@ impl Bridge {
             conn.note_stall(port);
             if conn.is_gone() {
                 conn.release(shared);
+                self.lost_client |= may_return(conn);
                 *entry = None;
                 any = true;
             }

@@ -380,6 +380,11 @@ impl Conn {
     }
 }
 
+/// Whether the client used the export and sent no disconnect request. False for the kernel.
+pub(crate) fn may_return(conn: &Conn) -> bool {
+    conn.rules.is_some() && !conn.in_order && !conn.link.is_kernel()
+}
+
 impl fmt::Debug for Conn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conn")

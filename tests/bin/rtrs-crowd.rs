@@ -272,6 +272,7 @@ fn config(args: &Args, number: usize) -> SessionConfig {
             access: AccessMode::ReadWrite,
             read_only_fallback: false,
             inherited_epoch: None,
+            inherited_export: None,
             identity: None,
         }],
         open_patience: Duration::ZERO,

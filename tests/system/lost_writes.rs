@@ -15,6 +15,8 @@ use rtrs_tests::{
 struct Volume {
     server: Option<Server>,
     portal: String,
+    /// Export of the volume.
+    export: String,
     client: Client,
 }
 
@@ -22,7 +24,8 @@ impl Volume {
     fn new() -> Self {
         let portal = format!("tcp://127.0.0.1:{}", free_port());
         let client = Client::attach("vol0").unattached();
-        let mut volume = Self { server: None, portal, client };
+        let export = "vol0=mem:16M,id=vol0".to_owned();
+        let mut volume = Self { server: None, portal, export, client };
         volume.restart_server();
         volume
     }
@@ -30,7 +33,7 @@ impl Volume {
     /// Kills the server, which loses the content of the export, and starts it again.
     fn restart_server(&mut self) {
         self.server.take().into_iter().for_each(Server::crash);
-        let server = Server::builder().export("vol0=mem:16M,id=vol0").export("vol1=mem:16M");
+        let server = Server::builder().export(&self.export).export("vol1=mem:16M");
         self.server = Some(server.listen(&self.portal).start());
     }
 
@@ -108,10 +111,16 @@ impl Volume {
         let first = user.call(0, consts::CMD_FLUSH, 0, 0);
         assert_eq!(first != Reply::Error(0), lost, "{after}: {first:?}");
         assert_eq!(user.call(0, consts::CMD_FLUSH, 0, 0), Reply::Error(0), "{after}");
-        drop(user);
+        leave(user);
         let _ = self.detach(&[]).ok();
         assert_eq!(self.left(), [""; 0], "{after}");
     }
+}
+
+/// Disconnects a user in order.
+fn leave(mut user: RawNbd) {
+    let _ = user.send_request(0, consts::CMD_DISC, 0, 0);
+    user.expect_closed();
 }
 
 /// Ways in which an attach ends before its volume is served, or before its users have come.
@@ -234,11 +243,76 @@ fn a_loss_that_nobody_learned_of_outlasts_a_detach() {
 
     // Its users are done with what was not lost by then.
     volume.attach();
-    assert_eq!(volume.nbd().write(0, 0, &[7; 4096]), Reply::Error(0));
+    let mut user = volume.nbd();
+    assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+    leave(user);
     let _ = volume.detach(&[]).ok();
     assert_eq!(volume.left(), [""; 0]);
     volume.restart_server();
     volume.check_flushes(false, "a detach");
+}
+
+#[test]
+fn a_loss_is_reported_to_users_that_are_between_two_connections() {
+    for (ends, way) in [
+        (["detach"].as_slice(), "a detach"),
+        (&["TERM"], "a signal"),
+        (&["TERM", "detach"], "a signal, and a detach before the user is back"),
+        (&["KILL", "detach", "TERM"], "a crash, and two ends before the user is back"),
+    ] {
+        let mut volume = Volume::new();
+        volume.attach();
+        let mut user = volume.nbd();
+        assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+        drop(user);
+        for (at, end) in ends.iter().enumerate() {
+            if at > 0 {
+                volume.attach();
+            }
+            match *end {
+                "detach" => drop(volume.detach(&[]).ok()),
+                signal => volume.end(signal),
+            }
+        }
+        volume.restart_server();
+        volume.check_flushes(true, way);
+    }
+}
+
+#[test]
+fn a_loss_is_reported_to_a_user_that_left_before_a_signal() {
+    let mut volume = Volume::new();
+    volume.attach();
+    let mut user = volume.nbd();
+    assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+    leave(user);
+    volume.end("TERM");
+    volume.restart_server();
+    volume.check_flushes(true, "a signal");
+}
+
+#[test]
+fn another_export_of_the_same_name_has_lost_nothing() {
+    for (other, lost) in [("own", true), ("other", false)] {
+        let mut volume = Volume::new();
+        let disk = |name: &str| {
+            let path = volume.client.run_dir().join(format!("{name}.img"));
+            fs::write(&path, [0; 1 << 20]).expect("a file for an export");
+            format!("vol0={}", path.display())
+        };
+        let (own, other) = (disk("own"), disk(other));
+        volume.export = own;
+        volume.restart_server();
+        volume.attach();
+        let mut user = volume.nbd();
+        assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
+        drop(user);
+        let _ = volume.detach(&[]).ok();
+        assert_eq!(volume.left(), ["vol0.identity", "vol0.life"]);
+        volume.export = other;
+        volume.restart_server();
+        volume.check_flushes(lost, "a detach");
+    }
 }
 
 #[test]

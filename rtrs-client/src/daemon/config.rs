@@ -24,6 +24,7 @@ pub(crate) fn volume_config(plan: &SessionPlan) -> VolumeConfig {
         },
         read_only_fallback: plan.access == Access::Auto,
         inherited_epoch: None,
+        inherited_export: None,
         identity: plan.settings.identity,
     }
 }

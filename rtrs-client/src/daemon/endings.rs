@@ -7,26 +7,28 @@ use crate::engine::{ClientEngine, DeviceIndex, Outstanding};
 pub(crate) struct FrontsStopped {
     /// Number of IOs that had not ended.
     pub(crate) abandoned: usize,
-    /// Devices that still had clients.
-    pub(crate) cut: Vec<DeviceIndex>,
+    /// Devices whose clients may connect to the next process.
+    pub(crate) may_return: Vec<DeviceIndex>,
 }
 
 /// State in which a volume left its users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftToUsers {
-    /// Whether clients were still connected, which may connect to the next process.
-    pub(crate) cut: bool,
+    /// Whether clients were connected, or had lost their connections, and may connect to the next
+    /// process.
+    pub(crate) may_return: bool,
     pub(crate) outstanding: Outstanding,
 }
 
 impl LeftToUsers {
     /// Whether the next process of the volume has to know the epoch of this one. A detach states
-    /// that the users are done, unless their connections were cut.
+    /// that users are done which have disconnected in order. Users of an earlier process may have
+    /// yet to connect.
     pub(crate) fn needs_epoch(self, detached: bool) -> bool {
         match self.outstanding {
-            Outstanding::Loss => true,
-            Outstanding::Inherited => self.cut || !detached,
-            Outstanding::Unflushed => self.cut,
+            Outstanding::Loss | Outstanding::Inherited => true,
+            Outstanding::Unflushed => self.may_return || !detached,
+            Outstanding::Reported => self.may_return,
             Outstanding::Nothing => false,
         }
     }
@@ -48,15 +50,15 @@ pub(crate) struct Endings {
     pub(crate) abandoned: usize,
     /// Devices that are stopping individually.
     devices: Vec<Ending>,
-    /// Devices that still had clients when a front end stopped.
-    cut: Vec<DeviceIndex>,
+    /// Devices whose clients may connect to the next process.
+    may_return: Vec<DeviceIndex>,
 }
 
 impl Endings {
     /// Counts the front ends of a shard after all had to stop.
     pub(crate) fn add(&mut self, stopped: FrontsStopped) {
         self.abandoned += stopped.abandoned;
-        self.cut.extend(stopped.cut);
+        self.may_return.extend(stopped.may_return);
     }
 
     /// Counts a shard's front end of this device, of which there are as many as `shards`. Returns
@@ -72,7 +74,7 @@ impl Endings {
             self.devices.push(Ending { device, running: shards, abandoned: 0 });
             self.devices.len() - 1
         });
-        self.cut.extend(stopped.cut);
+        self.may_return.extend(stopped.may_return);
         let ending = &mut self.devices[at];
         ending.running = ending.running.saturating_sub(1);
         ending.abandoned += stopped.abandoned;
@@ -85,11 +87,11 @@ impl Endings {
         device: DeviceIndex,
         engine: &ClientEngine,
     ) -> Option<LeftToUsers> {
-        let before = self.cut.len();
+        let before = self.may_return.len();
         // The number may be used again.
-        self.cut.retain(|cut| *cut != device);
-        let cut = self.cut.len() < before;
-        engine.outstanding(device).map(|outstanding| LeftToUsers { cut, outstanding })
+        self.may_return.retain(|left| *left != device);
+        let may_return = self.may_return.len() < before;
+        engine.outstanding(device).map(|outstanding| LeftToUsers { may_return, outstanding })
     }
 }
 
@@ -99,13 +101,15 @@ mod tests {
 
     #[test]
     fn an_epoch_is_needed_by_users_that_may_continue() {
-        let needs =
-            |outstanding, cut, detached| LeftToUsers { cut, outstanding }.needs_epoch(detached);
-        for (cut, detached) in [(false, false), (false, true), (true, false), (true, true)] {
-            assert!(!needs(Outstanding::Nothing, cut, detached));
-            assert_eq!(needs(Outstanding::Unflushed, cut, detached), cut);
-            assert_eq!(needs(Outstanding::Inherited, cut, detached), cut || !detached);
-            assert!(needs(Outstanding::Loss, cut, detached));
+        let needs = |outstanding, may_return, detached| {
+            LeftToUsers { may_return, outstanding }.needs_epoch(detached)
+        };
+        for (may, detached) in [(false, false), (false, true), (true, false), (true, true)] {
+            assert!(!needs(Outstanding::Nothing, may, detached));
+            assert_eq!(needs(Outstanding::Reported, may, detached), may);
+            assert_eq!(needs(Outstanding::Unflushed, may, detached), may || !detached);
+            assert!(needs(Outstanding::Inherited, may, detached));
+            assert!(needs(Outstanding::Loss, may, detached));
         }
     }
 
@@ -113,7 +117,7 @@ mod tests {
     fn a_device_has_stopped_when_all_shards_have() {
         let mut endings = Endings::default();
         let device = DeviceIndex::FIRST;
-        let stopped = |abandoned| FrontsStopped { abandoned, cut: Vec::new() };
+        let stopped = |abandoned| FrontsStopped { abandoned, may_return: Vec::new() };
         assert_eq!(endings.add_device(device, stopped(1), 2), None);
         assert_eq!(endings.add_device(device, stopped(2), 2), Some(3));
         assert_eq!(endings.add_device(device, stopped(0), 1), Some(0), "a new device");

@@ -45,13 +45,13 @@ struct Slot {
     is_awaited: bool,
     /// Number of IOs of the device that had not ended when it stopped.
     abandoned: usize,
-    /// Whether clients were connected when it had to stop.
-    cut: bool,
+    /// Whether clients may connect to the next process.
+    may_return: bool,
 }
 
 impl Slot {
     fn stop(&mut self, deadline: Instant) {
-        self.cut |= !self.front.clients().is_empty();
+        self.may_return |= self.front.may_clients_return();
         self.front.stop();
         if self.end != End::Stopped {
             self.end = End::Stopping(deadline);
@@ -86,9 +86,10 @@ impl Fronts {
 
     /// Adds the front end of an added device.
     pub(crate) fn add(&mut self, NewFront { device, name, make }: NewFront) {
-        let (front, opened, end) = (make(), false, End::None);
-        let (is_awaited, abandoned, cut) = (false, 0, false);
-        self.slots.push(Slot { device, name, front, opened, end, is_awaited, abandoned, cut });
+        let (opened, end, is_awaited, abandoned) = (false, End::None, false, 0);
+        let (front, may_return) = (make(), false);
+        let slot = Slot { device, name, front, opened, end, is_awaited, abandoned, may_return };
+        self.slots.push(slot);
     }
 
     /// Removes the front end of a device. Its requests at the server end before its memory is
@@ -208,17 +209,18 @@ impl Fronts {
         let is_due = |slot: &&mut Slot| slot.is_awaited && slot.end == End::Stopped;
         let slot = self.slots.iter_mut().find(is_due)?;
         slot.is_awaited = false;
-        let cut = slot.cut.then_some(slot.device).into_iter().collect();
-        Some((slot.device, FrontsStopped { abandoned: slot.abandoned, cut }))
+        let may_return = slot.may_return.then_some(slot.device).into_iter().collect();
+        Some((slot.device, FrontsStopped { abandoned: slot.abandoned, may_return }))
     }
 
     /// Result of the front ends, once all have stopped.
     pub(crate) fn all_stopped(&self) -> Option<FrontsStopped> {
         let stopped = self.slots.iter().all(|slot| slot.end == End::Stopped);
-        let cut = self.slots.iter().filter(|slot| slot.cut).map(|slot| slot.device);
+        let left = self.slots.iter().filter(|slot| slot.may_return);
+        let may_return = left.map(|slot| slot.device);
         stopped.then(|| FrontsStopped {
             abandoned: self.slots.iter().map(|slot| slot.abandoned).sum(),
-            cut: cut.collect(),
+            may_return: may_return.collect(),
         })
     }
 
@@ -304,7 +306,7 @@ mod tests {
             end: End::None,
             is_awaited: false,
             abandoned: 0,
-            cut: false,
+            may_return: false,
         });
         fronts.remove(device);
         assert_eq!(fronts.devices().count(), 0, "the number is free");

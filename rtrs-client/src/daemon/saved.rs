@@ -221,11 +221,12 @@ impl Saved {
         ALL.iter().for_each(|extension| self.remove(extension));
     }
 
-    /// Removes everything but the epoch: users may still connect to the next process.
+    /// Removes everything but the epoch and the export to which it belongs: users may still connect
+    /// to the next process.
     pub(crate) fn forget_but_epoch(&self) {
         let mut state = self.state.lock();
         *state = State::Over;
-        ALL.iter().filter(|kept| **kept != EPOCH).for_each(|extension| self.remove(extension));
+        [DEVICE, VOLUME].iter().for_each(|extension| self.remove(extension));
     }
 
     fn remove(&self, extension: &str) {

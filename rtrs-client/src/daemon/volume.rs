@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rtrs_core::block::Geometry;
-use rtrs_core::identity::Identity as Pinned;
+use rtrs_core::identity::{ExportId, Identity as Pinned};
 use rtrs_core::local::{ControlSocket, PassedSocket};
 
 use super::config::volume_config;
@@ -187,6 +187,7 @@ pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prep
     let config = VolumeConfig {
         identity: pinned(plan, saved.as_ref())?,
         inherited_epoch: inherited(plan, saved.as_ref()),
+        inherited_export: inherited_export(plan, saved.as_ref()),
         ..volume_config(&plan.session)
     };
     Ok(Prepared { config, fronts, control, uri, saved, reached })
@@ -197,6 +198,17 @@ pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prep
 fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
     let is_device = matches!(plan.front, Front::Device(_));
     saved.filter(|_| !is_device || plan.takes_over())?.epoch()
+}
+
+/// Export to which the inherited epoch belongs, if known. A volume that was moved has another one.
+fn inherited_export(plan: &AttachPlan, saved: Option<&Saved>) -> Option<ExportId> {
+    let saved = saved.filter(|_| !plan.takes_over() && !plan.accept_new_identity)?;
+    let identity = saved.identity().unwrap_or_else(|error| {
+        // A loss is reported without need at worst.
+        tracing::warn!("cannot read which export an earlier process used: {error}");
+        None
+    });
+    identity?.export
 }
 
 /// Identity that a volume must have, if it is known before the open.
@@ -238,7 +250,7 @@ fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>,
 
 #[cfg(test)]
 mod tests {
-    use rtrs_core::identity::{ExportId, ServerId};
+    use rtrs_core::identity::ServerId;
     use rtrs_core::local::RunDir;
     use rtrs_core::settings::Output;
 
@@ -370,13 +382,15 @@ mod tests {
         drop(volume);
 
         let mut volume = volume_of("socket: /s");
-        volume.left = Some(LeftToUsers { cut: false, outstanding: Outstanding::Nothing });
+        volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Nothing });
         assert_eq!(left(&volume), Some(7), "never attached");
         (volume.was_attached, volume.left) = (true, None);
         assert_eq!(left(&volume), Some(7), "a shard has failed");
-        volume.left = Some(LeftToUsers { cut: false, outstanding: Outstanding::Loss });
+        volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Loss });
         assert_eq!(left(&volume), Some(7));
-        volume.left = Some(LeftToUsers { cut: false, outstanding: Outstanding::Unflushed });
+        volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Unflushed });
+        assert_eq!(left(&volume), Some(7), "its users may come again after a signal");
+        volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Reported });
         assert_eq!(left(&volume), None, "its users have gone");
         drop(volume);
         std::fs::remove_dir_all(dir.path()).unwrap();

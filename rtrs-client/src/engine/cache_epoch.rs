@@ -53,7 +53,9 @@ pub(crate) struct FlushMark {
 pub enum Outstanding {
     /// All acknowledged writes are flushed.
     Nothing,
-    /// Acknowledged writes await a flush, or the report of their loss may not have arrived.
+    /// The report of a loss may not have arrived.
+    Reported,
+    /// Acknowledged writes await a flush.
     Unflushed,
     /// An earlier process may have left unflushed writes, and nothing was flushed since.
     Inherited,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rtrs_core::identity::Identity;
+use rtrs_core::identity::{ExportId, Identity};
 use rtrs_core::ids::{PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::AccessMode;
@@ -110,6 +110,8 @@ pub struct VolumeConfig {
     /// Cache epoch of the server in which a process that died may have left unflushed writes, for a
     /// session that takes over from it; 0 if unknown. These writes count as this session's own.
     pub inherited_epoch: Option<u64>,
+    /// Export to which that epoch belongs, if known: in the place of another, no loss is reported.
+    pub inherited_export: Option<ExportId>,
     /// Required server and export; None for those of the first path that opens the volume.
     pub identity: Option<Identity>,
 }

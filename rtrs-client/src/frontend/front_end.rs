@@ -51,6 +51,12 @@ pub(crate) trait FrontEnd {
         FrontEndStats::default()
     }
 
+    /// Whether clients may connect to the next process: they are connected, or lost a connection
+    /// without a disconnect request.
+    fn may_clients_return(&self) -> bool {
+        false
+    }
+
     /// Clients whose connections a detach would cut.
     fn clients(&self) -> Vec<FrontEndClient> {
         Vec::new()

@@ -222,6 +222,10 @@ impl FrontEnd for Sockets {
         self.bridge.as_ref().map(Bridge::stats).unwrap_or_default()
     }
 
+    fn may_clients_return(&self) -> bool {
+        self.bridge.as_ref().is_some_and(Bridge::may_clients_return)
+    }
+
     fn clients(&self) -> Vec<FrontEndClient> {
         self.bridge.iter().flat_map(Bridge::clients).map(client_of).collect()
     }

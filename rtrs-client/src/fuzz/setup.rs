@@ -40,6 +40,7 @@ pub(super) fn config(setup: u8) -> SessionConfig {
             read_only_fallback: setup & 2 != 0,
             identity: None,
             inherited_epoch: (setup & 4 != 0).then_some(1),
+            inherited_export: None,
         }],
         open_patience: Duration::ZERO,
         resent_for: Duration::ZERO,

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use rtrs_core::identity::{Comparison, ExportId};
 use rtrs_core::time::{Duration, Instant};
 
 use crate::engine::cache_epoch::{CacheWatch, Outstanding};
 use crate::engine::device_table::OpenDevice;
-use crate::engine::session::SessionConfig;
+use crate::engine::session::{SessionConfig, VolumeConfig};
 
 /// Delay after a failed flush until its loss counts as reported. Before that, the answer may still
 /// be on its way to the user.
@@ -21,6 +22,8 @@ pub(super) struct CacheEpoch {
     resent_for: Duration,
     /// Epoch in which the earlier process may have left unflushed writes.
     inherited: Option<u64>,
+    /// Export of that process, if known.
+    inherited_export: Option<ExportId>,
     /// None until a path has opened the device.
     watch: Option<Arc<CacheWatch>>,
     /// Epoch saved for the next process.
@@ -30,9 +33,11 @@ pub(super) struct CacheEpoch {
 }
 
 impl CacheEpoch {
-    pub(super) fn new(config: &SessionConfig, inherited: Option<u64>) -> Self {
+    pub(super) fn new(config: &SessionConfig, volume: &VolumeConfig) -> Self {
         let SessionConfig { shards, resent_for, .. } = *config;
-        Self { shards, resent_for, inherited, watch: None, kept: None, since: None }
+        let VolumeConfig { inherited_epoch: inherited, inherited_export, .. } = *volume;
+        let (watch, kept, since) = (None, None, None);
+        Self { shards, resent_for, inherited, inherited_export, watch, kept, since }
     }
 
     /// Records the server's cache epoch when a path opens the device, before the path carries IO.
@@ -45,6 +50,7 @@ impl CacheEpoch {
             }
             return None;
         }
+        self.drop_of_another(device);
         let before = self.inherited;
         let before = before.filter(|_| !rtrs_core::mutated!(InheritedForgotten));
         let begins = before.filter(|epoch| *epoch != 0).unwrap_or(epoch);
@@ -58,6 +64,16 @@ impl CacheEpoch {
         }
         let watch = self.watch.insert(Arc::new(watch));
         Some(Arc::clone(watch))
+    }
+
+    /// Drops the epoch of an earlier process if that used another export. Memory of a restarted
+    /// server has a new ID too, and its content is lost.
+    fn drop_of_another(&mut self, device: &OpenDevice) {
+        let exports = self.inherited_export.zip(device.export_id);
+        let differs = exports.is_some_and(|(a, b)| a.compare(b) == Comparison::Different);
+        if differs && !device.volatile && self.inherited.take().is_some() {
+            tracing::info!("an earlier process of this name used another export");
+        }
     }
 
     /// Compares the device found by a connecting path with the last one and records a loss if it
@@ -100,11 +116,11 @@ impl CacheEpoch {
     }
 
     /// Acknowledged writes that the users could lose without notice if this process ended now and
-    /// its saved epoch were removed. A loss that was reported moments ago counts as unflushed.
+    /// its saved epoch were removed.
     pub(super) fn outstanding(&self) -> Outstanding {
         let Some(watch) = &self.watch else { return Outstanding::Nothing };
         match watch.outstanding(self.inherited.is_some()) {
-            Outstanding::Nothing if self.kept != watch.settled_epoch() => Outstanding::Unflushed,
+            Outstanding::Nothing if self.kept != watch.settled_epoch() => Outstanding::Reported,
             outstanding => outstanding,
         }
     }

@@ -70,7 +70,7 @@ impl Volume {
             failure: None,
             obstacle: None,
             pinned: PinnedExport::new(volume.identity.and_then(|identity| identity.export)),
-            cache: CacheEpoch::new(config, volume.inherited_epoch),
+            cache: CacheEpoch::new(config, &volume),
             no_path: NoPathClock::new(config.no_path),
             moving: Moving::default(),
             config: volume,

@@ -409,6 +409,7 @@ pub(super) fn volume(export: &str) -> VolumeConfig {
         access: AccessMode::ReadWrite,
         read_only_fallback: false,
         inherited_epoch: None,
+        inherited_export: None,
         identity: None,
     }
 }
