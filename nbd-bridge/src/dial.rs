@@ -59,7 +59,7 @@ pub fn dial(
     let (mut input, mut out) = ([0; 4096], Vec::new());
     let offered = loop {
         // The server sends replies one at a time, so no bytes of the next phase are read here.
-        let count = socket.read(&mut input).map_err(|error| match error.kind() {
+        let count = read_some(&mut socket, &mut input).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
             }
@@ -83,6 +83,16 @@ pub fn dial(
     Ok((fd, offered))
 }
 
+/// Reads once, again if a signal interrupts it.
+fn read_some(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.read(into) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Sends a flush on a connection that has nothing in flight, and closes the connection. Each step
 /// may take `limit`.
 ///
@@ -99,7 +109,7 @@ pub fn flush(fd: OwnedFd, structured: bool, limit: Duration) -> io::Result<()> {
     socket.write_all(&requests.send(row))?;
     let (mut part, mut received) = ([0; 512], Vec::new());
     loop {
-        match socket.read(&mut part)? {
+        match read_some(&mut socket, &mut part)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             count => received.extend_from_slice(&part[..count]),
         }
@@ -157,5 +167,29 @@ mod tests {
         served.join().unwrap();
         let error = dial(&address, "x", Duration::from_secs(20)).unwrap_err();
         assert!(matches!(error, DialError::Io(_)), "{error:?}");
+    }
+
+    #[test]
+    fn a_read_continues_after_signals() {
+        struct Signals(u32);
+
+        impl Read for Signals {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::WouldBlock)?;
+                match self.0 {
+                    0 => {
+                        into[0] = 7;
+                        Ok(1)
+                    }
+                    _ => Err(io::ErrorKind::Interrupted.into()),
+                }
+            }
+        }
+
+        let (mut from, mut into) = (Signals(3), [0; 4]);
+        assert_eq!(read_some(&mut from, &mut into).unwrap(), 1);
+        assert_eq!(into, [7, 0, 0, 0]);
+        let error = read_some(&mut from, &mut into).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }
