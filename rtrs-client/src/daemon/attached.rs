@@ -191,7 +191,10 @@ impl AttachedSession {
         let due = due.into_iter().chain(until).min();
         let left = due.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
         // Only the latest of several sizes matters, and nothing waits for it.
-        let resized = self.volumes.iter().any(|volume| volume.resized.is_some());
+        let resized = self
+            .volumes
+            .iter()
+            .any(|volume| volume.resized.is_some() && !matches!(volume.step, Step::Opening(_)));
         match inbox.recv_timeout(if resized { Duration::ZERO } else { left }) {
             Ok(wake) => self.on_wake(wake),
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -524,9 +527,8 @@ impl AttachedSession {
     /// Gives the kernel the sizes that it does not know yet.
     fn resize(&mut self) {
         for volume in &mut self.volumes {
-            let Some(size) = volume.resized.take() else { continue };
-            if volume.step == Step::Attached
-                && self.over.is_none()
+            let Some(size) = volume.step.take_size(&mut volume.resized) else { continue };
+            if self.over.is_none()
                 && let Some(held) = &*volume.held.lock()
             {
                 device::resize(held, volume.identity.index, size, &self.shards);

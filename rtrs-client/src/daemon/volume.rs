@@ -34,6 +34,21 @@ pub(crate) enum Step {
     Closing(Instant),
 }
 
+impl Step {
+    /// Takes the size that the kernel has to learn. During the attach, it waits until there is a
+    /// device; a volume that is ending needs none.
+    pub(crate) fn take_size(self, resized: &mut Option<u64>) -> Option<u64> {
+        match self {
+            Self::Opening(_) => None,
+            Self::Attached => resized.take(),
+            Self::Disconnecting | Self::Stopping(_) | Self::Closing(_) => {
+                *resized = None;
+                None
+            }
+        }
+    }
+}
+
 /// Resources of a volume before the session has it.
 pub(crate) struct Prepared {
     pub(crate) config: VolumeConfig,
@@ -394,5 +409,16 @@ mod tests {
         assert_eq!(left(&volume), None, "its users have gone");
         drop(volume);
         std::fs::remove_dir_all(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_size_that_arrives_during_the_attach_waits_for_the_device() {
+        let mut resized = Some(8192);
+        assert_eq!(Step::Opening(Instant::now()).take_size(&mut resized), None);
+        assert_eq!(Step::Attached.take_size(&mut resized), Some(8192));
+        assert_eq!(Step::Attached.take_size(&mut resized), None, "once");
+        resized = Some(4096);
+        assert_eq!(Step::Disconnecting.take_size(&mut resized), None);
+        assert_eq!(resized, None, "not looked at again");
     }
 }
