@@ -153,7 +153,7 @@ pub enum Command {
     /// Detach sessions
     ///
     /// Finishes running requests, closes each session and ends its process, one after another. NAME
-    /// is the name of the export that was attached. Exits with 1 if one could not be detached; the
+    /// is the name of the volume, as list shows it. Exits with 1 if one could not be detached; the
     /// others are.
     Detach(DetachArgs),
     /// List the exports of servers
