@@ -60,7 +60,7 @@ const SEND_AT: usize = CONNS_MAX * RECVS * RECV_LEN;
 const SEND_LEN: usize = 32 << 10;
 const RESULT_AT: usize = SEND_AT + SEND_LEN;
 const MEMORY: usize = RESULT_AT + CHUNK as usize;
-/// Maximum number of turns at one point in time, and of steps of a program.
+/// Maximum turns at one point in time, and steps of a program.
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
 /// Time in which the server must clean up after vanished clients, and shut down.
@@ -421,9 +421,10 @@ impl Rig {
         let header: Vec<u8> = match kind {
             11 | 12 => io.encode().to_vec(),
             13 => {
-                let name = ["vol", "fixed", "/vol", "none"][usize::from(fields & 3)];
-                let access = AccessMode::from_wire(fields >> 2 & 3).unwrap_or(AccessMode::ReadOnly);
-                Open { access, dev_name: Name::new(name.as_bytes()).ok()? }.encode().to_vec()
+                let name = [&b"vol"[..], b"fixed", b"/vol", b"none"][usize::from(fields & 3)];
+                let access = AccessMode::from_wire(fields >> 2 & 3).unwrap_or_default();
+                let returns = fields & 16 != 0;
+                Open { access, returns, dev_name: Name::new(name).ok()? }.encode().to_vec()
             }
             14 if discovers => {
                 let after = ["", "fixed", "vol", "/vol"][usize::from(fields & 3)];
@@ -443,9 +444,8 @@ impl Rig {
             _ if fields & 1 == 0 => SessInfo { ver: fields >> 1 }.encode().to_vec(),
             _ => {
                 let path = PathUuid([1 + (fields >> 1) % PATHS; 16]);
-                Fence { path, recon_cnt: u16::from(fields >> 4), process: ServerProcess::NONE }
-                    .encode()
-                    .to_vec()
+                let process = ServerProcess::NONE;
+                Fence { path, recon_cnt: u16::from(fields >> 4), process }.encode().to_vec()
             }
         };
         // The data precedes the header; a read only reserves room for it.
@@ -671,7 +671,7 @@ impl Clients {
 
     fn open(&mut self, conn: usize, permit: u8, name: &str, access: AccessMode) {
         let Ok(dev_name) = Name::new(name.as_bytes()) else { return };
-        let header = Open { access, dev_name }.encode();
+        let header = Open { access, returns: false, dev_name }.encode();
         let usr_len = Open::LEN as u16;
         let read = ReadMsg { usr_len, need_inval: false, desc: Some(self.result(512)) };
         let mut message = vec![0; read.encoded_len()];

@@ -171,7 +171,8 @@ impl Peer {
     /// # Panics
     /// Panics when the answer is missing or malformed.
     pub fn open(&mut self, name: &str, access: AccessMode) -> Result<OpenRsp, u16> {
-        let open = Open { access, dev_name: Name::new(name.as_bytes()).expect("a name") };
+        let open =
+            Open { access, returns: false, dev_name: Name::new(name.as_bytes()).expect("a name") };
         self.open_raw(&open.encode())
     }
 

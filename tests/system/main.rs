@@ -35,6 +35,7 @@ mod commands;
 mod daemons;
 mod descriptors;
 mod discover;
+mod displaced;
 mod documents;
 mod exporter;
 mod exports;

@@ -190,7 +190,7 @@ enum Step {
     Info,
     Challenge,
     Auth,
-    SessInfo { export: String, access: AccessMode },
+    SessInfo { export: String, access: AccessMode, returns: bool },
     Open,
     Close,
     Move,
@@ -350,11 +350,13 @@ impl ServiceConnection {
         self.extensions.authenticate
     }
 
-    /// Opens the device: sends SESS_INFO first, and OPEN after its answer.
+    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. `returns`: it was open
+    /// at this server before.
     pub(crate) fn post_open(
         &mut self,
         export: &str,
         access: AccessMode,
+        returns: bool,
         fabric: &mut dyn Fabric,
     ) -> Result<(), FabricError> {
         if self.step != Step::Idle {
@@ -362,7 +364,7 @@ impl ServiceConnection {
         }
         let bytes = SessInfo::default().encode();
         self.post_read(&bytes, ANSWER_AT, SessInfoRsp::LEN, fabric)?;
-        self.step = Step::SessInfo { export: export.to_owned(), access };
+        self.step = Step::SessInfo { export: export.to_owned(), access, returns };
         Ok(())
     }
 
@@ -522,17 +524,18 @@ impl ServiceConnection {
                 Ok(ServiceEvent::Proof(Proof::Server(Box::new(answer))))
             }
             Step::Auth => Ok(ServiceEvent::Proof(Proof::Accepted)),
-            Step::SessInfo { export, access } => {
+            Step::SessInfo { export, access, returns } => {
                 if answer.errno != 0 {
                     return Ok(ServiceEvent::OpenRefused(answer.errno, None));
                 }
                 let bytes = self.answer_bytes(ANSWER_AT, SessInfoRsp::LEN)?;
                 SessInfoRsp::decode(&bytes).map_err(ConnectionFault::message("SESS_INFO_RSP"))?;
                 let dev_name = Name::new(export.as_bytes()).map_err(ConnectionFault::ExportName)?;
-                let open = Open { access, dev_name }.encode();
+                let room = self.open_rsp_len();
+                let returns = returns && room >= OpenRspTail::LONG_LEN;
+                let open = Open { access, returns, dev_name }.encode();
                 // A refusal may include the reason.
                 self.sge(ANSWER_AT, OpenRspTail::LONG_LEN)?.slice.fill(0);
-                let room = self.open_rsp_len();
                 self.post_read(&open, ANSWER_AT, room, fabric)?;
                 self.step = Step::Open;
                 Ok(ServiceEvent::Nothing)

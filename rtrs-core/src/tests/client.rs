@@ -483,7 +483,8 @@ impl PlayedClient {
     /// # Panics
     /// Panics if the name is too long.
     pub fn send_open_for(&mut self, permit: u16, name: &str, access: AccessMode, room: usize) {
-        let open = Open { access, dev_name: Name::new(name.as_bytes()).expect("a name") };
+        let open =
+            Open { access, returns: false, dev_name: Name::new(name.as_bytes()).expect("a name") };
         self.send_open_raw(permit, &open.encode(), room);
     }
 

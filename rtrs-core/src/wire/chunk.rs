@@ -128,6 +128,8 @@ pub enum UserMessage<'a> {
     Open {
         /// Access mode.
         access: AccessMode,
+        /// Whether the client returns; see [`Open::returns`].
+        returns: bool,
         /// Name of the device, without its NUL; at most 254 bytes, possibly empty.
         dev_name: &'a [u8],
     },
@@ -254,9 +256,9 @@ impl ChunkRequest {
                 Ok(UserMessage::SessInfo(info))
             }
             TYPE_OPEN => {
-                let (access, dev_name) = Open::decode_in_place(header)?;
+                let (access, returns, dev_name) = Open::decode_in_place(header)?;
                 self.check_answer_room(OpenRsp::LEN)?;
-                Ok(UserMessage::Open { access, dev_name })
+                Ok(UserMessage::Open { access, returns, dev_name })
             }
             Close::TYPE => Ok(UserMessage::Close(Close::decode(header)?)),
             Fence::TYPE => Ok(UserMessage::Fence(Fence::decode(header)?)),

@@ -79,6 +79,10 @@ impl AccessMode {
 pub struct Open {
     /// Access mode.
     pub access: AccessMode,
+    /// The client had the device open at this server before, and may have requests and data from
+    /// that time. An extension: valid only with room for the long [`OpenRsp`], since a kernel's
+    /// client does not set these bytes.
+    pub returns: bool,
     /// Name of the device; the server defines the meaning of names.
     pub dev_name: Name,
 }
@@ -93,6 +97,7 @@ impl Open {
         let mut out = [0; Self::LEN];
         put(&mut out, 0, TYPE_OPEN.to_le_bytes());
         out[4] = self.access.to_wire();
+        out[5] = u8::from(self.returns);
         put(&mut out, 6, *self.dev_name.field());
         out
     }
@@ -102,12 +107,12 @@ impl Open {
     /// # Errors
     /// Short message, wrong type, unknown access mode, unterminated name.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let (access, _) = Self::decode_in_place(bytes)?;
-        Ok(Self { access, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
+        let (access, returns, _) = Self::decode_in_place(bytes)?;
+        Ok(Self { access, returns, dev_name: Name::from_field(Self::NAME, bytes, 6)? })
     }
 
     /// Like [`Open::decode`], but returns the name in place.
-    pub(super) fn decode_in_place(bytes: &[u8]) -> Result<(AccessMode, &[u8]), WireError> {
+    pub(super) fn decode_in_place(bytes: &[u8]) -> Result<(AccessMode, bool, &[u8]), WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, bytes, (TYPE_OPEN, "2 (OPEN)"))?;
         let Some(access) = AccessMode::from_wire(bytes[4]) else {
@@ -117,7 +122,7 @@ impl Open {
         let unterminated = WireError { message: Self::NAME, at: 6, fault: Fault::Unterminated };
         let field = bytes[6..].first_chunk::<NAME_FIELD_LEN>().ok_or(unterminated)?;
         let len = name_len(field).ok_or(unterminated)?;
-        Ok((access, &field[..usize::from(len)]))
+        Ok((access, bytes[5] & 1 != 0, &field[..usize::from(len)]))
     }
 }
 
@@ -304,13 +309,17 @@ mod tests {
         bytes[6..9].copy_from_slice(b"v0\0");
         let open = Open::decode(&bytes).unwrap();
         let v0 = Name::new(b"v0").unwrap();
-        assert_eq!(open, Open { access: AccessMode::ReadWrite, dev_name: v0 });
+        assert_eq!(open, Open { access: AccessMode::ReadWrite, returns: false, dev_name: v0 });
         assert!(open.encode()[9..].iter().all(|&byte| byte == 0));
     }
 
     #[test]
     fn an_open_is_validated() {
-        let good = Open { access: AccessMode::Migration, dev_name: Name::new(b"v").unwrap() };
+        let good = Open {
+            access: AccessMode::Migration,
+            returns: true,
+            dev_name: Name::new(b"v").unwrap(),
+        };
         let mut bytes = good.encode();
         bytes[4] = 3;
         assert_eq!(Open::decode(&bytes).unwrap_err().at, 4);

@@ -195,7 +195,7 @@ fn check_export(vectors: &Vectors) {
     let rsp = SessInfoRsp::answer(info);
     vectors.check("sess_info_rsp", rsp, rsp.encode(), SessInfoRsp::decode);
     let dev_name = Name::new(b"/dev/loop0").unwrap();
-    let open = Open { access: AccessMode::ReadWrite, dev_name };
+    let open = Open { access: AccessMode::ReadWrite, returns: false, dev_name };
     vectors.check("open_rw", open, open.encode(), Open::decode);
     let rsp = OpenRsp {
         nsectors: 131_072,
@@ -306,7 +306,11 @@ fn check_io(vectors: &Vectors) {
 fn check_tails(vectors: &Vectors) {
     let info = vectors.tail("tail_sess_info", 36, ReadMsg::LEN_MAX);
     assert_eq!(info, UserMessage::SessInfo(SessInfo::default()));
-    let open = UserMessage::Open { access: AccessMode::ReadWrite, dev_name: b"/dev/loop0" };
+    let open = UserMessage::Open {
+        access: AccessMode::ReadWrite,
+        returns: false,
+        dev_name: b"/dev/loop0",
+    };
     assert_eq!(vectors.tail("tail_open", 56, ReadMsg::LEN_MAX), open);
     let discover = UserMessage::Discover { after: b"v1" };
     assert_eq!(vectors.tail("tail_discover", 4096, ReadMsg::LEN_MAX), discover);

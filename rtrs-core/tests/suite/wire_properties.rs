@@ -112,9 +112,9 @@ proptest! {
 
     #[test]
     fn opens_round_trip(
-        mode in 0u8..3, dev_name in name(), numbers: (u32, u64, [u32; 5], [u16; 4]),
+        mode in 0u8..3, returns: bool, dev_name in name(), numbers: (u32, u64, [u32; 5], [u16; 4]),
     ) {
-        let open = Open { access: AccessMode::from_wire(mode).unwrap(), dev_name };
+        let open = Open { access: AccessMode::from_wire(mode).unwrap(), returns, dev_name };
         prop_assert_eq!(Open::decode(&open.encode()), Ok(open));
         let (device_id, nsectors, n, s) = numbers;
         let rsp = OpenRsp {

@@ -14,6 +14,8 @@ pub struct OpenMode {
     /// Whether the client compares cache IDs: it has room for the long response, unlike a kernel
     /// client.
     pub compares: bool,
+    /// Whether the client had the export open here before, with requests from that time.
+    pub returns: bool,
     /// Whether the target was examined for this open.
     pub examined: bool,
 }
@@ -22,7 +24,7 @@ impl OpenMode {
     /// Creates the mode of an open with `room` bytes for its response.
     pub const fn new(access: AccessMode, room: u32) -> Self {
         let compares = room as usize >= OpenRspTail::LONG_LEN;
-        Self { access, compares, examined: false }
+        Self { access, compares, returns: false, examined: false }
     }
 }
 

@@ -162,7 +162,7 @@ fn garbage_in_undefined_bytes() {
     let mut scene = Scene::new();
     let mut peer = scene.peer();
     let name = Name::new(b"vol1").expect("a name");
-    let mut open = Open { access: AccessMode::ReadWrite, dev_name: name }.encode();
+    let mut open = Open { access: AccessMode::ReadWrite, returns: false, dev_name: name }.encode();
     for at in [2, 3, 5, 261, 262, 263].into_iter().chain(6 + 5..261) {
         open[at] = 0xa5;
     }
@@ -277,8 +277,12 @@ fn io_beyond_the_device() {
 fn opens_that_are_refused() {
     let mut scene = Scene::new();
     let mut peer = scene.peer();
-    let good = Open { access: AccessMode::ReadOnly, dev_name: Name::new(b"vol1").expect("a name") }
-        .encode();
+    let good = Open {
+        access: AccessMode::ReadOnly,
+        returns: false,
+        dev_name: Name::new(b"vol1").expect("a name"),
+    }
+    .encode();
     let mut endless = good;
     endless[6..261].fill(b'v');
     assert_eq!(peer.open_raw(&endless), Err(errno::EINVAL), "an unterminated name");

@@ -32,6 +32,12 @@ pub enum SessionFailure {
          if it is exported again"
     )]
     Removed,
+    /// Another client has opened the export for writing while this one had no path.
+    #[error(
+        "another client has opened the export for writing while this one was away: IO fails, so \
+         that old requests change nothing; detach, and attach again"
+    )]
+    Displaced,
     /// The server's limits or its device are unusable.
     #[error("{0}")]
     Unusable(String),

@@ -19,7 +19,7 @@
 
 use std::fmt;
 
-use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, ServerId};
+use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, ServerId, ServerProcess};
 
 use crate::engine::device_table::OpenDevice;
 
@@ -148,16 +148,32 @@ impl PinnedServer {
     }
 }
 
-/// Known identity of a volume's disk or file.
+/// Known identity of a volume's disk or file, and the server where it was open.
 #[derive(Debug)]
 pub(super) struct PinnedExport {
     id: Option<ExportId>,
+    /// Server of the last open, and its process.
+    opened_at: Option<(Option<ServerId>, ServerProcess)>,
 }
 
 impl PinnedExport {
     /// Starts with the ID that was pinned before the session began, if any.
     pub(super) fn new(id: Option<ExportId>) -> Self {
-        Self { id }
+        Self { id, opened_at: None }
+    }
+
+    /// Records the server at which the export was opened.
+    pub(super) fn note_server(&mut self, id: Option<ServerId>, process: ServerProcess) {
+        self.opened_at = Some((id, process));
+    }
+
+    /// Whether the last open was at this server. A server without an ID is another one after a
+    /// restart.
+    pub(super) fn was_open_at(&self, id: Option<ServerId>, process: ServerProcess) -> bool {
+        self.opened_at.is_some_and(|(last, at)| match (last, id) {
+            (Some(last), Some(id)) => last == id,
+            _ => at == process && at != ServerProcess::NONE,
+        })
     }
 
     pub(super) fn id(&self) -> Option<ExportId> {

@@ -391,7 +391,9 @@ impl SessionControl {
                     }
                 }
             }
-            ControlMessage::Removed(volume) => self.on_removed(volume, None, ctx),
+            ControlMessage::Removed(volume) => {
+                self.on_lost(volume, &SessionFailure::Removed, None, ctx);
+            }
             ControlMessage::Settled { device, shard } => {
                 if self.routes.volumes.settled(device, shard) {
                     self.send_close(ctx);

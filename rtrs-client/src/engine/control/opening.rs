@@ -232,6 +232,8 @@ impl Opening {
         let volume = &routes.volumes[at];
         volume.cache.compare(volume.last(), &device);
         self.pin(answer, routes, standing.is_some());
+        let (server, process) = (routes.paths[id].server(), routes.paths[id].process());
+        routes.volumes[at].pinned.note_server(server, process);
         if let Some(watch) = routes.volumes[at].cache.observe(ctx.now, &device) {
             routes.notify(&ShardMessage::Cache(at, watch), ctx);
         }

@@ -37,8 +37,7 @@ impl Path {
         let until = until.unwrap_or(ctx.now + STEP_TIMEOUT);
         let ask = Ask::Open(volume.access());
         self.terms.ask(Asked { volume: volume.index(), ask, until });
-        let (export, access) = (volume.export(), volume.access());
-        self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
+        self.post_open(volume, ctx)
     }
 
     /// Opens a volume again to learn what has changed.
@@ -46,8 +45,13 @@ impl Path {
         self.terms.reopen(volume.index()).begin(ctx.now);
         let until = ctx.now + STEP_TIMEOUT;
         self.terms.ask(Asked { volume: volume.index(), ask: Ask::Again, until });
+        self.post_open(volume, ctx)
+    }
+
+    fn post_open(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         let (export, access) = (volume.export(), volume.access());
-        self.post(ctx, |service, fabric| service.post_open(export, access, fabric))
+        let returns = volume.pinned.was_open_at(self.server(), self.process());
+        self.post(ctx, |service, fabric| service.post_open(export, access, returns, fabric))
     }
 
     /// Closes a volume that the path serves.

@@ -62,9 +62,14 @@ impl SessionControl {
     ) -> Result<(), PathEnd> {
         let at = asked.volume;
         let was_open = asked.ask == Ask::Again || self.routes.volumes[at].was_open();
-        let next = if refusal.errno == errno::EIDRM && was_open {
-            self.on_removed(at, Some(id), ctx);
-            let why = PathEnd::from(SessionFailure::Removed);
+        let lost = match refusal.errno {
+            errno::EIDRM if was_open => Some(SessionFailure::Removed),
+            errno::EBADE if was_open => Some(SessionFailure::Displaced),
+            _ => None,
+        };
+        let next = if let Some(failure) = lost {
+            self.on_lost(at, &failure, Some(id), ctx);
+            let why = PathEnd::from(failure);
             if self.failure().is_some() {
                 return Err(why);
             }
@@ -114,21 +119,28 @@ impl SessionControl {
         Ok(())
     }
 
-    /// Handles the removal of an open volume's export by the server's operator. A later export of
-    /// that name is not the one its users know, so no path tries again.
-    pub(super) fn on_removed(&mut self, at: DeviceIndex, over: Option<PathId>, ctx: &mut Ctx<'_>) {
+    /// Ends an open volume whose export was removed by the server's operator, or opened for writing
+    /// by another client. The export of that name is not the one its users know, so no path tries
+    /// again.
+    pub(super) fn on_lost(
+        &mut self,
+        at: DeviceIndex,
+        failure: &SessionFailure,
+        over: Option<PathId>,
+        ctx: &mut Ctx<'_>,
+    ) {
         let gone = self.routes.volumes.get(at).is_none_or(|volume| volume.failure().is_some());
         let over_already = gone || self.failure().is_some() || self.closing.is_detaching();
         if over_already || rtrs_core::mutated!(RemovedIgnored) {
             return;
         }
-        self.routes.volumes[at].removed();
+        self.routes.volumes[at].end_with(failure.clone());
         self.routes.notify(&ShardMessage::GiveUp(at), ctx);
         let ends = self.failure().is_some();
         for other in self.routes.paths.ids().filter(|other| Some(*other) != over) {
-            let why = SessionFailure::Removed.into();
+            let why = failure.clone().into();
             if ends || self.routes.withdraw(other, at, why, ctx) {
-                self.end_path(other, End::failed(SessionFailure::Removed), ctx);
+                self.end_path(other, End::failed(failure.clone()), ctx);
             }
         }
     }

@@ -143,10 +143,10 @@ impl Volume {
         }
     }
 
-    /// Fails the volume because the server's operator removed its export.
-    pub(super) fn removed(&mut self) {
+    /// Fails the volume, although it was open: its export was removed, or another client has
+    /// written there.
+    pub(super) fn end_with(&mut self, failure: SessionFailure) {
         if self.failure.is_none() {
-            let failure = SessionFailure::Removed;
             tracing::error!(export = self.config.export, "{failure}");
             self.failure = Some(failure);
         }

@@ -250,6 +250,11 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
 
 /// Checks that nothing waits for a path, none is tried again, and the reason is reported.
 fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
+    assert_ended(fixture, tags, &SessionFailure::Removed, "operator removed the export");
+}
+
+/// Requests fail, and the session does not come back.
+fn assert_ended(fixture: &mut Fixture, tags: &[u64], failure: &SessionFailure, text: &str) {
     fixture.drain(2 * SEC);
     let late = submit(fixture, 0, IoOp::Read, 0);
     fixture.drain(10 * MS);
@@ -257,9 +262,9 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
         let status = fixture.client.status(*tag);
         assert!(status.is_some_and(|status| !status.is_ok()), "{status:?}");
     }
-    assert_eq!(fixture.client.control.failure(), Some(&SessionFailure::Removed));
+    assert_eq!(fixture.client.control.failure(), Some(failure));
     let got = fixture.client.last_error(0);
-    assert!(got.contains("operator removed the export"), "{got}");
+    assert!(got.contains(text), "{got}");
     let tried = fixture.server.connects().len();
     fixture.server.how.open_errno = 0;
     fixture.server.how.io_errno = None;
@@ -288,6 +293,20 @@ fn an_export_that_was_removed_meanwhile_is_not_opened_again() {
     let waiting = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.run(3 * SEC);
     assert_removed(&mut fixture, &[waiting]);
+}
+
+#[test]
+fn a_client_does_not_return_after_another_writer() {
+    let mut fixture = Fixture::open(|s| {
+        // The first open is not refused: nothing is old.
+        (s.how.displaced, s.how.server_id) = (true, Some([1; 16]));
+        s.config.no_path = NoPath::Queue;
+    });
+    fixture.server.end_path(fixture.now(), 0);
+    let waiting = submit(&mut fixture, 0, IoOp::Write, 0);
+    fixture.run(3 * SEC);
+    let text = "another client has opened the export for writing";
+    assert_ended(&mut fixture, &[waiting], &SessionFailure::Displaced, text);
 }
 
 #[test]

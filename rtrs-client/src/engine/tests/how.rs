@@ -29,6 +29,8 @@ pub(super) struct How {
     pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
     pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
     pub(super) open_errno: u16,
+    /// Whether another client has written since: refuses clients that return.
+    pub(super) displaced: bool,
     /// Refuses to open for writing.
     pub(super) read_only: bool,
     /// Fails IO.
@@ -75,6 +77,7 @@ impl Default for How {
             rkey_rsp: None,
             open_rsp: None,
             open_errno: 0,
+            displaced: false,
             read_only: false,
             io_errno: None,
             hold: false,

@@ -448,7 +448,7 @@ impl Server {
                 chunk.copy_in(0, &SessInfoRsp::answer(info).encode());
                 0
             }
-            UserMessage::Open { access, dev_name } => {
+            UserMessage::Open { access, returns, dev_name } => {
                 if dev_name != b"vol0" {
                     let gateways = self.how.gateways.as_ref();
                     if gateways.is_some_and(|gateways| !gateways.has_others(request.path)) {
@@ -462,6 +462,9 @@ impl Server {
                     };
                     chunk.copy_in(0, &rsp[..request.parsed.data_len as usize]);
                     return 0;
+                }
+                if returns && self.how.displaced {
+                    return errno::EBADE;
                 }
                 if self.how.open_errno != 0 {
                     return self.how.open_errno;

@@ -355,6 +355,7 @@ impl ClientLog {
             errno::ENOENT => "there is no export of that name",
             errno::EBUSY => "requests of its previous open are still running",
             errno::ESTALE => "the session was evicted",
+            errno::EBADE => "another client has opened it for writing since this one had it open",
             errno::EINVAL => "the name is not valid",
             errno::ENOMEM => "too many exports are open",
             _ => "see the preceding log lines",

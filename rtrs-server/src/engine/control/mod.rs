@@ -52,6 +52,7 @@ mod refusal;
 mod registry;
 mod removed;
 mod requests;
+mod writers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

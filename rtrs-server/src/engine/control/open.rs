@@ -17,6 +17,7 @@ use super::close::Closings;
 use super::ended::{Ended, Known};
 use super::open_modes::OpenModes;
 use super::removed::Removed;
+use super::writers::Writers;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{OpenMode, Search};
@@ -36,6 +37,7 @@ pub(super) struct Opens {
     closings: Closings,
     ended: Ended,
     removed: Removed,
+    writers: Writers,
 }
 
 impl Opens {
@@ -47,6 +49,7 @@ impl Opens {
             closings: Closings::default(),
             ended: Ended::default(),
             removed: Removed::default(),
+            writers: Writers::default(),
         }
     }
 
@@ -142,7 +145,7 @@ impl Opens {
         mode: OpenMode,
         ctx: &mut Ctx<'_>,
     ) -> ControlAnswer {
-        let OpenMode { access, compares, .. } = mode;
+        let OpenMode { access, compares, returns, .. } = mode;
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
@@ -153,6 +156,15 @@ impl Opens {
         }
         if export.deny_migration && access == AccessMode::Migration {
             return ControlAnswer::Refused(errno::EPERM);
+        }
+        // Gateways share no list of writers; their lock of the image keeps old requests out.
+        let has_list = export.source.gateway().is_none();
+        if returns
+            && access.may_write()
+            && has_list
+            && self.writers.have_changed_since(session.id, &export)
+        {
+            return ControlAnswer::Refused(errno::EBADE);
         }
         let geometry = export.geometry();
         let result = self.access.open(index, geometry.read_only, session.id, access);
@@ -168,6 +180,7 @@ impl Opens {
             self.give_back(index, session.id, ctx.out);
             return ControlAnswer::Refused(errno::ENOMEM);
         };
+        self.writers.opened(session.id, &export, access);
         let secret = self.params.eviction_key.secret(session.id);
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };

@@ -233,10 +233,12 @@ impl Step<'_> {
                 self.path.shared.session.agree_version(info.ver, RNBD_VERSION);
                 Wanted::SessInfo(SessInfoRsp::answer(info).encode())
             }
-            Ok(UserMessage::Open { access, dev_name }) => match Name::new(dev_name) {
+            Ok(UserMessage::Open { access, returns, dev_name }) => match Name::new(dev_name) {
                 Ok(name) => {
-                    let (name, mode) = (Box::new(name), OpenMode::new(access, data_len));
-                    Wanted::Control(ControlRequest::Open { name, mode })
+                    let mode = OpenMode::new(access, data_len);
+                    // The byte of a client that does not compare has any value.
+                    let mode = OpenMode { returns: returns && mode.compares, ..mode };
+                    Wanted::Control(ControlRequest::Open { name: Box::new(name), mode })
                 }
                 Err(_) => Wanted::Answer(errno::EINVAL),
             },

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::time::Duration;
-use rtrs_core::wire::{AccessMode, IoHeader, Name, OpenRsp, OpenRspTail, Rw, errno};
+use rtrs_core::wire::{AccessMode, IoHeader, Name, Open, OpenRsp, OpenRspTail, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
@@ -223,6 +223,44 @@ fn a_session_ending_before_its_close_is_answered_releases_the_export() {
     assert_eq!(fixture.sessions().len(), 1);
     overwrite(&mut fixture, &mut new);
     new.leave(&mut fixture);
+    fixture.assert_empty();
+}
+
+/// Opens `vol` for writing as a client that had it open before, with `room` bytes for the answer.
+fn open_again(fixture: &mut Fixture, peer: &mut Peer, access: AccessMode, room: usize) -> u16 {
+    let open = Open { access, returns: true, dev_name: Name::new(b"vol").unwrap() };
+    peer.send_open_raw(15, &open.encode(), room);
+    peer.reply(fixture).errno
+}
+
+#[test]
+fn a_client_that_returns_after_another_writer_is_refused() {
+    const RW: AccessMode = AccessMode::ReadWrite;
+    let mut fixture = Fixture::new(StandOptions::default());
+    let connects = |n| PeerOptions { recon_cnt: n, ..PeerOptions::default() };
+    let mut first = Peer::open(&mut fixture, connects(1));
+    first.leave(&mut fixture);
+    let mut first = Peer::up(&mut fixture, connects(2), "sess");
+    assert_eq!(open_again(&mut fixture, &mut first, RW, 128), 0, "nobody else came");
+    first.leave(&mut fixture);
+    let mut reader = Peer::up(&mut fixture, other_session(), "other");
+    reader.open_device(&mut fixture, "vol", AccessMode::ReadOnly).unwrap();
+    let mut first = Peer::up(&mut fixture, connects(3), "sess");
+    assert_eq!(open_again(&mut fixture, &mut first, RW, 128), 0, "the other one only reads");
+    first.leave(&mut fixture);
+    reader.leave(&mut fixture);
+
+    let mut second = Peer::up(&mut fixture, other_session(), "other");
+    second.open_device(&mut fixture, "vol", RW).unwrap();
+    let mut first = Peer::up(&mut fixture, connects(4), "sess");
+    assert_eq!(open_again(&mut fixture, &mut first, RW, 128), errno::EBADE);
+    second.leave(&mut fixture);
+    assert_eq!(open_again(&mut fixture, &mut first, RW, 128), errno::EBADE, "it may have written");
+    assert_eq!(open_again(&mut fixture, &mut first, AccessMode::ReadOnly, 128), 0);
+    // A kernel client does not set the byte.
+    assert_eq!(open_again(&mut fixture, &mut first, RW, 56), 0);
+    assert_eq!(open_again(&mut fixture, &mut first, RW, 128), 0, "it is the last writer now");
+    first.leave(&mut fixture);
     fixture.assert_empty();
 }
 

@@ -197,7 +197,7 @@ fn invalid_headers_are_answered() {
 fn invalid_opens_are_answered() {
     let mut pair = Pair::new(true);
     let name = rtrs_core::wire::Name::new(b"vol").unwrap();
-    let good = Open { access: AccessMode::ReadOnly, dev_name: name }.encode();
+    let good = Open { access: AccessMode::ReadOnly, returns: false, dev_name: name }.encode();
     let desc = pair.bad.result_desc(OpenRsp::LEN);
     let message = read_message(Open::LEN, Some(desc), false);
     let mut mode = good;

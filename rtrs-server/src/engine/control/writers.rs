@@ -1,0 +1,127 @@
+//! Last writers of exports, by which a client is found that returns after another one has written.
+//!
+//! A client whose paths have all failed keeps its requests and returns with the same session ID.
+//! Meanwhile its session has ended here, and another client may have opened the export for writing,
+//! written, and left. The requests of the first would land over that data, and its users would
+//! continue with data in their memory that the disk no longer has. So a session that had the export
+//! open before gets it for writing only if no other session has opened it for exclusive writing
+//! since. A kernel client does not say that it returns.
+//!
+//! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
+//! the one opened longest ago is dropped first. A restart of the server forgets all.
+
+use std::collections::VecDeque;
+
+use rtrs_core::identity::ExportId;
+use rtrs_core::ids::SessionId;
+use rtrs_core::wire::AccessMode;
+
+use crate::export::Export;
+
+const EXPORTS_MAX: usize = 4096;
+
+/// Maximum number of sessions of an export; more than any migration has.
+const SESSIONS_MAX: usize = 16;
+
+/// Sessions that had an export open since another one wrote there.
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    id: Option<ExportId>,
+    sessions: VecDeque<SessionId>,
+}
+
+/// Last writers of all exports, those of the last open at the end.
+#[derive(Debug, Default)]
+pub(super) struct Writers(VecDeque<Entry>);
+
+impl Writers {
+    /// Whether another session has opened the export for exclusive writing since this one.
+    pub(super) fn have_changed_since(&self, session: SessionId, export: &Export) -> bool {
+        let entry = self.0.iter().find(|entry| entry.is_of(export));
+        entry.is_some_and(|entry| !entry.sessions.contains(&session))
+    }
+
+    /// Records a successful open.
+    pub(super) fn opened(&mut self, session: SessionId, export: &Export, access: AccessMode) {
+        if !access.may_write() {
+            return;
+        }
+        let known = self.0.iter().position(|entry| entry.is_of(export));
+        let mut sessions = match known.and_then(|at| self.0.remove(at)) {
+            Some(entry) if access == AccessMode::Migration => entry.sessions,
+            _ => VecDeque::new(),
+        };
+        sessions.retain(|one| *one != session);
+        sessions.push_back(session);
+        if sessions.len() > SESSIONS_MAX {
+            sessions.pop_front();
+        }
+        if self.0.len() >= EXPORTS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(Entry { name: export.name.clone(), id: export.id, sessions });
+    }
+}
+
+impl Entry {
+    /// Whether this is the entry of an export, and not of another one that had its name.
+    fn is_of(&self, export: &Export) -> bool {
+        match (self.id, export.id) {
+            (Some(before), Some(now)) => before == now,
+            _ => self.name == export.name,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::NullSource;
+
+    fn export(name: &str, id: Option<&str>) -> Export {
+        let source = Arc::new(NullSource::new(4096, 512));
+        Export { id: id.map(ExportId::of_name), ..Export::new(name, source) }
+    }
+
+    fn session(n: u8) -> SessionId {
+        SessionId([n; 16])
+    }
+
+    #[test]
+    fn a_writer_is_displaced_by_another_one_and_not_by_readers_or_a_migration() {
+        let (mut writers, vol) = (Writers::default(), export("vol", None));
+        assert!(!writers.have_changed_since(session(1), &vol), "nothing is known");
+        writers.opened(session(1), &vol, AccessMode::ReadWrite);
+        writers.opened(session(2), &vol, AccessMode::ReadOnly);
+        writers.opened(session(3), &vol, AccessMode::Migration);
+        let changed = |writers: &Writers, n| writers.have_changed_since(session(n), &vol);
+        assert!(!changed(&writers, 1) && !changed(&writers, 3));
+        writers.opened(session(2), &vol, AccessMode::ReadWrite);
+        assert!(changed(&writers, 1) && !changed(&writers, 2) && changed(&writers, 3));
+        assert!(!writers.have_changed_since(session(1), &export("other", None)));
+    }
+
+    #[test]
+    fn an_export_is_known_by_its_id_if_it_has_one() {
+        let mut writers = Writers::default();
+        writers.opened(session(1), &export("vol", Some("a")), AccessMode::ReadWrite);
+        assert!(writers.have_changed_since(session(2), &export("renamed", Some("a"))));
+        assert!(!writers.have_changed_since(session(2), &export("vol", Some("b"))));
+    }
+
+    #[test]
+    fn the_number_of_entries_is_bounded() {
+        let mut writers = Writers::default();
+        for n in 0..=EXPORTS_MAX {
+            writers.opened(session(1), &export(&n.to_string(), None), AccessMode::ReadWrite);
+        }
+        assert_eq!(writers.0.len(), EXPORTS_MAX);
+        for n in 0..=SESSIONS_MAX as u8 {
+            writers.opened(session(n), &export("1", None), AccessMode::Migration);
+        }
+        assert_eq!(writers.0.back().map(|entry| entry.sessions.len()), Some(SESSIONS_MAX));
+    }
+}

@@ -1,0 +1,72 @@
+//! A client that was away while another one wrote: its old requests change nothing.
+
+use std::fs::{self, DirEntry};
+use std::path::Path;
+
+use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, Scratch, Server, sparse_file, wait_for};
+
+const BLOCK: usize = 4096;
+/// NBD commands.
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+
+/// Attaches a client, whose paths end soon after it stops.
+fn attach(server: &Server, name: &str) -> Client {
+    let args = ["--session-name", name, "--heartbeat", "100ms", "--retry-for", "1m"];
+    Client::attach("v").path(server.portal()).args(&args).start()
+}
+
+/// Stops a client. Its threads may run for a moment after the signal was sent.
+fn stop(client: &Client) {
+    client.signal("STOP");
+    let tasks = format!("/proc/{}/task", client.pid());
+    wait_for("all threads to stop", COMMAND_TIME_MAX, || {
+        let is_stopped = |task: &DirEntry| {
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            status.contains("State:\tT")
+        };
+        fs::read_dir(&tasks).ok()?.flatten().all(|task| is_stopped(&task)).then_some(())
+    });
+}
+
+/// Writes a byte to the first block, and flushes.
+fn write(client: &Client, byte: u8) {
+    let mut nbd = RawNbd::go(client.front(), "v");
+    assert_eq!(nbd.write(0, 0, &[byte; BLOCK]), Reply::Error(0));
+    assert_eq!(nbd.call(0, FLUSH, 0, 0), Reply::Error(0));
+}
+
+/// The first client's writes are stopped with its process, and sent when it continues: another
+/// client has written then.
+#[test]
+fn a_client_that_returns_changes_nothing_after_another_writer() {
+    let scratch = Scratch::new();
+    let image = scratch.text("v.img");
+    sparse_file(Path::new(&image), 1 << 20);
+    let server = Server::builder().export(format!("v={image}")).start();
+    let first = attach(&server, "first");
+    write(&first, 3);
+    let mut late = RawNbd::go(first.front(), "v");
+    stop(&first);
+    let cookie = late.send_request(0, WRITE, 0, BLOCK as u32);
+    late.send(&[4; BLOCK]);
+    // Attaches when the server has ended the session of the first.
+    let second = attach(&server, "second");
+    write(&second, 8);
+    second.detach();
+    first.signal("CONT");
+    let reply = late.simple_reply(cookie);
+    let bytes = fs::read(&image).unwrap();
+    assert_eq!(bytes[..BLOCK], [8; BLOCK], "{reply:?} {}", first.status());
+    assert_ne!(reply, Reply::Error(0), "{}", first.status());
+    let reason = wait_for("the reason", COMMAND_TIME_MAX, || {
+        let status = first.status().to_string();
+        status.contains("another client has opened the export for writing").then_some(status)
+    });
+    assert!(reason.contains("attach again"), "{reason}");
+    drop(late);
+    first.detach();
+    let again = attach(&server, "first");
+    write(&again, 5);
+    again.detach();
+}
