@@ -327,6 +327,9 @@ fn saved_volumes_apply_without_changes() {
     let file = host.client.run_dir().join("saved.yaml").display().to_string();
     let _ = host.client.command(&["save", "--output-file", &file]).ok();
     let saved = fs::read_to_string(&file).expect("the file");
+    let to_stdout = host.client.command(&["save", "--output-file", "-"]).ok();
+    let is_created = fs::remove_file("-").is_ok();
+    assert_eq!((&to_stdout.stdout, is_created), (&saved, false));
     for line in ["policy: min-latency", "no-path: queue", "read-only: true", &host.paths[2]] {
         assert!(saved.contains(line), "no {line:?} in\n{saved}");
     }

@@ -19,7 +19,7 @@ use crate::volumes::session_of_volumes;
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct SaveArgs {
-    /// Write to this file instead of stdout
+    /// Write to this file instead of stdout; - writes to stdout
     ///
     /// A file of this name is replaced as a whole, including its comments. Devices and pipes are
     /// written to.
@@ -66,11 +66,11 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
         Error::with_source(ErrorKind::System, "cannot write the sessions", error)
     })?;
     match &args.output_file {
-        Some(path) => {
+        Some(path) if path != Path::new("-") => {
             let what = format!("cannot write {}", path.display());
             replace(path, &yaml).map_err(system(what))
         }
-        None => global.output.print(&file, |_| yaml),
+        _ => global.output.print(&file, |_| yaml),
     }
 }
 
