@@ -15,11 +15,6 @@ const FIELDS_MAX: usize = 15;
 /// Types above a limit, as the file that defines them and their name, and the reasons.
 const LARGE: &[(&str, &str, &str)] = &[
     (
-        "rtrs-client/src/daemon/driver.rs",
-        "ClientShard",
-        "its fabrics and mailboxes are not a part yet",
-    ),
-    (
         "rtrs-client/src/engine/control/path.rs",
         "Path",
         "its connections and its leave are not parts yet",

@@ -8,7 +8,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use rtrs_core::fabric::{Fabric, FabricCounters};
+use rtrs_core::fabric::FabricCounters;
 use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
 use rtrs_core::rt::{
@@ -18,20 +18,16 @@ use rtrs_core::settings::Scheme;
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::endings::{Endings, FrontsStopped};
-use super::fabrics::{FabricRegistry, provider_of};
+use super::fabrics::FabricRegistry;
 use super::fronts::{Fronts, NewFront, Opened};
 use super::link_watcher::NetworkChange;
 use super::notices::{Event, Notices};
+use super::providers::Providers;
+use super::shutdown::Shutdown;
 use crate::engine::{
     Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, SessionConfig,
 };
 use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket};
-
-/// Time after a shutdown's deadline that paths wait for the shards to count unfinished IO. A shard
-/// counts when it wakes at that deadline, so only a stuck one takes longer.
-const COUNT_PATIENCE: Duration = Duration::from_secs(1);
-/// Time limit for the end of the paths after a shutdown's deadline.
-const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Message to a shard, from another shard or from the rest of the process.
 pub(crate) enum Message {
@@ -141,12 +137,7 @@ pub(crate) fn run_shard(start: ShardStart) -> io::Result<()> {
 
 struct ClientShard {
     shard: CoreIndex,
-    ring: Rc<Ring>,
-    /// Providers, in the order of `PathTarget::provider`.
-    fabrics: Vec<Box<dyn Fabric>>,
-    /// Schemes of `fabrics`.
-    schemes: Vec<Scheme>,
-    registry: Arc<FabricRegistry>,
+    providers: Providers,
     inbox: Inbox<Message>,
     shards: Vec<Sender<Message>>,
     engine: ClientEngine,
@@ -158,8 +149,8 @@ struct ClientShard {
     stopping: bool,
     /// Set when all front ends have stopped.
     fronts_stopped: bool,
-    /// Deadline of the shutdown, and number of shards whose front ends still run; on shard 0.
-    shutdown: Option<(Instant, usize)>,
+    /// Progress of the session's shutdown; on shard 0.
+    shutdown: Shutdown,
     /// Ends of the front ends on all shards; on shard 0.
     endings: Endings,
     done: bool,
@@ -168,14 +159,11 @@ struct ClientShard {
 impl ClientShard {
     fn new(start: ShardStart, ring: &Rc<Ring>) -> io::Result<Self> {
         let inbox = start.inbox.arm(ring)?;
-        let (schemes, fabrics) = start.registry.first(ring)?.into_iter().unzip();
+        let providers = Providers::new(start.registry, ring)?;
         let engine = ClientEngine::new(Clock.now(), start.shard, &start.config, &start.uuids);
         Ok(Self {
             shard: start.shard,
-            ring: Rc::clone(ring),
-            fabrics,
-            schemes,
-            registry: start.registry,
+            providers,
             inbox,
             shards: start.shards,
             engine,
@@ -184,7 +172,7 @@ impl ClientShard {
             notices: Notices::default(),
             stopping: false,
             fronts_stopped: false,
-            shutdown: None,
+            shutdown: Shutdown::default(),
             endings: Endings::default(),
             done: false,
         })
@@ -210,7 +198,7 @@ impl ClientShard {
     fn handle_message(&mut self, now: Instant, message: Message) {
         match message {
             Message::Engine(message) => {
-                self.engine.handle_message(now, message, &mut self.fabrics);
+                self.engine.handle_message(now, message, self.providers.fabrics());
                 self.look_at_devices(now);
             }
             Message::Socket(device, socket) => {
@@ -235,15 +223,15 @@ impl ClientShard {
             Message::Clients(device, reply) => drop(reply.send(self.fronts.clients(device))),
             Message::Change { change, reply } => self.change(now, change, &reply),
             Message::Provide { scheme, reply } => {
-                if reply.send(self.provide(scheme)).is_err() {
+                if reply.send(self.providers.provide(scheme)).is_err() {
                     tracing::debug!("provider dropped: its requester has stopped waiting");
                 }
             }
             Message::Network(NetworkChange::Up(what)) => {
-                self.engine.on_network_change(now, &what, &mut self.fabrics);
+                self.engine.on_network_change(now, &what, self.providers.fabrics());
             }
             Message::Network(NetworkChange::Down { what, addresses }) => {
-                self.engine.on_link_down(now, &what, &addresses, &mut self.fabrics);
+                self.engine.on_link_down(now, &what, &addresses, self.providers.fabrics());
             }
             Message::Shutdown { grace } => self.on_shutdown(now, grace),
             Message::StopFront { device: Some(device), deadline } => {
@@ -258,9 +246,7 @@ impl ClientShard {
             }
             Message::FrontStopped { device: None, stopped } => {
                 self.endings.add(stopped);
-                if let Some((_, running)) = self.shutdown.as_mut() {
-                    *running = running.saturating_sub(1);
-                }
+                self.shutdown.shard_stopped();
             }
             Message::Look => {}
             Message::Exit => self.done = true,
@@ -273,22 +259,11 @@ impl ClientShard {
             Change::CloseVolume { export } => Some(export.clone()),
             _ => None,
         };
-        let done = self.engine.change(now, change, &mut self.fabrics);
+        let done = self.engine.change(now, change, self.providers.fabrics());
         self.notices.await_end(closed.filter(|_| done.is_ok()));
         if reply.send(done.map_err(|error| error.to_string())).is_err() {
             tracing::debug!("answer to a change dropped: its requester has stopped waiting");
         }
-    }
-
-    /// Returns this scheme's provider, and makes it if there is none.
-    fn provide(&mut self, scheme: Scheme) -> Result<ProviderIndex, String> {
-        if let Some(provider) = provider_of(&self.schemes, scheme) {
-            return Ok(provider);
-        }
-        let fabric = self.registry.make(scheme, &self.ring).map_err(|e| e.to_string())?;
-        self.fabrics.push(fabric);
-        self.schemes.push(scheme);
-        provider_of(&self.schemes, scheme).ok_or_else(|| "too many providers".to_owned())
     }
 
     /// Gives front ends their devices that have opened.
@@ -349,11 +324,7 @@ impl ClientShard {
     fn report(&self, now: Instant, reported: Reported) -> ClientShardReport {
         ClientShardReport {
             engine: self.engine.report(now, reported),
-            fabrics: self
-                .fabrics
-                .iter()
-                .map(|one| (one.capabilities().scheme, one.counters()))
-                .collect(),
+            fabrics: self.providers.counters(),
             fronts: self.fronts.stats(),
         }
     }
@@ -361,12 +332,9 @@ impl ClientShard {
     /// Starts the shutdown, or shortens one in progress.
     fn on_shutdown(&mut self, now: Instant, grace: Duration) {
         let deadline = now + grace;
-        let running = match self.shutdown {
-            Some((before, _)) if before <= deadline => return,
-            Some((_, running)) => running,
-            None => self.shards.len(),
-        };
-        self.shutdown = Some((deadline, running));
+        if !self.shutdown.begin(deadline, self.shards.len()) {
+            return;
+        }
         for shard in &self.shards {
             shard.send(Message::StopFront { device: None, deadline });
         }
@@ -387,16 +355,11 @@ impl ClientShard {
             self.shards[0].send(Message::FrontStopped { device: None, stopped });
             any = true;
         }
-        let Some((deadline, running)) = self.shutdown else { return any };
-        // The detach fails requests in flight on every shard, so each shard counts its own first.
-        if running == 0 || now >= deadline + COUNT_PATIENCE {
-            self.engine.detach(now, &mut self.fabrics);
+        if self.shutdown.ends_paths(now) {
+            self.engine.detach(now, self.providers.fabrics());
         }
-        // The end of all paths has its own time limits; this one is for a provider that fails them.
-        let is_done = self.engine.is_done() && running == 0;
-        if is_done || now >= deadline + END_PATIENCE {
-            self.shutdown = None;
-            let done = self.done_event(running > 0);
+        if let Some(running) = self.shutdown.finish(now, self.engine.is_done()) {
+            let done = self.done_event(running);
             self.event(done);
             for shard in &self.shards {
                 shard.send(Message::Exit);
@@ -408,11 +371,11 @@ impl ClientShard {
 
     fn poll_fabrics(&mut self, now: Instant) -> bool {
         let mut any = false;
-        for provider in ProviderIndex::all(self.fabrics.len()) {
-            any |= self.fabrics[provider.index()].poll(now);
-            while let Some(event) = self.fabrics[provider.index()].next_event() {
+        for provider in self.providers.all() {
+            any |= self.providers.poll(provider, now);
+            while let Some(event) = self.providers.next_event(provider) {
                 any = true;
-                self.engine.handle_event(now, provider, event, &mut self.fabrics);
+                self.engine.handle_event(now, provider, event, self.providers.fabrics());
             }
         }
         any
@@ -445,7 +408,7 @@ impl Shard for ClientShard {
     fn turn(&mut self, now: Instant) -> bool {
         let mut any = self.take_messages(now);
         any |= self.poll_fabrics(now);
-        any |= self.engine.poll(now, &mut self.fabrics);
+        any |= self.engine.poll(now, self.providers.fabrics());
         self.notify_process(now);
         self.look_at_devices(now);
         any |= self.deliver();
@@ -453,25 +416,18 @@ impl Shard for ClientShard {
         any |= submitted;
         // Taking many requests from a front end takes time.
         let now = if submitted { Clock.now() } else { now };
-        any |= self.engine.pump(now, &mut self.fabrics);
-        for fabric in &mut self.fabrics {
-            fabric.flush(now);
-        }
+        any |= self.engine.pump(now, self.providers.fabrics());
+        self.providers.flush(now);
         any |= self.poll_stopping(now);
         any | self.deliver()
     }
 
     fn deadline(&self) -> Option<Instant> {
         let mut soonest = self.engine.deadline();
-        for fabric in &self.fabrics {
-            soonest = earliest(soonest, fabric.deadline());
-        }
+        soonest = earliest(soonest, self.providers.deadline());
         soonest = earliest(soonest, self.fronts.deadline());
         soonest = earliest(soonest, self.notices.deadline());
-        let shutdown = self
-            .shutdown
-            .map(|(at, running)| at + if running == 0 { END_PATIENCE } else { COUNT_PATIENCE });
-        earliest(soonest, shutdown)
+        earliest(soonest, self.shutdown.deadline())
     }
 
     fn inflight(&self) -> usize {

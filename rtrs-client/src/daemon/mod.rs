@@ -2,8 +2,8 @@
 //!
 //! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until the end;
 //! - `config`: the engine's configuration; `fabrics`: its fabrics;
-//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its `fronts`
-//!   and their `endings`;
+//! - `launch`: start of the threads; `driver`: one shard's engine on its ring, with its
+//!   `providers`, its `fronts` and their `endings`; `shutdown`: the end of all shards;
 //! - `notices`: notifications from shard 0 to the process; `events` and `signals`: input of the
 //!   process;
 //! - `volume`: a volume of the session with its socket and files; `volume_add`: volumes added
@@ -31,10 +31,12 @@ mod link_watcher;
 mod metrics;
 pub(crate) mod notices;
 mod open_files;
+mod providers;
 mod report;
 mod required_paths;
 mod roster;
 pub(crate) mod saved;
+mod shutdown;
 pub(crate) mod signals;
 mod volume;
 mod volume_add;
