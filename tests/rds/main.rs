@@ -10,3 +10,4 @@ mod programs;
 mod sim;
 mod stand;
 mod usage;
+mod zerocopy;

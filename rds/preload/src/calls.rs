@@ -7,22 +7,21 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 use rds::socket::{
-    Access, AtPath, Binding, Bound, How, Incoming, node_dir, node_path, receive, send,
+    Access, Arrival, AtPath, Binding, Bound, How, Incoming, Outgoing, node_dir, node_path, receive,
+    send,
 };
 use rustix::event::{Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::{Timeout, socket_timeout};
 
+use crate::completions;
+use crate::controls::SendControls;
 use crate::memory::{Address, borrow, errno};
 use crate::options::timestamp_kind;
 use crate::table::{Entry, add, node_of, node_paths, share};
 
 /// Address family of RDS sockets.
 pub(crate) const AF_RDS: c_int = 21;
-/// Level of RDS socket options.
-pub(crate) const SOL_RDS: c_int = 276;
-/// Control message type of congestion updates.
-pub(crate) const CMSG_CONG_UPDATE: c_int = 5;
 
 /// Interval of the checks whether a socket that is read has been bound.
 const BIND_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -47,15 +46,6 @@ pub(crate) fn check_type(kind: c_int, protocol: c_int) -> io::Result<c_int> {
 /// Registers a new socket.
 pub(crate) fn created(fd: c_int) -> io::Result<()> {
     add(fd)
-}
-
-/// Returns the error for a control message of RDS in a send. Those that exist request operations on
-/// remote memory (1 to 3 and 6 to 9), which TCP does not have.
-pub(crate) fn refuse_control(kind: c_int) -> io::Error {
-    match kind {
-        1..=3 | 6..=9 => errno(libc::EOPNOTSUPP),
-        _ => errno(libc::EINVAL),
-    }
 }
 
 /// Whether the address cannot belong to a single node.
@@ -146,13 +136,17 @@ pub(crate) fn destination(fd: c_int, entry: &Entry) -> io::Result<SocketAddr> {
     to.map(|(ip, port)| SocketAddr::new(ip, port)).ok_or_else(|| errno(libc::ENOTCONN))
 }
 
-pub(crate) fn send_message(
-    fd: c_int,
-    entry: &Entry,
-    to: Option<Address>,
-    payload: &[IoSlice<'_>],
-    flags: c_int,
-) -> io::Result<usize> {
+/// A message of the program.
+#[derive(Debug)]
+pub(crate) struct Sending<'a> {
+    pub(crate) to: Option<Address>,
+    pub(crate) payload: &'a [IoSlice<'a>],
+    pub(crate) flags: c_int,
+    pub(crate) controls: SendControls,
+}
+
+pub(crate) fn send_message(fd: c_int, entry: &Entry, message: &Sending<'_>) -> io::Result<usize> {
+    let Sending { to, payload, flags, controls } = message;
     if flags & !SEND_FLAGS != 0 {
         return Err(errno(libc::EOPNOTSUPP));
     }
@@ -162,8 +156,10 @@ pub(crate) fn send_message(
         Some(Address::None) => return Err(errno(libc::EINVAL)),
     };
     let Some(bound) = entry.bound(fd) else { return Err(errno(libc::ENOTCONN)) };
+    let may_notify = entry.is_zerocopy() && payload.iter().any(|part| !part.is_empty());
+    let cookie = controls.cookie(flags & libc::MSG_ZEROCOPY != 0, may_notify)?;
     let dontwait = flags & libc::MSG_DONTWAIT != 0;
-    send(&bound, borrow(fd), to, payload, dontwait)
+    send(&bound, borrow(fd), Outgoing { to, payload, cookie }, dontwait)
 }
 
 /// Result of a receive.
@@ -220,20 +216,36 @@ fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// How the program receives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receiving {
+    pub(crate) flags: c_int,
+    /// There is room for a control message with completions.
+    pub(crate) takes_completions: bool,
+}
+
 pub(crate) fn receive_message(
     fd: c_int,
     entry: &Entry,
     to: &mut [IoSliceMut<'_>],
-    flags: c_int,
+    receiving: Receiving,
 ) -> io::Result<Got> {
+    let Receiving { flags, takes_completions } = receiving;
     if flags & libc::MSG_OOB != 0 {
         return Ok(Got::NOTHING);
     }
     if entry.bound(fd).is_none() {
         await_bind(fd, entry, flags & libc::MSG_DONTWAIT != 0)?;
     }
-    let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
-    let arrival = receive(borrow(fd), to, how)?;
+    let arrival = match next_arrival(fd, entry, to, receiving) {
+        // The caller returns the completions.
+        Err(error)
+            if takes_completions && is_empty(&error) && completions::is_any(entry.inode()) =>
+        {
+            return Ok(Got::NOTHING);
+        }
+        arrival => arrival?,
+    };
     let kind = entry.timestamps().and_then(timestamp_kind);
     Ok(match arrival.incoming {
         Incoming::Message { len, total, from } => Got {
@@ -244,5 +256,36 @@ pub(crate) fn receive_message(
             timestamp: kind.map(|kind| Timestamp { kind, time: arrival.time }),
         },
         Incoming::Cleared(groups) => Got { update: Some(groups), ..Got::NOTHING },
+        Incoming::Completed(_) => Got::NOTHING,
     })
+}
+
+/// Whether a receive has found nothing and does not wait.
+fn is_empty(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EAGAIN)
+}
+
+/// Receives the next message or congestion update, and keeps completions. Without waiting, fails
+/// with EAGAIN if there is none, or if a control message with completions is full.
+fn next_arrival(
+    fd: c_int,
+    entry: &Entry,
+    to: &mut [IoSliceMut<'_>],
+    receiving: Receiving,
+) -> io::Result<Arrival> {
+    let Receiving { flags, takes_completions } = receiving;
+    let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
+    let socket = borrow(fd);
+    loop {
+        let mut arrival = receive(socket, to, how)?;
+        if how.peek && matches!(arrival.incoming, Incoming::Completed(_)) {
+            // A completion is taken even if a message would stay.
+            arrival = receive(socket, to, How { dontwait: true, peek: false })?;
+        }
+        let Incoming::Completed(cookie) = arrival.incoming else { return Ok(arrival) };
+        let is_full = completions::keep(entry.inode(), cookie) && takes_completions;
+        if is_full && (how.dontwait || fcntl_getfl(socket)?.contains(OFlags::NONBLOCK)) {
+            return Err(errno(libc::EAGAIN));
+        }
+    }
 }

@@ -11,10 +11,14 @@ use libc::{
     timespec,
 };
 
-use crate::calls::{self, AF_RDS, CMSG_CONG_UPDATE, Got, SOL_RDS};
+use crate::calls::{self, AF_RDS, Got, Receiving, Sending};
+use crate::completions::{self, COMPLETION_LEN};
+use crate::controls::{
+    CONG_UPDATE, ControlWriter, SOL_RDS, SendControls, ZCOPY_COMPLETION, has_room,
+};
 use crate::memory::{
-    Address, PARTS_MAX, control_kind, errno, passed_fds, put_control, read_address, set_errno,
-    source, sources, target, targets, write_address,
+    Address, PARTS_MAX, errno, passed_fds, read_address, set_errno, source, sources, target,
+    targets, write_address,
 };
 use crate::options::{self, Answer, Reply};
 use crate::real::real;
@@ -145,16 +149,6 @@ unsupported! {
 
 // Sending.
 
-fn send_parts(
-    fd: c_int,
-    entry: &Entry,
-    to: io::Result<Option<Address>>,
-    parts: io::Result<Vec<IoSlice<'_>>>,
-    flags: c_int,
-) -> ssize_t {
-    length(to.and_then(|to| calls::send_message(fd, entry, to, &parts?, flags)))
-}
-
 /// Sends a buffer.
 ///
 /// # Safety
@@ -167,13 +161,13 @@ unsafe fn send_one(
     size: size_t,
     flags: c_int,
 ) -> ssize_t {
+    let controls = SendControls::default();
     // SAFETY: guaranteed by the caller.
     let payload = unsafe { source(buffer, size) };
-    length(
-        payload.and_then(|payload| {
-            calls::send_message(fd, entry, to?, &[IoSlice::new(payload)], flags)
-        }),
-    )
+    length(payload.and_then(|payload| {
+        let payload = &[IoSlice::new(payload)];
+        calls::send_message(fd, entry, &Sending { to: to?, payload, flags, controls })
+    }))
 }
 
 /// Reads the destination of a send, if there is one.
@@ -241,7 +235,10 @@ unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> s
     };
     // SAFETY: the program upholds the contract of `writev`.
     let parts = part_count(count).and_then(|count| unsafe { sources(vectors, count) });
-    send_parts(fd, &entry, Ok(None), parts, 0)
+    let (to, flags, controls) = (None, 0, SendControls::default());
+    length(parts.and_then(|payload| {
+        calls::send_message(fd, &entry, &Sending { to, payload: &payload, flags, controls })
+    }))
 }
 
 /// Sends the message described by a message header.
@@ -254,15 +251,14 @@ unsafe fn send_header(fd: c_int, entry: &Entry, message: *const msghdr, flags: c
         return fail(&errno(libc::EFAULT)) as _;
     };
     // SAFETY: guaranteed by the program.
-    if let Some(kind) = unsafe { control_kind(message, SOL_RDS) } {
-        return fail(&calls::refuse_control(kind)) as _;
-    }
-    // SAFETY: guaranteed by the program.
-    let (to, parts) = unsafe {
+    let (to, parts, controls) = unsafe {
         let to = destination(message.msg_name.cast(), message.msg_namelen);
-        (to, sources(message.msg_iov, message.msg_iovlen))
+        (to, sources(message.msg_iov, message.msg_iovlen), SendControls::read(message))
     };
-    send_parts(fd, entry, to, parts, flags)
+    length(to.and_then(|to| {
+        let payload = &parts?;
+        calls::send_message(fd, entry, &Sending { to, payload, flags, controls })
+    }))
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -315,7 +311,8 @@ unsafe fn receive_one(
 ) -> io::Result<Got> {
     // SAFETY: guaranteed by the caller.
     let room = unsafe { target(buffer, size) }?;
-    calls::receive_message(fd, entry, &mut [IoSliceMut::new(room)], flags)
+    let receiving = Receiving { flags, takes_completions: false };
+    calls::receive_message(fd, entry, &mut [IoSliceMut::new(room)], receiving)
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -387,7 +384,8 @@ unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ss
     };
     // SAFETY: the program upholds the contract of `readv`.
     let parts = part_count(count).and_then(|count| unsafe { targets(vectors, count) });
-    let got = parts.and_then(|mut parts| calls::receive_message(fd, &entry, &mut parts, 0));
+    let receiving = Receiving { flags: 0, takes_completions: false };
+    let got = parts.and_then(|mut parts| calls::receive_message(fd, &entry, &mut parts, receiving));
     length(got.map(|got| got.result))
 }
 
@@ -402,7 +400,9 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     };
     // SAFETY: guaranteed by the program.
     let parts = unsafe { targets(message.msg_iov, message.msg_iovlen) };
-    let got = parts.and_then(|mut parts| calls::receive_message(fd, entry, &mut parts, flags));
+    let takes_completions = entry.is_zerocopy() && has_room(message, COMPLETION_LEN);
+    let receiving = Receiving { flags, takes_completions };
+    let got = parts.and_then(|mut parts| calls::receive_message(fd, entry, &mut parts, receiving));
     let got = match got {
         Ok(got) => got,
         Err(error) => return fail(&error) as _,
@@ -414,18 +414,26 @@ unsafe fn receive_header(fd: c_int, entry: &Entry, message: *mut msghdr, flags: 
     if got.from.is_none() {
         message.msg_namelen = 0;
     }
-    match (got.update, got.timestamp) {
-        // SAFETY: guaranteed by the program.
-        (Some(groups), _) => unsafe {
-            put_control(message, SOL_RDS, CMSG_CONG_UPDATE, &groups.to_ne_bytes());
-        },
-        // SAFETY: guaranteed by the program.
-        (None, Some(stamp)) => unsafe {
-            put_control(message, libc::SOL_SOCKET, stamp.kind, &stamp.bytes());
-        },
-        (None, None) => message.msg_controllen = 0,
-    }
+    // SAFETY: guaranteed by the program.
+    put_controls(unsafe { ControlWriter::new(message) }, entry, &got);
     length(named.map(|()| got.result))
+}
+
+/// Writes the control messages of a receive.
+fn put_controls(mut writer: ControlWriter<'_>, entry: &Entry, got: &Got) {
+    if let Some(groups) = got.update {
+        writer.put(SOL_RDS, CONG_UPDATE, &groups.to_ne_bytes());
+        return;
+    }
+    if let Some(stamp) = got.timestamp {
+        writer.put(libc::SOL_SOCKET, stamp.kind, &stamp.bytes());
+    }
+    if entry.is_zerocopy()
+        && writer.has_room(COMPLETION_LEN)
+        && let Some(cookies) = completions::take(entry.inode())
+    {
+        writer.put(SOL_RDS, ZCOPY_COMPLETION, &cookies);
+    }
 }
 
 /// Recognizes the RDS sockets among the descriptors that another process has passed.

@@ -196,24 +196,6 @@ pub(crate) unsafe fn targets<'a>(
     unsafe { parts(vectors, count) }?.iter().map(slice).collect()
 }
 
-/// Returns the type of the first control message of this level.
-///
-/// # Safety
-/// `message` is readable, and so is the memory that it points to.
-pub(crate) unsafe fn control_kind(message: &msghdr, level: c_int) -> Option<c_int> {
-    // SAFETY: the macros of the C library iterate over the control messages within their bounds.
-    unsafe {
-        let mut at = libc::CMSG_FIRSTHDR(message);
-        while let Some(head) = at.as_ref() {
-            if head.cmsg_level == level {
-                return Some(head.cmsg_type);
-            }
-            at = libc::CMSG_NXTHDR(message, at);
-        }
-    }
-    None
-}
-
 /// Returns the descriptors that came with a received message.
 ///
 /// # Safety
@@ -238,31 +220,4 @@ pub(crate) unsafe fn passed_fds(message: &msghdr) -> Vec<c_int> {
         }
     }
     fds
-}
-
-/// Writes a control message if there is room for it; otherwise sets the truncation flag.
-///
-/// # Safety
-/// `message` is writable, and so is the control buffer that it points to.
-pub(crate) unsafe fn put_control(message: &mut msghdr, level: c_int, kind: c_int, bytes: &[u8]) {
-    let len = bytes.len() as u32;
-    // SAFETY: these only compute sizes.
-    let (space, size) = unsafe { (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize) };
-    if message.msg_control.is_null() || message.msg_controllen < space {
-        message.msg_controllen = 0;
-        message.msg_flags |= libc::MSG_CTRUNC;
-        return;
-    }
-    // SAFETY: there is room for a whole control message, by the check above.
-    unsafe {
-        let head = libc::CMSG_FIRSTHDR(message);
-        if head.is_null() {
-            return;
-        }
-        (*head).cmsg_level = level;
-        (*head).cmsg_type = kind;
-        (*head).cmsg_len = size as _;
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), libc::CMSG_DATA(head), bytes.len());
-    }
-    message.msg_controllen = space as _;
 }

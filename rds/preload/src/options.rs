@@ -8,7 +8,7 @@ use rds::channel::{Counter, InfoOption, counters_of, messages_of};
 use rds::proto::QueueKind;
 use rds::socket::{Access, AtPath};
 
-use crate::calls::SOL_RDS;
+use crate::controls::SOL_RDS;
 use crate::memory::{Address, borrow, errno};
 use crate::table::{Entry, node_paths};
 
@@ -106,6 +106,11 @@ pub(crate) fn set(
             let on = int(value)? != 0;
             entry.set_timestamps(on.then_some(option));
         }
+        // The payload is copied, but its sender is notified as by the kernel.
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => match int(value)? {
+            on @ 0..=1 => entry.set_zerocopy(on == 1),
+            _ => return Err(errno(libc::EINVAL)),
+        },
         (libc::SOL_SOCKET, SO_PASSRIGHTS) => return Err(errno(libc::ENOPROTOOPT)),
         (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
             let (on, bit) = (int(value)? != 0, pass_bit(option));
@@ -175,6 +180,7 @@ pub(crate) fn get(fd: c_int, entry: &Entry, level: c_int, name: c_int) -> io::Re
             (None, Some(bytes)) => double(bytes),
             (None, None) => Answer::System,
         },
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => answer(entry.is_zerocopy().into()),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
         (libc::SOL_SOCKET, option) if timestamp_kind(option).is_some() => {
             answer((entry.timestamps() == Some(option)).into())

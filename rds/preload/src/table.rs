@@ -17,6 +17,7 @@ use rds::socket::{Access, AtPath, Binding, Control, node_dir};
 use rustix::fs::fstat;
 use rustix::net::{SocketAddrAny, SocketAddrUnix};
 
+use crate::completions::{self, Completions};
 use crate::memory::borrow;
 
 /// Prefix of the abstract names of our sockets.
@@ -49,13 +50,36 @@ pub(crate) struct Entry {
     /// Option by which the program requested timestamps, or 0. No lock: another thread may fork
     /// while this one receives.
     timestamps: AtomicI32,
+    /// The program may send with MSG_ZEROCOPY.
+    zerocopy: AtomicBool,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.is_zerocopy() {
+            completions::forget(self.inode);
+        }
+    }
 }
 
 impl Entry {
     fn new(inode: u64) -> Self {
         let (connecting, wishes) = (Mutex::default(), Mutex::default());
-        let timestamps = AtomicI32::new(0);
-        Self { inode, connecting, bound: RwLock::new(None), wishes, timestamps }
+        let (timestamps, zerocopy) = (AtomicI32::new(0), AtomicBool::new(false));
+        Self { inode, connecting, bound: RwLock::new(None), wishes, timestamps, zerocopy }
+    }
+
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether the program may send with MSG_ZEROCOPY.
+    pub(crate) fn is_zerocopy(&self) -> bool {
+        self.zerocopy.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_zerocopy(&self, on: bool) {
+        self.zerocopy.store(on, Ordering::Relaxed);
     }
 
     /// Returns the option by which the program requested timestamps.
@@ -132,6 +156,7 @@ thread_local! {
 type Locks = (
     RwLockWriteGuard<'static, BTreeMap<i32, Arc<Entry>>>,
     MutexGuard<'static, BTreeMap<u64, Arc<Access>>>,
+    MutexGuard<'static, Completions>,
 );
 
 /// Makes this process the owner of the table.
@@ -143,7 +168,7 @@ pub(crate) fn own() {
 pub(crate) extern "C" fn fork_begins() {
     let entries = ENTRIES.write().unwrap_or_else(PoisonError::into_inner);
     let nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
-    hold(Some((entries, nodes)));
+    hold(Some((entries, nodes, completions::lock())));
 }
 
 /// Releases the locks in the parent after a fork.

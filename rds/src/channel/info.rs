@@ -382,13 +382,13 @@ mod tests {
     use rtrs_core::time::Instant;
 
     use super::*;
-    use crate::proto::Config;
+    use crate::proto::{Config, Outgoing};
 
     fn node(own: IpAddr, peer: IpAddr) -> Node {
         let mut node = Node::new(Config::new(own, 1, 1));
         let id = node.bind(4000).unwrap();
-        node.send(Instant::ZERO, id, peer, 4001, b"hello".to_vec()).unwrap();
-        node.send(Instant::ZERO, id, own, 4000, b"me".to_vec()).unwrap();
+        node.send(Instant::ZERO, id, Outgoing::new(peer, 4001, b"hello".to_vec())).unwrap();
+        node.send(Instant::ZERO, id, Outgoing::new(own, 4000, b"me".to_vec())).unwrap();
         node
     }
 

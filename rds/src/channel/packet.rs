@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 32;
 /// Changes whenever the format of packets or of the board changes.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
@@ -30,7 +30,8 @@ kinds! {
     /// Node: `value` is an errno, or 0 if the socket has `port` and slot `extra` of the board,
     /// whose descriptor is attached. `len` is the serial number of the slot.
     Bound = 2,
-    /// User: send the `len` bytes that follow to `address` and `port`.
+    /// User: send the `len` bytes that follow to `address` and `port`. With `extra` 1, `value` is
+    /// the cookie for [`Completed`](Self::Completed).
     Send = 3,
     /// User: notify when `port` of `address` is no longer congested.
     Watch = 4,
@@ -40,6 +41,8 @@ kinds! {
     /// Node: groups of ports are no longer congested; `value` and `extra` are the two halves of a
     /// 64-bit mask.
     Update = 6,
+    /// Node: the message with the cookie `value` is complete.
+    Completed = 7,
     /// User: return the board; this connection is not a socket. The answer is
     /// [`Bound`](Self::Bound).
     Attach = 16,
@@ -118,6 +121,16 @@ impl Packet {
     pub(crate) fn with_wide(kind: PacketKind, number: u64) -> Self {
         let (value, extra) = (number as u32, (number >> 32) as u32);
         Self { value, extra, ..Self::new(kind) }
+    }
+
+    /// Sets the cookie of a [`PacketKind::Send`].
+    pub(crate) fn with_cookie(self, cookie: Option<u32>) -> Self {
+        Self { value: cookie.unwrap_or(0), extra: cookie.is_some().into(), ..self }
+    }
+
+    /// Returns the cookie of a [`PacketKind::Send`].
+    pub(crate) fn cookie(&self) -> Option<u32> {
+        (self.extra == 1).then_some(self.value)
     }
 
     /// Creates a [`PacketKind::Update`] for these groups of ports.

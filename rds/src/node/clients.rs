@@ -18,7 +18,7 @@ use super::report::ClientReport;
 use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
-use crate::proto::{Event, Node, Refused, SocketId};
+use crate::proto::{Event, Node, Outgoing, Pending, Refused, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
@@ -374,7 +374,9 @@ impl Clients {
         match (packet.kind, socket, fds.next()) {
             (PacketKind::Send, Some(socket), _) => {
                 // The user has checked the board, and has already seen any error.
-                let sent = node.send(now, socket, packet.address, packet.port, body);
+                let (to, port, cookie) = (packet.address, packet.port, packet.cookie());
+                let message = Outgoing { to, port, payload: body, cookie };
+                let sent = node.send(now, socket, message);
                 if let Err(error) = sent {
                     tracing::debug!(port = socket.port, %error, "message of a user dropped");
                 }
@@ -402,18 +404,11 @@ impl Clients {
             return;
         }
         let socket = bound.id;
-        let time = wall_clock();
         let mut left = PACKETS_MAX;
         let blocked = loop {
-            let updates = node.ports().updates(socket);
-            let sent = match (updates, node.ports_mut().peek(socket)) {
-                (0, None) => break false,
-                (0, Some(received)) => client.deliver(received, time),
-                (groups, _) => client.write(&Packet::update(groups), None),
-            };
-            match sent {
-                Ok(()) if updates != 0 => drop(node.ports_mut().take_updates(socket)),
-                Ok(()) => drop(node.receive(socket)),
+            let Some(pending) = node.ports_mut().pending(socket) else { break false };
+            match pass_on(client, node, socket, pending) {
+                Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
                 Err(error) => {
                     let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
@@ -442,6 +437,27 @@ impl Clients {
             client.writing = Some(self.port.submit(op, Task::Write(id).token()));
         }
     }
+}
+
+/// Passes on the next input of a socket, if there is room.
+fn pass_on(client: &Client, node: &mut Node, socket: SocketId, pending: Pending) -> io::Result<()> {
+    match pending {
+        Pending::Updates(groups) => {
+            client.write(&Packet::update(groups), None)?;
+            node.ports_mut().take_updates(socket);
+        }
+        Pending::Completion(value) => {
+            client.write(&Packet { value, ..Packet::new(PacketKind::Completed) }, None)?;
+            node.ports_mut().take_completion(socket);
+        }
+        Pending::Message => {
+            if let Some(received) = node.ports().peek(socket) {
+                client.deliver(received, wall_clock())?;
+                node.receive(socket);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns the time in nanoseconds since 1970.

@@ -11,6 +11,26 @@ pub struct SocketId {
     pub(super) serial: u64,
 }
 
+/// A message to send.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Node that gets the message.
+    pub to: IpAddr,
+    /// Port at that node.
+    pub port: u16,
+    /// Payload of the message.
+    pub payload: Vec<u8>,
+    /// Number by which the sender recognizes the completion of the message, if it wants one.
+    pub cookie: Option<u32>,
+}
+
+impl Outgoing {
+    /// Creates a message without a cookie.
+    pub fn new(to: IpAddr, port: u16, payload: Vec<u8>) -> Self {
+        Self { to, port, payload, cookie: None }
+    }
+}
+
 /// A TCP connection, from the order to connect or from the accept on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkId(pub(super) u64);

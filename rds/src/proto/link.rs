@@ -239,7 +239,16 @@ mod tests {
         let payload = vec![7; len];
         let sequence = Some(1);
         let extensions = [0; 16];
-        Message { owner, sport: 2, dport: 3, payload, extensions, sequence, is_begun: false }
+        Message {
+            owner,
+            sport: 2,
+            dport: 3,
+            payload,
+            extensions,
+            sequence,
+            is_begun: false,
+            completion: None,
+        }
     }
 
     fn link(lens: &[usize]) -> Link {

@@ -25,10 +25,10 @@ mod tests;
 mod timers;
 
 pub use config::{Config, MESSAGE_COST};
-pub use event::{BindError, Event, LinkId, Order, SendError, SocketId, TcpEvent};
+pub use event::{BindError, Event, LinkId, Order, Outgoing, SendError, SocketId, TcpEvent};
 pub use info::{ConnectionInfo, MessageInfo, QueueKind, SocketInfo, TcpInfo};
 pub use node::Node;
 pub(crate) use peer_log::PeerLog;
 pub use peers::Peers;
-pub use ports::{Ports, Received};
+pub use ports::{Pending, Ports, Received};
 pub use stats::{Refused, Stats};

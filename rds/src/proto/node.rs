@@ -225,6 +225,6 @@ impl Node {
             !peer.outbound.is_synced() || peer.outbound.has_many_pongs(self.config.pongs_max)
         });
         let (written, acked) = link.progress();
-        Some((written, acked, is_awaited || self.ports.has_refused()))
+        Some((written, acked, is_awaited || self.ports.awaits_acks()))
     }
 }

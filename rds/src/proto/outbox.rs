@@ -37,6 +37,15 @@ pub(super) struct Message {
     pub(super) sequence: Option<u64>,
     /// A connection has begun to send the message: the peer may have it.
     pub(super) is_begun: bool,
+    /// Notice that the sender asked for.
+    pub(super) completion: Option<Completion>,
+}
+
+/// Notice to a socket that a message of it needs no resources any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Completion {
+    pub(super) socket: SocketId,
+    pub(super) cookie: u32,
 }
 
 impl Message {
@@ -173,6 +182,7 @@ mod tests {
             extensions: [0; 16],
             sequence: None,
             is_begun: false,
+            completion: None,
         }
     }
 

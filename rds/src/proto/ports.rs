@@ -10,9 +10,12 @@ use rtrs_core::prng::Prng;
 use super::config::MESSAGE_COST;
 use super::event::{BindError, Event, SocketId};
 use super::info::SocketInfo;
-use super::outbox::{Message, Owner};
+use super::outbox::{Completion, Message, Owner};
 use super::stats::{Refused, Stats};
 use crate::wire::{CongestionMap, PROBE_PORT};
+
+/// Number of unread completions of a socket at which it may not send more.
+const COMPLETED_MAX: usize = 16 << 10;
 
 /// First ephemeral port.
 const EPHEMERAL_MIN: u16 = 1024;
@@ -33,6 +36,17 @@ impl Received {
     pub(super) fn cost(&self) -> usize {
         self.payload.len() + MESSAGE_COST
     }
+}
+
+/// Next input of a socket's user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pending {
+    /// Groups with a port that is no longer congested; see [`Ports::take_updates`].
+    Updates(u64),
+    /// A message of the socket is complete; this is its cookie.
+    Completion(u32),
+    /// A message; see [`Ports::peek`].
+    Message,
 }
 
 /// Sizes of a socket's buffers in bytes.
@@ -56,13 +70,15 @@ pub(super) struct Socket {
     /// Groups of ports that the user waits for, and groups that are no longer congested.
     watched: u64,
     pub(super) updates: u64,
+    /// Cookies of messages that are complete, oldest first.
+    completed: VecDeque<u32>,
     /// The socket was reported as readable, and has not been read since.
     is_reported: bool,
 }
 
 impl Socket {
     fn is_full(&self) -> bool {
-        self.in_flight >= self.sndbuf
+        self.in_flight >= self.sndbuf || self.completed.len() >= COMPLETED_MAX
     }
 
     /// Returns the messages that wait for the reader, oldest first.
@@ -71,7 +87,7 @@ impl Socket {
     }
 
     fn has_input(&self) -> bool {
-        !self.inbox.is_empty() || self.updates != 0
+        !self.inbox.is_empty() || self.updates != 0 || !self.completed.is_empty()
     }
 }
 
@@ -117,6 +133,8 @@ pub struct Ports {
     /// Counters of send buffers, and of sends that users were refused.
     stats: Stats,
     events: VecDeque<Event>,
+    /// Number of unacknowledged messages whose sender waits for their completion.
+    incomplete: usize,
     next_serial: u64,
     prng: Prng,
 }
@@ -131,6 +149,7 @@ impl Ports {
             refused: BTreeSet::new(),
             stats: Stats::default(),
             events: VecDeque::new(),
+            incomplete: 0,
             next_serial: 0,
             prng,
         }
@@ -158,6 +177,7 @@ impl Ports {
             rcvbuf: buffers.rcvbuf,
             watched: 0,
             updates: 0,
+            completed: VecDeque::new(),
             is_reported: false,
         };
         let id = SocketId { port, serial: socket.serial };
@@ -223,9 +243,17 @@ impl Ports {
         })
     }
 
-    /// Returns the groups that [`take_updates`](Self::take_updates) would return.
-    pub fn updates(&self, id: SocketId) -> u64 {
-        self.get(id).map_or(0, |socket| socket.updates)
+    /// Returns the next input of a socket's user: notifications come before messages.
+    pub fn pending(&mut self, id: SocketId) -> Option<Pending> {
+        let socket = self.get_mut(id)?;
+        socket.is_reported = socket.has_input();
+        if socket.updates != 0 {
+            return Some(Pending::Updates(socket.updates));
+        }
+        if let Some(cookie) = socket.completed.front() {
+            return Some(Pending::Completion(*cookie));
+        }
+        (!socket.inbox.is_empty()).then_some(Pending::Message)
     }
 
     /// Returns all sockets.
@@ -282,6 +310,24 @@ impl Ports {
         updates
     }
 
+    /// Notifies the sender of a message that it is complete.
+    pub(super) fn complete(&mut self, completion: Completion) {
+        let Completion { socket: id, cookie } = completion;
+        if let Some(socket) = self.sockets.get_mut(&id.port).filter(|s| s.serial == id.serial) {
+            socket.completed.push_back(cookie);
+            report(&mut self.events, id.port, socket);
+        }
+    }
+
+    /// Removes the oldest completion of a socket.
+    pub fn take_completion(&mut self, id: SocketId) -> Option<u32> {
+        let socket = self.get_mut(id)?;
+        let cookie = socket.completed.pop_front();
+        socket.is_reported = socket.has_input();
+        self.notify_refused(id.port);
+        cookie
+    }
+
     /// Queues a message for the reader of a port. Returns whether the map has changed, or None if
     /// the port is not bound.
     pub(super) fn deliver(&mut self, port: u16, received: Received) -> Option<bool> {
@@ -306,10 +352,8 @@ impl Ports {
     }
 
     /// Returns the oldest message for a reader without removing it.
-    pub fn peek(&mut self, id: SocketId) -> Option<&Received> {
-        let socket = self.get_mut(id)?;
-        socket.is_reported = socket.has_input();
-        socket.inbox.front()
+    pub fn peek(&self, id: SocketId) -> Option<&Received> {
+        self.get(id)?.inbox.front()
     }
 
     /// Clears the congestion bit of a socket that has room again. Returns true if the map has
@@ -352,8 +396,10 @@ impl Ports {
     }
 
     /// Charges the cost of a sent message to a socket.
-    pub(super) fn charge(&mut self, id: SocketId, cost: usize) {
+    pub(super) fn charge(&mut self, id: SocketId, message: &Message) {
+        let cost = message.cost();
         self.memory.sent += cost;
+        self.incomplete += usize::from(message.completion.is_some());
         if let Some(socket) = self.get_mut(id) {
             socket.in_flight += cost;
         }
@@ -374,6 +420,10 @@ impl Ports {
 
     /// Releases the cost of a message that was acknowledged or dropped.
     pub(super) fn release(&mut self, message: &Message) {
+        if let Some(completion) = message.completion {
+            self.incomplete -= 1;
+            self.complete(completion);
+        }
         let owner = match message.owner {
             Owner::Pong | Owner::Probe => return,
             Owner::Nobody => None,
@@ -401,6 +451,11 @@ impl Ports {
     /// Whether a socket was refused and waits for room.
     pub fn has_refused(&self) -> bool {
         !self.refused.is_empty()
+    }
+
+    /// Whether users wait for acknowledgments: for room, or for completions.
+    pub(super) fn awaits_acks(&self) -> bool {
+        self.has_refused() || self.incomplete > 0
     }
 
     /// Notifies the socket of a port, if it was refused and has room now.
@@ -434,6 +489,20 @@ mod tests {
 
     fn message(len: usize) -> Received {
         Received { from: [10, 0, 0, 1].into(), port: 7, payload: vec![0; len] }
+    }
+
+    /// Returns a message of this cost.
+    fn sent(id: SocketId, cost: usize) -> Message {
+        Message {
+            owner: Owner::Socket(id),
+            sport: id.port,
+            dport: 1,
+            payload: vec![0; cost - MESSAGE_COST],
+            extensions: [0; 16],
+            sequence: None,
+            is_begun: false,
+            completion: None,
+        }
     }
 
     #[test]
@@ -478,26 +547,46 @@ mod tests {
         let id = ports.bind(4000, BUFFERS).unwrap();
         let other = ports.bind(4001, Buffers { sndbuf: 20_000, ..BUFFERS }).unwrap();
         assert!(ports.has_room(id));
-        ports.charge(id, 1000);
+        ports.charge(id, &sent(id, 1000));
         assert!(!ports.has_room(id) && ports.has_room(other));
         ports.discharge(id, 1);
         assert_eq!(ports.take_event(), Some(Event::Writable(id)));
         // The node as a whole is full.
-        ports.charge(other, 9_000);
+        ports.charge(other, &sent(other, 9_000));
         assert!(!ports.has_room(id) && !ports.has_room(other) && ports.has_refused());
-        let payload = vec![0; 10];
-        let message = Message {
-            owner: Owner::Socket(other),
-            sport: 4001,
-            dport: 1,
-            payload,
-            extensions: [0; 16],
-            sequence: None,
-            is_begun: false,
-        };
-        ports.release(&message);
+        ports.release(&sent(other, MESSAGE_COST + 10));
         assert_eq!(ports.take_event(), Some(Event::Writable(id)));
         assert_eq!(ports.take_event(), Some(Event::Writable(other)));
         assert!(ports.has_room(id) && !ports.has_refused());
+    }
+
+    #[test]
+    fn completions_are_reported_and_limited() {
+        let mut ports = ports(4);
+        let id = ports.bind(4000, Buffers { sndbuf: 10_000, ..BUFFERS }).unwrap();
+        let message = |cookie| {
+            let completion = Some(Completion { socket: id, cookie });
+            Message { completion, ..sent(id, 200) }
+        };
+        ports.charge(id, &message(7));
+        assert!(ports.awaits_acks() && ports.pending(id).is_none());
+        // A canceled message has no owner any more, but its sender still waits.
+        ports.discharge(id, 200);
+        ports.release(&Message { owner: Owner::Nobody, ..message(7) });
+        assert_eq!(ports.take_event(), Some(Event::Readable(id)));
+        assert!(!ports.awaits_acks());
+        assert_eq!(ports.pending(id), Some(Pending::Completion(7)));
+        assert_eq!(ports.take_completion(id), Some(7));
+        // A user that does not read them has to stop.
+        for cookie in 0..16 << 10 {
+            ports.complete(Completion { socket: id, cookie });
+        }
+        assert!(!ports.has_room(id));
+        assert_eq!(ports.take_completion(id), Some(0));
+        let events: Vec<_> = std::iter::from_fn(|| ports.take_event()).collect();
+        assert_eq!(events, [Event::Readable(id), Event::Writable(id)]);
+        ports.close(id).unwrap();
+        ports.complete(Completion { socket: id, cookie: 9 });
+        assert_eq!(ports.pending(id), None, "the socket is closed");
     }
 }

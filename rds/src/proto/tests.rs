@@ -59,7 +59,7 @@ impl Net {
         let now = self.now;
         let (to, port) = (address(to.0), to.1);
         self.at(node).may_send(from, to, port, payload.len()).unwrap();
-        self.at(node).send(now, from, to, port, payload.to_vec()).unwrap();
+        self.at(node).send(now, from, Outgoing::new(to, port, payload.to_vec())).unwrap();
     }
 
     /// Reads the messages that wait for a socket: source port and payload of each.

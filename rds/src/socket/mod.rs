@@ -11,6 +11,6 @@ pub use access::{Access, AtPath, Binding, Bound, Control, Slot, new_socket};
 pub use error::Error;
 pub use kernel::has_kernel_rds;
 pub use rds::{DIR_DEFAULT, Node, RdsSocket, node_dir, node_path};
-pub use transfer::{Arrival, How, Incoming, receive, send};
+pub use transfer::{Arrival, How, Incoming, Outgoing, receive, send};
 
 pub use crate::channel::Connect;

@@ -13,7 +13,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use super::access::{Access, AtPath, Binding};
 use super::error::{Action, Error};
 use super::kernel;
-use super::transfer::{How, Incoming, receive, send};
+use super::transfer::{How, Incoming, Outgoing, receive, send};
 use crate::node::{NodeHandle, NodeOptions, StartError};
 
 /// Default directory in which nodes of other processes listen for users; RDS_DIR overrides it.
@@ -206,7 +206,8 @@ impl RdsSocket {
         let sent = match &self.binding {
             Some(binding) => {
                 let to = Some((to.ip(), to.port()));
-                send(binding, self.fd.as_fd(), to, &parts, dontwait)
+                let message = Outgoing { to, payload: &parts, cookie: None };
+                send(binding, self.fd.as_fd(), message, dontwait)
             }
             None => kernel::send(self.fd.as_fd(), payload, to, dontwait),
         };

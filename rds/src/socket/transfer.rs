@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvFlags, RecvMsg, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 use super::access::{Binding, is_nonblocking};
@@ -61,18 +61,31 @@ pub enum Incoming {
     /// Groups with a port that is no longer congested: bit N covers ports with remainder N when
     /// divided by 64.
     Cleared(u64),
+    /// The message with this cookie is complete: it was acknowledged, canceled or dropped.
+    Completed(u32),
+}
+
+/// A message to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Destination; the default one if `None`.
+    pub to: Option<(IpAddr, u16)>,
+    /// Parts of the payload.
+    pub payload: &'a [IoSlice<'a>],
+    /// Number that [`Incoming::Completed`] returns when the message is complete.
+    pub cookie: Option<u32>,
 }
 
 /// Result of a receive, and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Message or congestion update.
+    /// Message or notification.
     pub incoming: Incoming,
-    /// Time since 1970 at which the node delivered the message; zero for an update.
+    /// Time since 1970 at which the node delivered the message; zero for a notification.
     pub time: Duration,
 }
 
-/// Sends a message, to the default destination if `to` is `None`.
+/// Sends a message.
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when the send buffer is full, ENOBUFS when the port is congested, EMSGSIZE,
@@ -81,10 +94,10 @@ pub struct Arrival {
 pub fn send(
     binding: &Binding,
     socket: BorrowedFd<'_>,
-    to: Option<(IpAddr, u16)>,
-    payload: &[IoSlice<'_>],
+    message: Outgoing<'_>,
     dontwait: bool,
 ) -> io::Result<usize> {
+    let Outgoing { to, payload, cookie } = message;
     let view = binding.view().ok_or(Errno::NETDOWN)?;
     let (address, port) = to.or(view.connected).ok_or(Errno::NOTCONN)?;
     let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
@@ -104,6 +117,7 @@ pub fn send(
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
     await_room(binding, socket, view.monitors, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
+    let packet = packet.with_cookie(cookie);
     let waits = !dontwait && !is_nonblocking(socket);
     let sent = match send_packet(socket, &packet, payload, true) {
         Err(Errno::AGAIN) => {
@@ -202,7 +216,7 @@ fn send_packet(
     rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
 }
 
-/// Receives the next message or congestion update.
+/// Receives the next message or notification.
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
@@ -241,20 +255,19 @@ pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> i
         got => got,
     };
     let got = match got {
-        Ok(got) if got.bytes == 0 => return Err(Errno::NETDOWN.into()),
-        Ok(got) => got,
-        Err(Errno::CONNRESET) => return Err(Errno::NETDOWN.into()),
-        Err(Errno::AGAIN) if !how.dontwait && !is_nonblocking(socket) => {
-            return Err(Errno::TIMEDOUT.into());
-        }
-        Err(error) => return Err(error.into()),
-    };
+        Err(Errno::AGAIN) if !how.dontwait && !is_nonblocking(socket) => Err(Errno::TIMEDOUT),
+        Ok(RecvMsg { bytes: 0, .. }) | Err(Errno::CONNRESET) => Err(Errno::NETDOWN),
+        got => got,
+    }?;
     let packet = Packet::decode(&head).filter(|_| got.bytes >= PACKET_LEN);
     let unclear = || io::Error::from(Errno::PROTO);
     let packet = packet.ok_or_else(unclear)?;
     match packet.kind {
         PacketKind::Update => {
             Ok(Arrival { incoming: Incoming::Cleared(packet.wide()), time: Duration::ZERO })
+        }
+        PacketKind::Completed => {
+            Ok(Arrival { incoming: Incoming::Completed(packet.value), time: Duration::ZERO })
         }
         PacketKind::Data => {
             let total = packet.len as usize;

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::node::App;
-use crate::proto::{Event, Node, SendError, SocketId};
+use crate::proto::{Event, Node, Outgoing, SendError, SocketId};
 use crate::socket::{Error, RdsSocket};
 use crate::wire::PAYLOAD_MAX;
 
@@ -113,7 +113,7 @@ impl Ends for NodeEnds<'_> {
 
     fn send(&mut self, socket: usize, to: SocketAddr, message: Vec<u8>) -> Result<(), Refusal> {
         let id = self.sockets[socket];
-        self.node.send(self.now, id, to.ip(), to.port(), message).map_err(refusal)
+        self.node.send(self.now, id, Outgoing::new(to.ip(), to.port(), message)).map_err(refusal)
     }
 
     fn receive(&mut self, socket: usize, take: &mut dyn FnMut(SocketAddr, &[u8])) -> bool {

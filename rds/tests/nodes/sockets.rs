@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rds::channel::{InfoOption, connections_of, sockets_of};
 use rds::node::NodeHandle;
-use rds::socket::{Access, Binding, How, Incoming};
+use rds::socket::{Access, Binding, How, Incoming, Outgoing};
 use rtrs_core::skip::skip;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -15,6 +15,10 @@ use super::*;
 /// Bytes that differ from message to message.
 fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + seed * 13) as u8).collect()
+}
+
+fn outgoing<'a>(to: Option<(IpAddr, u16)>, payload: &'a [IoSlice<'a>]) -> Outgoing<'a> {
+    Outgoing { to, payload, cookie: None }
 }
 
 /// Binds a socket of node 127.0.0.1 as librds_preload.so does.
@@ -245,7 +249,7 @@ fn repeated_cancels_use_no_memory() {
             let payload = [IoSlice::new(&[7; 60_000])];
             let to = Some((address(9), 4000));
             // Ends with the node.
-            while rds::socket::send(&binding, fd.as_fd(), to, &payload, false).is_ok() {}
+            while rds::socket::send(&binding, fd.as_fd(), outgoing(to, &payload), false).is_ok() {}
         });
         for _ in 0..200 {
             binding.cancel(fd.as_fd(), (address(9), 4001)).unwrap();
@@ -374,7 +378,7 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
         let payload = [IoSlice::new(&[7; 500])];
         let to = Some((address(2), 4000));
         let error = loop {
-            let sent = rds::socket::send(&binding, fd.as_fd(), to, &payload, false);
+            let sent = rds::socket::send(&binding, fd.as_fd(), outgoing(to, &payload), false);
             if let Err(error) = sent {
                 break error;
             }
@@ -435,7 +439,7 @@ fn many_buffers_form_one_message() {
     let (fd, binding) = bind_low(node.handle().unwrap());
     binding.set_sndbuf(fd.as_fd(), 1 << 20).unwrap();
     let to = Some((address(1), 4000));
-    let sent = rds::socket::send(&binding, fd.as_fd(), to, &slices, false).unwrap();
+    let sent = rds::socket::send(&binding, fd.as_fd(), outgoing(to, &slices), false).unwrap();
     assert_eq!(sent, 140_000);
     let mut first = vec![0; 70_000];
     let mut second = vec![0; 80_000];

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 
-use rds::proto::{Config, Event, LinkId, Node, SendError, SocketId};
+use rds::proto::{Config, Event, LinkId, Node, Outgoing, SendError, SocketId};
 use rtrs_core::prng::Prng;
 use rtrs_core::time::Duration;
 use rtrs_core::time::Instant;
@@ -154,7 +154,7 @@ impl Host {
             let payload = checker.payload(wanted.len);
             match self.node.may_send(id, to, port, payload.len()) {
                 Ok(()) => {
-                    let sent = self.node.send(now, id, to, port, payload);
+                    let sent = self.node.send(now, id, Outgoing::new(to, port, payload));
                     sent.map_err(|why| format!("send: {why}"))?;
                     let (from, to) = ((self.index, self.life), (wanted.to, lives[wanted.to]));
                     checker.sent(from, to, (id.port, wanted.port), wanted.len);

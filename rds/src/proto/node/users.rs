@@ -6,9 +6,9 @@ use rtrs_core::time::Instant;
 
 use super::Node;
 use crate::proto::config::Config;
-use crate::proto::event::{BindError, SendError, SocketId};
+use crate::proto::event::{BindError, Outgoing, SendError, SocketId};
 use crate::proto::info::{MessageInfo, QueueKind};
-use crate::proto::outbox::{Message, Owner};
+use crate::proto::outbox::{Completion, Message, Owner};
 use crate::proto::peers::Crowded;
 use crate::proto::ports::{Buffers, Closed, Received};
 use crate::wire::{CongestionMap, PAYLOAD_MAX, PING_PORT};
@@ -112,30 +112,41 @@ impl Node {
 
     /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has checked by
     /// itself may also send to a port that has become congested, or from a socket that has become
-    /// full.
+    /// full. If the message has a cookie, the socket gets it back, also after an error.
     ///
     /// # Errors
     /// See [`SendError`].
-    pub fn send(
-        &mut self,
-        now: Instant,
-        id: SocketId,
-        to: IpAddr,
-        port: u16,
-        payload: Vec<u8>,
-    ) -> Result<(), SendError> {
+    pub fn send(&mut self, now: Instant, id: SocketId, message: Outgoing) -> Result<(), SendError> {
+        let Outgoing { to, port, payload, cookie } = message;
+        let completion = cookie.map(|cookie| Completion { socket: id, cookie });
+        let is_own = to == self.config.address;
         let socket = self.ports.get(id).ok_or(SendError::Closed)?;
-        self.config.check(socket.sndbuf, to, payload.len())?;
-        self.stats.copy_from_user += payload.len() as u64;
-        if to == self.config.address {
+        let mut checked = self.config.check(socket.sndbuf, to, payload.len());
+        if checked.is_ok() {
+            self.stats.copy_from_user += payload.len() as u64;
+            if !is_own {
+                checked = self.admit(now, to).inspect_err(|_| self.stats.send_dropped += 1);
+            }
+        }
+        if let Some(completion) = completion.filter(|_| is_own || checked.is_err()) {
+            self.ports.complete(completion);
+        }
+        checked?;
+        if is_own {
             self.send_to_self(id, port, payload);
             return Ok(());
         }
-        self.admit(now, to).inspect_err(|_| self.stats.send_dropped += 1)?;
-        let (owner, sport, extensions) = (Owner::Socket(id), id.port, [0; 16]);
-        let (sequence, is_begun, dport) = (None, false, port);
-        let message = Message { owner, sport, dport, payload, extensions, sequence, is_begun };
-        self.ports.charge(id, message.cost());
+        let message = Message {
+            owner: Owner::Socket(id),
+            sport: id.port,
+            dport: port,
+            payload,
+            extensions: [0; 16],
+            sequence: None,
+            is_begun: false,
+            completion,
+        };
+        self.ports.charge(id, &message);
         self.stats.send_queued += 1;
         if let Some(peer) = self.peers.get_mut(to) {
             peer.outbound.push(message);

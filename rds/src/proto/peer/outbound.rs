@@ -89,8 +89,16 @@ impl Outbound {
             _ => [0; 16],
         };
         let (owner, sport, payload) = (Owner::Pong, PING_PORT, Vec::new());
-        let (sequence, is_begun) = (None, false);
-        self.outbox.push(Message { owner, sport, dport, payload, extensions, sequence, is_begun });
+        self.outbox.push(Message {
+            owner,
+            sport,
+            dport,
+            payload,
+            extensions,
+            sequence: None,
+            is_begun: false,
+            completion: None,
+        });
         true
     }
 
@@ -206,5 +214,6 @@ fn probe(generation: Option<u32>) -> Message {
         extensions: Extensions { npaths: Some(1), generation }.encode(),
         sequence: None,
         is_begun: false,
+        completion: None,
     }
 }

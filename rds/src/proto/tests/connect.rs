@@ -200,7 +200,7 @@ fn known_peers_are_not_evicted() {
     }
     assert_eq!(node.accepted(Instant::ZERO, address(9)), None);
     let socket = node.bind(3000).unwrap();
-    let sent = node.send(Instant::ZERO, socket, address(9), 1, Vec::new());
+    let sent = node.send(Instant::ZERO, socket, Outgoing::new(address(9), 1, Vec::new()));
     assert_eq!(sent, Err(SendError::TooManyPeers(4)));
 }
 
@@ -253,7 +253,7 @@ fn peers_that_only_pinged_are_evicted_for_others() {
     assert!(net.at(1).peers().is_crowded());
     for last in [7, 8] {
         net.at(1).reach(now, address(last)).unwrap();
-        net.at(1).send(now, socket, address(last), 9, Vec::new()).unwrap();
+        net.at(1).send(now, socket, Outgoing::new(address(last), 9, Vec::new())).unwrap();
     }
     assert_eq!(net.at(1).reach(now, address(9)), Err(SendError::TooManyPeers(2)));
     assert_eq!(net.at(1).stats().peers_refused, 1);
@@ -303,7 +303,7 @@ fn connections_that_carry_nothing_back_off() {
     for greeting in [&[][..], &map] {
         let mut node = Net::node(1, 1);
         let socket = node.bind(3000).unwrap();
-        node.send(Instant::ZERO, socket, address(5), 9, b"x".to_vec()).unwrap();
+        node.send(Instant::ZERO, socket, Outgoing::new(address(5), 9, b"x".to_vec())).unwrap();
         let minute = Instant::ZERO + Duration::from_secs(60);
         let attempts = attempts_at_a_closing_peer(&mut node, greeting, Instant::ZERO..minute);
         assert!((80..=180).contains(&attempts), "{attempts}");
@@ -330,7 +330,8 @@ fn nodes_that_disagree_about_their_order_back_off() {
         let mut now = Instant::ZERO;
         for at in [0, 1] {
             let socket = nodes[at].bind(3000).unwrap();
-            nodes[at].send(now, socket, address(sees[at]), 9, b"x".to_vec()).unwrap();
+            let message = Outgoing::new(address(sees[at]), 9, b"x".to_vec());
+            nodes[at].send(now, socket, message).unwrap();
         }
         let count = |nodes: &[Node; 2]| -> u64 {
             let of = |node: &Node| node.stats().tcp_connect_attempts + node.stats().tcp_kicks_sent;

@@ -264,7 +264,8 @@ fn memory_is_bounded_for_messages_to_the_own_node() {
     let ids = [4000, 4001, 4002].map(|port| node.bind(port).unwrap());
     for id in ids {
         for _ in 0..20 {
-            node.send(Instant::ZERO, id, address(1), id.port, vec![7; 1000]).unwrap();
+            let message = Outgoing::new(address(1), id.port, vec![7; 1000]);
+            node.send(Instant::ZERO, id, message).unwrap();
         }
         assert!(node.ports().sockets().all(|info| info.waiting <= 10_000));
     }
@@ -274,7 +275,7 @@ fn memory_is_bounded_for_messages_to_the_own_node() {
     assert_eq!(kept as u64 + node.stats().recv_drop_no_memory, 60);
     // The same goes for answers to pings that are not read.
     for _ in 0..1000 {
-        node.send(Instant::ZERO, ids[0], address(1), 0, Vec::new()).unwrap();
+        node.send(Instant::ZERO, ids[0], Outgoing::new(address(1), 0, Vec::new())).unwrap();
     }
     assert_eq!(node.memory().0, 40 * MESSAGE_COST);
     assert_eq!(node.stats().send_pong_dropped, 960);
@@ -287,7 +288,8 @@ fn messages_beyond_the_peer_limit_are_counted() {
     config.peers_max = 2;
     let mut node = Node::new(config);
     let id = node.bind(4000).unwrap();
-    let mut send = |last| node.send(Instant::ZERO, id, address(last), 9, vec![7; 10]);
+    let mut send =
+        |last| node.send(Instant::ZERO, id, Outgoing::new(address(last), 9, vec![7; 10]));
     assert_eq!([send(2), send(3)], [Ok(()), Ok(())]);
     assert_eq!(send(4), Err(SendError::TooManyPeers(2)));
     assert_eq!(node.stats().send_dropped, 1);

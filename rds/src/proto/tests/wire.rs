@@ -68,7 +68,7 @@ impl Played {
     }
 
     fn send(&mut self, id: SocketId, payload: &[u8]) {
-        self.node.send(self.now, id, address(1), 4000, payload.to_vec()).unwrap();
+        self.node.send(self.now, id, Outgoing::new(address(1), 4000, payload.to_vec())).unwrap();
     }
 }
 
