@@ -170,7 +170,7 @@ impl ClientEngine {
         fabrics: &mut Fabrics,
     ) {
         if !self.give(now, provider, event, fabrics) {
-            self.shard.borrow_mut().unclaimed_event();
+            self.shard.borrow().unclaimed_event();
         }
         self.deliver(now, fabrics);
     }
@@ -223,7 +223,7 @@ impl ClientEngine {
         match (message, self.control.as_mut()) {
             (Message::Shard(message), _) => self.shard.borrow_mut().handle_message(message, ctx),
             (Message::Control(message), Some(control)) => control.handle_message(message, ctx),
-            (Message::Control(_), None) => self.shard.borrow_mut().unclaimed_event(),
+            (Message::Control(_), None) => self.shard.borrow().unclaimed_event(),
         }
     }
 
@@ -251,7 +251,7 @@ impl ClientEngine {
     pub fn pump(&mut self, now: Instant, fabrics: &mut Fabrics) -> bool {
         let busy = self.shard.borrow_mut().pump(&mut Ctx { now, fabrics, out: &mut self.out });
         self.deliver(now, fabrics);
-        busy || self.shard.borrow().devices().has_completions()
+        busy || self.shard.borrow().ios().devices().has_completions()
     }
 
     /// Takes the next message to another shard.
@@ -277,7 +277,7 @@ impl ClientEngine {
 
     /// Returns this shard's queue of a device, once the server has opened it.
     pub fn device(&self, device: DeviceIndex) -> Option<SessionDevice> {
-        let is_known = self.shard.borrow().devices().is_known(device);
+        let is_known = self.shard.borrow().ios().devices().is_known(device);
         is_known.then(|| SessionDevice::new(&self.shard, device))
     }
 
@@ -383,13 +383,13 @@ impl ClientEngine {
 
     /// Number of unfinished IOs of a device on this shard.
     pub(crate) fn device_inflight(&self, device: DeviceIndex) -> usize {
-        self.shard.borrow().device_inflight(device)
+        self.shard.borrow().ios().device_inflight(device)
     }
 
     /// Returns the size of a device as this shard knows it; None until it was open once.
     pub fn size(&self, device: DeviceIndex) -> Option<u64> {
         let shard = self.shard.borrow();
-        let devices = shard.devices();
+        let devices = shard.ios().devices();
         devices.is_known(device).then(|| devices.info(device).geometry.size)
     }
 
@@ -397,16 +397,16 @@ impl ClientEngine {
     pub(crate) fn report(&self, now: Instant, reported: Reported) -> EngineReport {
         let shard = self.shard.borrow();
         let view = self.view();
-        let devices = shard.devices();
+        let devices = shard.ios().devices();
         let known = devices.all().filter(|device| devices.is_known(*device));
         let geometries = known.map(|device| (device, devices.info(device).geometry.clone()));
         EngineReport {
             shard: self.index,
-            stats: shard.stats().clone(),
+            stats: shard.paths().stats().clone(),
             devices: shard.device_reports(now, reported),
-            inflight: shard.inflight(),
-            path_inflight: shard.path_inflight(),
-            path_slow: shard.path_slow(),
+            inflight: shard.ios().inflight(),
+            path_inflight: shard.paths().inflight(),
+            path_slow: shard.paths().slow(),
             geometries: geometries.collect(),
             paths: view.map(SessionView::paths),
             names: view.map(SessionView::path_names).unwrap_or_default(),
@@ -440,17 +440,17 @@ impl ClientEngine {
 
     /// Returns the number of unfinished IOs on this shard.
     pub fn inflight(&self) -> usize {
-        self.shard.borrow().inflight()
+        self.shard.borrow().ios().inflight()
     }
 
     /// Returns the number of requests of this shard so far, by path.
     pub fn path_requests(&self) -> Vec<u64> {
-        self.shard.borrow().stats().paths.iter().map(|path| path.requests).collect()
+        self.shard.borrow().paths().stats().paths.iter().map(|path| path.requests).collect()
     }
 
     /// Returns the number of permits that requests of this shard hold.
     pub fn permits_held(&self) -> usize {
-        self.shard.borrow().permits_held()
+        self.shard.borrow().ios().permits_held()
     }
 
     /// Panics when the engine's tables are inconsistent.

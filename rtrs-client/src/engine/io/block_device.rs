@@ -35,7 +35,7 @@ pub struct SessionDevice {
 impl SessionDevice {
     /// Creates the handle of a device that was open once.
     pub(crate) fn new(shard: &Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
-        let devices = &shard.borrow().devices;
+        let devices = &shard.borrow().ios.devices;
         let (info, token) = (Arc::clone(devices.info(device)), Rc::clone(devices.token(device)));
         let (shard, ended, losses_at_end) = (Rc::clone(shard), VecDeque::new(), None);
         Self { shard, device, token, info, ended, losses_at_end }
@@ -44,15 +44,15 @@ impl SessionDevice {
     /// Ends queued IO; IO submitted from now on fails at once.
     pub fn close(&mut self) {
         if let Some(mut shard) = self.shard() {
-            shard.devices.close(self.device);
-            shard.cancel(self.device, &|_| true);
+            shard.ios.devices.close(self.device);
+            shard.ios.cancel(self.device, &|_| true);
         }
     }
 
     /// Shard, while it still has this device.
     fn shard(&self) -> Option<RefMut<'_, Shard>> {
         let shard = self.shard.borrow_mut();
-        Rc::ptr_eq(shard.devices.token(self.device), &self.token).then_some(shard)
+        Rc::ptr_eq(shard.ios.devices.token(self.device), &self.token).then_some(shard)
     }
 }
 
@@ -66,7 +66,7 @@ impl BlockDevice for SessionDevice {
     }
 
     fn take_losses(&mut self) -> Option<Arc<Losses>> {
-        self.shard()?.devices.take_losses(self.device)
+        self.shard()?.ios.devices.take_losses(self.device)
     }
 
     fn losses_at_end(&self) -> Option<u64> {
@@ -75,7 +75,7 @@ impl BlockDevice for SessionDevice {
 
     fn submit(&mut self, io: Io) -> Result<(), Io> {
         if let Some(mut shard) = self.shard() {
-            return shard.submit(self.device, io);
+            return shard.ios.submit(self.device, io);
         }
         self.ended.push_back(Completion { tag: io.tag, status: IoStatus::Aborted });
         Ok(())
@@ -84,8 +84,8 @@ impl BlockDevice for SessionDevice {
     fn poll(&mut self, now: Instant) -> bool {
         let Some(mut shard) = self.shard() else { return false };
         // Time for the next submissions; the last event may be long past.
-        shard.now = now;
-        let info = shard.devices.info(self.device);
+        shard.ios.now = now;
+        let info = shard.ios.devices.info(self.device);
         let new = (!Arc::ptr_eq(&self.info, info)).then(|| Arc::clone(info));
         drop(shard);
         if let Some(info) = new {
@@ -95,11 +95,11 @@ impl BlockDevice for SessionDevice {
     }
 
     fn take_given_up(&mut self) -> Option<u64> {
-        self.shard()?.devices.take_given_up(self.device)
+        self.shard()?.ios.devices.take_given_up(self.device)
     }
 
     fn reap(&mut self) -> Option<Completion> {
-        let done = self.shard().and_then(|mut shard| shard.devices.reap(self.device));
+        let done = self.shard().and_then(|mut shard| shard.ios.devices.reap(self.device));
         let Some(Reaped { completion, losses }) = done else { return self.ended.pop_front() };
         self.losses_at_end = losses;
         Some(completion)
@@ -107,12 +107,12 @@ impl BlockDevice for SessionDevice {
 
     fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
         if let Some(mut shard) = self.shard() {
-            shard.cancel(self.device, fits);
+            shard.ios.cancel(self.device, fits);
         }
     }
 
     fn inflight(&self) -> usize {
-        let shard = self.shard().map_or(0, |shard| shard.devices.inflight_of(self.device));
+        let shard = self.shard().map_or(0, |shard| shard.ios.devices.inflight_of(self.device));
         shard + self.ended.len()
     }
 }

@@ -12,7 +12,6 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 use rtrs_core::wire::errno_name;
 
-use super::paths::Paths;
 use super::waiting::IoRow;
 use crate::engine::device_set::DeviceIndex;
 use crate::stats::op_name;
@@ -58,6 +57,8 @@ pub(super) struct FailedIos {
     devices: Vec<Device>,
     /// Paths that failed IOs which have not ended.
     paths: Vec<(IoRow, PathId)>,
+    /// Names of all paths, for the log.
+    path_names: Vec<String>,
     lines: LogLimits<(DeviceIndex, IoStatus)>,
 }
 
@@ -73,6 +74,13 @@ impl FailedIos {
     pub(super) fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.devices.retain(|known| known.device != device);
         self.devices.push(Device { device, export, failures: Failures::default() });
+    }
+
+    /// Adds a path, in place of an earlier one of this number.
+    pub(super) fn add_path(&mut self, path: PathId, name: &str) {
+        let paths = self.path_names.len().max(path.index() + 1);
+        self.path_names.resize(paths, String::new());
+        name.clone_into(&mut self.path_names[path.index()]);
     }
 
     /// Failed IOs of a device.
@@ -96,7 +104,7 @@ impl FailedIos {
 
     /// Counts a failed IO, and logs it at a limited rate.
     #[cold]
-    pub(super) fn note(&mut self, device: DeviceIndex, failed: FailedIo, paths: &Paths) {
+    pub(super) fn note(&mut self, device: DeviceIndex, failed: FailedIo) {
         if failed.status == IoStatus::Unsupported {
             return;
         }
@@ -112,7 +120,7 @@ impl FailedIos {
             offset,
             bytes = len,
             errno = errno_name(status.to_errno()),
-            path = path.map(|path| tracing::field::display(paths[path].name())),
+            path = path.map(|path| tracing::field::display(&self.path_names[path.index()])),
             left_out,
             "IO failed: {status}"
         );

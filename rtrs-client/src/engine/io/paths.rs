@@ -9,29 +9,42 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 
 use super::policy::Chooser;
+use super::requests::Request;
 use super::slow_path::Candidate;
+use super::slow_requests::SlowRequests;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::{DeviceIndex, DeviceSet};
-use crate::engine::message::Connect;
+use crate::engine::message::{Connect, ControlMessage};
 use crate::engine::session::{PathTarget, Policy, SessionConfig};
 use crate::path::io::WrId;
 use crate::path::shard::PathShard;
+use crate::stats::ShardStats;
 
 /// This shard's connections of all paths, and the choice between them.
 #[derive(Debug)]
-pub(super) struct Paths {
+pub(crate) struct Paths {
     shard: CoreIndex,
     rows: Vec<PathShard>,
     chooser: Chooser,
     /// Memory registered with every connection, and the devices that use it; None for all.
     regions: Vec<(Arc<Region>, Option<DeviceSet>)>,
+    slow: SlowRequests,
+    pub(super) stats: ShardStats,
 }
 
 impl Paths {
     pub(super) fn new(shard: CoreIndex, config: &SessionConfig) -> Self {
         let rows = (0u16..).zip(&config.paths).map(|(id, t)| PathShard::new(PathId(id), t.clone()));
         let chooser = Chooser::new(config.policy, config.paths.len());
-        Self { shard, rows: rows.collect(), chooser, regions: Vec::new() }
+        let paths = config.paths.len();
+        Self {
+            shard,
+            rows: rows.collect(),
+            chooser,
+            regions: Vec::new(),
+            slow: SlowRequests::new(paths),
+            stats: ShardStats::new(paths),
+        }
     }
 
     /// Adds a path, in a new slot or in that of a removed path.
@@ -42,6 +55,8 @@ impl Paths {
             None => self.rows.push(added),
         }
         self.chooser.times.forget(path);
+        self.slow.add_path(self.rows.len());
+        self.stats.add_path(path.index());
     }
 
     /// Starts this shard's connection of a path, for these permits.
@@ -97,9 +112,69 @@ impl Paths {
         paths.iter_mut().for_each(|path| path.leave(device));
     }
 
-    /// Number of paths, including removed ones.
-    pub(super) fn count(&self) -> usize {
-        self.rows.len()
+    /// Counts a request that a path carries now. The first one of an idle session makes the control
+    /// shard check that the server is alive.
+    pub(super) fn issued(&mut self, path: PathId, ctx: &mut Ctx<'_>) {
+        self.stats.request_issued(path.index());
+        if self[path].ends_idle() {
+            ctx.out.control(ControlMessage::InUse);
+        }
+    }
+
+    /// Marks paths that owe answers as used, however long the answers take. The session may have
+    /// become idle just when a request was sent.
+    pub(super) fn note_use(&self, ctx: &mut Ctx<'_>) {
+        for path in self.rows.iter().filter(|path| path.inflight() > 0) {
+            if path.waits(ctx.now) {
+                ctx.out.control(ControlMessage::InUse);
+            }
+        }
+    }
+
+    /// Records that the server does not answer a request although its path is alive. Returns
+    /// whether the request has only now become slow.
+    pub(super) fn begin_slow(&mut self, request: &mut Request, now: Instant) -> bool {
+        if std::mem::replace(&mut request.slow, true) {
+            return false;
+        }
+        let path = request.path;
+        self.stats.request_slow(path.index());
+        if self.slow.began(path) {
+            tracing::warn!(
+                path = %self[path].name(),
+                shard = self.shard.0,
+                age_s = now.since(request.sent).as_secs(),
+                "a request is slow: the path works, and the server does not answer it"
+            );
+        }
+        true
+    }
+
+    /// Ends the slow state of a request that was answered or lost its connection.
+    pub(super) fn end_slow(&mut self, request: &mut Request, now: Instant) {
+        if !std::mem::take(&mut request.slow) {
+            return;
+        }
+        let path = request.path;
+        if let Some(episode) = self.slow.ended(path, now.since(request.sent)) {
+            tracing::info!(
+                path = %self[path].name(),
+                shard = self.shard.0,
+                requests = episode.requests,
+                longest_s = episode.longest.as_secs(),
+                "no request is slow any more"
+            );
+        }
+    }
+
+    /// Current number of slow requests.
+    pub(super) fn slow_count(&self) -> usize {
+        self.slow.now()
+    }
+
+    /// Ends a path to which no request can be posted.
+    pub(super) fn abandon(&mut self, path: PathId, ctx: &mut Ctx<'_>) {
+        self.abort(path, CloseReason::Lost("no request can be posted".into()), ctx);
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PathShard> {
@@ -141,6 +216,13 @@ impl Paths {
         self.rows.iter().any(|path| path.takes_io_of(device))
     }
 
+    /// Indices of the paths that take requests of a device.
+    #[cfg(test)]
+    pub(crate) fn serving(&self, device: DeviceIndex) -> Vec<usize> {
+        let serving = self.rows.iter().filter(|path| path.takes_io_of(device));
+        serving.map(|path| path.id().index()).collect()
+    }
+
     pub(super) fn set_policy(&mut self, policy: Policy) {
         self.chooser.policy = policy;
     }
@@ -173,13 +255,18 @@ impl Paths {
         }
     }
 
+    /// Counters of the paths.
+    pub(crate) fn stats(&self) -> &ShardStats {
+        &self.stats
+    }
+
     /// Requests in flight by path.
-    pub(super) fn inflight(&self) -> Vec<u32> {
+    pub(crate) fn inflight(&self) -> Vec<u32> {
         self.rows.iter().map(PathShard::inflight).collect()
     }
 
     /// For each path, whether this shard excludes it because it is slow.
-    pub(super) fn slow(&self) -> Vec<bool> {
+    pub(crate) fn slow(&self) -> Vec<bool> {
         self.rows.iter().map(|path| self.chooser.times.is_slow(path.id())).collect()
     }
 }

@@ -17,7 +17,7 @@ use super::requests::RequestRow;
 pub(super) const TRIES_MAX: u16 = 16;
 
 /// Ready requests in order, and the fenced epochs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Retries {
     /// Turn and row, in order of first sends.
     queue: Vec<(u64, RequestRow)>,
@@ -26,10 +26,6 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    pub(super) fn new(paths: usize) -> Self {
-        Self { queue: Vec::new(), fenced: vec![0; paths] }
-    }
-
     /// Grows the table for another path.
     pub(super) fn add_path(&mut self, paths: usize) {
         self.fenced.resize(paths.max(self.fenced.len()), 0);

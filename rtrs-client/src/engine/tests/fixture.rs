@@ -256,11 +256,11 @@ impl Client {
 
     /// Number of unfinished IOs of the first device.
     pub(super) fn inflight(&self, shard: usize) -> usize {
-        self.shards[shard].shard.borrow().device_inflight(DeviceIndex::FIRST)
+        self.shards[shard].shard.borrow().ios().device_inflight(DeviceIndex::FIRST)
     }
 
     pub(super) fn stats(&self, shard: usize) -> ShardStats {
-        self.shards[shard].shard.borrow().stats().clone()
+        self.shards[shard].shard.borrow().paths().stats().clone()
     }
 
     /// Returns a shard's report of a device.
@@ -293,17 +293,17 @@ impl Client {
 
     /// Returns a shard's description of a device.
     pub(super) fn info(&self, shard: usize, device: DeviceIndex) -> Arc<OpenDevice> {
-        Arc::clone(self.shards[shard].shard.borrow().devices().info(device))
+        Arc::clone(self.shards[shard].shard.borrow().ios().devices().info(device))
     }
 
     /// Whether a shard has completions that were not reaped.
     pub(super) fn has_completions(&self, shard: usize) -> bool {
-        self.shards[shard].shard.borrow().devices().has_completions()
+        self.shards[shard].shard.borrow().ios().devices().has_completions()
     }
 
     /// Paths that a shard may use for a device.
     pub(super) fn serving(&self, shard: usize, device: DeviceIndex) -> Vec<usize> {
-        self.shards[shard].shard.borrow().serving_paths(device)
+        self.shards[shard].shard.borrow().paths().serving(device)
     }
 
     /// Delivers a message from the control shard to all shards.
@@ -320,7 +320,7 @@ impl Client {
 
     pub(super) fn slow_requests(&self, now: Instant) -> SlowReport {
         let device = DeviceIndex::FIRST;
-        let slow = self.shards.iter().map(|s| s.shard.borrow().slow_requests(now, device));
+        let slow = self.shards.iter().map(|s| s.shard.borrow().ios().slow_requests(now, device));
         slow.fold(SlowReport::default(), |sum, shard| SlowReport {
             now: sum.now + shard.now,
             total: sum.total + shard.total,
@@ -329,15 +329,15 @@ impl Client {
     }
 
     pub(super) fn permits_held(&self, shard: usize) -> usize {
-        self.shards[shard].shard.borrow().permits_held()
+        self.shards[shard].shard.borrow().ios().permits_held()
     }
 
     pub(super) fn path_slow(&self, shard: usize) -> Vec<bool> {
-        self.shards[shard].shard.borrow().path_slow()
+        self.shards[shard].shard.borrow().paths().slow()
     }
 
     pub(super) fn path_inflight(&self, shard: usize) -> Vec<u32> {
-        self.shards[shard].shard.borrow().path_inflight()
+        self.shards[shard].shard.borrow().paths().inflight()
     }
 
     pub(super) fn states(&self) -> Vec<PathState> {
