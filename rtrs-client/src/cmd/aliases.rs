@@ -20,6 +20,26 @@ const ALIASES: &[(&str, &[&str])] = &[
 /// Flags of all commands that take a value in the next argument.
 const WITH_VALUE: &[&str] = &["-o", "--output", "--run-dir"];
 
+/// Flags of all commands, which may precede the command.
+const OF_ALL: &[&str] = &["-o", "--output", "--run-dir", "-h", "--help", "-V", "--version"];
+
+/// Returns the first flag before the command that belongs after it.
+fn misplaced(args: &[OsString]) -> Option<&str> {
+    let mut at = 1;
+    loop {
+        let arg = args.get(at)?.to_str()?;
+        if !arg.starts_with('-') {
+            return None;
+        }
+        let name = arg.split_once('=').map_or(arg, |(name, _)| name);
+        let joined = arg.starts_with("-o");
+        if !OF_ALL.contains(&name) && !joined {
+            return Some(name);
+        }
+        at += 1 + usize::from(WITH_VALUE.contains(&arg));
+    }
+}
+
 /// Returns the place of the command among the arguments, of which the first is the program.
 fn command_at(args: &[OsString]) -> Option<usize> {
     let mut at = 1;
@@ -54,6 +74,14 @@ fn replace(args: &mut Vec<OsString>) -> Option<(String, String)> {
 /// the output is JSON.
 #[must_use]
 pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {
+    if let Some(flag) = misplaced(&args).filter(|_| !wants_json(&args)) {
+        // As below.
+        let _ = writeln!(
+            std::io::stderr(),
+            "rtrs-client: tip: {flag} does not go before the command; its flags follow it, and \
+             the name of a volume needs no flag: rtrs-client status NAME"
+        );
+    }
     let replaced = replace(&mut args);
     if let Some((alias, command)) = replaced.filter(|_| !wants_json(&args)) {
         // A failure to print a tip changes nothing.
@@ -85,6 +113,19 @@ mod tests {
         assert_eq!(replaced("c show vol0"), "c status vol0");
         for unchanged in ["c", "c -o", "c attach connect", "c detach stop", "c --version"] {
             assert_eq!(replaced(unchanged), unchanged);
+        }
+    }
+
+    #[test]
+    fn flags_of_a_command_before_it_are_found() {
+        let found = |line: &str| {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            misplaced(&args).map(str::to_owned)
+        };
+        assert_eq!(found("c --name vol0 attach").as_deref(), Some("--name"));
+        assert_eq!(found("c -o json --path=x attach").as_deref(), Some("--path"));
+        for right in ["c", "c -ojson list --all", "c --run-dir --name list", "c -V", "c list -x"] {
+            assert_eq!(found(right), None, "{right}");
         }
     }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use rtrs_core::fabric::{CloseReason, ConnectFailure, FabricError};
 use rtrs_core::ids::ConnIndex;
+use rtrs_core::tls::hint;
 use rtrs_core::wire::{errno, errno_name};
 
 use super::control::failure::SessionFailure;
@@ -143,7 +144,10 @@ fn describe_unconnected(reason: &CloseReason) -> String {
     match reason {
         CloseReason::TimedOut => "no answer within the connect timeout".to_owned(),
         // No connection existed yet that could be lost.
-        CloseReason::Lost(why) => why.clone(),
+        CloseReason::Lost(why) => match hint(why) {
+            Some(hint) => format!("{why}; {hint}"),
+            None => why.clone(),
+        },
         reason => reason.to_string(),
     }
 }

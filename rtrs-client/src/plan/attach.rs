@@ -2,6 +2,7 @@
 //!
 //! This module owns [`AttachPlan`] and [`Front`].
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -175,8 +176,13 @@ fn socket_of(path: &Path, run_dir: &RunDir, name: &str) -> PathBuf {
 fn check_directory(socket: &Path) -> Result<(), Error> {
     let Some(parent) = socket.parent() else { return Ok(()) };
     let text = || format!("cannot serve NBD on the socket {}", socket.display());
-    let found = std::fs::metadata(parent).map_err(|e| {
-        Error::with_source(ErrorKind::InUse, format!("{}: its directory", text()), e)
+    let found = std::fs::metadata(parent).map_err(|error| {
+        let (text, dir) = (text(), parent.display());
+        if error.kind() == io::ErrorKind::NotFound {
+            let text = format!("{text}: the directory {dir} does not exist; create it");
+            return Error::new(ErrorKind::InUse, text);
+        }
+        Error::with_source(ErrorKind::InUse, format!("{text}: directory {dir}"), error)
     })?;
     if found.is_dir() {
         return Ok(());

@@ -330,7 +330,7 @@ fn the_system_is_checked_before_anything_starts() {
     plan.check_start().unwrap();
     let below = scratch.0.join("none/s").display().to_string();
     let error = attach(&format!("{base}socket: {below}\n")).unwrap().check_start().unwrap_err();
-    assert!(error.chain().to_string().contains("its directory: No such file"), "{error}");
+    assert!(error.chain().to_string().contains(" does not exist; create it"), "{error}");
 
     let error = bench("path: tcp://no-such-host.invalid").unwrap().session.check().unwrap_err();
     assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Path, 1));

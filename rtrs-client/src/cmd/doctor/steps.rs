@@ -28,8 +28,8 @@ use crate::tls::TlsSources;
 const STEPS: [&str; 10] =
     ["name", "route", "device", "gid", "mtu", "port", "connect", "ping", "bandwidth", "handshake"];
 /// Finding for an open port whose service does not answer like RTRS.
-const NOT_RTRS: &str =
-    "the port is open but does not speak RTRS; check that rtrs-server runs there";
+const NOT_RTRS: &str = "the port is open but does not speak RTRS; check that rtrs-server runs \
+                        there, and is neither stopped nor hung";
 /// Number of rounds of the ping.
 const ROUNDS: u64 = 20;
 /// Duration of the bandwidth measurement in each direction.

@@ -21,21 +21,18 @@ pub enum SessionFailure {
     #[error("no path to the server: {0}")]
     Unreachable(String),
     /// The server's operator evicted the session.
-    #[error(
-        "evicted by the server's operator: IO fails; detach, and attach again for a \
-         new session"
-    )]
+    #[error("evicted by the server's operator; detach, and attach again for a new session")]
     Evicted,
     /// The server's operator removed the export.
     #[error(
-        "the server's operator removed the export: IO fails; detach, and attach again \
-         if it is exported again"
+        "the server's operator removed the export; detach, and attach again if it is exported \
+         again"
     )]
     Removed,
     /// Another client has opened the export for writing while this one had no path.
     #[error(
-        "another client has opened the export for writing while this one was away: IO fails, so \
-         that old requests change nothing; detach, and attach again"
+        "another client has opened the export for writing while this one was away, and old \
+         requests must change nothing; detach, and attach again"
     )]
     Displaced,
     /// The server's limits or its device are unusable.
