@@ -285,6 +285,22 @@ impl Status {
         }
     }
 
+    /// Why only a new session can serve IO again; None if this one may, whose IO waits.
+    pub(crate) fn needs_new_session(&self) -> Option<&'static str> {
+        match self.state {
+            SessionState::Evicted => Some("the server evicted it"),
+            SessionState::Failed if self.io_fails => Some("it has failed; `status` says why"),
+            _ => None,
+        }
+    }
+
+    /// State in which no IO is served, its reason and its remedy; None for other states.
+    pub(crate) fn no_service(&self) -> Option<String> {
+        let remedy = self.remedy()?;
+        let detail = self.state_detail().map(|detail| format!(": {detail}"));
+        Some(format!("{}{}; {remedy}", self.state, detail.unwrap_or_default()))
+    }
+
     /// All paths of the session.
     pub(crate) fn paths(&self) -> &[PathInfo] {
         self.paths.as_deref().unwrap_or_default()

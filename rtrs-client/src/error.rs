@@ -12,7 +12,7 @@ pub type Error = CommandError<ErrorKind>;
 
 const DIFFERS: ExitStatus = ExitStatus {
     code: 1,
-    meaning: "the sessions differ from the file",
+    meaning: "the sessions differ from the file, or serve no IO",
     more: "",
     command: Some("diff"),
 };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// A server with three addresses and four exports, and a host without sessions.
 struct Host {
     client: Client,
-    server: Server,
+    server: Option<Server>,
     paths: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl Host {
         }
         let server = server.start();
         let paths = server.portals().to_vec();
-        Self { client: Client::attach("vol0").unattached(), server, paths }
+        Self { client: Client::attach("vol0").unattached(), server: Some(server), paths }
     }
 
     /// Returns an entry of the file: a session over these paths, with these settings.
@@ -58,6 +58,13 @@ impl Host {
         self.client.command(&["status", name, "-o", "json"]).ok().json()
     }
 
+    /// State of a session, whether or not it serves IO.
+    fn client_state(&self, name: &str) -> Value {
+        let listed = self.client.command(&["list", "-o", "json"]).ok().json();
+        let mut all = listed.as_array().expect("a list").iter();
+        all.find(|one| one["name"] == name).expect("the session")["state"].clone()
+    }
+
     fn pids(&self) -> Vec<u32> {
         let mut pids = self.client.pids();
         pids.sort_unstable();
@@ -72,7 +79,7 @@ impl Host {
                 self.client.command(&["detach", session["name"].as_str().expect("a name")]).ok();
         }
         self.client.wait_gone(COMMAND_TIME_MAX);
-        let _ = self.server.stop(STOP_TIME_MAX);
+        self.server.map(|server| server.stop(STOP_TIME_MAX));
     }
 }
 
@@ -209,6 +216,44 @@ fn all_volumes_of_a_session_are_reattached_together() {
     let refused = host.with(&fewer, &["apply", "--reattach"]).code(1);
     let _ = refused.says("other volumes, which the file does not list with it");
     assert_eq!(host.get("vol1", "crc"), "off");
+    host.end();
+}
+
+/// Waits until a session is in this state, which a comparison with its file reports.
+fn serves_no_io(host: &Host, file: &[String], state: &str) {
+    wait_for(state, COMMAND_TIME_MAX, || (host.client_state("vol0") == state).then_some(()));
+    let pids = host.pids();
+    let expected = pairs([("vol0", "serves-no-io")]);
+    for words in [&["diff"][..], &["apply"], &["apply", "--reattach"], &["apply", "--dry-run"]] {
+        let done = host.with(file, words).code(1).says("serve no IO");
+        assert_eq!(of(&done, "action"), expected, "{words:?}");
+        let reason = of(&done, "reason")[0].1.to_string();
+        assert!(reason.contains(&format!("{state}: IO waits")), "{reason}");
+    }
+    assert_eq!(host.pids(), pids, "the IO that waits stays");
+}
+
+#[test]
+fn a_session_without_service_is_reported_and_stays() {
+    let mut host = Host::new();
+    let file = [host.entry("vol0", &[0], "  no-path: queue\n  reconnect-max: 200ms\n")];
+    let _ = host.with(&file, &["apply"]).ok();
+    host.server.take().into_iter().for_each(Server::crash);
+    serves_no_io(&host, &file, "no-path");
+    // What can change does, and the session still serves no IO.
+    let online = [host.entry("vol0", &[0], "  no-path: queue\n  reconnect-max: 100ms\n")];
+    let _ =
+        host.with(&online, &["apply"]).code(1).says("it was changed, and serves no IO: no-path");
+    assert_eq!(host.get("vol0", "reconnect-max"), "100ms");
+
+    // Memory of a restarted server is another export.
+    let server = Server::builder().export("vol0=mem:16M").listen(&host.paths[0]);
+    host.server = Some(server.start());
+    serves_no_io(&host, &online, "identity-mismatch");
+    let offline = [online[0].replace("  no-path", "  crc: off\n  no-path")];
+    let refused = host.with(&offline, &["apply", "--reattach"]).code(1);
+    let _ = refused.says("cannot reattach it: its paths lead to another server or export");
+    assert_eq!(host.get("vol0", "crc"), "on");
     host.end();
 }
 

@@ -19,6 +19,8 @@ choices! {
         Attach = "attach",
         /// Change the running session.
         Change = "change",
+        /// No change, but no IO is served.
+        ServesNoIo = "serves-no-io",
         /// Detach and attach again.
         NeedsReattach = "needs-reattach",
         /// Not in the file, and left as it is.
@@ -61,8 +63,10 @@ pub(crate) struct Running {
     pub(crate) plan: AttachPlan,
     /// Block device.
     pub(crate) device: Option<String>,
-    /// Reason why an ended session serves no IO.
+    /// Reason why only a new session can serve IO.
     pub(crate) ended: Option<&'static str>,
+    /// State in which this session serves no IO for now, and its remedy.
+    pub(crate) no_service: Option<String>,
 }
 
 /// Setting that differs.
@@ -135,12 +139,14 @@ pub(crate) fn task(wanted: &Wanted, found: &Found) -> Task {
 
 fn change(wanted: &Wanted, running: &Running) -> Task {
     let mut differences = settings_of(wanted, running);
-    let mut task = Task::of(Action::Unchanged, running.ended);
+    let reason = running.ended.or(running.no_service.as_deref());
+    let mut task = Task::of(Action::Unchanged, reason);
     let online = differences.iter().filter(|one| one.online);
     let online = online.map(|one| (one.setting.clone(), text(&one.wanted))).collect();
     // The session itself would decide in the same way.
     if let Err(error) = running.plan.changed(&online) {
-        task.reason = Some(error.chain().to_string());
+        let reason = task.reason.into_iter().chain([error.chain().to_string()]);
+        task.reason = Some(reason.collect::<Vec<_>>().join("; "));
         differences.iter_mut().for_each(|one| one.online = false);
     }
     differences.extend(paths_of(&wanted.plan, &running.plan));
@@ -148,8 +154,9 @@ fn change(wanted: &Wanted, running: &Running) -> Task {
         () if running.ended.is_some() || differences.iter().any(|one| !one.online) => {
             Action::NeedsReattach
         }
-        () if differences.is_empty() => Action::Unchanged,
-        () => Action::Change,
+        () if !differences.is_empty() => Action::Change,
+        () if running.no_service.is_some() => Action::ServesNoIo,
+        () => Action::Unchanged,
     };
     task.differences = differences;
     task
@@ -217,7 +224,9 @@ mod tests {
     }
 
     fn running(yaml: &str) -> Running {
-        Running { plan: wanted(yaml).plan, device: Some("/dev/nbd3".into()), ended: None }
+        let device = Some("/dev/nbd3".into());
+        let plan = wanted(yaml).plan;
+        Running { plan, device, ended: None, no_service: None }
     }
 
     fn task_of(file: &str, runs: &str) -> Task {
@@ -302,6 +311,18 @@ mod tests {
         let more = device.replace("1m", "10m");
         let task = task_of(&more, device);
         assert_eq!(task.action, Action::NeedsReattach, "the kernel's timeout would be too short");
+    }
+
+    #[test]
+    fn a_session_that_serves_no_io_differs() {
+        let no_path = || Running { no_service: Some("no-path".into()), ..running(BASE) };
+        let of = |file: &str| task(&wanted(file), &Found::Running(Box::new(no_path())));
+        let same = of(BASE);
+        assert_eq!((same.action, same.reason.as_deref()), (Action::ServesNoIo, Some("no-path")));
+        let changed = of(&format!("{BASE}policy: round-robin\n"));
+        assert_eq!(changed.action, Action::Change);
+        assert_eq!(changed.reason.as_deref(), Some("no-path"));
+        assert_eq!(of(&format!("{BASE}crc: off\n")).action, Action::NeedsReattach);
     }
 
     #[test]

@@ -66,7 +66,13 @@ pub(super) fn act(turn: &Turn<'_>, may: Allowed) -> Result<Option<&'static str>,
         }
         (Action::Change, _) => {
             change(session, task, may.within_ms)?;
-            Ok(Some("changed"))
+            match session.status()?.no_service() {
+                None => Ok(Some("changed")),
+                Some(why) => {
+                    let text = format!("it was changed, and serves no IO: {why}");
+                    Err(Error::new(ErrorKind::Path, text))
+                }
+            }
         }
         (Action::Detach, _) => {
             if let Err(error) = session.status()
@@ -160,11 +166,15 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
     let session = turn.session;
     wanted.plan.session.check()?;
     let status = session.status()?;
+    check_identity(wanted, &status)?;
     let sharers = status.volumes.iter().filter(|name| **name != session.name);
     let sharers: Vec<Session> = sharers.map(|name| session.sibling(name)).collect();
     let stays = !sharers.is_empty() && status.session == wanted.plan.session.session_name;
     if !sharers.is_empty() {
-        check_shared(wanted, turn.task, &status)?;
+        let all_ended = have_all_ended(&status, &sharers);
+        if needs_all(wanted, turn.task, &status, all_ended) {
+            return Err(not_alone(&status));
+        }
     }
     let mates = if stays { &sharers[..] } else { turn.mates };
     if let Some(first) = &wanted.first
@@ -183,28 +193,44 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
 }
 
 /// Whether a volume that shares its running session cannot be reattached alone: it neither returns
-/// with other settings of its own, nor leaves a session that does not write the volume's log.
-pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status) -> bool {
+/// with other settings of its own, nor leaves a session that does not write the volume's log, or
+/// because all volumes need another session.
+pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status, all_ended: bool) -> bool {
     if status.session != wanted.plan.session.session_name {
         return status.log == status.name;
     }
-    let has_ended = matches!(status.state, SessionState::Evicted | SessionState::Failed);
     let mut offline = task.differences.iter().filter(|one| !one.online);
-    has_ended || !offline.all(|one| OF_ADDED.contains(&one.setting.as_str()))
+    all_ended || !offline.all(|one| OF_ADDED.contains(&one.setting.as_str()))
 }
 
-/// Rejects the reattach of a volume without the others that share its session. The file does not
-/// list them with it; otherwise all would have been detached together ([`super::renew`]).
-fn check_shared(wanted: &Wanted, task: &Task, status: &Status) -> Result<(), Error> {
-    if !needs_all(wanted, task, status) {
+/// Whether neither a volume nor the others that share its session can serve IO again.
+pub(super) fn have_all_ended(status: &Status, sharers: &[Session]) -> bool {
+    let has_ended = |status: &Status| status.needs_new_session().is_some();
+    let other_has = |other: &Session| other.status().is_ok_and(|status| has_ended(&status));
+    has_ended(status) && sharers.iter().all(other_has)
+}
+
+/// Rejects the reattach of a volume whose paths lead to another export: the new session would
+/// accept that.
+pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Error> {
+    let is_checked = wanted.plan.session.settings.identity.is_some();
+    if status.state != SessionState::IdentityMismatch || is_checked {
         return Ok(());
     }
+    let text = "cannot reattach it: its paths lead to another server or export; correct them, or \
+                set identity in the file if the volume was moved";
+    Err(Error::new(ErrorKind::Path, text))
+}
+
+/// Error for the reattach of a volume without the others that share its session. The file does not
+/// list them with it; otherwise all would have been detached together ([`super::renew`]).
+fn not_alone(status: &Status) -> Error {
     let text = format!(
         "cannot reattach it alone: its session has other volumes, which the file does not list \
          with it; detach them all with `rtrs-client detach {}`, then apply again",
         status.volumes.join(" ")
     );
-    Err(Error::new(ErrorKind::InUse, text))
+    Error::new(ErrorKind::InUse, text)
 }
 
 /// Attaches a volume: to the session of its `mates` if that runs, otherwise in a new process.

@@ -132,6 +132,8 @@ impl Item {
         let Outcome { result, error, now } = outcome;
         let Task { action, differences, reason } = now.unwrap_or(self.task);
         let error = self.error.or(error).map(|error| error.chain().to_string());
+        // The error says why.
+        let reason = reason.filter(|_| action != Action::Unclear || error.is_none());
         Row { name: self.name, action, result, differences, reason, error }
     }
 }
@@ -151,7 +153,7 @@ pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
     match rows.sessions.iter().filter(differs).count() {
         0 => Ok(()),
         count => {
-            let text = format!("{count} of {all} sessions differ from the file");
+            let text = format!("{count} of {all} sessions differ from the file or serve no IO");
             Err(Error::new(ErrorKind::Differs, text))
         }
     }
@@ -195,7 +197,7 @@ impl Group<'_> {
             outcome.unwrap_or_else(|error| Outcome { error: Some(error), ..Outcome::default() })
         };
         let mut outcomes: Vec<Outcome> = self.items.iter().map(outcome).collect();
-        if let Renewal::Ended(cut_off) = &mut renewal {
+        if let Renewal::Ended { cut_off } | Renewal::Refused { cut_off, .. } = &mut renewal {
             for (item, outcome) in self.items.iter().zip(&mut outcomes) {
                 outcome.error = outcome.error.take().or_else(|| cut_off.remove(&item.name));
             }
@@ -212,26 +214,28 @@ impl Group<'_> {
         // Compares again: earlier turns may have changed the settings of the session, a takeover
         // attaches all volumes of a session, and a renewal detaches them.
         let is_renewed = !matches!(renewal, Renewal::NotNeeded);
-        // An unclear volume was detached with the others of its session.
-        let does = matches!(original, Action::Attach | Action::Change | Action::NeedsReattach)
-            || (is_renewed && original == Action::Unclear);
+        let does = is_renewed
+            || matches!(original, Action::Attach | Action::Change | Action::NeedsReattach);
         let may_differ = |wanted: &Wanted| does && (wanted.first.is_some() || is_renewed);
         let now = wanted.filter(|wanted| may_differ(wanted));
         let now =
             now.map(|wanted| task(wanted, &state_of(&item.name, &session.run_dir, self.global)));
         if now.as_ref().is_some_and(|now| now.action == Action::Unchanged) {
-            let attaches = original == Action::Attach;
-            let result = Some(if attaches { "attached" } else { "changed" });
+            let result = match original {
+                Action::Attach => Some("attached"),
+                Action::Change | Action::NeedsReattach => Some("changed"),
+                _ => None,
+            };
             return Ok(Outcome { result, ..Outcome::default() });
         }
         let task = now.as_ref().unwrap_or(&item.task);
-        if let (Renewal::Refused(why), Action::NeedsReattach) = (renewal, task.action) {
+        if let (Renewal::Refused { why, .. }, Action::NeedsReattach) = (renewal, task.action) {
             return Err(Error::new(ErrorKind::InUse, format!("cannot reattach it: {why}")));
         }
         let retry_until = self.retry_until;
         let turn = Turn { session: &session, wanted, task, mates: &mates, retry_until };
         let acted = act(&turn, self.may);
-        if let (Renewal::Ended(_), Action::NeedsReattach) = (renewal, original) {
+        if matches!(renewal, Renewal::Ended { .. }) && original != Action::Attach {
             // The output has the differences to the session before.
             return acted.map(|_| Outcome { result: Some("reattached"), ..Outcome::default() });
         }
@@ -251,18 +255,23 @@ fn plain(items: Vec<Item>) -> Report {
 fn verdict(report: &Report) -> Result<(), Error> {
     let failed = |row: &&Row| row.error.is_some();
     let left = |row: &&Row| row.action == Action::NeedsReattach && row.result.is_none();
+    let no_io = |row: &&Row| row.action == Action::ServesNoIo;
     let count = |which: &dyn Fn(&&Row) -> bool| report.sessions.iter().filter(which).count();
     let (failed, left, all) = (count(&failed), count(&left), report.sessions.len());
-    match (failed, left) {
-        (0, 0) => Ok(()),
-        (0, left) => {
+    match (failed, left, count(&no_io)) {
+        (0, 0, 0) => Ok(()),
+        (0, 0, no_io) => {
+            let text = format!("{no_io} of {all} sessions serve no IO: see above");
+            Err(Error::new(ErrorKind::System, text))
+        }
+        (0, left, _) => {
             let text = format!(
                 "{left} of {all} sessions must be attached again to match the file; use \
                  --reattach, which interrupts their IO"
             );
             Err(Error::new(ErrorKind::Differs, text))
         }
-        (failed, _) => {
+        (failed, ..) => {
             let text = format!("cannot apply {failed} of {all} sessions: see above");
             Err(Error::new(ErrorKind::System, text))
         }
@@ -423,12 +432,9 @@ pub(super) fn running(
     let paths = stays.map(|path| path.path.clone()).collect();
     let values: SettingValues = Session::new(&status.name, global)?.request(&Request::Get)?;
     let plan = plan_of(&status.name, values.settings, paths, run_dir)?;
-    let ended = match status.state {
-        SessionState::Evicted => Some("the server evicted it"),
-        SessionState::Failed => Some("it has failed; `status` says why"),
-        _ => None,
-    };
-    Ok(Running { plan, device: status.device.clone(), ended })
+    let device = status.device.clone();
+    let ended = status.needs_new_session();
+    Ok(Running { plan, device, ended, no_service: status.no_service() })
 }
 
 /// Formats one line per session.

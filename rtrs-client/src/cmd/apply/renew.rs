@@ -8,71 +8,119 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::act::{Allowed, needs_all};
+use super::act::{Allowed, check_identity, have_all_ended, needs_all};
 use super::group::{Group, Item};
 use crate::cmd::detach::end;
 use crate::cmd::session::Session;
 use crate::control_protocol::Status;
 use crate::daemon::device::refuse_if_used;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::volumes::difference::Action;
 
 /// Result of the first step, the detach.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) enum Renewal {
     /// No running session must be replaced, or the file does not list all of its volumes.
-    #[default]
     NotNeeded,
     /// The session has ended. IO of these volumes was cut off.
-    Ended(BTreeMap<String, Error>),
-    /// A volume cannot be detached, for this reason.
-    Refused(String),
+    Ended { cut_off: BTreeMap<String, Error> },
+    /// The session continues, because a volume cannot be detached. IO of volumes that were detached
+    /// before it may have been cut off.
+    Refused { why: String, cut_off: BTreeMap<String, Error> },
 }
 
 /// Ends the session of a group whose volumes must all be attached again, if the file lists all.
 pub(super) fn renew(group: &Group<'_>) -> Renewal {
-    let Some(sharers) = sharers(group) else { return Renewal::NotNeeded };
-    end_all(group, sharers)
-        .map_or_else(|error| Renewal::Refused(error.chain().to_string()), Renewal::Ended)
+    match sharers(group) {
+        Ok(None) => Renewal::NotNeeded,
+        Ok(Some(sharers)) => end_all(group, sharers),
+        Err(error) => refused(error.chain().to_string()),
+    }
+}
+
+fn refused(why: String) -> Renewal {
+    Renewal::Refused { why, cut_off: BTreeMap::new() }
 }
 
 /// Volumes of the running session that must be replaced.
-fn sharers(group: &Group<'_>) -> Option<Vec<Session>> {
+fn sharers(group: &Group<'_>) -> Result<Option<Vec<Session>>, Error> {
     if !group.may.reattach {
-        return None;
+        return Ok(None);
     }
-    let session = |name: &str| Session::new(name, group.global).ok();
-    let needing = |item: &Item| {
-        let wanted = item.wanted.as_ref().filter(|_| item.error.is_none())?;
-        let status = session(&item.name)?.status().ok()?;
-        let needs = item.task.action == Action::NeedsReattach && status.volumes.len() > 1;
-        (needs && needs_all(wanted, &item.task, &status)).then_some(status)
-    };
-    let Status { volumes, .. } = group.items.iter().find_map(needing)?;
-    let is_listed = |name: &String| group.items.iter().any(|item| item.name == *name);
-    volumes.iter().all(is_listed).then(|| volumes.iter().filter_map(|name| session(name)).collect())
+    for item in group.items {
+        let Some(status) = shared_session(group, item)? else { continue };
+        let is_listed = |name: &String| group.items.iter().any(|item| item.name == *name);
+        if !status.volumes.iter().all(is_listed) {
+            return Ok(None);
+        }
+        let session = |name: &String| Session::new(name, group.global);
+        return status.volumes.iter().map(session).collect::<Result<_, _>>().map(Some);
+    }
+    Ok(None)
 }
 
-/// Detaches volumes. Returns the errors of those whose IO was cut off.
-fn end_all(group: &Group<'_>, sharers: Vec<Session>) -> Result<BTreeMap<String, Error>, Error> {
-    let Allowed { force, within_ms, .. } = group.may;
-    for wanted in group.items.iter().filter_map(|item| item.wanted.as_ref()) {
-        wanted.plan.session.check()?;
+/// Status of a volume that cannot be attached again without the others of its session.
+fn shared_session(group: &Group<'_>, item: &Item) -> Result<Option<Status>, Error> {
+    let Some(wanted) = item.wanted.as_ref().filter(|_| item.error.is_none()) else {
+        return Ok(None);
+    };
+    if item.task.action != Action::NeedsReattach {
+        return Ok(None);
     }
+    let session = Session::new(&item.name, group.global)?;
+    let status = match session.status() {
+        // It has ended meanwhile.
+        Err(error) if error.kind() == ErrorKind::NotAttached => return Ok(None),
+        status => status?,
+    };
+    let others = status.volumes.iter().filter(|name| **name != item.name);
+    let others: Vec<Session> = others.map(|name| session.sibling(name)).collect();
+    let all_ended = have_all_ended(&status, &others);
+    let needs = !others.is_empty() && needs_all(wanted, &item.task, &status, all_ended);
+    Ok(needs.then_some(status))
+}
+
+/// Detaches volumes, unless one of them cannot be.
+fn end_all(group: &Group<'_>, sharers: Vec<Session>) -> Renewal {
+    let Allowed { force, within_ms, .. } = group.may;
+    let mut obstacles = Vec::new();
     let mut all = Vec::with_capacity(sharers.len());
     for session in sharers {
-        let status = session.status()?;
-        if let Some(path) = status.device.as_deref().filter(|_| !force) {
-            refuse_if_used(&session.name, Path::new(path))?;
+        match check(group, &session) {
+            Ok(status) => all.push((session, status.nbd_connections)),
+            Err(error) => obstacles.push(error.chain().to_string()),
         }
-        all.push((session, status.nbd_connections));
+    }
+    if !obstacles.is_empty() {
+        return refused(obstacles.join("; "));
     }
     // A volume with clients is the first to refuse.
     all.sort_by_key(|(_, connections)| *connections == 0);
     let mut cut_off = BTreeMap::new();
     for (session, _) in all {
-        let ended = end(&session, within_ms, force)?;
-        cut_off.extend(ended.verdict(&session.name).err().map(|error| (session.name, error)));
+        match end(&session, within_ms, force) {
+            Ok(ended) => {
+                let failure = ended.verdict(&session.name).err();
+                cut_off.extend(failure.map(|error| (session.name, error)));
+            }
+            // The session continues, so the others are not interrupted.
+            Err(error) => return Renewal::Refused { why: error.chain().to_string(), cut_off },
+        }
     }
-    Ok(cut_off)
+    Renewal::Ended { cut_off }
+}
+
+/// Checks whether a volume can be detached, and attached again.
+fn check(group: &Group<'_>, session: &Session) -> Result<Status, Error> {
+    let item = group.items.iter().find(|item| item.name == session.name);
+    let wanted = item.and_then(|item| item.wanted.as_ref());
+    let status = session.status()?;
+    if let Some(wanted) = wanted {
+        wanted.plan.session.check()?;
+        check_identity(wanted, &status)?;
+    }
+    if let Some(path) = status.device.as_deref().filter(|_| !group.may.force) {
+        refuse_if_used(&session.name, Path::new(path))?;
+    }
+    Ok(status)
 }
