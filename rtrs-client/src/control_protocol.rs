@@ -228,6 +228,9 @@ pub(crate) struct Status {
     pub(crate) slow_io: SlowIo,
     /// Server and export that the volume is bound to.
     pub(crate) identity: Option<Identity>,
+    /// Whether the content of the export ends with the process of its server.
+    #[serde(default)]
+    pub(crate) memory: bool,
     /// Oldest waiting IO.
     pub(crate) oldest_io: Option<OldestIo>,
     /// Requests that the server does not answer although their path works.

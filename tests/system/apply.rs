@@ -380,9 +380,16 @@ fn saved_volumes_apply_without_changes() {
     }
     assert!(!saved.contains("reconnect-max"), "defaults are left out:\n{saved}");
     let as_json = host.client.command(&["save", "-o", "json"]).ok().json();
+    // Of an export in memory, the server.
+    let identity = host.status("vol1")["identity"].as_str().expect("an identity").to_owned();
+    let (server, _) = identity.split_once('/').expect("two IDs");
     assert_eq!(
         as_json["sessions"][1]["volumes"],
-        json!([{ "export": "vol1", "listen": "127.0.0.1:0" }])
+        json!([{
+            "export": "vol1",
+            "identity": format!("{server}/-"),
+            "listen": "127.0.0.1:0",
+        }])
     );
     // The saved file recreates the same sessions.
     for name in ["vol0", "vol1"] {

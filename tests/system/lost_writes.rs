@@ -98,7 +98,8 @@ impl Volume {
         let entries = fs::read_dir(self.client.run_dir()).expect("the run directory");
         let names = entries.map(|entry| entry.expect("a file").file_name());
         let names = names.map(|name| name.to_string_lossy().into_owned());
-        let is_state = |name: &String| name.ends_with(".life") || name.ends_with(".identity");
+        let endings = [".life", ".identity", ".detached"];
+        let is_state = |name: &String| endings.iter().any(|ending| name.ends_with(ending));
         let mut left: Vec<String> = names.filter(is_state).collect();
         left.sort();
         left
@@ -308,7 +309,7 @@ fn another_export_of_the_same_name_has_lost_nothing() {
         assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));
         drop(user);
         let _ = volume.detach(&[]).ok();
-        assert_eq!(volume.left(), ["vol0.identity", "vol0.life"]);
+        assert_eq!(volume.left(), ["vol0.detached", "vol0.life"]);
         volume.export = other;
         volume.restart_server();
         volume.check_flushes(lost, "a detach");

@@ -12,7 +12,8 @@
 //! processes of a volume · `memory.rs` the limit of chunk memory · `metrics.rs` scrapes ·
 //! `nbd_tls.rs` NBD clients over TLS · `network.rs` changes of cables and addresses ·
 //! `privileges.rs` a server that switches to another user · `proxmox.rs` the storage plugin of
-//! Proxmox VE · `resize.rs` exports that grow · `saved.rs` changes that outlast a restart ·
+//! Proxmox VE · `resize.rs` exports that grow · `save.rs` the file
+//! of `save` · `saved.rs` changes that outlast a restart ·
 //! `server_log.rs` the server's log · `service.rs` messages to the service manager · `signals.rs`
 //! effects of signals · `slow.rs` a disk that does not answer · `times.rs` network or disk ·
 //! `tls.rs` tls:// with certificates and keys · `top.rs` the live view · `units.rs` the units of
@@ -56,6 +57,7 @@ mod online;
 mod privileges;
 mod proxmox;
 mod resize;
+mod save;
 mod saved;
 mod server_log;
 mod service;

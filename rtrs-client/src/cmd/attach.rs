@@ -309,8 +309,8 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     check_name("export name", export.as_ref().unwrap_or(name))?;
     if args.accept_new_identity {
         return Err(usage(
-            "a volume that is added expects no identity unless --identity is set; \
-                          drop --accept-new-identity",
+            "--accept-new-identity is for the attach of a session; a volume that is added accepts \
+             any export without --identity, once what a dead process has left is detached",
         ));
     }
     let mut settings = args.own()?;

@@ -211,14 +211,16 @@ fn free(session: &Session, not_attached: Error, force: bool) -> Result<Ended, Er
     let (name, path) = (&session.name, session.left_socket());
     let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;
     // Without a run directory nothing was saved.
+    let mut was_dead = false;
     if let Ok(saved) = Saved::beside(&session.run_dir, &path) {
-        if force || !freed.is_empty() || saved.device().is_some() {
+        let ends_users = force || !freed.is_empty() || saved.device().is_some();
+        // A failed attach has removed the socket.
+        was_dead = saved.forget_but_epoch();
+        if ends_users {
             saved.forget();
-        } else {
-            saved.forget_but_epoch();
         }
     }
-    let was_dead = remove_left_behind(&path)
+    was_dead |= remove_left_behind(&path)
         .map_err(system(format!("cannot remove the socket {}", path.display())))?;
     if freed.is_empty() && !was_dead {
         return Err(not_attached);

@@ -5,16 +5,19 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use rtrs_core::local::RunDir;
+use rtrs_core::settings::config_text;
 use serde_yaml::{Mapping, Value};
 
 use super::apply::running;
 use super::global::GlobalArgs;
-use super::sessions::{Answer, find};
+use super::sessions::{Answer, Silent, find};
 use super::text::remark;
-use crate::control_protocol::SessionState;
+use crate::control_protocol::Status;
+use crate::daemon::saved::UsedExport;
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
-use crate::volumes::session_of_volumes;
+use crate::volumes::{Volume, read, session_of_volumes};
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -25,39 +28,39 @@ pub struct SaveArgs {
     /// written to.
     #[arg(long, value_name = "FILE")]
     pub output_file: Option<PathBuf>,
+
+    /// Leave out volumes that cannot be saved, also those of the file that is replaced
+    ///
+    /// Without this nothing is written if a session is dead or does not answer, or if the file
+    /// lists a volume that is not attached.
+    #[arg(long)]
+    pub force: bool,
 }
 
 pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    let mut sessions: Vec<Shared> = Vec::new();
+    let mut saved = Saved::default();
     for found in find(&[(None, run_dir.clone())])? {
-        // A file that lacks a session is dangerous: `apply --prune` would detach it.
-        let cannot = |why: &dyn std::fmt::Display| {
-            let text = format!("cannot save {:?}: {why}", found.answer.name());
-            Error::new(ErrorKind::System, text)
-        };
-        match &found.answer {
-            Answer::Status(status) => {
-                let running = running(status, &run_dir, global);
-                let running = running.map_err(|error| cannot(&error.chain()))?;
-                // A volume that was added meanwhile is in the list of only one of them.
-                let shares = |one: &&mut Shared| {
-                    let has = |name| status.volumes.contains(name);
-                    one.volumes.contains(&status.name) || one.names().any(has)
-                };
-                match sessions.iter_mut().find(shares) {
-                    Some(one) => one.plans.push(running.plan),
-                    None => sessions.push(Shared {
-                        volumes: status.volumes.clone(),
-                        plans: vec![running.plan],
-                    }),
-                }
-            }
-            Answer::Silent(silent) if silent.state == SessionState::Dead => {
-                remark(format_args!("{} is dead and left out", silent.name));
-            }
-            Answer::Silent(silent) => return Err(cannot(&silent.reason)),
+        saved.add(&found.answer, &run_dir, global);
+    }
+    let target = args.output_file.as_deref().filter(|path| *path != Path::new("-"));
+    if let Some(file) = target {
+        saved.keep_volumes_of(file);
+    }
+    let Saved { sessions, left_out, .. } = saved;
+    match &left_out[..] {
+        [] => {}
+        left_out if args.force => left_out.iter().for_each(|why| remark(format_args!("{why}"))),
+        // A file that lacks a volume is dangerous: the next boot does not attach it, and
+        // `apply --prune` detaches it.
+        left_out => {
+            let text = format!(
+                "nothing was saved, because these volumes would be missing (--force leaves them \
+                 out):\n{}",
+                left_out.join("\n")
+            );
+            return Err(Error::new(ErrorKind::System, text));
         }
     }
     let sessions: Vec<Value> = sessions.into_iter().map(Shared::entry).collect();
@@ -65,13 +68,89 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
     let yaml = serde_yaml::to_string(&file).map_err(|error| {
         Error::with_source(ErrorKind::System, "cannot write the sessions", error)
     })?;
-    match &args.output_file {
-        Some(path) if path != Path::new("-") => {
+    match target {
+        Some(path) => {
             let what = format!("cannot write {}", path.display());
             replace(path, &yaml).map_err(system(what))
         }
-        _ => global.output.print(&file, |_| yaml),
+        None => global.output.print(&file, |_| yaml),
     }
+}
+
+/// Sessions for the file, and volumes that cannot be in it.
+#[derive(Default)]
+struct Saved {
+    sessions: Vec<Shared>,
+    /// Volumes that cannot be saved, each with the reason.
+    left_out: Vec<String>,
+    /// Names of both.
+    names: Vec<String>,
+}
+
+impl Saved {
+    /// Adds the volume of an answer.
+    fn add(&mut self, answer: &Answer, run_dir: &RunDir, global: &GlobalArgs) {
+        let name = answer.name();
+        self.names.push(name.to_owned());
+        let status = match answer {
+            Answer::Status(status) => status,
+            Answer::Silent(Silent { state, reason, .. }) => {
+                let remedy = state.remedy().map(|remedy| format!("; {remedy}"));
+                self.left_out.push(format!("{name:?}: {reason}{}", remedy.unwrap_or_default()));
+                return;
+            }
+        };
+        let plan = match running(status, run_dir, global) {
+            Ok(running) => with_identity(running.plan, status),
+            Err(error) => {
+                self.left_out.push(format!("{name:?}: {}", error.chain()));
+                return;
+            }
+        };
+        // A volume that was added meanwhile is in the list of only one of them.
+        let shares = |one: &&mut Shared| {
+            let has = |name| status.volumes.contains(name);
+            one.volumes.contains(&status.name) || one.names().any(has)
+        };
+        match self.sessions.iter_mut().find(shares) {
+            Some(one) => one.plans.push(plan),
+            None => {
+                self.sessions.push(Shared { volumes: status.volumes.clone(), plans: vec![plan] });
+            }
+        }
+    }
+
+    /// Finds volumes of the file to be replaced that are not attached. After a restart of the host
+    /// nothing else shows that they existed.
+    fn keep_volumes_of(&mut self, path: &Path) {
+        if !fs::metadata(path).is_ok_and(|found| found.is_file()) {
+            return;
+        }
+        let file = path.display().to_string();
+        let listed = config_text(path).and_then(|text| read(&text, &file));
+        let listed = match listed {
+            Ok(listed) => listed,
+            Err(error) => {
+                let why = error.chain();
+                self.left_out.push(format!("cannot see which volumes {file} lists: {why}"));
+                return;
+            }
+        };
+        for name in listed.iter().flat_map(Volume::names) {
+            if self.names.iter().all(|one| one != name) {
+                self.left_out.push(format!("{name:?}: it is in {file} and is not attached"));
+            }
+        }
+    }
+}
+
+/// Adds the export that the volume is bound to, so that the next attach accepts no other. Memory of
+/// a restarted server is another export.
+fn with_identity(mut plan: AttachPlan, status: &Status) -> AttachPlan {
+    let bound = status.identity.map(|identity| UsedExport { identity, memory: status.memory });
+    let identity = &mut plan.session.settings.identity;
+    *identity = bound.and_then(UsedExport::lasting).or(*identity);
+    plan
 }
 
 /// Session with its volumes.

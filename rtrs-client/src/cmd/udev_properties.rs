@@ -43,11 +43,11 @@ fn properties_of(saved: &Saved, name: &str, device: &DeviceChoice) -> String {
         // The session uses another run directory. The link by name still exists.
         None => properties(name, None),
         Some(path) if path == device.to_string() => {
-            let identity = saved.identity().unwrap_or_else(|error| {
+            let export = saved.export().unwrap_or_else(|error| {
                 tracing::warn!("{name}: no link by identity: {error}");
                 None
             });
-            properties(name, identity)
+            properties(name, export.map(|export| export.identity))
         }
         Some(_) => NOT_READY.to_owned(),
     }
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(device(3), "RTRS_NAME=v\n", "of another run directory");
         let identity = "00112233445566778899aabbccddeeff/ffeeddccbbaa99887766554433221100";
         saved.begin();
-        saved.save_identity(identity.parse().unwrap());
+        saved.save_export(identity.parse().unwrap());
         saved.save_device("");
         assert_eq!(device(3), NOT_READY, "being connected");
         saved.save_device("/dev/nbd3");

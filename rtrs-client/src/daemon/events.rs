@@ -63,8 +63,8 @@ pub(crate) fn forward_events(
                 Event::SavedEpoch(device, epoch) => {
                     files.of(device).iter().for_each(|saved| saved.save_epoch(epoch));
                 }
-                Event::Pinned(device, identity) => {
-                    files.of(device).iter().for_each(|saved| saved.save_identity(identity));
+                Event::Pinned(device, export) => {
+                    files.of(device).iter().for_each(|saved| saved.save_export(export));
                 }
                 event => {
                     if wakes.send(Wake::Session(event)).is_err() {

@@ -1,11 +1,11 @@
 //! Notifications from shard 0 to the process.
 
 use rtrs_core::block::Geometry;
-use rtrs_core::identity::Identity;
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::time::{Duration, Instant};
 
 use super::endings::LeftToUsers;
+use super::saved::UsedExport;
 use crate::engine::{ClientEngine, DeviceIndex, SessionFailure};
 
 /// Notification from shard 0.
@@ -35,7 +35,7 @@ pub(crate) enum Event {
     /// Epoch of the server's cache, to be saved for a process that takes over.
     SavedEpoch(DeviceIndex, u64),
     /// Identity of the export, to be saved for a process that takes over.
-    Pinned(DeviceIndex, Identity),
+    Pinned(DeviceIndex, UsedExport),
     /// Everything has ended.
     Done {
         /// Number of IOs that had not ended at their time limit.
@@ -56,7 +56,7 @@ struct Known {
     /// None until its front end has the device.
     size: Option<u64>,
     saved_epoch: Option<u64>,
-    identity: Option<Identity>,
+    export: Option<UsedExport>,
 }
 
 impl Known {
@@ -82,9 +82,11 @@ impl Known {
             }
         }
         let identity = engine.pinned_identity(device);
-        if self.identity != identity {
-            self.identity = identity;
-            events.extend(identity.map(|identity| Event::Pinned(device, identity)));
+        let export =
+            identity.map(|identity| UsedExport { identity, memory: engine.is_memory(device) });
+        if self.export != export {
+            self.export = export;
+            events.extend(export.map(|export| Event::Pinned(device, export)));
         }
     }
 }
@@ -123,8 +125,8 @@ impl Notices {
     fn known(&mut self, device: DeviceIndex) -> &mut Known {
         let at = self.volumes.iter().position(|known| known.device == device);
         let at = at.unwrap_or_else(|| {
-            let (failed, size, saved_epoch, identity) = (false, None, None, None);
-            self.volumes.push(Known { device, failed, size, saved_epoch, identity });
+            let (failed, size, saved_epoch, export) = (false, None, None, None);
+            self.volumes.push(Known { device, failed, size, saved_epoch, export });
             self.volumes.len() - 1
         });
         &mut self.volumes[at]

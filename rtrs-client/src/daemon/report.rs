@@ -187,6 +187,7 @@ pub(crate) fn status(
         failover: identity.failover,
         slow_io: identity.slow_io,
         identity: volume.and_then(|volume| volume.identity),
+        memory: volume.is_some_and(|volume| volume.memory),
         oldest_io: oldest(identity, reports),
         slow_requests: slow_requests(identity, reports),
         io_errors: io_errors(identity, reports),

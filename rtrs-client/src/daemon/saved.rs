@@ -12,13 +12,14 @@
 //! volume has ended and none of its users can miss a loss; see `volume.rs`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rtrs_core::identity::Identity;
+use rtrs_core::identity::{Identity, IdentityError};
 use rtrs_core::local::{OwnFiles, PlaceError, RunDir, SocketState, socket_state};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,44 @@ const EPOCH: &str = "life";
 const IDENTITY: &str = "identity";
 const DEVICE: &str = "device";
 const VOLUME: &str = "volume";
+/// Export of a volume that was detached while users may return to it.
+const DETACHED: &str = "detached";
+/// End of the text for an export in memory.
+const MEMORY: &str = " memory";
+
+/// Export that a process used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UsedExport {
+    pub(crate) identity: Identity,
+    /// Whether its content ends with the process of its server.
+    pub(crate) memory: bool,
+}
+
+impl UsedExport {
+    /// Identity that a later attach has to find. Memory of a restarted server has another ID, and
+    /// there is no content to protect.
+    pub(crate) fn lasting(self) -> Option<Identity> {
+        let Self { identity: Identity { server, export }, memory } = self;
+        let identity = Identity { server, export: export.filter(|_| !memory) };
+        Some(identity).filter(|identity| !identity.is_unknown())
+    }
+}
+
+impl fmt::Display for UsedExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { identity, memory } = self;
+        write!(f, "{identity}{}", if *memory { MEMORY } else { "" })
+    }
+}
+
+impl FromStr for UsedExport {
+    type Err = IdentityError;
+
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        let id = text.strip_suffix(MEMORY);
+        Ok(Self { identity: id.unwrap_or(text).parse()?, memory: id.is_some() })
+    }
+}
 
 /// Volume of a session with several volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +90,7 @@ pub(crate) struct Saved {
 #[derive(Debug)]
 enum State {
     /// The volume has no users yet: the values wait for [`Saved::begin`].
-    Waiting { epoch: Option<u64>, identity: Option<Identity> },
+    Waiting { epoch: Option<u64>, export: Option<UsedExport> },
     /// Values are written; `found` holds the earlier contents of the files.
     Writing { found: Vec<(&'static str, Option<String>)> },
     /// Nothing is saved anymore.
@@ -63,7 +102,7 @@ const WITHOUT_EPOCH: &str = "the process that takes over cannot report writes th
 const WITHOUT_IDENTITY: &str = "the process that takes over does not know which export to expect";
 
 /// Extensions of all files.
-const ALL: [&str; 4] = [EPOCH, IDENTITY, DEVICE, VOLUME];
+const ALL: [&str; 5] = [EPOCH, IDENTITY, DETACHED, DEVICE, VOLUME];
 
 impl Saved {
     /// Creates the files' handle for the volume attached as `name`.
@@ -80,7 +119,7 @@ impl Saved {
     /// Fails if the run directory cannot be used.
     pub(crate) fn beside(run_dir: &RunDir, control_socket: &Path) -> Result<Self, PlaceError> {
         let (files, beside) = (run_dir.files()?, control_socket.to_path_buf());
-        let state = State::Waiting { epoch: None, identity: None };
+        let state = State::Waiting { epoch: None, export: None };
         Ok(Self { files, beside, state: Arc::new(Mutex::new(state)) })
     }
 
@@ -92,12 +131,23 @@ impl Saved {
         })
     }
 
-    /// Identity of the export that a dead process used, if known.
+    /// Export that a process used which did not end with a detach, if known.
     ///
     /// # Errors
     /// Returns the reason why an existing file cannot be read.
-    pub(crate) fn identity(&self) -> io::Result<Option<Identity>> {
+    pub(crate) fn export(&self) -> io::Result<Option<UsedExport>> {
         self.read(IDENTITY)
+    }
+
+    /// Export to which the epoch belongs, if known.
+    ///
+    /// # Errors
+    /// Returns the reason why an existing file cannot be read.
+    pub(crate) fn export_of_epoch(&self) -> io::Result<Option<UsedExport>> {
+        match self.read(IDENTITY)? {
+            None => self.read(DETACHED),
+            found => Ok(found),
+        }
     }
 
     /// Path of the session's device; empty while the device is being connected, None if unknown.
@@ -134,8 +184,8 @@ impl Saved {
     /// Starts to save, before the volume gets users.
     pub(crate) fn begin(&self) {
         let mut state = self.state.lock();
-        let State::Waiting { epoch, identity } = &*state else { return };
-        let (epoch, identity) = (*epoch, *identity);
+        let State::Waiting { epoch, export } = &*state else { return };
+        let (epoch, export) = (*epoch, *export);
         let read = |extension: &'static str| {
             // A file that cannot be read is not restored.
             let found = self.files.read(&self.name(extension)).ok()?;
@@ -145,8 +195,9 @@ impl Saved {
         if let Some(epoch) = epoch {
             self.replace(EPOCH, &format!("{epoch}\n"), WITHOUT_EPOCH);
         }
-        if let Some(identity) = identity {
-            self.replace(IDENTITY, &format!("{identity}\n"), WITHOUT_IDENTITY);
+        if let Some(export) = export {
+            self.replace(IDENTITY, &format!("{export}\n"), WITHOUT_IDENTITY);
+            self.remove(DETACHED);
         }
     }
 
@@ -158,18 +209,18 @@ impl Saved {
         for (extension, text) in found {
             match text {
                 Some(text) => self.replace(extension, &text, "its earlier contents are lost"),
-                None => self.remove(extension),
+                None => _ = self.remove(extension),
             }
         }
     }
 
-    /// Saves the identity of the export for the next process.
-    pub(crate) fn save_identity(&self, identity: Identity) {
-        if let State::Waiting { identity: waiting, .. } = &mut *self.state.lock() {
-            *waiting = Some(identity);
+    /// Saves the export for the next process.
+    pub(crate) fn save_export(&self, export: UsedExport) {
+        if let State::Waiting { export: waiting, .. } = &mut *self.state.lock() {
+            *waiting = Some(export);
             return;
         }
-        self.write(IDENTITY, &identity.to_string(), WITHOUT_IDENTITY);
+        self.write(IDENTITY, &export.to_string(), WITHOUT_IDENTITY);
     }
 
     /// Saves the path of the device for udev; an empty one while the device is being connected.
@@ -218,21 +269,39 @@ impl Saved {
     pub(crate) fn forget(&self) {
         let mut state = self.state.lock();
         *state = State::Over;
-        ALL.iter().for_each(|extension| self.remove(extension));
+        ALL.iter().for_each(|extension| _ = self.remove(extension));
     }
 
-    /// Removes everything but the epoch and the export to which it belongs: users may still connect
-    /// to the next process.
-    pub(crate) fn forget_but_epoch(&self) {
+    /// Removes everything but the epoch and the export to which it belongs, after a detach: users
+    /// may still connect to the next process, which may use another export. Returns false if there
+    /// was nothing to remove.
+    pub(crate) fn forget_but_epoch(&self) -> bool {
         let mut state = self.state.lock();
         *state = State::Over;
-        [DEVICE, VOLUME].iter().for_each(|extension| self.remove(extension));
+        let mut found = [DEVICE, VOLUME].map(|extension| self.remove(extension)).contains(&true);
+        match self.files.read(&self.name(IDENTITY)) {
+            Ok(None) => {}
+            Ok(Some(text)) => {
+                if matches!(self.files.read(&self.name(EPOCH)), Ok(None)) {
+                    self.remove(DETACHED);
+                } else {
+                    self.replace(DETACHED, &text, "the epoch may belong to another export");
+                }
+                found |= self.remove(IDENTITY);
+            }
+            // The epoch then counts for every export.
+            Err(_) => found |= self.remove(IDENTITY),
+        }
+        found
     }
 
-    fn remove(&self, extension: &str) {
+    /// Removes a file. Returns false if there was none.
+    fn remove(&self, extension: &str) -> bool {
+        let existed = self.path(extension).symlink_metadata().is_ok();
         if let Err(error) = self.files.remove(&self.name(extension)) {
             tracing::warn!("cannot remove {}: {error}", self.path(extension).display());
         }
+        existed
     }
 }
 
@@ -311,10 +380,10 @@ mod tests {
         }
         let saved = Saved::new(&dir, "vol").unwrap();
         assert_eq!(saved.epoch(), Some(0), "what a link names is not read");
-        assert!(saved.identity().is_err());
+        assert!(saved.export().is_err());
         saved.begin();
         saved.save_epoch(7);
-        saved.save_identity("-/00112233445566778899aabbccddeeff".parse().unwrap());
+        saved.save_export("-/00112233445566778899aabbccddeeff".parse().unwrap());
         assert_eq!(saved.epoch(), Some(7));
         assert_eq!(fs::read_to_string(&other).unwrap(), "theirs");
         saved.forget();
@@ -336,18 +405,18 @@ mod tests {
         assert_eq!(Saved::new(&dir, "vol.1").unwrap().epoch(), None);
         fs::write(saved.path(EPOCH), "x").unwrap();
         assert_eq!(saved.epoch(), Some(0), "not known");
-        assert_eq!(saved.identity().unwrap(), None);
-        let identity: Identity = "-/00112233445566778899aabbccddeeff".parse().unwrap();
-        saved.save_identity(identity);
-        assert_eq!(saved.identity().unwrap(), Some(identity));
+        assert_eq!(saved.export().unwrap(), None);
+        let export: UsedExport = "-/00112233445566778899aabbccddeeff".parse().unwrap();
+        saved.save_export(export);
+        assert_eq!(saved.export().unwrap(), Some(export));
         fs::write(saved.path(IDENTITY), "x").unwrap();
-        assert!(saved.identity().is_err(), "not ignored");
+        assert!(saved.export().is_err(), "not ignored");
         saved.forget();
         saved.forget();
         saved.save_epoch(8);
-        saved.save_identity(identity);
+        saved.save_export(export);
         assert_eq!(saved.epoch(), None);
-        assert_eq!(saved.identity().unwrap(), None);
+        assert_eq!(saved.export().unwrap(), None);
         fs::remove_dir(dir.path()).unwrap();
     }
 
@@ -356,28 +425,61 @@ mod tests {
         let name = format!("rtrs-saved-begin-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();
-        let identity: Identity = "-/00112233445566778899aabbccddeeff".parse().unwrap();
+        let export: UsedExport = "-/00112233445566778899aabbccddeeff".parse().unwrap();
         let dead = Saved::new(&dir, "v").unwrap();
         dead.begin();
         dead.save_epoch(7);
         dead.save_device("/dev/nbd3");
 
         let saved = Saved::new(&dir, "v").unwrap();
-        let left = || (saved.epoch(), saved.identity().unwrap(), saved.device());
+        let left = || (saved.epoch(), saved.export().unwrap(), saved.device());
         let before = left();
         assert_eq!(before, (Some(7), None, Some("/dev/nbd3".into())));
         saved.save_epoch(8);
-        saved.save_identity(identity);
+        saved.save_export(export);
         assert_eq!(left(), before);
         saved.begin();
         saved.save_device("");
-        assert_eq!(left(), (Some(8), Some(identity), Some(String::new())));
+        assert_eq!(left(), (Some(8), Some(export), Some(String::new())));
         saved.put_back();
         saved.save_epoch(9);
         assert_eq!(left(), before);
-        saved.forget_but_epoch();
+        assert!(saved.forget_but_epoch());
         assert_eq!(left(), (Some(7), None, None));
+        assert!(!saved.forget_but_epoch(), "the epoch alone");
         fs::remove_dir_all(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_detached_volume_is_bound_to_no_export() {
+        let name = format!("rtrs-saved-detached-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let export: UsedExport = "-/00112233445566778899aabbccddeeff memory".parse().unwrap();
+        assert_eq!((export.memory, export.lasting()), (true, None));
+        assert_eq!(export.to_string().parse(), Ok(export));
+        let saved = || Saved::new(&dir, "v").unwrap();
+        let left = || (saved().export().unwrap(), saved().export_of_epoch().unwrap());
+        let dead = saved();
+        dead.begin();
+        dead.save_export(export);
+        assert!(saved().forget_but_epoch());
+        assert_eq!(left(), (None, None), "without an epoch");
+        dead.save_export(export);
+        dead.save_epoch(7);
+        assert_eq!(left(), (Some(export), Some(export)));
+        assert!(saved().forget_but_epoch());
+        assert_eq!(left(), (None, Some(export)));
+        let next = saved();
+        next.save_export(UsedExport { memory: false, ..export });
+        next.begin();
+        let used = Some(UsedExport { memory: false, ..export });
+        assert_eq!(left(), (used, used));
+        next.put_back();
+        assert_eq!(left(), (None, Some(export)));
+        saved().forget();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        fs::remove_dir(dir.path()).unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::config::volume_config;
 use super::device::{self, Held, ReachedDevice};
 use super::endings::LeftToUsers;
 use super::report::Identity;
-use super::saved::Saved;
+use super::saved::{Saved, UsedExport};
 use super::waiting::{Add, Detach};
 use crate::engine::VolumeConfig;
 use crate::error::{Error, ErrorKind};
@@ -173,6 +173,8 @@ impl Volume {
         };
         if is_over {
             saved.forget();
+        } else if detached && !matches!(self.front, Front::Device(_)) {
+            saved.forget_but_epoch();
         }
     }
 }
@@ -218,23 +220,25 @@ fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
 /// Export to which the inherited epoch belongs, if known. A volume that was moved has another one.
 fn inherited_export(plan: &AttachPlan, saved: Option<&Saved>) -> Option<ExportId> {
     let saved = saved.filter(|_| !plan.takes_over() && !plan.accept_new_identity)?;
-    let identity = saved.identity().unwrap_or_else(|error| {
+    let export = saved.export_of_epoch().unwrap_or_else(|error| {
         // A loss is reported without need at worst.
         tracing::warn!("cannot read which export an earlier process used: {error}");
         None
     });
-    identity?.export
+    export?.identity.export
 }
 
-/// Identity that a volume must have, if it is known before the open.
+/// Identity that a volume must have, if it is known before the open. Users of a volume that was not
+/// detached expect its export, whether or not they notice that there is another process.
 fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Error> {
     let given = plan.session.settings.identity;
-    let Some(saved) = saved.filter(|_| plan.takes_over()) else {
-        return Ok(given.filter(|_| !plan.accept_new_identity));
-    };
-    let left = match saved.identity() {
-        _ if plan.accept_new_identity => return Ok(None),
-        Ok(left) => left,
+    if plan.accept_new_identity {
+        return Ok(None);
+    }
+    let Some(saved) = saved else { return Ok(given) };
+    let left = match saved.export() {
+        Ok(left) if plan.takes_over() => left.map(|export| export.identity),
+        Ok(left) => left.and_then(UsedExport::lasting),
         Err(error) => {
             let text = "cannot read which export the dead process used; set --identity ID or \
                         --accept-new-identity";
@@ -253,8 +257,8 @@ fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>,
     match (left, given) {
         (Some(left), Some(given)) if left.contradicts(&given) => {
             let text = format!(
-                "cannot take over: the dead process used {left}, and identity says {given}; \
-                 correct it, or set --accept-new-identity if the volume was moved"
+                "cannot attach: the dead process used {left}, and identity says {given}; correct \
+                 it, or if the volume was moved, detach it first or set --accept-new-identity"
             );
             Err(Error::new(ErrorKind::Usage, text))
         }
@@ -318,22 +322,31 @@ mod tests {
         assert_eq!(pin(&device(None, false)), Ok(None));
         assert_eq!(pin(&device(Some(GIVEN), false)), Ok(Some(given)));
         saved.begin();
-        saved.save_identity(left);
+        saved.save_export(UsedExport { identity: left, memory: false });
         assert_eq!(pin(&device(None, false)), Ok(Some(left)));
         assert_eq!(pin(&device(Some(LEFT), false)), Ok(Some(left)));
         let error = pin(&device(Some(GIVEN), false)).unwrap_err();
         assert!(error.contains(LEFT) && error.contains(GIVEN), "{error}");
-        assert!(error.contains("set --accept-new-identity if the volume was moved"), "{error}");
+        assert!(error.contains("if the volume was moved, detach it first or set "), "{error}");
         for identity in [None, Some(LEFT), Some(GIVEN)] {
             assert_eq!(pin(&device(identity, true)), Ok(None), "a deliberate move");
         }
 
-        // Without a takeover, the saved state belongs to another session.
         for front in ["device: auto", "socket: /s"] {
-            assert_eq!(pin(&plan(front, None, false)), Ok(None), "{front}");
-            assert_eq!(pin(&plan(front, Some(GIVEN), false)), Ok(Some(given)), "{front}");
+            assert_eq!(pin(&plan(front, None, false)), Ok(Some(left)), "{front}");
+            let error = pin(&plan(front, Some(GIVEN), false)).unwrap_err();
+            assert!(error.starts_with("cannot attach: the dead process used "), "{error}");
             assert_eq!(pin(&plan(front, Some(GIVEN), true)), Ok(None), "{front}");
         }
+        // Memory of a restarted server is another export.
+        saved.save_export(UsedExport { identity: left, memory: true });
+        let server = Pinned { export: None, ..left };
+        assert_eq!(pin(&plan("socket: /s", None, false)), Ok(Some(server)));
+        assert_eq!(pin(&plan("socket: /s", Some(GIVEN), false)), Ok(Some(given)));
+        assert_eq!(pin(&device(None, false)), Ok(Some(left)), "a takeover continues");
+        // After a detach, its users expect nothing.
+        saved.forget_but_epoch();
+        assert_eq!(pin(&plan("socket: /s", None, false)), Ok(None));
 
         // An unreadable file does not count as missing.
         std::fs::write(dir.control_socket("v").with_extension("identity"), "x").unwrap();

@@ -300,6 +300,12 @@ impl ClientEngine {
         self.view()?.pinned_identity(device)
     }
 
+    /// Returns, on the control shard, whether the content of a volume's export ends with the
+    /// process of its server.
+    pub fn is_memory(&self, device: DeviceIndex) -> bool {
+        self.view().is_some_and(|view| view.is_memory(device))
+    }
+
     /// Returns the volumes, including those being closed; on the control shard only.
     pub fn volumes(&self, now: Instant) -> Vec<VolumeView> {
         let volumes = self.view().map(|view| view.volumes(now));

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use rtrs_core::choices;
+use rtrs_core::identity::Identity;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -63,6 +64,8 @@ pub(crate) struct Running {
     pub(crate) plan: AttachPlan,
     /// Block device.
     pub(crate) device: Option<String>,
+    /// Export that it is bound to.
+    pub(crate) identity: Option<Identity>,
     /// Reason why only a new session can serve IO.
     pub(crate) ended: Option<&'static str>,
     /// State in which this session serves no IO for now, and its remedy.
@@ -174,6 +177,9 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
             // Paths are compared below; the others do not matter to a running session.
             PATH | "foreground" | "require-paths" => true,
             "device" => is_same_device(&setting.value, &is, running.device.as_deref()),
+            "identity" => wanted.plan.session.settings.identity.is_none_or(|identity| {
+                running.identity.is_some_and(|bound| is_met(identity, bound)) || setting.value == is
+            }),
             // By default it follows other settings, and the kernel keeps its initial value.
             "device-timeout" if wanted.configured.attach.device_timeout.is_none() => {
                 setting.value.is_null() == is.is_null()
@@ -186,6 +192,14 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
         }
     }
     differences
+}
+
+/// Whether a session that is bound to this identity has the wanted one.
+fn is_met(wanted: Identity, bound: Identity) -> bool {
+    let is_known = |wanted: bool, bound: bool| bound || !wanted;
+    is_known(wanted.server.is_some(), bound.server.is_some())
+        && is_known(wanted.export.is_some(), bound.export.is_some())
+        && !wanted.contradicts(&bound)
 }
 
 /// Whether the device satisfies the file: `auto` accepts any device, and `auto` may have chosen it.
@@ -226,7 +240,7 @@ mod tests {
     fn running(yaml: &str) -> Running {
         let device = Some("/dev/nbd3".into());
         let plan = wanted(yaml).plan;
-        Running { plan, device, ended: None, no_service: None }
+        Running { plan, device, identity: None, ended: None, no_service: None }
     }
 
     fn task_of(file: &str, runs: &str) -> Task {
@@ -323,6 +337,28 @@ mod tests {
         assert_eq!(changed.action, Action::Change);
         assert_eq!(changed.reason.as_deref(), Some("no-path"));
         assert_eq!(of(&format!("{BASE}crc: off\n")).action, Action::NeedsReattach);
+    }
+
+    #[test]
+    fn an_identity_is_that_of_the_export_that_is_open() {
+        let server = "00112233445566778899aabbccddeeff";
+        let export = "ffeeddccbbaa99887766554433221100";
+        let of = |file: &str, setting: &str, bound: Option<&str>| {
+            let identity = bound.map(|id| id.parse().unwrap());
+            let running = Running { identity, ..running(&format!("{BASE}{setting}")) };
+            task(&wanted(&format!("{BASE}{file}")), &Found::Running(Box::new(running))).action
+        };
+        let both = format!("{server}/{export}");
+        let key = |identity: &str| format!("identity: {identity}\n");
+        for wanted in [key(&both), key(&format!("{server}/-")), key(&format!("-/{export}"))] {
+            assert_eq!(of(&wanted, "", Some(&both)), Action::Unchanged, "{wanted}");
+        }
+        assert_eq!(of("", &key(&both), Some(&both)), Action::Unchanged, "any is accepted");
+        assert_eq!(of(&key(&both), &key(&both), None), Action::Unchanged, "not open yet");
+        for bound in [None, Some(format!("{server}/-")), Some(format!("{export}/{export}"))] {
+            let bound = bound.as_deref();
+            assert_eq!(of(&key(&both), "", bound), Action::NeedsReattach, "{bound:?}");
+        }
     }
 
     #[test]

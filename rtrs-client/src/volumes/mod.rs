@@ -52,7 +52,7 @@ impl Volume {
     }
 
     /// Names of all volumes of the session.
-    fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let more = self.more.iter().map(|(name, _)| name.as_str());
         std::iter::once(self.name.as_str()).chain(more)
     }

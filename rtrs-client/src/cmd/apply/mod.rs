@@ -432,9 +432,9 @@ pub(super) fn running(
     let paths = stays.map(|path| path.path.clone()).collect();
     let values: SettingValues = Session::new(&status.name, global)?.request(&Request::Get)?;
     let plan = plan_of(&status.name, values.settings, paths, run_dir)?;
-    let device = status.device.clone();
+    let (device, identity) = (status.device.clone(), status.identity);
     let ended = status.needs_new_session();
-    Ok(Running { plan, device, ended, no_service: status.no_service() })
+    Ok(Running { plan, device, identity, ended, no_service: status.no_service() })
 }
 
 /// Formats one line per session.

@@ -60,6 +60,11 @@ impl<'a> SessionView<'a> {
         Some(identity).filter(|identity| !identity.is_unknown())
     }
 
+    /// Whether the content of a volume's export ends with the process of its server.
+    pub(crate) fn is_memory(self, volume: DeviceIndex) -> bool {
+        self.volumes.get(volume).is_some_and(Volume::is_memory)
+    }
+
     /// Epoch of the server's cache, saved for the process that takes over if this one dies.
     pub(crate) fn saved_epoch(self, volume: DeviceIndex) -> Option<u64> {
         self.volumes.get(volume)?.cache.kept()
@@ -84,6 +89,7 @@ impl<'a> SessionView<'a> {
                 obstacle: self.bounds.obstacle().or_else(|| volume.obstacle()).cloned(),
                 no_path: volume.no_path.wait(now),
                 identity: self.pinned_identity(volume.index()),
+                memory: volume.is_memory(),
                 refusals: self.refusals(volume.index()),
             }
         };

@@ -85,6 +85,11 @@ impl Volume {
         &self.config.export
     }
 
+    /// Whether the content of the last opened device ends with the process of its server.
+    pub(super) fn is_memory(&self) -> bool {
+        self.last.as_ref().is_some_and(|device| device.volatile)
+    }
+
     /// Whether paths should have it open. This includes a volume to be closed, since the server may
     /// have it open.
     pub(super) fn is_wanted(&self) -> bool {

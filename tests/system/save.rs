@@ -1,0 +1,209 @@
+//! `rtrs-client save`: no volume is lost from the file, and its volumes return to their exports.
+
+use std::fs;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Finished, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, free_port,
+    pattern_file, run, wait_for,
+};
+
+/// A run directory, and the file that `save` writes.
+struct Host {
+    scratch: Scratch,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self { scratch: Scratch::new() }
+    }
+
+    fn client(&self, words: &[&str]) -> Finished {
+        let run_dir = self.scratch.text("run");
+        run(bin("rtrs-client"), &[words, &["--run-dir", &run_dir]].concat(), COMMAND_TIME_MAX)
+    }
+
+    fn attach(&self, name: &str, path: &str) {
+        let socket = self.scratch.text(&format!("{name}.nbd"));
+        let words = ["attach", name, "--path", path, "--socket", &socket, "--shards=1"];
+        let _ = self.client(&words).ok();
+    }
+
+    /// First byte of a volume.
+    fn first_byte(&self, name: &str) -> u8 {
+        let mut block = [0; 4096];
+        let front = Front::Unix(self.scratch.path(&format!("{name}.nbd")));
+        RawNbd::go(&front, name).read(0, &mut block).expect("a read");
+        block[0]
+    }
+
+    /// Kills the process of each session, as a restart of the host does.
+    fn kill_all(&self) {
+        ["a", "b"].iter().for_each(|name| self.kill(name));
+    }
+
+    fn apply(&self) -> Finished {
+        self.client(&["apply", "-f", &self.scratch.text("saved.yaml"), "-o", "json"])
+    }
+
+    fn save(&self, more: &[&str]) -> Finished {
+        let file = self.scratch.text("saved.yaml");
+        self.client(&[&["save", "--output-file", &file], more].concat())
+    }
+
+    fn saved(&self) -> String {
+        fs::read_to_string(self.scratch.path("saved.yaml")).expect("the file")
+    }
+
+    fn pid(&self, name: &str) -> String {
+        self.client(&["status", name, "-o", "json"]).ok().json()["pid"].to_string()
+    }
+
+    /// Kills the process of a session.
+    fn kill(&self, name: &str) {
+        let _ = run("kill", &["-KILL", &self.pid(name)], COMMAND_TIME_MAX).ok();
+        wait_for("it to be dead", COMMAND_TIME_MAX, || {
+            let listed = self.client(&["list", "-o", "json"]).ok().json();
+            let mut all = listed.as_array().expect("a list").iter();
+            all.any(|one| one["name"] == name && one["state"] == "dead").then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_volume_that_does_not_run_stays_in_the_file() {
+    let server = Server::builder().export("a=mem:1M").export("b=mem:1M").export("c=mem:1M").start();
+    let host = Host::new();
+    for name in ["a", "b", "c"] {
+        host.attach(name, server.portal());
+    }
+    let _ = host.save(&[]).ok();
+    let before = host.saved();
+    let kept = |done: Finished, why: [&str; 2]| {
+        let done = done.code(1).says("nothing was saved");
+        let _ = why.into_iter().fold(done, |done, why| done.says(why));
+        assert_eq!(host.saved(), before);
+    };
+    host.kill("b");
+    let stopped = host.pid("c");
+    let _ = run("kill", &["-STOP", &stopped], COMMAND_TIME_MAX).ok();
+    let why = ["\"b\": its process has ended; attach it again", "\"c\": "];
+    kept(host.save(&[]), why);
+    let _ = host.client(&["save"]).code(1).says(why[0]).says(why[1]);
+    let _ = run("kill", &["-CONT", &stopped], COMMAND_TIME_MAX).ok();
+
+    // What was detached is gone from the host, as everything is after its restart.
+    let missing = |name: &str| {
+        format!("\"{name}\": it is in {} and is not attached", { host.scratch.text("saved.yaml") })
+    };
+    let _ = host.client(&["detach", "b", "c"]).ok();
+    kept(host.save(&[]), [&missing("b"), &missing("c")]);
+    let done = host.save(&["--force"]).ok().says(&missing("b"));
+    let _ = done.says(&missing("c"));
+    let only = host.saved();
+    assert!(only.contains("export: a") && !only.contains("export: b"), "{only}");
+    let _ = host.client(&["detach", "a"]).ok();
+    let _ = host.save(&[]).code(1).says(&missing("a"));
+    assert_eq!(host.saved(), only);
+
+    // A file of something else.
+    fs::write(host.scratch.path("saved.yaml"), "exports: []\n").expect("a file");
+    let _ =
+        host.save(&[]).code(1).says("cannot see which volumes ").says("unknown key \"exports\"");
+    let _ = host.save(&["--force"]).ok();
+    assert_eq!(host.saved(), "sessions: []\n");
+    let _ = host.save(&[]).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// Two servers that have an export of the same name, at addresses that can be swapped.
+struct Pair {
+    host: Host,
+    addresses: [String; 2],
+}
+
+impl Pair {
+    /// Starts the servers, with the given addresses.
+    fn servers(&self, addresses: [usize; 2]) -> [Server; 2] {
+        let start = |disk: &str, at: usize| {
+            let export = format!("vol={}", self.host.scratch.text(disk));
+            let server = Server::builder().export(export).listen(&self.addresses[at]);
+            server.args(&["--server-id", disk]).start()
+        };
+        [start("one", addresses[0]), start("two", addresses[1])]
+    }
+
+    fn attach(&self, name: &str, at: usize) -> Finished {
+        let socket = self.host.scratch.text(&format!("{name}.nbd"));
+        let path = &self.addresses[at];
+        let words = ["attach", "vol", "--as", name, "--path", path, "--socket", &socket];
+        self.host.client(&[&words[..], &["--shards=1"]].concat())
+    }
+}
+
+#[test]
+fn swapped_servers_are_not_confused_after_a_restart() {
+    let host = Host::new();
+    for (name, seed) in [("one", 1), ("two", 2)] {
+        pattern_file(&host.scratch.path(name), 1 << 20, seed);
+    }
+    let pair =
+        Pair { host, addresses: [(); 2].map(|()| format!("tcp://127.0.0.1:{}", free_port())) };
+    let host = &pair.host;
+    let servers = pair.servers([0, 1]);
+    let _ = (pair.attach("a", 0).ok(), pair.attach("b", 1).ok());
+    let bytes = ["a", "b"].map(|name| host.first_byte(name));
+    assert_ne!(bytes[0], bytes[1]);
+    let _ = host.save(&[]).ok();
+    let saved = host.saved();
+    for name in ["a", "b"] {
+        let status = host.client(&["status", name, "-o", "json"]).ok().json();
+        let identity = status["identity"].as_str().expect("an identity").to_owned();
+        assert!(saved.contains(&format!("identity: {identity}")), "{saved}");
+    }
+    let report = host.apply().ok().json();
+    assert_eq!(report["sessions"][0]["action"], "unchanged", "{report}");
+
+    // Everything was restarted: only the file is left.
+    host.kill_all();
+    let servers = swap(servers, &pair, [1, 0]);
+    fs::remove_dir_all(host.scratch.path("run")).expect("the run directory");
+    let refused = |done: Finished| {
+        let done = done.code(1);
+        assert_eq!(
+            done.stdout.matches("cannot use this path: it is server ").count(),
+            2,
+            "{done:?}"
+        );
+        assert_eq!(host.client(&["list", "-o", "json"]).ok().json(), serde_json::json!([]));
+    };
+    refused(host.apply());
+    let servers = swap(servers, &pair, [0, 1]);
+    let _ = host.apply().ok();
+    assert_eq!(["a", "b"].map(|name| host.first_byte(name)), bytes);
+
+    // Only the processes have died: their files are left, and the file names no identity.
+    let file: Vec<&str> = saved.lines().filter(|line| !line.contains("identity: ")).collect();
+    fs::write(host.scratch.path("saved.yaml"), file.join("\n")).expect("the file");
+    host.kill_all();
+    let servers = swap(servers, &pair, [1, 0]);
+    refused(host.apply());
+    refused(host.apply());
+    // What was detached may be attached anywhere.
+    let _ = host.client(&["detach", "a"]).ok();
+    let _ = pair.attach("a", 0).ok();
+    assert_eq!(host.first_byte("a"), bytes[1]);
+    let refused = pair.attach("b", 1).code(1);
+    let _ = refused.says("cannot use this path: it is server ");
+    let _ = host.client(&["detach", "a"]).ok();
+    let servers = swap(servers, &pair, [0, 1]);
+    let _ = host.apply().ok();
+    assert_eq!(["a", "b"].map(|name| host.first_byte(name)), bytes);
+    let _ = host.client(&["detach", "--all"]).ok();
+    servers.into_iter().for_each(|server| drop(server.stop(STOP_TIME_MAX)));
+}
+
+/// Starts the servers again, with other addresses.
+fn swap(servers: [Server; 2], pair: &Pair, addresses: [usize; 2]) -> [Server; 2] {
+    servers.into_iter().for_each(Server::crash);
+    pair.servers(addresses)
+}
