@@ -23,6 +23,7 @@ pub use rbd::RbdName;
 pub use search::SearchSpec;
 pub use user::UserSpec;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rtrs_core::settings::{
@@ -30,7 +31,7 @@ use rtrs_core::settings::{
     Portal, Shards, Switch, Time, settings_from_yaml,
 };
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 rtrs_core::settings! {
     /// The settings of the server.
@@ -313,8 +314,27 @@ impl Settings {
         };
         self.exports_dir = self.exports_dir.take().or_else(beside);
         let Some(dir) = &self.exports_dir else { return Ok(()) };
+        let mut names: BTreeMap<String, PathBuf> = BTreeMap::new();
+        if let Some(config) = config {
+            // An export without a usable name is refused later.
+            let named = self.export.iter().filter_map(|spec| spec.resolved_name().ok());
+            names.extend(named.map(|name| (name, config.to_owned())));
+        }
         for file in exports_dir::files(dir)? {
-            self.export.extend(exports_dir::read(&file)?);
+            for spec in exports_dir::read(&file)? {
+                let name = spec.resolved_name().ok();
+                if let Some(first) = name.as_ref().and_then(|name| names.get(name)) {
+                    let name = name.unwrap_or_default();
+                    let (first, file) = (first.display(), file.display());
+                    let text = format!(
+                        "two exports have the name {name:?}: in {first} and in {file}; remove or \
+                         rename one"
+                    );
+                    return Err(Error::new(ErrorKind::Config, text));
+                }
+                names.extend(name.map(|name| (name, file.clone())));
+                self.export.push(spec);
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use rtrs_core::tls::{TlsServerConfig, writable_by_others};
 
 use crate::access_list::AccessRule;
 use crate::plan::{has_keys, read_tls};
-use crate::settings::{AuditLog, Settings};
+use crate::settings::{AuditLog, Settings, exports_dir};
 
 /// Returns all warnings for the operator.
 pub(crate) fn warnings(set: &Settings) -> Vec<String> {
@@ -28,6 +28,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     if set.ping_only {
         return all;
     }
+    all.extend(set.exports_dir.as_deref().map(exports_dir::warnings).unwrap_or_default());
     let mut rules = set.access.iter().chain(set.export.iter().flat_map(|spec| &spec.access));
     all.extend(without_interface(rules.clone()));
     if rules.clone().next().is_none() && !has_keys(set) && !set.insecure_open {

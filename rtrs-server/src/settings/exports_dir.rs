@@ -32,6 +32,22 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
+/// Warns about files of the directory that look like files of exports but are not read.
+pub(crate) fn warnings(dir: &Path) -> Vec<String> {
+    // A directory that cannot be read is an error.
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut unread: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|file| file.extension().is_some_and(|end| end == "yml"))
+        .collect();
+    unread.sort_unstable();
+    let text = |file: PathBuf| {
+        let file = file.display();
+        format!("{file} is not read: names of files in exports-dir end with .yaml; rename it")
+    };
+    unread.into_iter().map(text).collect()
+}
+
 /// Reads the exports of one file. An empty file has none.
 ///
 /// # Errors
@@ -79,8 +95,10 @@ mod tests {
         for name in ["b.yaml", "a.yaml", "a.yaml~", ".c.yaml", "d.yml"] {
             fs::write(dir.join(name), "").unwrap();
         }
-        let found = files(&dir).unwrap();
+        let (found, warnings) = (files(&dir).unwrap(), warnings(&dir));
         fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].contains("d.yml is not read"), "{warnings:?}");
         assert_eq!(found, [dir.join("a.yaml"), dir.join("b.yaml")]);
     }
 }
