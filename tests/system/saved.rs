@@ -79,7 +79,7 @@ fn what_runs_is_what_starts() {
     assert_eq!(saved(&server), running);
     let reloaded = server.command(&["reload", "-o", "json"]).ok().json();
     assert_eq!(reloaded["unchanged"], 2, "{reloaded}");
-    let _ = server.command(&["export", "remove", "vol1", "--save"]).ok().says("saved in ");
+    let _ = server.command(&["export", "remove", "vol1", "--save"]).ok().says("removed from ");
     assert_eq!(host.files(), [] as [&str; 0]);
     let running = saved(&server);
     let _ = server.stop(STOP_TIME_MAX);

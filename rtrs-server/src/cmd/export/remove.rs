@@ -3,7 +3,7 @@
 use clap::Args;
 use rtrs_core::settings::printable;
 
-use super::store::{Store, saved_text};
+use super::store::{Store, unsaved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, Within};
 use crate::cmd::text::{NEEDS_FORCE, all_revoked_text, counted, from_text};
 use crate::control_protocol::{Removed, Request};
@@ -69,5 +69,5 @@ fn text(removed: &Removed, dry_run: bool) -> String {
     }
     out += &all_revoked_text(revoked, would);
     out.extend(lost.iter().map(|lost| format!("warning: {}\n", printable(lost))));
-    out + if *needs_force { NEEDS_FORCE } else { "" } + &saved_text(saved.as_deref())
+    out + if *needs_force { NEEDS_FORCE } else { "" } + &unsaved_text(saved.as_deref())
 }

@@ -229,6 +229,12 @@ pub(super) fn saved_text(file: Option<&Path>) -> String {
         .unwrap_or_default()
 }
 
+/// Formats the line about the file from which an export was removed.
+pub(super) fn unsaved_text(file: Option<&Path>) -> String {
+    file.map(|file| format!("removed from {}\n", printable(&file.display().to_string())))
+        .unwrap_or_default()
+}
+
 fn refuse(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::System, format!("nothing changed: cannot save export {name:?}: {why}"))
 }
