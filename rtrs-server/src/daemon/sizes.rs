@@ -85,7 +85,9 @@ impl Exports {
         if let Some(why) = wrong {
             return Err(cannot(why));
         }
-        if !force {
+        // A target of a fixed size refuses another one whatever is forced.
+        let is_refused = target.is_fixed && to != bytes;
+        if !force && !is_refused {
             let losses = Losses { had, to, target };
             losses.allow(|| self.is_open(&export.name)).map_err(cannot)?;
         }
@@ -95,7 +97,14 @@ impl Exports {
                 let why = "state-dir could not note in time that data is lost; nothing was \
                            changed; check the disk of state-dir and its free space, and try again";
                 let noted = wait_saved(&export.epoch, rises).then_some(());
-                noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))
+                noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))?;
+                // Called right before the target is cut, which may have taken a while.
+                let now = export.source.target_size()?.bytes;
+                if force || now <= bytes {
+                    return Ok(());
+                }
+                let why = format!("its target has grown to {now} bytes meanwhile; try again");
+                Err(std::io::Error::other(why))
             };
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
@@ -147,7 +156,11 @@ impl Losses {
 
 #[cfg(test)]
 mod tests {
-    use rtrs_core::rt::mailbox;
+    use std::io;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, Lost};
+    use rtrs_core::rt::{Ring, mailbox};
 
     use super::*;
     use crate::audit::AuditSink;
@@ -155,6 +168,7 @@ mod tests {
     use crate::daemon::exports::Opener;
     use crate::daemon::identity::Sources;
     use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
+    use crate::engine::message::AdminReply;
     use crate::settings::Settings;
     use crate::state::StateDir;
 
@@ -198,6 +212,90 @@ mod tests {
                 assert_eq!(resized.unwrap().size, 4096);
                 assert_eq!(size, 4096);
             }
+        }
+    }
+
+    /// A file that was cut to 4096 bytes, and grows while it is resized.
+    #[derive(Debug)]
+    struct Growing {
+        size: AtomicU64,
+        looks: AtomicU64,
+        /// Whether its size cannot change.
+        is_fixed: bool,
+    }
+
+    impl BlockSource for Growing {
+        fn geometry(&self) -> Geometry {
+            Geometry::plain(self.size.load(Ordering::SeqCst))
+        }
+
+        fn target_size(&self) -> io::Result<TargetSize> {
+            let grown = self.looks.fetch_add(1, Ordering::SeqCst) > 0 && !self.is_fixed;
+            let bytes = if grown { 8192 } else { 4096 };
+            Ok(TargetSize { bytes, was_cut: None, is_fixed: self.is_fixed })
+        }
+
+        fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {
+            if self.is_fixed {
+                return Err(io::Error::new(io::ErrorKind::Unsupported, "its size is fixed"));
+            }
+            lost()?;
+            self.size.store(size, Ordering::SeqCst);
+            Ok(())
+        }
+
+        fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    /// Result of making an unused export of 1 MiB smaller, and its size then.
+    fn shrink(is_fixed: bool, to: u64, force: bool) -> (Result<u64, String>, u64) {
+        let (size, looks) = (AtomicU64::new(1 << 20), AtomicU64::new(0));
+        let mut export = Export::new("vol", Arc::new(Growing { size, looks, is_fixed }));
+        export.epoch = SyncEpoch::kept(0, Arc::new(Store { hangs: false }), "vol".into());
+        let table = ExportTable::new(vec![export]);
+        let export = table.get(ExportIndex(0)).unwrap();
+        let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
+        let opener = Arc::new(Opener::new(Sources::system(), state));
+        let (sender, inbox) = mailbox().unwrap();
+        let shard = thread::spawn(move || {
+            let ring = Ring::new(8).unwrap();
+            let mut inbox = inbox.arm(&ring).unwrap();
+            loop {
+                ring.turn().unwrap();
+                match inbox.take_or_watch() {
+                    None => drop(ring.turn_or_sleep(None).unwrap()),
+                    Some(Message::Control(ControlMessage::Admin { reply, .. })) => {
+                        reply.send(AdminReply::Exports(Vec::new()));
+                    }
+                    Some(Message::Control(_)) => {}
+                    Some(_) => return,
+                }
+            }
+        });
+        let (control, settings) = (ControlShard(sender.clone()), Settings::default());
+        let exports = Exports::new(table, opener, control, None, &settings, AuditSink::default());
+        let resized = exports.resize("vol", Some(to), force).map(|done| done.size);
+        sender.send(Message::Wake);
+        shard.join().unwrap();
+        (resized, export.source.geometry().size)
+    }
+
+    #[test]
+    fn a_target_that_grows_during_a_resize_is_cut_by_force_only() {
+        let (resized, size) = shrink(false, 4096, false);
+        assert!(resized.unwrap_err().contains("has grown to 8192 bytes meanwhile; try again"));
+        assert_eq!(size, 1 << 20);
+        assert_eq!(shrink(false, 4096, true), (Ok(4096), 4096));
+    }
+
+    #[test]
+    fn a_size_that_cannot_change_is_not_refused_for_lack_of_force() {
+        for force in [false, true] {
+            let (resized, size) = shrink(true, 512, force);
+            assert_eq!(resized, Err("cannot resize \"vol\": its size is fixed".to_owned()));
+            assert_eq!(size, 1 << 20);
         }
     }
 }

@@ -172,7 +172,7 @@ impl Shared {
                 bytes = len,
                 exported = had,
                 "{path}: shrunk while exported; IO beyond its end fails until it is exported \
-                 again or resized with `export resize --force`"
+                 again or resized with `export resize` (with --force while it is open)"
             );
         } else {
             let size = self.whole_blocks(len);

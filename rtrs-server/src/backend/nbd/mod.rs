@@ -33,6 +33,7 @@ use nbd_bridge::{DialError, dial};
 use parking_lot::Mutex;
 use rtrs_core::block::{
     BlockDevice, BlockSource, Core, Geometry, Io, IoFlags, IoOp, SharedErrors, SharedSize,
+    TargetSize,
 };
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::rt::{Clock, Fd, Ring};
@@ -188,6 +189,11 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
 }
 
 impl BlockSource for NbdSource {
+    fn target_size(&self) -> io::Result<TargetSize> {
+        // The size is that of the NBD server.
+        Ok(TargetSize { bytes: self.geometry().size, was_cut: None, is_fixed: true })
+    }
+
     fn geometry(&self) -> Geometry {
         Geometry { size: self.shared.size.get(), ..self.shared.geometry.clone() }
     }
