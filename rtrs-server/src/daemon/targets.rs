@@ -1,14 +1,14 @@
 //! Exports whose path has come to lead to another file or device.
 //!
-//! A thread reopens unused exports by their path: once a second, and before the first session opens
-//! an export ([`Examiner`]), so that no session starts on the old file. The backend examines the
-//! target of the path (`backend/file/watch.rs`) on threads that may block; the wait for that is
-//! bounded.
+//! A thread reopens unused exports by their path once a second. Others do that before the first
+//! session opens an export ([`Examiner`]), so that no session starts on the old file. The backend
+//! examines the target of the path (`backend/file/watch.rs`) on threads that may block; the wait
+//! for that is bounded.
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rtrs_core::wire::Name;
 
@@ -20,16 +20,18 @@ use crate::engine::reply_to::ReplyTo;
 
 /// Interval between checks of all exports.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Maximum number of opens whose targets are examined at the same time.
+const EXAMINED_MAX: usize = 64;
 
 /// An open that waits until the target is examined.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Waiting {
     reply_to: ReplyTo,
     name: Name,
     mode: OpenMode,
 }
 
-/// Sender of opens to the thread.
+/// Sender of opens to their thread.
 #[derive(Debug)]
 struct Opens(Sender<Waiting>);
 
@@ -39,37 +41,55 @@ impl Examiner for Opens {
     }
 }
 
-/// Starts the thread, which ends soon after the exports are dropped. Opens are sent through the
+/// Starts the threads, which end soon after the exports are dropped. Opens are sent through the
 /// returned examiner.
 pub(super) fn watch(
     changes: &Arc<Changes>,
     control: ControlShard,
 ) -> std::io::Result<Box<dyn Examiner>> {
     let (opens, inbox) = mpsc::channel();
-    let changes = Arc::downgrade(changes);
+    let (of_opens, changes) = (Arc::downgrade(changes), Arc::downgrade(changes));
     let named = thread::Builder::new().name("export-targets".into());
-    named.spawn(move || look(&inbox, &changes, &control))?;
+    named.spawn(move || look(&changes))?;
+    let named = thread::Builder::new().name("export-opens".into());
+    named.spawn(move || take_opens(&inbox, &of_opens, &control))?;
     Ok(Box::new(Opens(opens)))
 }
 
-fn look(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &ControlShard) {
-    let mut next = Instant::now() + LOOK_EVERY;
+fn look(changes: &Weak<Changes>) {
     loop {
-        match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Waiting { reply_to, name, mode }) => {
-                if let Some(changes) = changes.upgrade() {
-                    changes.exports.examine_before_open(name.as_bytes());
-                }
-                let mode = OpenMode { examined: true, ..mode };
-                let request = ControlRequest::Open { name: Box::new(name), mode };
-                control.0.send(Message::Control(ControlMessage::Request { reply_to, request }));
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let Some(changes) = changes.upgrade() else { return };
-                changes.exports.reopen_replaced();
-                next = Instant::now() + LOOK_EVERY;
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
+        thread::sleep(LOOK_EVERY);
+        let Some(changes) = changes.upgrade() else { return };
+        changes.exports.reopen_replaced();
+    }
+}
+
+/// Examines the targets of opens, each on its own thread: one that hangs delays no other.
+fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &ControlShard) {
+    let running = Arc::new(());
+    for open in inbox {
+        let (of_thread, to, one) = (Weak::clone(changes), control.clone(), Arc::clone(&running));
+        let named = thread::Builder::new().name("export-open".into());
+        let started = Arc::strong_count(&running) <= EXAMINED_MAX + 1
+            && named
+                .spawn(move || {
+                    let _one = one;
+                    examine(open, &of_thread, &to);
+                })
+                .is_ok();
+        if !started {
+            examine(open, changes, control);
         }
     }
+}
+
+/// Examines the target of an open, and lets the control shard continue with it.
+fn examine(open: Waiting, changes: &Weak<Changes>, control: &ControlShard) {
+    let Waiting { reply_to, name, mode } = open;
+    if let Some(changes) = changes.upgrade() {
+        changes.exports.examine_before_open(name.as_bytes());
+    }
+    let mode = OpenMode { examined: true, ..mode };
+    let request = ControlRequest::Open { name: Box::new(name), mode };
+    control.0.send(Message::Control(ControlMessage::Request { reply_to, request }));
 }
