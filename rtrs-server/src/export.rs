@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use rtrs_core::block::{BlockSource, Geometry};
+use rtrs_core::block::{BlockSource, Geometry, TargetName};
 use rtrs_core::identity::ExportId;
 use rtrs_core::ranges::Ranges;
 
@@ -69,6 +69,8 @@ pub struct Export {
     pub frozen: AtomicBool,
     /// Size last announced to users.
     pub known_size: AtomicU64,
+    /// Set once the file was deleted while nothing had taken its path.
+    pub(crate) orphaned: AtomicBool,
     /// Ranges for changes that must take turns; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
 }
@@ -89,6 +91,7 @@ impl Export {
             counters: Arc::default(),
             frozen: AtomicBool::new(false),
             known_size: AtomicU64::new(size),
+            orphaned: AtomicBool::new(false),
             turns: OnceLock::new(),
         }
     }
@@ -109,6 +112,19 @@ impl Export {
     pub fn note_size(&self) -> bool {
         let size = self.source.geometry().size;
         self.known_size.swap(size, Ordering::Relaxed) != size
+    }
+
+    /// Records whether the file was deleted while nothing had taken its path.
+    pub(crate) fn note_orphan(&self) {
+        let is_missing = self.source.target_name() == Some(TargetName::Missing);
+        if is_missing && self.source.is_deleted() {
+            self.orphaned.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the file is deleted, and was so before another one took its path.
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.orphaned.load(Ordering::Relaxed) && self.source.is_deleted()
     }
 
     /// Forbids opens for writing, or permits them again.

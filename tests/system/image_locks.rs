@@ -1,8 +1,10 @@
 //! Locks of exported images against qemu, with its real programs.
 
+use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
+use rtrs_core::rt::blkdev::lock_byte;
 use rtrs_tests::{
     COMMAND_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, Server, bin, requires, run,
     sparse_file, wait_for,
@@ -60,6 +62,39 @@ fn qemu_does_not_write_to_an_exported_image() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
+/// A virtual machine that is restarted lets go of its image for a moment.
+#[test]
+fn an_image_is_not_taken_when_its_holder_lets_go() {
+    let scratch = Scratch::new();
+    let state = |server: &Server, name: &str| {
+        let list = server.command(&["export", "list", "-o", "json"]).ok().json();
+        let exports = list["exports"].as_array().expect("a list").clone();
+        let found = exports.into_iter().find(|export| export["name"] == name).expect("the export");
+        (found["state"].as_str().expect("a state").to_owned(), found["retried"] == true)
+    };
+    sparse_file(&scratch.path("vm.img"), MIB);
+    let holder = File::open(scratch.path("vm.img")).expect("the image");
+    // The byte that says that others may not write.
+    lock_byte(&holder, 201).expect("the lock");
+    let server = Server::builder()
+        .export(format!("vm={}", scratch.text("vm.img")))
+        .export(format!("late={}", scratch.text("late.img")))
+        .export("other=mem:1M")
+        .start();
+    assert_eq!(state(&server, "vm"), ("failed".into(), false));
+    assert_eq!(state(&server, "late"), ("failed".into(), true));
+    drop(holder);
+    // The attempts for the other export are later than the end of the lock.
+    sparse_file(&scratch.path("late.img"), MIB);
+    wait_for("the late export", START_TIME_MAX, || {
+        (state(&server, "late").0 == "unused").then_some(())
+    });
+    assert_eq!(state(&server, "vm"), ("failed".into(), false));
+    let _ = server.command(&["reload"]).ok();
+    assert_eq!(state(&server, "vm").0, "unused");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 #[test]
 fn an_image_that_qemu_has_open_is_not_exported_for_writing() {
     if !requires(&["qemu-storage-daemon"]) {
@@ -78,6 +113,8 @@ fn an_image_that_qemu_has_open_is_not_exported_for_writing() {
     let list = || server.command(&["export", "list", "-o", "json"]).ok().stdout;
     let failed = list();
     assert!(failed.contains("likely a virtual machine"), "{failed}");
+    let _ =
+        server.command(&["export", "list"]).ok().says("the server does not try again by itself");
     let _ = qemu.terminate(STOP_TIME_MAX);
     let _ = server.command(&["reload"]).ok();
     let served = list();

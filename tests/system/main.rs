@@ -21,7 +21,7 @@
 //! --test system admin::`.
 //!
 //! `checks.rs` configuration tests · `descriptors.rs` processes without free descriptors ·
-//! `image_locks.rs` qemu's locks of images.
+//! `image_locks.rs` qemu's locks of images · `last_copy.rs` deleted files that the server holds.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -45,6 +45,7 @@ mod faults;
 mod identity;
 mod image_locks;
 mod instructions;
+mod last_copy;
 mod logs;
 mod lost_writes;
 mod memory;

@@ -23,6 +23,8 @@ pub struct BackendError {
     problem: String,
     hint: &'static str,
     source: Option<io::Error>,
+    /// Whether another program holds the image.
+    is_held: bool,
 }
 
 fn cause(source: &Option<io::Error>) -> String {
@@ -31,7 +33,13 @@ fn cause(source: &Option<io::Error>) -> String {
 
 impl BackendError {
     pub(crate) fn new(target: &str, problem: impl Into<String>, hint: &'static str) -> Self {
-        Self { target: target.to_owned(), problem: problem.into(), hint, source: None }
+        Self {
+            target: target.to_owned(),
+            problem: problem.into(),
+            hint,
+            source: None,
+            is_held: false,
+        }
     }
 
     pub(crate) fn path(path: &Path, problem: impl Into<String>, hint: &'static str) -> Self {
@@ -41,6 +49,17 @@ impl BackendError {
     pub(crate) fn because(mut self, source: io::Error) -> Self {
         self.source = Some(source);
         self
+    }
+
+    /// Marks the error as a conflict with a program that holds the image.
+    pub(crate) fn held(mut self) -> Self {
+        self.is_held = true;
+        self
+    }
+
+    /// Whether another program holds the image, for example a virtual machine.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held
     }
 
     /// Underlying error of the system, if any.

@@ -20,7 +20,10 @@ pub struct ReloadArgs {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Apply the access lists even if they close exports or end sessions
+    /// Apply the access lists even if they close exports or end sessions, and close deleted files
+    ///
+    /// The content of a file that was deleted while it was exported ends when it is closed. Without
+    /// this flag such an export stays as it is.
     #[arg(long, conflicts_with = "dry_run")]
     pub force: bool,
 

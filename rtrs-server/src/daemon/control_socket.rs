@@ -23,7 +23,7 @@ use crate::daemon::control_shard::ControlShard;
 use crate::daemon::exports::{LAST_COPY_HINT, wait_saved};
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::privileges;
-use crate::daemon::reload::Changes;
+use crate::daemon::reload::{Accepts, Changes};
 use crate::daemon::status;
 use crate::daemon::tunables::Tunables;
 use crate::engine::message::{AdminReply, AdminRequest};
@@ -251,7 +251,8 @@ impl Shared {
                 self.change(stream, move |changes| changes.exports.set(&name, &options, force));
             }
             Request::Reload { force } => {
-                self.change(stream, move |changes| changes.reload(force));
+                let accepts = if force { Accepts::AllLosses } else { Accepts::NoLoss };
+                self.change(stream, move |changes| changes.reload(accepts));
             }
             Request::ReloadPreview => self.change(stream, |changes| changes.preview()),
             Request::ExportOrigin { name } => {

@@ -9,15 +9,18 @@
 mod access;
 mod attempts;
 mod commands;
+mod entry;
 mod failed;
 mod in_time;
+mod last_copy;
+mod open_error;
 pub(super) mod recovery;
 mod replaced;
 pub(super) mod startup;
 
 use std::collections::BTreeMap;
 use std::path::{self, Path};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -27,8 +30,11 @@ use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
 use self::attempts::Attempts;
+pub(super) use self::entry::Entry;
 use self::failed::FailedExports;
-use self::in_time::in_time;
+use self::in_time::{all_in_time, in_time};
+pub(super) use self::last_copy::LAST_COPY_HINT;
+pub(super) use self::open_error::OpenError;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::open_target;
 use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
@@ -42,10 +48,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked};
-
-/// Hint for a refused command that would close a deleted file.
-pub(super) const LAST_COPY_HINT: &str = "; copy it through a client first, or use --force";
+use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked, next_attempt};
 
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -119,6 +122,11 @@ impl Opener {
         })
     }
 
+    /// Opens the target of an export that threads share.
+    fn open_shared(&self, spec: &ExportSpec) -> Result<Arc<Export>, OpenError> {
+        self.open(spec).map(Arc::new).map_err(|error| OpenError::new(&error))
+    }
+
     /// Key of an export's epoch in the state directory; `None` if the epoch is not saved. The same
     /// file or disk has the same key under every name and path.
     fn epoch_key(&self, spec: &ExportSpec) -> Option<String> {
@@ -163,71 +171,6 @@ pub(super) fn epoch_key(target: ExportId) -> String {
     format!("id={target}")
 }
 
-/// An export that the configuration or a command has named.
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) spec: ExportSpec,
-    /// Not an owner: the export is released when its users are done.
-    export: Weak<Export>,
-    /// Whether it was opened read-only.
-    opened_ro: bool,
-    /// Whether a command changed its size.
-    resized: bool,
-    /// Whether it is in the configuration.
-    pub(super) configured: bool,
-}
-
-impl Entry {
-    /// Whether a change needs no reopening: the access list can change while the export is open,
-    /// and an export that was opened for writing can become read-only and writable again.
-    pub(super) fn stays_open(&self, spec: &ExportSpec) -> bool {
-        let (ro, access) = (self.spec.ro, self.spec.access.clone());
-        let same = ExportSpec { ro, access, ..spec.clone() } == self.spec;
-        same && (spec.ro == ro || !self.opened_ro)
-    }
-
-    /// Whether the export matches these settings, apart from its access list and a size set by a
-    /// command.
-    pub(super) fn is_as_set(&self, spec: &ExportSpec) -> bool {
-        let target = match (&self.spec.target, &spec.target) {
-            (Target::Memory(_), Target::Memory(_)) | (Target::Null(_), Target::Null(_))
-                if self.resized =>
-            {
-                self.spec.target.clone()
-            }
-            _ => spec.target.clone(),
-        };
-        ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
-    }
-
-    /// Reason why the export cannot change to these settings now. `open` is whether it is open, and
-    /// if so, whether for writing.
-    pub(super) fn obstacle(&self, spec: &ExportSpec, open: Option<bool>) -> Option<String> {
-        let freezes = spec.ro && !self.spec.ro;
-        match (self.stays_open(spec), open) {
-            (true, Some(true)) if freezes => Some("it is open for writing".to_owned()),
-            (true, _) => None,
-            (false, Some(_)) => Some("it is open".to_owned()),
-            (false, None) => self.keeps_memory(spec).err(),
-        }
-    }
-
-    /// Refuses to reopen memory, whose content would be lost.
-    fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
-        if !matches!(self.spec.target, Target::Memory(_)) {
-            return Ok(());
-        }
-        let name = spec.name();
-        let hint = match &spec.target {
-            Target::Memory(_) if self.spec.target != spec.target => {
-                "give it its size with `export resize`, or remove it and add it again"
-            }
-            _ => "remove it and add it again if you want that",
-        };
-        Err(format!("export {name:?} would lose its memory; {hint}"))
-    }
-}
-
 /// A failed attempt to reopen an export.
 #[derive(Debug)]
 struct NotReopened {
@@ -244,6 +187,9 @@ pub(super) enum Followed {
     Reopened,
     /// The path leads elsewhere, but the export keeps its target for this reason.
     Kept(String),
+    /// The export keeps a file that was deleted before another one took its path, for this reason.
+    /// Only a forced reload closes it.
+    Orphan(String),
 }
 
 /// Exports of a running server.
@@ -437,14 +383,31 @@ impl Exports {
     }
 
     /// Opens an export without exporting it.
-    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Arc<Export>, String> {
-        let name = spec.name();
+    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Arc<Export>, OpenError> {
+        self.check_name(spec.name())?;
+        self.open_target(spec)
+    }
+
+    /// Opens exports at the same time without exporting them.
+    pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Result<Vec<Arc<Export>>, OpenError> {
+        specs.iter().try_for_each(|spec| self.check_name(spec.name()))?;
+        let opener = Arc::clone(&self.opener);
+        let opened = all_in_time(specs, move |spec: ExportSpec| opener.open_shared(&spec));
+        opened.into_iter().collect()
+    }
+
+    fn open_target(&self, spec: &ExportSpec) -> Result<Arc<Export>, OpenError> {
+        let (opener, spec) = (Arc::clone(&self.opener), spec.clone());
+        in_time(move || opener.open_shared(&spec))
+    }
+
+    /// Refuses a name that is taken.
+    fn check_name(&self, name: &str) -> Result<(), String> {
         let bytes = name.as_bytes();
         if self.table.find(bytes).is_some() || self.table.is_failed(bytes) {
             return Err(format!("cannot export {name:?}: there is an export of this name already"));
         }
-        let (opener, spec) = (Arc::clone(&self.opener), spec.clone());
-        in_time(move || opener.open(&spec).map(Arc::new).map_err(|error| error.chain().to_string()))
+        Ok(())
     }
 
     /// Publishes an opened export.
@@ -461,9 +424,9 @@ impl Exports {
         Ok(())
     }
 
-    pub(super) fn open_new(&self, spec: &ExportSpec, configured: bool) -> Result<(), String> {
+    pub(super) fn open_new(&self, spec: &ExportSpec, configured: bool) -> Result<(), OpenError> {
         let export = self.open(spec)?;
-        self.publish(spec, &export, configured)
+        Ok(self.publish(spec, &export, configured)?)
     }
 
     /// Removes an export from the table, so that it can no longer be opened. Returns the export,
@@ -497,8 +460,8 @@ impl Exports {
                  move it out of search-path",
                 export.backing
             ),
-            Some(ExportSnapshot { reason: Some(why), .. }) => {
-                format!("export {name:?} is not served: {why}; the server tries again")
+            Some(ExportSnapshot { reason: Some(why), retried, .. }) => {
+                format!("export {name:?} is not served: {why}; {}", next_attempt(retried))
             }
             Some(export) if export.state == ExportState::Removing => format!(
                 "export {name:?} is being removed already; its file stays locked until the \
@@ -579,12 +542,13 @@ impl Exports {
         Ok(ExportDrained { standby: export.name.clone() })
     }
 
-    /// Applies changed settings to an export. Returns the losses of sessions, or None if the
-    /// settings already match.
+    /// Applies changed settings to an export. Unless forced, refuses to close the last copy of a
+    /// file. Returns the losses of sessions, or None if the settings already match.
     pub(super) fn change(
         &self,
         entry: &Entry,
         spec: &ExportSpec,
+        force: bool,
     ) -> Result<Option<Vec<Revoked>>, String> {
         let name = spec.name();
         if entry.spec == *spec {
@@ -600,6 +564,9 @@ impl Exports {
             return self.change_list(&entry.spec, spec).map(Some);
         }
         entry.keeps_memory(spec)?;
+        if let Some(why) = entry.last_copy().filter(|_| !force) {
+            return Err(format!("{why}{LAST_COPY_HINT}"));
+        }
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
             let only = "; only access, and ro of an export that was opened for writing, can change \
                         while it is open";
@@ -610,13 +577,15 @@ impl Exports {
         let opened = self.open_new(spec, entry.configured);
         let opened = opened.map_err(|why| {
             let listed = self.change_list(spec, &entry.spec);
+            let listed = listed.map_err(OpenError::from);
             let again = listed.and_then(|_| self.open_new(&entry.spec, entry.configured));
             match again {
                 Ok(()) => format!("{why}; the export keeps its old options"),
                 Err(again) => {
                     let problem = format!(
-                        "{why}; and it could not be opened with its old options, with which the \
-                         server tries again: {again}"
+                        "{why}; and it could not be opened with its old options, with which {}: \
+                         {again}",
+                        again.next_attempt()
                     );
                     recovery::note_failed(self, entry.spec.clone(), again);
                     problem
@@ -660,6 +629,11 @@ fn notify_moves(export: &Export, at: ExportIndex, control: &ControlShard) {
 pub(super) fn check(spec: &mut ExportSpec) -> Result<(), String> {
     let checked = validate_export(spec).and_then(|()| check_export(spec));
     checked.map_err(|error| error.chain().to_string())
+}
+
+/// Checks the settings of exports at the same time, as [`check`] does.
+pub(super) fn check_all(specs: &[ExportSpec]) -> Vec<Result<(), String>> {
+    all_in_time(specs, |mut spec: ExportSpec| check(&mut spec))
 }
 
 /// Closes exports, each when no other references exist, and reports the results.

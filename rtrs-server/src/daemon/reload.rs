@@ -19,7 +19,9 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
-use crate::daemon::exports::{Entry, Exports, Followed, RELEASE_MAX, check, recovery};
+use crate::daemon::exports::{
+    Entry, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all, recovery,
+};
 use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
@@ -38,6 +40,16 @@ const SUPERSEDED: &str = "another reload has read the configuration later and ap
 /// Settings that a reload applies.
 pub(super) const APPLIED: [&str; 4] = ["access", "export", "exports-dir", "insecure-open"];
 
+/// Losses that a reload accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accepts {
+    NoLoss,
+    /// Access lists that cost clients their access.
+    LostAccess,
+    /// Also the content of deleted files.
+    AllLosses,
+}
+
 /// Result of reading: settings, certificates or keys, and differences.
 type Read = (Settings, Option<TlsServerConfig>, Reloaded);
 
@@ -49,6 +61,7 @@ pub(crate) struct ReadConfig<'a> {
     set: Settings,
     /// Number of its access lists.
     lists: u64,
+    accepts: Accepts,
     reading: Reading<'a>,
 }
 
@@ -118,11 +131,10 @@ impl Reload {
         read.map_err(|error| error.chain().to_string())
     }
 
-    /// Reads the configuration and applies the differences. Unless forced, refuses access lists
-    /// that cost clients their access.
-    pub(super) fn run(&self, exports: &Exports, force: bool) -> Result<Reloaded, String> {
+    /// Reads the configuration and applies the differences.
+    pub(super) fn run(&self, exports: &Exports, accepts: Accepts) -> Result<Reloaded, String> {
         let mut done = Reloaded::default();
-        let failed = self.apply(exports, force, &mut done).err();
+        let failed = self.apply(exports, accepts, &mut done).err();
         let failed = failed.map(|why| refused(&why, &done)).inspect(|why| {
             tracing::warn!("reload: {why}");
         });
@@ -136,9 +148,14 @@ impl Reload {
     }
 
     /// Applies the differences, and records what was applied, also before an error.
-    fn apply(&self, exports: &Exports, force: bool, done: &mut Reloaded) -> Result<(), String> {
+    fn apply(
+        &self,
+        exports: &Exports,
+        accepts: Accepts,
+        done: &mut Reloaded,
+    ) -> Result<(), String> {
         let _saving = self.save_lock.get().and_then(SaveLock::share);
-        let read = self.read_and_restrict(exports, force, done)?;
+        let read = self.read_and_restrict(exports, accepts, done)?;
         self.apply_exports(exports, read, done)
     }
 
@@ -149,7 +166,7 @@ impl Reload {
         read: ReadConfig<'_>,
         done: &mut Reloaded,
     ) -> Result<(), String> {
-        let ReadConfig { set, lists, reading } = read;
+        let ReadConfig { set, lists, accepts, reading } = read;
         // Collected after the access changes, because reading files and users must not delay the
         // end of any client.
         done.warnings.extend(warnings(&set));
@@ -164,7 +181,7 @@ impl Reload {
             done.warnings.push(SUPERSEDED.to_owned());
             return Ok(());
         }
-        let applied = apply(exports, set.export.clone(), done);
+        let applied = apply(exports, set.export.clone(), accepts == Accepts::AllLosses, done);
         exports.grant_access(lists, &set.export);
         drop(turn);
         applied?;
@@ -201,13 +218,13 @@ impl Reload {
     pub(super) fn read_and_restrict(
         &self,
         exports: &Exports,
-        force: bool,
+        accepts: Accepts,
         done: &mut Reloaded,
     ) -> Result<ReadConfig<'_>, String> {
         let _turn = self.reading.lock();
         let reading = self.readings.begin();
         let (set, renewed, mut read) = self.read()?;
-        if !force {
+        if accepts == Accepts::NoLoss {
             let access = exports.preview_lists(&set, &mut read);
             exports.losses(&access)?.refusal().map_or(Ok(()), Err)?;
         }
@@ -230,7 +247,7 @@ impl Reload {
             tracing::warn!(before, after, "access to exports without their own list has changed");
         }
         done.losses.revoked = exports.check_access()?;
-        Ok(ReadConfig { set, lists, reading })
+        Ok(ReadConfig { set, lists, accepts, reading })
     }
 
     /// Reports what a reload would do. Targets are checked, but not opened.
@@ -286,10 +303,9 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Reloads the configuration. Unless forced, refuses access lists that cost clients their
-    /// access.
-    pub(super) fn reload(&self, force: bool) -> Result<Reloaded, String> {
-        self.reload.run(&self.exports, force)
+    /// Reloads the configuration.
+    pub(super) fn reload(&self, accepts: Accepts) -> Result<Reloaded, String> {
+        self.reload.run(&self.exports, accepts)
     }
 
     /// Reports what a reload would do.
@@ -408,7 +424,13 @@ impl Difference {
 }
 
 /// Changes the exports to the wanted ones. After an error they remain unchanged.
-fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
+/// The last copies of deleted files stay open, unless forced.
+fn apply(
+    exports: &Exports,
+    wanted: Vec<ExportSpec>,
+    force: bool,
+    done: &mut Reloaded,
+) -> Result<(), String> {
     exports.examine_targets();
     let (failed, wanted) = recovery::partition(exports, wanted);
     let have = exports.entries();
@@ -416,18 +438,20 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
     let leaves = leaves.chain(changed.iter().map(|(entry, _)| &entry.spec));
     let leaving: Vec<_> = leaves.map(|spec| spec.target.clone()).collect();
-    for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
-        check(&mut spec.clone())?;
-    }
+    let changed = checked(&added, changed, done)?;
     // A target that a removed export locks can be opened only after its removal.
     let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
     let (later, now) = added.into_iter().partition::<Vec<_>, _>(is_later);
-    let opened = now.iter().map(|spec| exports.open(spec)).collect::<Result<Vec<_>, _>>()?;
+    let opened = exports.open_all(&now).map_err(|error| error.why)?;
     for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));
     }
     let mut released = Vec::new();
     for name in removed {
+        if let Some(why) = have.get(&name).and_then(Entry::last_copy).filter(|_| !force) {
+            done.kept.push(Kept { name, why: why + LAST_COPY_HINT });
+            continue;
+        }
         match exports.unpublish(&name, false) {
             Ok((export, _)) => {
                 exports.forget_access(&name);
@@ -444,7 +468,7 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
         // Applied already, and possibly by a later reload.
         spec.access.clone_from(&entry.spec.access);
         let name = spec.name();
-        match exports.change(&entry, &spec) {
+        match exports.change(&entry, &spec, force) {
             Ok(_) => {
                 exports.note_configured(name);
                 done.changed.push(name.to_owned());
@@ -457,14 +481,14 @@ fn apply(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Res
     }
     for spec in later {
         let opened = exports.open_new(&spec, true);
-        note_added(done, spec.name(), opened.clone());
+        note_added(done, spec.name(), opened.clone().map_err(|error| error.why));
         // The export that had the target is gone already.
         opened.map_or_else(|why| recovery::note_failed(exports, spec, why), |()| ());
     }
     recovery::reconfigure(exports, failed, done);
     for name in same {
         exports.note_configured(&name);
-        let followed = exports.follow(&name);
+        let followed = exports.follow(&name, force);
         note_same(done, name, followed);
     }
     Ok(())
@@ -474,9 +498,7 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
     exports.examine_targets();
     let (failed, wanted) = recovery::partition(exports, wanted);
     let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
-    for spec in added.iter().chain(changed.iter().map(|(_, spec)| spec)) {
-        check(&mut spec.clone())?;
-    }
+    let changed = checked(&added, changed, done)?;
     let open: BTreeMap<String, bool> = exports
         .list()?
         .exports
@@ -488,14 +510,18 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
         })
         .collect();
     for name in removed {
-        match open.get(&name) {
-            Some(_) => done.kept.push(Kept { name, why: "it is open".to_owned() }),
-            None => done.removed.push(name),
+        let last_copy = exports.entry(&name).and_then(|entry| entry.last_copy());
+        match (open.get(&name), last_copy) {
+            (Some(_), _) => done.kept.push(Kept { name, why: "it is open".to_owned() }),
+            (None, Some(why)) => done.kept.push(Kept { name, why: why + LAST_COPY_HINT }),
+            (None, None) => done.removed.push(name),
         }
     }
     for (entry, spec) in changed {
         let name = spec.name().to_owned();
-        match entry.obstacle(&spec, open.get(&name).copied()) {
+        let last_copy = entry.last_copy().filter(|_| !entry.stays_open(&spec));
+        let last_copy = last_copy.map(|why| why + LAST_COPY_HINT);
+        match entry.obstacle(&spec, open.get(&name).copied()).or(last_copy) {
             Some(why) => done.kept.push(Kept { name, why }),
             None => done.changed.push(name),
         }
@@ -508,17 +534,42 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
         match followed {
             Followed::Same => done.unchanged += 1,
             Followed::Reopened => done.changed.push(name),
-            Followed::Kept(why) => done.kept.push(Kept { name, why }),
+            Followed::Kept(why) | Followed::Orphan(why) => done.kept.push(Kept { name, why }),
         }
     }
     Ok(())
+}
+
+/// Checks the targets of new and changed exports. A new one that cannot be exported is an error; a
+/// changed one is left out and recorded, and keeps its old options.
+fn checked(
+    added: &[ExportSpec],
+    changed: Vec<(Entry, ExportSpec)>,
+    done: &mut Reloaded,
+) -> Result<Vec<(Entry, ExportSpec)>, String> {
+    let specs: Vec<ExportSpec> =
+        added.iter().chain(changed.iter().map(|(_, spec)| spec)).cloned().collect();
+    let mut results = check_all(&specs).into_iter();
+    results.by_ref().take(added.len()).collect::<Result<(), _>>()?;
+    let mut usable = Vec::new();
+    for ((entry, spec), result) in changed.into_iter().zip(results) {
+        // An open export keeps its file, and access can change whatever has become of that.
+        match result {
+            Err(why) if !entry.stays_open(&spec) => {
+                let why = format!("{why}; the export keeps its old options");
+                done.failed.push(Kept { name: spec.name().to_owned(), why });
+            }
+            _ => usable.push((entry, spec)),
+        }
+    }
+    Ok(usable)
 }
 
 /// Records the result for an export whose settings are unchanged.
 fn note_same(done: &mut Reloaded, name: String, followed: Followed) {
     let changed = |change: &ListChange| change.export.as_deref() == Some(&*name);
     match followed {
-        Followed::Kept(why) => done.kept.push(Kept { name, why }),
+        Followed::Kept(why) | Followed::Orphan(why) => done.kept.push(Kept { name, why }),
         Followed::Same if !done.access_changed.iter().any(changed) => done.unchanged += 1,
         Followed::Same | Followed::Reopened => done.changed.push(name),
     }

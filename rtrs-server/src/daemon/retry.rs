@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::exports::recovery;
+use super::exports::{OpenError, recovery};
 use super::reload::Changes;
 use crate::settings::ExportSpec;
 
@@ -17,7 +17,7 @@ const LOOK_IDLE: Duration = Duration::from_secs(30);
 /// after the exports are dropped.
 pub(super) fn watch(
     changes: &Arc<Changes>,
-    failures: Vec<(ExportSpec, String)>,
+    failures: Vec<(ExportSpec, OpenError)>,
 ) -> std::io::Result<()> {
     recovery::begin(&changes.exports, failures);
     let changes = Arc::downgrade(changes);

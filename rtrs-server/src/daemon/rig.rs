@@ -9,7 +9,7 @@ use rtrs_core::rt;
 use super::control_shard::ControlShard;
 use super::exports::{Exports, Opener};
 use super::identity::Sources;
-use super::reload::{Changes, ReadConfig, Reload};
+use super::reload::{Accepts, Changes, ReadConfig, Reload};
 use crate::audit::AuditSink;
 use crate::control_protocol::{Origin, Reloaded};
 use crate::engine::message::Message;
@@ -59,7 +59,7 @@ impl Rig {
     /// Reloads this configuration.
     pub(crate) fn reload(&self, set: &Settings) -> Result<Reloaded, String> {
         self.configure(set);
-        self.changes.reload(true)
+        self.changes.reload(Accepts::LostAccess)
     }
 
     /// Changes the configuration that the next reload reads.
@@ -80,7 +80,8 @@ impl Rig {
 
     /// Runs the first half of a reload: reads the configuration, and applies the restrictions.
     pub(crate) fn read(&self) -> Result<ReadConfig<'_>, String> {
-        self.changes.reload.read_and_restrict(&self.changes.exports, true, &mut Reloaded::default())
+        let Changes { exports, reload } = &self.changes;
+        reload.read_and_restrict(exports, Accepts::LostAccess, &mut Reloaded::default())
     }
 
     /// Runs the second half of a reload.

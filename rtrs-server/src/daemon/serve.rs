@@ -29,13 +29,13 @@ use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::{Served, ServerControl};
 use crate::daemon::expiry;
 use crate::daemon::exports::startup::{Started, open_all};
-use crate::daemon::exports::{Exports, Opener, wait_saved};
+use crate::daemon::exports::{Exports, OpenError, Opener, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
 use crate::daemon::open_files;
 use crate::daemon::portals::{Portals, passed};
 use crate::daemon::privileges::RunAs;
-use crate::daemon::reload::{Changes, Reload, Reread};
+use crate::daemon::reload::{Accepts, Changes, Reload, Reread};
 use crate::daemon::retry;
 use crate::daemon::search::{FlushingCloser, SearchPath, Searcher};
 use crate::daemon::shards::{Setup, ShardThreads, mailboxes};
@@ -159,7 +159,7 @@ struct Opened {
     opener: Arc<Opener>,
     exports: Vec<Export>,
     /// Exports that could not be opened, with the reasons.
-    failures: Vec<(ExportSpec, String)>,
+    failures: Vec<(ExportSpec, OpenError)>,
 }
 
 /// Opens the exports of the settings, each with the layer `over` its block source.
@@ -186,7 +186,7 @@ fn watch_changes(
     set: &Settings,
     reread: Reread,
     opener: Arc<Opener>,
-    failures: Vec<(ExportSpec, String)>,
+    failures: Vec<(ExportSpec, OpenError)>,
     setup: &Setup,
 ) -> Arc<Changes> {
     let table = &setup.exports;
@@ -321,7 +321,7 @@ fn on_signal(
             let thread = thread::Builder::new().name("reload".into());
             let started = thread.spawn(move || {
                 // A signal has no reply, and the error has been logged.
-                drop(changes.reload(true));
+                drop(changes.reload(Accepts::LostAccess));
             });
             if let Err(error) = started {
                 tracing::error!("SIGHUP: cannot start a thread: {error}");

@@ -88,7 +88,7 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
                 "stop the program, export the file with `ro`, or set `no-lock` if only one of \
                  them writes"
             };
-            return Err(BackendError::path(path, problem, hint));
+            return Err(BackendError::path(path, problem, hint).held());
         }
         Err(error) => tracing::warn!(
             path = %path.display(), %error,
@@ -105,7 +105,8 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
             format!("is in use by the loop device /dev/{device}"),
             "detach the device (losetup -d), export the device instead, export the file with \
              `ro`, or set `no-lock` if only one of them writes",
-        )),
+        )
+        .held()),
         Err(error) => {
             tracing::warn!(path = %path.display(), "cannot look for loop devices: {error}");
             Ok(())

@@ -7,7 +7,7 @@ use crate::cmd::text::bytes;
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
 use crate::settings::AccessRule;
-use crate::stats::{AccessLimit, ExportSnapshot, ExportState};
+use crate::stats::{AccessLimit, ExportSnapshot, ExportState, next_attempt};
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list: ExportList = Server::find(args)?.request(&Request::ExportList)?;
@@ -55,7 +55,8 @@ fn text(list: &ExportList) -> String {
         ]);
         let target = target_text(*state);
         let reason = export.reason.as_ref();
-        let reason = reason.map(|why| format!("  {}; the server tries again\n", printable(why)));
+        let reason =
+            reason.map(|why| format!("  {}; {}\n", printable(why), next_attempt(export.retried)));
         head + target + &reason.unwrap_or_default() + &access
     });
     let access = match (list.open_to_everyone, &list.access[..]) {
@@ -81,7 +82,8 @@ fn target_text(state: ExportState) -> &'static str {
         }
         ExportState::Cut => {
             "  its target was made shorter: the size is the old one, and IO beyond the end of the \
-             target fails; restore it, or accept its size with `export resize --force`\n"
+             target fails; restore it, or accept its size with `export resize` (with --force while \
+             it is open)\n"
         }
         _ => "",
     }

@@ -23,7 +23,7 @@ pub struct SetArgs {
     #[arg(required = true, value_name = "OPTION")]
     pub options: Vec<String>,
 
-    /// Set the access list even if that closes other exports or ends sessions
+    /// Apply the change even if that closes other exports, ends sessions or closes a deleted file
     #[arg(long)]
     pub force: bool,
 

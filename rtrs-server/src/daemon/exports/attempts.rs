@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::open_error::OpenError;
 use crate::export::Export;
 use crate::settings::{ExportSpec, Target};
 
 /// Result of an attempt.
-pub(super) type Opened = Result<Arc<Export>, String>;
+pub(super) type Opened = Result<Arc<Export>, OpenError>;
 
 /// An attempt with these settings.
 #[derive(Debug)]
@@ -160,11 +161,11 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     fn refused(why: &str) -> Opened {
-        Err(why.to_owned())
+        Err(why.into())
     }
 
     fn why(opened: Option<Opened>) -> Option<String> {
-        opened.and_then(Result::err)
+        opened.and_then(Result::err).map(|error| error.why)
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Exports {
         self.check(&mut spec)?;
         let export = self.open(&spec).map_err(|why| match self.holder_of(&spec.target) {
             Some(holder) => format!("{why}; export {holder:?} has it open"),
-            None => why,
+            None => why.why,
         })?;
         let _turn = self.begin()?;
         let closed = self.check_losses(&spec, force)?;
@@ -119,8 +119,13 @@ impl Exports {
             }
         }
         let losses = self.losses_by(before, &spec)?;
-        let needs_force = losses.refusal().is_some();
-        let changed = self.changed(&spec, (*before != spec).then_some(losses));
+        let last_copy = match &found {
+            Found::Served(entry) if !entry.stays_open(&spec) => self.last_copy(name),
+            _ => None,
+        };
+        let needs_force = losses.refusal().is_some() || last_copy.is_some();
+        let mut changed = self.changed(&spec, (*before != spec).then_some(losses));
+        changed.warnings.extend(last_copy);
         Ok(Changed { needs_force, ..changed })
     }
 
@@ -198,7 +203,7 @@ impl Exports {
         let (found, spec) = self.with_options(name, options)?;
         let closed = self.check_losses(&spec, force)?;
         let (revoked, still_failed) = match found {
-            Found::Served(entry) => (self.change(&entry, &spec)?, None),
+            Found::Served(entry) => (self.change(&entry, &spec, force)?, None),
             Found::Failed(before) => {
                 let revoked = self.change_list(&before, &spec)?;
                 let failed = recovery::open_now(self, &spec).err();
@@ -208,7 +213,7 @@ impl Exports {
         let losses = revoked.map(|revoked| Losses { closed, revoked });
         let mut changed = self.changed(&spec, losses);
         changed.warnings.extend(still_failed.map(|why| {
-            format!("export {name:?} is not served yet: {why}; the server tries again")
+            format!("export {name:?} is not served yet: {why}; {}", why.next_attempt())
         }));
         Ok(changed)
     }

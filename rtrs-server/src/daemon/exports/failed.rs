@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::open_error::OpenError;
 use crate::export::ExportTable;
 use crate::settings::ExportSpec;
 use crate::stats::{ExportIo, ExportSnapshot, ExportState};
@@ -26,22 +27,23 @@ pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the f
 #[derive(Clone, Debug)]
 struct Failed {
     spec: ExportSpec,
-    why: String,
+    why: OpenError,
     /// Time between the last attempt and the next one.
     delay: Duration,
-    /// Time of the next attempt.
-    next: Instant,
+    /// Time of the next attempt; `None` if only a command tries again.
+    next: Option<Instant>,
 }
 
 impl Failed {
-    fn new(spec: ExportSpec, why: String, now: Instant) -> Self {
-        Self { spec, why, delay: DELAY_MIN, next: now + DELAY_MIN }
+    fn new(spec: ExportSpec, why: OpenError, now: Instant) -> Self {
+        let next = (!why.is_held).then(|| now + DELAY_MIN);
+        Self { spec, why, delay: DELAY_MIN, next }
     }
 
     /// Records another failure. Returns whether the reason is a new one.
-    fn again(&mut self, why: String, now: Instant) -> bool {
+    fn again(&mut self, why: OpenError, now: Instant) -> bool {
         self.delay = (self.delay * 2).min(DELAY_MAX);
-        self.next = now + self.delay;
+        self.next = (!why.is_held).then(|| now + self.delay);
         let is_new = self.why != why;
         self.why = why;
         is_new
@@ -63,7 +65,8 @@ impl Failed {
             epoch: 0,
             access: Vec::new(),
             access_limit: None,
-            reason: Some(self.why.clone()),
+            reason: Some(self.why.why.clone()),
+            retried: self.next.is_some(),
         }
     }
 }
@@ -81,7 +84,7 @@ impl FailedExports {
     }
 
     /// Adds a failed export, or replaces its settings.
-    pub(super) fn put(&self, spec: ExportSpec, why: String) {
+    pub(super) fn put(&self, spec: ExportSpec, why: OpenError) {
         self.table.set_failed(spec.name(), true);
         let failed = Failed::new(spec, why, Instant::now());
         self.all.lock().insert(failed.spec.name().to_owned(), failed);
@@ -115,7 +118,7 @@ impl FailedExports {
     /// Records that an attempt has started.
     pub(super) fn started(&self, spec: &ExportSpec) {
         if let Some(failed) = self.all.lock().get_mut(spec.name()) {
-            failed.next = Instant::now() + ATTEMPT_MAX;
+            failed.next = Some(Instant::now() + ATTEMPT_MAX);
         }
     }
 
@@ -127,19 +130,20 @@ impl FailedExports {
     /// Exports whose next attempt, or the report of one that hangs, is due.
     pub(super) fn due(&self, now: Instant) -> Vec<ExportSpec> {
         let all = self.all.lock();
-        let due = all.values().filter(|failed| failed.next <= now);
+        let due = all.values().filter(|failed| failed.next.is_some_and(|next| next <= now));
         due.map(|failed| failed.spec.clone()).collect()
     }
 
-    /// Time until the next attempt; `None` without failed exports.
+    /// Time until the next attempt; `None` if none is due.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let all = self.all.lock();
-        all.values().map(|failed| failed.next.saturating_duration_since(now)).min()
+        let next = all.values().filter_map(|failed| failed.next).min()?;
+        Some(next.saturating_duration_since(now))
     }
 
     /// Records a failed attempt, unless the export was removed or changed meanwhile. Returns
     /// whether the reason is a new one.
-    pub(super) fn failed_again(&self, spec: &ExportSpec, why: String) -> bool {
+    pub(super) fn failed_again(&self, spec: &ExportSpec, why: OpenError) -> bool {
         let mut all = self.all.lock();
         let failed = all.get_mut(spec.name()).filter(|failed| failed.spec == *spec);
         failed.is_some_and(|failed| failed.again(why, Instant::now()))
@@ -163,12 +167,27 @@ mod tests {
         let mut failed = Failed::new(spec, "missing".into(), now);
         let mut waits = Vec::new();
         for _ in 0..7 {
-            waits.push((failed.next - now).as_secs());
-            now = failed.next;
+            let next = failed.next.unwrap();
+            waits.push((next - now).as_secs());
+            now = next;
             assert!(!failed.again("missing".into(), now));
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
         assert!(failed.again("locked".into(), now), "another reason is logged");
+    }
+
+    /// A virtual machine that restarts lets go of its image for a moment.
+    #[test]
+    fn an_image_that_another_program_holds_is_not_tried_again() {
+        let (all, spec) = failed(&ExportTable::new(Vec::new()));
+        let late = Instant::now() + 2 * DELAY_MAX;
+        assert_eq!(all.due(late), std::slice::from_ref(&spec));
+        let held = OpenError { why: "held".into(), is_held: true };
+        assert!(all.failed_again(&spec, held.clone()));
+        assert!(all.due(late).is_empty() && all.wait(late).is_none());
+        assert!(!all.snapshots()[0].retried);
+        all.put(spec, held);
+        assert!(all.due(late).is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::Exports;
 use super::attempts::Opened;
 use super::failed::{ATTEMPT_MAX, HANGS};
+use super::open_error::OpenError;
 use crate::audit::{AuditEvent, AuditKind, AuditResult};
 use crate::control_protocol::{Kept, Reloaded};
 use crate::export::Export;
@@ -27,14 +28,14 @@ fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
     exports.attempts.begin(spec, move |spec| {
         let checked = check_export(spec).and_then(|()| check_below(spec, &search_path));
         let opened = checked.and_then(|()| opener.open(spec));
-        opened.map(Arc::new).map_err(|error| error.chain().to_string())
+        opened.map(Arc::new).map_err(|error| OpenError::new(&error))
     })
 }
 
 /// Opens the target of a failed export whose attempt has begun. `is_new` is whether it has just
 /// begun: an older one may have failed for a reason that is gone.
 fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> Opened {
-    let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.to_owned()));
+    let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.into()));
     let opened = take();
     if opened.is_ok() || is_new || exports.attempts.is_running(spec) {
         return opened;
@@ -45,9 +46,9 @@ fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> O
 
 /// Opens and exports the target of a failed export with these settings, or records them with the
 /// reason of the failure. The caller holds the lock for changes of exports.
-pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), String> {
+pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenError> {
     let until = Instant::now() + ATTEMPT_MAX;
-    let begun = begin_attempt(exports, spec);
+    let begun = begin_attempt(exports, spec).map_err(OpenError::from);
     let opened = begun.and_then(|is_new| open(exports, spec, is_new, until));
     opened.and_then(|export| serve(exports, spec, &export)).inspect_err(|why| {
         exports.failed.put(spec.clone(), why.clone());
@@ -55,7 +56,7 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), Strin
 }
 
 /// Exports an opened target. The caller holds the lock for changes of exports.
-fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), String> {
+fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
     exports.publish(spec, export, true)?;
     exports.failed.remove(spec.name());
     tracing::info!(export = spec.name(), "failed export opened; it is served now");
@@ -70,13 +71,14 @@ fn record(exports: &Exports, spec: &ExportSpec, result: AuditResult, reason: Opt
 }
 
 /// Adds the exports that a start could not open.
-pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, String)>) {
+pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, OpenError)>) {
     for (spec, why) in failures {
         tracing::error!(
             export = spec.name(),
-            "export failed; the server tries again (with --strict it would not start): {why}"
+            "export failed; {} (with --strict it would not start): {why}",
+            why.next_attempt()
         );
-        record(exports, &spec, AuditResult::Refused, Some(why.clone()));
+        record(exports, &spec, AuditResult::Refused, Some(why.why.clone()));
         let is_running = exports.attempts.is_running(&spec);
         exports.failed.put(spec.clone(), why);
         if is_running {
@@ -86,9 +88,9 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Str
 }
 
 /// Adds an export that a change has closed and that could not be opened again.
-pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: String) {
-    tracing::error!(export = spec.name(), "export failed; the server tries again: {why}");
-    record(exports, &spec, AuditResult::Refused, Some(why.clone()));
+pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: OpenError) {
+    tracing::error!(export = spec.name(), "export failed; {}: {why}", why.next_attempt());
+    record(exports, &spec, AuditResult::Refused, Some(why.why.clone()));
     exports.failed.put(spec, why);
 }
 
@@ -97,12 +99,12 @@ pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: S
 pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
     for spec in exports.failed.due(Instant::now()) {
         if exports.attempts.is_running(&spec) {
-            failed_again(exports, &spec, HANGS.to_owned());
+            failed_again(exports, &spec, HANGS.into());
             continue;
         }
         exports.failed.started(&spec);
         if let Err(why) = begin_attempt(exports, &spec) {
-            failed_again(exports, &spec, why);
+            failed_again(exports, &spec, why.into());
         }
     }
     for spec in exports.attempts.ended() {
@@ -126,10 +128,10 @@ fn settle(exports: &Exports, spec: &ExportSpec) {
     }
 }
 
-fn failed_again(exports: &Exports, spec: &ExportSpec, why: String) {
-    let text = why.clone();
+fn failed_again(exports: &Exports, spec: &ExportSpec, why: OpenError) {
+    let (text, next) = (why.why.clone(), why.next_attempt());
     if exports.failed.failed_again(spec, why) {
-        tracing::warn!(export = spec.name(), "export cannot be opened yet: {text}");
+        tracing::warn!(export = spec.name(), "export cannot be opened yet: {text}; {next}");
     }
 }
 
@@ -151,12 +153,13 @@ pub(in crate::daemon) fn reconfigure(
     let begun: Vec<_> = wanted.iter().map(|spec| begin_attempt(exports, spec)).collect();
     for (spec, begun) in wanted.into_iter().zip(begun) {
         let name = spec.name().to_owned();
+        let begun = begun.map_err(OpenError::from);
         let opened = begun.and_then(|is_new| open(exports, &spec, is_new, until));
         match opened.and_then(|export| serve(exports, &spec, &export)) {
             Ok(()) => done.added.push(name),
             Err(why) => {
                 exports.failed.put(spec, why.clone());
-                done.failed.push(Kept { name, why });
+                done.failed.push(Kept { name, why: why.why });
             }
         }
     }

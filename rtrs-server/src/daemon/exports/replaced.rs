@@ -7,6 +7,7 @@ use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
 
 use super::in_time::in_time;
+use super::last_copy::{last_copy, orphan};
 use super::{Entry, Exports, Followed, NotReopened};
 use crate::export::Export;
 use crate::settings::Target;
@@ -30,14 +31,6 @@ const MISSING: &str = "its path leads nowhere; what was opened is still exported
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
 
-/// Returns why an export should not be closed if it has the only copy of its content.
-fn last_copy(export: &Export) -> Option<String> {
-    let Export { name, backing, .. } = export;
-    export.source.is_deleted().then(|| {
-        format!("{backing} of export {name:?} was deleted, and its content ends when it is closed")
-    })
-}
-
 impl Exports {
     /// Examines the targets of all exports.
     pub(in crate::daemon) fn examine_targets(&self) {
@@ -48,12 +41,14 @@ impl Exports {
         if let Some((_, last)) = named.find(|(_, export)| export.source.target_name().is_some()) {
             last.source.examine_name(LOOK_MAX);
         }
+        exports.iter().for_each(|(_, export)| export.note_orphan());
     }
 
     /// Returns why an export should not be closed if its content would end with it.
     pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
         let export = self.table.get(self.table.find(name.as_bytes())?)?;
         export.source.examine_name(LOOK_MAX);
+        export.note_orphan();
         last_copy(&export)
     }
 
@@ -78,7 +73,7 @@ impl Exports {
             let id = id_of(&target);
             let holds = |entry: &Entry| !entry.opened_ro && id_of(&entry.spec.target) == id;
             let mut entries = entries.into_iter().filter(|_| id.is_some());
-            Ok(entries.find(|(_, entry)| holds(entry)).map(|(name, _)| name))
+            Ok::<_, String>(entries.find(|(_, entry)| holds(entry)).map(|(name, _)| name))
         });
         found.ok().flatten()
     }
@@ -94,6 +89,7 @@ impl Exports {
             return;
         };
         export.source.examine_name(LOOK_MAX);
+        export.note_orphan();
         if export.source.is_cut() {
             tracing::warn!(
                 export = &*export.name,
@@ -108,7 +104,7 @@ impl Exports {
         // The old export is closed when its last reference is dropped.
         drop(export);
         let Some(_turn) = self.changing.try_lock_for(OPEN_TURN_MAX) else { return };
-        let _ = self.follow(&name);
+        let _ = self.follow(&name, false);
     }
 
     /// Reopens unused exports whose path leads elsewhere.
@@ -116,6 +112,7 @@ impl Exports {
         let is_replaced =
             |export: &Arc<Export>| export.source.target_name() == Some(TargetName::Replaced);
         let all = self.table.all().into_iter().map(|(_, export)| export);
+        let all = all.inspect(|export| export.note_orphan());
         let replaced: Vec<String> =
             all.filter(is_replaced).map(|export| export.name.clone()).collect();
         if replaced.is_empty() {
@@ -126,17 +123,23 @@ impl Exports {
         for name in replaced {
             let failed = self.not_reopened.lock().get(&name).map(|failure| failure.at);
             if failed.is_none_or(|at| at.elapsed() >= RETRY) {
-                let _ = self.follow(&name);
+                let _ = self.follow(&name, false);
             }
         }
     }
 
-    /// Compares an export with its path, and reopens it if it was replaced and is unused. The
-    /// caller holds the lock for changes of exports.
-    pub(in crate::daemon) fn follow(&self, name: &str) -> Followed {
+    /// Compares an export with its path, and reopens it if it was replaced and is unused. Unless
+    /// forced, a file stays that was deleted before anything took its path. The caller holds the
+    /// lock for changes of exports.
+    pub(in crate::daemon) fn follow(&self, name: &str, force: bool) -> Followed {
         let Some(entry) = self.entry(name) else { return Followed::Same };
         match self.standing(&entry) {
             Followed::Reopened => {}
+            Followed::Orphan(_) if force => {}
+            Followed::Orphan(why) => {
+                self.note_not_reopened(name, &why);
+                return Followed::Orphan(why);
+            }
             other => return other,
         }
         match self.reopen(&entry) {
@@ -150,23 +153,29 @@ impl Exports {
                     "its path leads to another file or device, which cannot be exported: {why}; \
                      the old one is still exported"
                 );
-                let failure = NotReopened { at: Instant::now(), why: why.clone() };
-                let known = self.not_reopened.lock().insert(name.to_owned(), failure);
-                if known.is_none_or(|known| known.why != why) {
-                    tracing::error!(export = name, "not opened again: {why}");
-                }
+                self.note_not_reopened(name, &why);
                 Followed::Kept(why)
             }
         }
     }
 
+    /// Records why an export was not reopened, and logs a new reason.
+    fn note_not_reopened(&self, name: &str, why: &str) {
+        let failure = NotReopened { at: Instant::now(), why: why.to_owned() };
+        let known = self.not_reopened.lock().insert(name.to_owned(), failure);
+        if known.is_none_or(|known| known.why != why) {
+            tracing::error!(export = name, "not opened again: {why}");
+        }
+    }
+
     /// Returns the result that [`Self::follow`] would have for an export.
     pub(in crate::daemon) fn standing(&self, entry: &Entry) -> Followed {
-        let export = entry.export.upgrade();
-        match export.and_then(|export| export.source.target_name()) {
+        let Some(export) = entry.export.upgrade() else { return Followed::Same };
+        match export.source.target_name() {
             None | Some(TargetName::Kept) => Followed::Same,
             Some(TargetName::Missing) => Followed::Kept(MISSING.to_owned()),
             Some(TargetName::Replaced) => match self.is_open(entry.spec.name()) {
+                Ok(false) if export.is_orphan() => Followed::Orphan(orphan(&export)),
                 Ok(false) => Followed::Reopened,
                 Ok(true) => Followed::Kept(IN_USE.to_owned()),
                 Err(why) => Followed::Kept(why),
@@ -177,13 +186,18 @@ impl Exports {
     /// Exports the current target of the path instead of the open one.
     fn reopen(&self, entry: &Entry) -> Result<(), String> {
         // Opened first, so that the old target stays exported if that fails.
-        let opened = self.opener.open(&entry.spec);
-        let export = Arc::new(opened.map_err(|error| error.chain().to_string())?);
+        let export = self.open_target(&entry.spec).map_err(|error| error.why)?;
         // Opens wait until the export is back.
         self.table.set_replacing(true);
         let replaced = self.exchange(entry, &export);
         self.table.set_replacing(false);
         let old = replaced?;
+        if old.source.is_deleted() {
+            tracing::warn!(
+                export = entry.spec.name(),
+                "closes the old file, which has no other name: its content ends"
+            );
+        }
         // Without waiting, because an examined open must not wait for the last flush of the old
         // target. Errors are logged.
         let _ = self.release(vec![old], Duration::ZERO);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Opener;
 use super::attempts::{Attempts, Opened};
+use super::open_error::OpenError;
 use crate::error::{Error, ErrorKind};
 use crate::export::Export;
 use crate::plan::check_export;
@@ -31,7 +32,7 @@ pub(in crate::daemon) struct Started {
     /// Opened exports, in the order of the settings.
     pub(in crate::daemon) exports: Vec<Export>,
     /// Exports that are not open, with the reasons.
-    pub(in crate::daemon) failures: Vec<(ExportSpec, String)>,
+    pub(in crate::daemon) failures: Vec<(ExportSpec, OpenError)>,
 }
 
 /// Opens the exports of the settings. With a `patience`, the server starts without the exports
@@ -51,7 +52,7 @@ pub(in crate::daemon) fn open_all(
         let of_thread = Arc::clone(opener);
         opener.attempts.begin(spec, move |spec| {
             let opened = check_export(spec).and_then(|()| of_thread.open(spec));
-            opened.map(Arc::new).map_err(|error| error.chain().to_string())
+            opened.map(Arc::new).map_err(|error| OpenError::new(&error))
         })
     };
     let mut results = run_all(&opener.attempts, specs, open, |ended, idle| {
@@ -59,6 +60,7 @@ pub(in crate::daemon) fn open_all(
         any && patience.is_some_and(|patience| idle >= patience)
     });
     let (mut partial, mut left) = (Partial { opened: Vec::new(), failed: Vec::new() }, Vec::new());
+    let mut held = Vec::new();
     for spec in specs {
         let refuse = |text: String| (spec.clone(), Error::new(ErrorKind::Export, text));
         match results.remove(spec.name()) {
@@ -67,12 +69,18 @@ pub(in crate::daemon) fn open_all(
                 Some(export) => partial.opened.push(export),
                 None => partial.failed.push(refuse("its attempt still runs".to_owned())),
             },
-            Some(Err(why)) => partial.failed.push(refuse(why)),
-            None => left.push((spec.clone(), OPENING.to_owned())),
+            Some(Err(why)) => {
+                held.extend(why.is_held.then(|| spec.name()));
+                partial.failed.push(refuse(why.why));
+            }
+            None => left.push((spec.clone(), OPENING.into())),
         }
     }
     let Partial { opened, failed } = partial.enough(set)?;
-    let failed = failed.into_iter().map(|(spec, error)| (spec, error.chain().to_string()));
+    let failed = failed.into_iter().map(|(spec, error)| {
+        let is_held = held.contains(&spec.name());
+        (spec, OpenError { why: error.chain().to_string(), is_held })
+    });
     Ok(Started { exports: opened, failures: failed.chain(left).collect() })
 }
 
@@ -91,7 +99,7 @@ fn run_all(
             && let Some(spec) = waiting.next()
         {
             if let Err(why) = begin(spec) {
-                results.insert(spec.name().to_owned(), Err(why));
+                results.insert(spec.name().to_owned(), Err(why.into()));
             }
             last = Instant::now();
         }
@@ -137,7 +145,7 @@ mod tests {
                 if hangs {
                     held.lock().recv().unwrap_err();
                 }
-                Err("ended".to_owned())
+                Err("ended".into())
             })
         };
         let others = specs.len() - AT_ONCE - 1;
@@ -152,7 +160,7 @@ mod tests {
     fn without_enough_all_are_waited_for() {
         let attempts = Arc::<Attempts>::default();
         let specs = specs(2);
-        let begin = |spec: &ExportSpec| attempts.begin(spec, |_| Err("ended".to_owned()));
+        let begin = |spec: &ExportSpec| attempts.begin(spec, |_| Err("ended".into()));
         let results = run_all(&attempts, &specs, begin, |_, _| false);
         assert_eq!(results.len(), 2);
         assert_eq!(attempts.running(), 0);

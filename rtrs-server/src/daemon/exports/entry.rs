@@ -1,0 +1,82 @@
+//! The settings of an export, and which of them can change while it is open.
+
+use std::sync::Weak;
+
+use super::last_copy::last_copy;
+use crate::export::Export;
+use crate::settings::{ExportSpec, Target};
+
+/// An export that the configuration or a command has named.
+#[derive(Clone, Debug)]
+pub(in crate::daemon) struct Entry {
+    pub(in crate::daemon) spec: ExportSpec,
+    /// Not an owner: the export is released when its users are done.
+    pub(super) export: Weak<Export>,
+    /// Whether it was opened read-only.
+    pub(super) opened_ro: bool,
+    /// Whether a command changed its size.
+    pub(super) resized: bool,
+    /// Whether it is in the configuration.
+    pub(in crate::daemon) configured: bool,
+}
+
+impl Entry {
+    /// Whether a change needs no reopening: the access list can change while the export is open,
+    /// and an export that was opened for writing can become read-only and writable again.
+    pub(in crate::daemon) fn stays_open(&self, spec: &ExportSpec) -> bool {
+        let (ro, access) = (self.spec.ro, self.spec.access.clone());
+        let same = ExportSpec { ro, access, ..spec.clone() } == self.spec;
+        same && (spec.ro == ro || !self.opened_ro)
+    }
+
+    /// Whether the export matches these settings, apart from its access list and a size set by a
+    /// command.
+    pub(in crate::daemon) fn is_as_set(&self, spec: &ExportSpec) -> bool {
+        let target = match (&self.spec.target, &spec.target) {
+            (Target::Memory(_), Target::Memory(_)) | (Target::Null(_), Target::Null(_))
+                if self.resized =>
+            {
+                self.spec.target.clone()
+            }
+            _ => spec.target.clone(),
+        };
+        ExportSpec { target, access: self.spec.access.clone(), ..spec.clone() } == self.spec
+    }
+
+    /// Reason why the export cannot change to these settings now. `open` is whether it is open, and
+    /// if so, whether for writing.
+    pub(in crate::daemon) fn obstacle(
+        &self,
+        spec: &ExportSpec,
+        open: Option<bool>,
+    ) -> Option<String> {
+        let freezes = spec.ro && !self.spec.ro;
+        match (self.stays_open(spec), open) {
+            (true, Some(true)) if freezes => Some("it is open for writing".to_owned()),
+            (true, _) => None,
+            (false, Some(_)) => Some("it is open".to_owned()),
+            (false, None) => self.keeps_memory(spec).err(),
+        }
+    }
+
+    /// Refuses to reopen memory, whose content would be lost.
+    pub(super) fn keeps_memory(&self, spec: &ExportSpec) -> Result<(), String> {
+        if !matches!(self.spec.target, Target::Memory(_)) {
+            return Ok(());
+        }
+        let name = spec.name();
+        let hint = match &spec.target {
+            Target::Memory(_) if self.spec.target != spec.target => {
+                "give it its size with `export resize`, or remove it and add it again"
+            }
+            _ => "remove it and add it again if you want that",
+        };
+        Err(format!("export {name:?} would lose its memory; {hint}"))
+    }
+
+    /// Returns why the export should not be closed if its content would end with it, as far as is
+    /// known without an examination of its target.
+    pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
+        self.export.upgrade().and_then(|export| last_copy(&export))
+    }
+}
