@@ -23,6 +23,7 @@ use crate::access_list::AccessPolicy;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Examiner, Finder};
 use crate::engine::io::overlap::OrphanedWrites;
+use crate::engine::last_writers::LastWriters;
 use crate::engine::sync_failures::SyncFailures;
 use crate::segments::Segments;
 use crate::stats::ExportCounters;
@@ -61,6 +62,8 @@ pub struct Export {
     pub id: Option<ExportId>,
     /// Counts failed syncs.
     pub epoch: Arc<SyncEpoch>,
+    /// Last writers, of earlier processes too.
+    pub(crate) writers: LastWriters,
     /// Log lines about failed syncs.
     pub(crate) sync_failures: SyncFailures,
     /// Counters of the IO of all users.
@@ -87,6 +90,7 @@ impl Export {
             deny_migration: false,
             id: None,
             epoch: Arc::default(),
+            writers: LastWriters::default(),
             sync_failures: SyncFailures::default(),
             counters: Arc::default(),
             frozen: AtomicBool::new(false),

@@ -13,6 +13,8 @@
 //! to the file as long as it serves the export. Otherwise one server could overwrite what another
 //! has saved, and a client would miss a loss.
 //!
+//! A second file of an export has its last writers (`writers_file.rs`).
+//!
 //! If the directory cannot be used, every start of the server counts as a new cache epoch: clients
 //! may then see a loss that did not happen, but miss none.
 
@@ -21,6 +23,7 @@ mod disk_file;
 #[cfg(test)]
 mod full_disk;
 mod probe;
+mod writers_file;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -79,6 +82,7 @@ pub(crate) struct StateDir {
 struct Files {
     dir: PathBuf,
     jobs: Sender<Job>,
+    writers: Sender<writers_file::Job>,
     claims: Mutex<BTreeMap<PathBuf, Weak<Claim>>>,
     taken_max: Duration,
 }
@@ -251,7 +255,8 @@ impl Files {
         probe::try_write(&dir)?;
         let (jobs, inbox) = mpsc::channel();
         thread::Builder::new().name("state".into()).spawn(move || run(&inbox))?;
-        Ok(Self { dir, jobs, claims: Mutex::default(), taken_max: TAKEN_MAX })
+        let writers = writers_file::start()?;
+        Ok(Self { dir, jobs, writers, claims: Mutex::default(), taken_max: TAKEN_MAX })
     }
 
     fn path(&self, key: &str) -> PathBuf {

@@ -3,7 +3,9 @@
 use std::fs::{self, DirEntry};
 use std::path::Path;
 
-use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, Scratch, Server, sparse_file, wait_for};
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, sparse_file, wait_for,
+};
 
 const BLOCK: usize = 4096;
 /// NBD commands.
@@ -40,10 +42,23 @@ fn write(client: &Client, byte: u8) {
 /// client has written then.
 #[test]
 fn a_client_that_returns_changes_nothing_after_another_writer() {
+    return_after_another_writer(false);
+}
+
+#[test]
+fn a_restarted_server_knows_who_has_written_before() {
+    return_after_another_writer(true);
+}
+
+fn return_after_another_writer(restarts: bool) {
     let scratch = Scratch::new();
     let image = scratch.text("v.img");
     sparse_file(Path::new(&image), 1 << 20);
-    let server = Server::builder().export(format!("v={image}")).start();
+    let start = |portal: &str| {
+        let args = ["--state-dir", &scratch.text("state")];
+        Server::builder().export(format!("v={image}")).listen(portal).args(&args).start()
+    };
+    let mut server = start("tcp://127.0.0.1:0");
     let first = attach(&server, "first");
     write(&first, 3);
     let mut late = RawNbd::go(first.front(), "v");
@@ -54,6 +69,20 @@ fn a_client_that_returns_changes_nothing_after_another_writer() {
     let second = attach(&server, "second");
     write(&second, 8);
     second.detach();
+    if restarts {
+        let epochs = scratch.path("state/epochs");
+        wait_for("the saved list", COMMAND_TIME_MAX, || {
+            let saved = |file: DirEntry| {
+                let is_list = file.path().extension().is_some_and(|end| end == "writers");
+                is_list
+                    && fs::read_to_string(file.path()).unwrap_or_default().contains("displaced ")
+            };
+            fs::read_dir(&epochs).ok()?.flatten().any(saved).then_some(())
+        });
+        let portal = server.portal().to_owned();
+        let _ = server.stop(STOP_TIME_MAX);
+        server = start(&portal);
+    }
     first.signal("CONT");
     let reply = late.simple_reply(cookie);
     let bytes = fs::read(&image).unwrap();

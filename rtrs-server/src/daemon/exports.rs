@@ -96,7 +96,10 @@ impl Opener {
             export_id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
             "exported"
         );
-        let mut epoch = match self.epoch_key(spec) {
+        let key = self.epoch_key(spec);
+        let writable = key.as_deref().filter(|_| !spec.ro);
+        let writers = writable.map(|key| self.state.writers(key)).unwrap_or_default();
+        let mut epoch = match key {
             Some(key) => {
                 let epoch = self.state.epoch(&key, spec.ro);
                 let epoch = epoch.map_err(failed(ErrorKind::InUse, refused()))?;
@@ -118,6 +121,7 @@ impl Opener {
             deny_migration: spec.migration == Migration::Deny,
             id,
             epoch,
+            writers,
             ..Export::new(name, source)
         })
     }

@@ -13,6 +13,7 @@ pub mod epoch;
 pub mod epoch_file;
 pub mod finder;
 pub mod io;
+pub mod last_writers;
 pub mod ledger;
 pub mod message;
 mod partial;

@@ -7,8 +7,10 @@
 //! open before gets it for writing only if no other session has opened it for exclusive writing
 //! since. A kernel client does not say that it returns.
 //!
+//! The state directory keeps a part of that for the next process (`engine/last_writers.rs`).
+//!
 //! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
-//! the one opened longest ago is dropped first. A restart of the server forgets all.
+//! the one opened longest ago is dropped first.
 
 use std::collections::VecDeque;
 
@@ -39,7 +41,10 @@ impl Writers {
     /// Whether another session has opened the export for exclusive writing since this one.
     pub(super) fn have_changed_since(&self, session: SessionId, export: &Export) -> bool {
         let entry = self.0.iter().find(|entry| entry.is_of(export));
-        entry.is_some_and(|entry| !entry.sessions.contains(&session))
+        match entry {
+            Some(entry) => !entry.sessions.contains(&session),
+            None => export.writers.have_displaced(session),
+        }
     }
 
     /// Records a successful open.
@@ -47,6 +52,7 @@ impl Writers {
         if !access.may_write() {
             return;
         }
+        export.writers.opened(session, access != AccessMode::Migration);
         let known = self.0.iter().position(|entry| entry.is_of(export));
         let mut sessions = match known.and_then(|at| self.0.remove(at)) {
             Some(entry) if access == AccessMode::Migration => entry.sessions,

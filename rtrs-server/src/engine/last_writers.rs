@@ -1,0 +1,139 @@
+//! Last writers of an export, kept for the next process of the server.
+//!
+//! A client that returns after another one has written must not continue (`control/writers.rs`).
+//! The next process knows that only from the list of displaced sessions that this one has saved.
+//! A session that is in no list is let in: a save may have failed, and a wrong refusal would fail
+//! all IO of a client.
+
+use std::fmt;
+
+use parking_lot::Mutex;
+use rtrs_core::ids::SessionId;
+
+use super::epoch_file::fnv1a;
+
+/// Maximum number of sessions in each list.
+const SESSIONS_MAX: usize = 64;
+
+/// Saves lists, without blocking.
+pub trait WriterStore: fmt::Debug + Send + Sync {
+    fn save(&self, lists: &WriterLists);
+}
+
+/// Hash of a session's ID, because the ID itself is known to the client and the server only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionHash(pub u64);
+
+impl From<SessionId> for SessionHash {
+    fn from(session: SessionId) -> Self {
+        Self(fnv1a(&session.0))
+    }
+}
+
+/// Sessions that have written to an export, the latest at the end of each list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WriterLists {
+    /// The last session that opened the export for exclusive writing, and those that migrated from
+    /// it since.
+    pub writers: Vec<SessionHash>,
+    /// Sessions after which another one has opened the export for exclusive writing.
+    pub displaced: Vec<SessionHash>,
+}
+
+/// Last writers of an export.
+#[derive(Debug, Default)]
+pub struct LastWriters {
+    lists: Mutex<WriterLists>,
+    store: Option<Box<dyn WriterStore>>,
+}
+
+impl LastWriters {
+    /// Continues with saved lists, and saves changes.
+    pub fn kept(lists: WriterLists, store: Box<dyn WriterStore>) -> Self {
+        Self { lists: Mutex::new(lists), store: Some(store) }
+    }
+
+    /// Whether another session has opened the export for exclusive writing since this one, as far
+    /// as is known.
+    pub(crate) fn have_displaced(&self, session: SessionId) -> bool {
+        self.lists.lock().displaced.contains(&session.into())
+    }
+
+    /// Records that a session has opened the export for writing; `alone` unless others may write.
+    pub(crate) fn opened(&self, session: SessionId, alone: bool) {
+        let session = SessionHash::from(session);
+        let mut lists = self.lists.lock();
+        let before = lists.clone();
+        let WriterLists { writers, displaced } = &mut *lists;
+        writers.retain(|writer| *writer != session);
+        displaced.retain(|one| *one != session);
+        if alone {
+            displaced.append(writers);
+        }
+        writers.push(session);
+        for list in [writers, displaced] {
+            let surplus = list.len().saturating_sub(SESSIONS_MAX);
+            list.drain(..surplus);
+        }
+        if let Some(store) = self.store.as_ref().filter(|_| *lists != before) {
+            store.save(&lists);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Store(Arc<Mutex<Vec<WriterLists>>>);
+
+    impl WriterStore for Store {
+        fn save(&self, lists: &WriterLists) {
+            self.0.lock().push(lists.clone());
+        }
+    }
+
+    fn session(n: u8) -> SessionId {
+        SessionId([n; 16])
+    }
+
+    #[test]
+    fn the_next_process_knows_displaced_sessions_and_lets_others_in() {
+        let saved = Arc::new(Mutex::new(Vec::new()));
+        let start = || {
+            let last = saved.lock().last().cloned().unwrap_or_default();
+            LastWriters::kept(last, Box::new(Store(Arc::clone(&saved))))
+        };
+        let first = start();
+        first.opened(session(1), true);
+        first.opened(session(1), true);
+        assert_eq!(saved.lock().len(), 1, "saved only when it changes");
+        // Its predecessor is known from the earlier process.
+        let second = start();
+        second.opened(session(2), true);
+        second.opened(session(3), false);
+        let third = start();
+        let displaced: Vec<u8> = (1..5).filter(|n| third.have_displaced(session(*n))).collect();
+        assert_eq!(displaced, [1], "a migration displaces nobody");
+        third.opened(session(4), true);
+        third.opened(session(1), true);
+        let displaced: Vec<u8> = (1..5).filter(|n| third.have_displaced(session(*n))).collect();
+        assert_eq!(displaced, [2, 3, 4]);
+    }
+
+    #[test]
+    fn the_lists_are_bounded() {
+        let writers = LastWriters::default();
+        for n in 0..200 {
+            writers.opened(session(n), n % 2 == 0);
+        }
+        for n in 200..=255 {
+            writers.opened(session(n), false);
+        }
+        let lists = writers.lists.lock();
+        assert!(lists.writers.len() <= SESSIONS_MAX && lists.displaced.len() == SESSIONS_MAX);
+    }
+}
