@@ -4,6 +4,7 @@
 mod counters;
 mod holders;
 mod kernel_errors;
+mod latency;
 mod peers;
 mod preload;
 mod programs;

@@ -23,6 +23,9 @@ use crate::table::{Entry, add, node_of, node_paths, share};
 /// Address family of RDS sockets.
 pub(crate) const AF_RDS: c_int = 21;
 
+/// Length of the control message with latencies (struct rds_cmsg_rx_trace).
+const LATENCIES_LEN: usize = 32;
+
 /// Interval of the checks whether a socket that is read has been bound.
 const BIND_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
@@ -173,12 +176,20 @@ pub(crate) struct Got {
     pub(crate) update: Option<u64>,
     /// Timestamp of a message, if the program wants them.
     pub(crate) timestamp: Option<Timestamp>,
+    /// Latencies of a message, if the program wants them.
+    pub(crate) latencies: Option<[u8; LATENCIES_LEN]>,
 }
 
 impl Got {
     /// Result of a receive that takes no message.
-    const NOTHING: Self =
-        Self { result: 0, is_truncated: false, from: None, update: None, timestamp: None };
+    const NOTHING: Self = Self {
+        result: 0,
+        is_truncated: false,
+        from: None,
+        update: None,
+        timestamp: None,
+        latencies: None,
+    };
 }
 
 /// Control message with the time at which a message was delivered.
@@ -196,6 +207,25 @@ impl Timestamp {
         bytes[8..].copy_from_slice(&u64::from(self.time.subsec_micros()).to_ne_bytes());
         bytes
     }
+}
+
+/// Returns the contents of a control message with the wanted latencies of a message: their number,
+/// which ones, and nanoseconds.
+fn latencies(wanted: [u8; 4], arrival: &Arrival) -> Option<[u8; LATENCIES_LEN]> {
+    let [count, positions @ ..] = wanted;
+    if count == 0 {
+        return None;
+    }
+    let all = arrival.latencies();
+    let mut bytes = [0; LATENCIES_LEN];
+    bytes[0] = count;
+    for (index, position) in positions.into_iter().take(count.into()).enumerate() {
+        let nanos = all.get(usize::from(position)).map_or(0, Duration::as_nanos);
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        bytes[1 + index] = position;
+        bytes[8 * (index + 1)..][..8].copy_from_slice(&nanos.to_ne_bytes());
+    }
+    Some(bytes)
 }
 
 /// Waits until another thread or process has bound a socket, for as long as a receive may wait.
@@ -254,6 +284,7 @@ pub(crate) fn receive_message(
             from: Some(from),
             update: None,
             timestamp: kind.map(|kind| Timestamp { kind, time: arrival.time }),
+            latencies: latencies(entry.traces(), &arrival),
         },
         Incoming::Cleared(groups) => Got { update: Some(groups), ..Got::NOTHING },
         Incoming::Completed(_) => Got::NOTHING,

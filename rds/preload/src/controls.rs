@@ -11,6 +11,8 @@ pub(crate) const SOL_RDS: c_int = 276;
 
 /// Control message type of congestion updates.
 pub(crate) const CONG_UPDATE: c_int = 5;
+/// Control message type of the latencies of a message.
+pub(crate) const RXPATH_LATENCY: c_int = 11;
 /// Control message types of zero-copy sends: the cookie of a message, and those that are complete.
 const ZCOPY_COOKIE: c_int = 12;
 pub(crate) const ZCOPY_COMPLETION: c_int = 13;

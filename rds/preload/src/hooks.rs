@@ -14,7 +14,7 @@ use libc::{
 use crate::calls::{self, AF_RDS, Got, Receiving, Sending};
 use crate::completions::{self, COMPLETION_LEN};
 use crate::controls::{
-    CONG_UPDATE, ControlWriter, SOL_RDS, SendControls, ZCOPY_COMPLETION, has_room,
+    CONG_UPDATE, ControlWriter, RXPATH_LATENCY, SOL_RDS, SendControls, ZCOPY_COMPLETION, has_room,
 };
 use crate::memory::{
     Address, PARTS_MAX, errno, passed_fds, read_address, set_errno, source, sources, target,
@@ -427,6 +427,9 @@ fn put_controls(mut writer: ControlWriter<'_>, entry: &Entry, got: &Got) {
     }
     if let Some(stamp) = got.timestamp {
         writer.put(libc::SOL_SOCKET, stamp.kind, &stamp.bytes());
+    }
+    if let Some(latencies) = got.latencies {
+        writer.put(SOL_RDS, RXPATH_LATENCY, &latencies);
     }
     if entry.is_zerocopy()
         && writer.has_room(COMPLETION_LEN)

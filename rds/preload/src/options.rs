@@ -20,6 +20,8 @@ const CONG_MONITOR: c_int = 6;
 const GET_MR_FOR_DEST: c_int = 7;
 const TRANSPORT: c_int = 8;
 const LATENCY: c_int = 10;
+/// Number of latencies of a received message.
+const TRACES: usize = 3;
 /// TCP as the transport.
 const TRANSPORT_TCP: c_int = 2;
 /// Number of transports; the others do not exist here.
@@ -135,7 +137,7 @@ pub(crate) fn set(
             entry.wish(|wishes| wishes.recverr = on);
         }
         (SOL_RDS, TRANSPORT) => set_transport(fd, entry, value)?,
-        (SOL_RDS, LATENCY) => {}
+        (SOL_RDS, LATENCY) => set_traces(entry, value)?,
         // There are no memory regions over TCP.
         (SOL_RDS, FREE_MR) => return Err(errno(libc::EINVAL)),
         (SOL_RDS, GET_MR | GET_MR_FOR_DEST) => {
@@ -146,6 +148,19 @@ pub(crate) fn set(
         _ => return Err(errno(libc::ENOPROTOOPT)),
     }
     Ok(Answer::Value(Vec::new()))
+}
+
+/// Selects the latencies of received messages that the program gets.
+fn set_traces(entry: &Entry, value: &[u8]) -> io::Result<()> {
+    let traces: [u8; 4] = value.try_into().map_err(|_| errno(libc::EFAULT))?;
+    let [count, positions @ ..] = traces;
+    let Some(positions) = positions.get(..count.into()) else { return Err(errno(libc::EFAULT)) };
+    if positions.iter().any(|position| usize::from(*position) >= TRACES) {
+        entry.set_traces([0; 4]);
+        return Err(errno(libc::EFAULT));
+    }
+    entry.set_traces(traces);
+    Ok(())
 }
 
 /// Selects the transport, once and before the bind.

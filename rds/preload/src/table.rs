@@ -52,6 +52,9 @@ pub(crate) struct Entry {
     timestamps: AtomicI32,
     /// The program may send with MSG_ZEROCOPY.
     zerocopy: AtomicBool,
+    /// Value of SO_RDS_MSG_RXPATH_LATENCY: the number of latencies that the program wants, and
+    /// which ones.
+    traces: AtomicU32,
 }
 
 impl Drop for Entry {
@@ -66,7 +69,8 @@ impl Entry {
     fn new(inode: u64) -> Self {
         let (connecting, wishes) = (Mutex::default(), Mutex::default());
         let (timestamps, zerocopy) = (AtomicI32::new(0), AtomicBool::new(false));
-        Self { inode, connecting, bound: RwLock::new(None), wishes, timestamps, zerocopy }
+        let (bound, traces) = (RwLock::new(None), AtomicU32::new(0));
+        Self { inode, connecting, bound, wishes, timestamps, zerocopy, traces }
     }
 
     pub(crate) fn inode(&self) -> u64 {
@@ -76,6 +80,16 @@ impl Entry {
     /// Whether the program may send with MSG_ZEROCOPY.
     pub(crate) fn is_zerocopy(&self) -> bool {
         self.zerocopy.load(Ordering::Relaxed)
+    }
+
+    /// Returns which latencies of received messages the program wants: their number, and the
+    /// position of each.
+    pub(crate) fn traces(&self) -> [u8; 4] {
+        self.traces.load(Ordering::Relaxed).to_ne_bytes()
+    }
+
+    pub(crate) fn set_traces(&self, traces: [u8; 4]) {
+        self.traces.store(u32::from_ne_bytes(traces), Ordering::Relaxed);
     }
 
     pub(crate) fn set_zerocopy(&self, on: bool) {

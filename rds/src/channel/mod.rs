@@ -23,6 +23,6 @@ pub use info::{
     Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, InfoTcp, connections_of,
     counters_of, messages_of, sockets_of, tcp_of,
 };
-pub(crate) use packet::{PACKET_LEN, Packet, PacketKind, mapped};
+pub(crate) use packet::{PACKET_LEN, Packet, PacketKind, PacketTimes, mapped};
 pub(crate) use tally::TallyReader;
 pub use tally::{Refusal, Tally};

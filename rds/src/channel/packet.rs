@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Length of a packet in bytes.
-pub(crate) const PACKET_LEN: usize = 32;
+pub(crate) const PACKET_LEN: usize = 48;
 /// Changes whenever the format of packets or of the board changes.
 const VERSION: u8 = 4;
 
@@ -77,13 +77,29 @@ pub(crate) struct Packet {
     pub(crate) address: IpAddr,
     pub(crate) value: u32,
     pub(crate) extra: u32,
+    pub(crate) times: PacketTimes,
+}
+
+/// Times of a message in the node, for [`PacketKind::Data`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PacketTimes {
+    /// Nanoseconds in which the header arrived.
+    pub(crate) header: u32,
+    /// Nanoseconds in which the payload arrived.
+    pub(crate) payload: u32,
+    /// Time at which the message was queued for its reader, in nanoseconds of the monotonic clock.
+    pub(crate) queued: u64,
+}
+
+impl PacketTimes {
+    pub(crate) const NONE: Self = Self { header: 0, payload: 0, queued: 0 };
 }
 
 impl Packet {
     /// Creates a packet without contents other than the kind.
     pub(crate) fn new(kind: PacketKind) -> Self {
         let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-        Self { kind, port: 0, len: 0, address, value: 0, extra: 0 }
+        Self { kind, port: 0, len: 0, address, value: 0, extra: 0, times: PacketTimes::NONE }
     }
 
     pub(crate) fn encode(&self) -> [u8; PACKET_LEN] {
@@ -93,7 +109,10 @@ impl Packet {
         out[4..8].copy_from_slice(&self.len.to_ne_bytes());
         out[8..24].copy_from_slice(&mapped(self.address).octets());
         out[24..28].copy_from_slice(&self.value.to_ne_bytes());
-        out[28..].copy_from_slice(&self.extra.to_ne_bytes());
+        out[28..32].copy_from_slice(&self.extra.to_ne_bytes());
+        out[32..36].copy_from_slice(&self.times.header.to_ne_bytes());
+        out[36..40].copy_from_slice(&self.times.payload.to_ne_bytes());
+        out[40..].copy_from_slice(&self.times.queued.to_ne_bytes());
         out
     }
 
@@ -107,7 +126,12 @@ impl Packet {
         let kind = PacketKind::of(bytes[0]).filter(|_| bytes[1] == VERSION)?;
         let port = u16::from_ne_bytes([bytes[2], bytes[3]]);
         let address = unmapped(address.into());
-        Some(Self { kind, port, len: word(4), address, value: word(24), extra: word(28) })
+        let mut queued = [0; 8];
+        queued.copy_from_slice(&bytes[40..]);
+        let queued = u64::from_ne_bytes(queued);
+        let times = PacketTimes { header: word(32), payload: word(36), queued };
+        let (value, extra) = (word(24), word(28));
+        Some(Self { kind, port, len: word(4), address, value, extra, times })
     }
 
     /// Returns the number whose halves are `value` and `extra`: the groups of ports of a
@@ -162,7 +186,8 @@ mod tests {
             let address = address.parse().unwrap();
             let value = 0xdead_beef;
             let kind = PacketKind::Send;
-            let packet = Packet { kind, port: 4000, len: 70_000, address, value, extra: 3 };
+            let times = PacketTimes { header: 1, payload: 2, queued: 1 << 40 };
+            let packet = Packet { kind, port: 4000, len: 70_000, address, value, extra: 3, times };
             assert_eq!(Packet::decode(&packet.encode()), Some(packet));
         }
         let update = Packet::update(1 << 63 | 5);

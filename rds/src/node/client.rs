@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rtrs_core::rt::{Fd, OpId};
-use rtrs_core::time::Instant;
+use rtrs_core::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -14,11 +14,11 @@ use rustix::net::{
 };
 
 use crate::channel::{
-    FDS_MAX, INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, SocketView, passed_fds,
-    put_rest, take_rest,
+    FDS_MAX, INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, SocketView,
+    passed_fds, put_rest, take_rest,
 };
 use crate::proto::{Received, SocketId};
-use crate::wire::PAYLOAD_MAX;
+use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
 
 /// Number of a user's connection.
 pub(super) type ClientId = u64;
@@ -150,7 +150,15 @@ impl Client {
         let payload = &received.payload;
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let (port, address) = (received.port, received.from);
-        let packet = Packet { port, len, address, ..Packet::with_wide(PacketKind::Data, time) };
+        let ArrivalTimes { header, payload: begun, end } = received.times;
+        let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
+        let times = PacketTimes {
+            header: nanos(begun.since(header)),
+            payload: nanos(end.since(begun)),
+            queued: end.as_nanos(),
+        };
+        let packet = Packet::with_wide(PacketKind::Data, time);
+        let packet = Packet { port, len, address, times, ..packet };
         if payload.len() <= INLINE_MAX {
             return self.send(&packet, payload, None);
         }

@@ -12,7 +12,7 @@ use super::event::{BindError, Event, SocketId};
 use super::info::SocketInfo;
 use super::outbox::{Completion, Message, Owner};
 use super::stats::{Refused, Stats};
-use crate::wire::{CongestionMap, PROBE_PORT};
+use crate::wire::{ArrivalTimes, CongestionMap, PROBE_PORT};
 
 /// Number of unread completions of a socket at which it may not send more.
 const COMPLETED_MAX: usize = 16 << 10;
@@ -29,6 +29,8 @@ pub struct Received {
     pub port: u16,
     /// Payload of the message.
     pub payload: Vec<u8>,
+    /// Times at which the message arrived; the last one is when it was queued for its reader.
+    pub times: ArrivalTimes,
 }
 
 impl Received {
@@ -478,6 +480,8 @@ fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
 
 #[cfg(test)]
 mod tests {
+    use rtrs_core::time::Instant;
+
     use super::*;
 
     const BUFFERS: Buffers = Buffers { sndbuf: 1000, rcvbuf: 1000 };
@@ -488,7 +492,8 @@ mod tests {
     }
 
     fn message(len: usize) -> Received {
-        Received { from: [10, 0, 0, 1].into(), port: 7, payload: vec![0; len] }
+        let times = ArrivalTimes::at(Instant::ZERO);
+        Received { from: [10, 0, 0, 1].into(), port: 7, payload: vec![0; len], times }
     }
 
     /// Returns a message of this cost.

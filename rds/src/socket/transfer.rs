@@ -8,7 +8,8 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rtrs_core::time::Duration;
+use rtrs_core::rt::Clock;
+use rtrs_core::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
@@ -20,8 +21,8 @@ use rustix::net::{
 use super::access::{Binding, is_nonblocking};
 use super::request::gone;
 use crate::channel::{
-    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, Refusal, passed_fds, put_rest,
-    take_rest,
+    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, Refusal, passed_fds,
+    put_rest, take_rest,
 };
 use crate::wire::PAYLOAD_MAX;
 
@@ -83,6 +84,18 @@ pub struct Arrival {
     pub incoming: Incoming,
     /// Time since 1970 at which the node delivered the message; zero for a notification.
     pub time: Duration,
+    times: PacketTimes,
+}
+
+impl Arrival {
+    /// Returns how long a message took until now: for its header to arrive, for its payload, and
+    /// from then on.
+    pub fn latencies(&self) -> [Duration; 3] {
+        let PacketTimes { header, payload, queued } = self.times;
+        let arrived = [header, payload].map(|nanos| Duration::from_nanos(nanos.into()));
+        let waited = Clock.now().since(Instant::from_nanos(queued));
+        [arrived[0], arrived[1], waited]
+    }
 }
 
 /// Sends a message.
@@ -262,13 +275,11 @@ pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> i
     let packet = Packet::decode(&head).filter(|_| got.bytes >= PACKET_LEN);
     let unclear = || io::Error::from(Errno::PROTO);
     let packet = packet.ok_or_else(unclear)?;
+    let notification =
+        |incoming| Ok(Arrival { incoming, time: Duration::ZERO, times: packet.times });
     match packet.kind {
-        PacketKind::Update => {
-            Ok(Arrival { incoming: Incoming::Cleared(packet.wide()), time: Duration::ZERO })
-        }
-        PacketKind::Completed => {
-            Ok(Arrival { incoming: Incoming::Completed(packet.value), time: Duration::ZERO })
-        }
+        PacketKind::Update => notification(Incoming::Cleared(packet.wide())),
+        PacketKind::Completed => notification(Incoming::Completed(packet.value)),
         PacketKind::Data => {
             let total = packet.len as usize;
             let len = total.min(space);
@@ -281,7 +292,11 @@ pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> i
             }
             let from = SocketAddr::new(packet.address, packet.port);
             let time = Duration::from_nanos(packet.wide());
-            Ok(Arrival { incoming: Incoming::Message { len, total, from }, time })
+            Ok(Arrival {
+                incoming: Incoming::Message { len, total, from },
+                time,
+                times: packet.times,
+            })
         }
         _ => Err(unclear()),
     }

@@ -1,5 +1,7 @@
 //! Splits a TCP stream into messages, regardless of how the stream is fragmented.
 
+use rtrs_core::time::Instant;
+
 use super::header::{HEADER_LEN, Header, Kind, WireError};
 
 /// Capacity allocated for a payload before its bytes have arrived.
@@ -14,12 +16,39 @@ pub enum Step {
     Message(Header, Kind, Option<Vec<u8>>),
 }
 
+/// Times at which the parts of a message arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivalTimes {
+    /// First byte of the header.
+    pub header: Instant,
+    /// Last byte of the header.
+    pub payload: Instant,
+    /// Last byte of the payload.
+    pub end: Instant,
+}
+
+impl ArrivalTimes {
+    /// Creates the times of a message that arrives as a whole.
+    pub const fn at(now: Instant) -> Self {
+        Self { header: now, payload: now, end: now }
+    }
+}
+
 /// State between two pieces of a stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
     head: Head,
     /// The message whose payload is arriving.
     body: Option<Body>,
+    /// Times of the current message. `end` is the time of the current piece.
+    times: ArrivalTimes,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        let times = ArrivalTimes::at(Instant::ZERO);
+        Self { head: Head::default(), body: None, times }
+    }
 }
 
 #[derive(Debug)]
@@ -44,6 +73,16 @@ struct Body {
 }
 
 impl Decoder {
+    /// Sets the time at which the next bytes have arrived.
+    pub fn set_time(&mut self, now: Instant) {
+        self.times.end = now;
+    }
+
+    /// Returns the times of the message that was returned last.
+    pub fn times(&self) -> ArrivalTimes {
+        self.times
+    }
+
     /// Consumes bytes from the front of `input`, up to the next step. Returns `None` when all are
     /// consumed and nothing is complete.
     ///
@@ -68,6 +107,9 @@ impl Decoder {
 
     fn head(&mut self, input: &mut &[u8]) -> Result<Option<Step>, WireError> {
         let Head { bytes, got } = &mut self.head;
+        if *got == 0 && !input.is_empty() {
+            self.times.header = self.times.end;
+        }
         let count = (HEADER_LEN - *got).min(input.len());
         let (taken, rest) = input.split_at(count);
         bytes[*got..*got + count].copy_from_slice(taken);
@@ -77,6 +119,7 @@ impl Decoder {
             return Ok(None);
         }
         *got = 0;
+        self.times.payload = self.times.end;
         let header = Header::decode(bytes);
         let kind = header.kind()?;
         let left = header.len as usize;
@@ -124,6 +167,7 @@ fn make_room(payload: &mut Vec<u8>, count: usize, left: usize) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rtrs_core::time::Duration;
 
     use super::super::header::CONG_BITMAP;
     use super::*;
@@ -188,6 +232,28 @@ mod tests {
         let step = decoder.step(&mut input).unwrap();
         assert!(matches!(&step, Some(Step::Message(h, _, Some(p))) if h.sequence == 2
             && p == b"next"));
+    }
+
+    #[test]
+    fn the_times_of_a_message_are_those_of_its_pieces() {
+        let mut decoder = Decoder::default();
+        let stream = [message(1, b"one"), message(2, b"two")].concat();
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let mut found = Vec::new();
+        let ends = [10, HEADER_LEN, HEADER_LEN + 3, stream.len()];
+        let mut begin = 0;
+        for (millis, end) in (1..).zip(ends) {
+            decoder.set_time(at(millis));
+            let mut input = &stream[begin..end];
+            while let Some(step) = decoder.step(&mut input).unwrap() {
+                if matches!(step, Step::Message(..)) {
+                    found.push(decoder.times());
+                }
+            }
+            begin = end;
+        }
+        let first = ArrivalTimes { header: at(1), payload: at(2), end: at(3) };
+        assert_eq!(found, [first, ArrivalTimes::at(at(4))]);
     }
 
     #[test]

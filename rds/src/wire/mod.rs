@@ -11,7 +11,7 @@ mod extension;
 mod header;
 mod map;
 
-pub use decoder::{Decoder, Step};
+pub use decoder::{ArrivalTimes, Decoder, Step};
 pub use extension::Extensions;
 pub use header::{
     ACK_REQUIRED, CONG_BITMAP, HEADER_LEN, Header, Kind, PAYLOAD_MAX, PING_PORT, PROBE_PORT,

@@ -12,7 +12,9 @@ use rustix::io::Errno;
 
 use super::super::client::{Asker, Bound, Client, ClientId};
 use super::Clients;
-use crate::channel::{InfoOption, Packet, PacketKind, SocketView, TallyReader, encode_info};
+use crate::channel::{
+    InfoOption, Packet, PacketKind, PacketTimes, SocketView, TallyReader, encode_info,
+};
 use crate::proto::{BindError, Node};
 
 /// Answer without contents.
@@ -23,6 +25,7 @@ const BOUND: Packet = Packet {
     address: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     value: 0,
     extra: 0,
+    times: PacketTimes::NONE,
 };
 
 fn word(size: usize) -> u32 {

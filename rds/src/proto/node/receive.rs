@@ -8,8 +8,17 @@ use super::Node;
 use crate::proto::event::LinkId;
 use crate::proto::ports::Received;
 use crate::wire::{
-    ACK_REQUIRED, CongestionMap, Decoder, Header, Kind, PING_PORT, PROBE_PORT, Step,
+    ACK_REQUIRED, ArrivalTimes, CongestionMap, Decoder, Header, Kind, PING_PORT, PROBE_PORT, Step,
 };
+
+/// A message that has arrived from a peer.
+#[derive(Debug)]
+struct Arrived {
+    header: Header,
+    /// `None` if the payload was not wanted.
+    payload: Option<Vec<u8>>,
+    times: ArrivalTimes,
+}
 
 impl Node {
     /// Handles bytes received on a connection.
@@ -17,6 +26,7 @@ impl Node {
         let Some(link) = self.peers.links_mut().get_mut(id) else { return };
         let from = link.peer;
         let mut decoder = std::mem::take(&mut link.decoder);
+        decoder.set_time(now);
         let mut input = bytes;
         loop {
             match decoder.step(&mut input) {
@@ -39,7 +49,8 @@ impl Node {
                     }
                 }
                 Ok(Some(Step::Message(header, Kind::Message, payload))) => {
-                    self.message_received(now, from, &header, payload);
+                    let times = decoder.times();
+                    self.message_received(now, from, Arrived { header, payload, times });
                 }
                 Err(error) => {
                     if let Some(left_out) = self.bad_streams.admit(now) {
@@ -80,13 +91,8 @@ impl Node {
             && self.ports.fits(header.dport, header.len as usize)
     }
 
-    fn message_received(
-        &mut self,
-        now: Instant,
-        from: IpAddr,
-        header: &Header,
-        payload: Option<Vec<u8>>,
-    ) {
+    fn message_received(&mut self, now: Instant, from: IpAddr, message: Arrived) {
+        let Arrived { ref header, payload, times } = message;
         let Some(peer) = self.peers.get_mut(from) else { return };
         if !peer.inbound.accept(header) {
             self.stats.recv_drop_old_seq += 1;
@@ -119,7 +125,7 @@ impl Node {
                 };
                 peer.inbound.note_sent();
                 peer.connection.carried();
-                self.deliver(dport, Received { from, port, payload });
+                self.deliver(dport, Received { from, port, payload, times });
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::proto::info::{MessageInfo, QueueKind};
 use crate::proto::outbox::{Completion, Message, Owner};
 use crate::proto::peers::Crowded;
 use crate::proto::ports::{Buffers, Closed, Received};
-use crate::wire::{CongestionMap, PAYLOAD_MAX, PING_PORT};
+use crate::wire::{ArrivalTimes, CongestionMap, PAYLOAD_MAX, PING_PORT};
 
 /// Returns the group of a port.
 const fn group(port: u16) -> u64 {
@@ -133,7 +133,7 @@ impl Node {
         }
         checked?;
         if is_own {
-            self.send_to_self(id, port, payload);
+            self.send_to_self(now, id, Outgoing::new(to, port, payload));
             return Ok(());
         }
         let message = Message {
@@ -157,18 +157,19 @@ impl Node {
 
     /// Sends a message to the node itself, which never leaves it. The limits are the same as for
     /// peers.
-    fn send_to_self(&mut self, id: SocketId, port: u16, payload: Vec<u8>) {
-        let from = self.config.address;
+    fn send_to_self(&mut self, now: Instant, id: SocketId, message: Outgoing) {
+        let Outgoing { to: from, port, payload, .. } = message;
+        let times = ArrivalTimes::at(now);
         self.stats.send_queued += 1;
         if port != PING_PORT {
             match !self.ports.is_bound(port) || self.ports.fits(port, payload.len()) {
-                true => self.deliver(port, Received { from, port: id.port, payload }),
+                true => self.deliver(port, Received { from, port: id.port, payload, times }),
                 false => self.stats.recv_drop_no_memory += 1,
             }
         } else if self.ports.congested().get(id.port) {
             self.stats.send_pong_dropped += 1;
         } else if self.config.ping {
-            self.deliver(id.port, Received { from, port: PING_PORT, payload: Vec::new() });
+            self.deliver(id.port, Received { from, port: PING_PORT, payload: Vec::new(), times });
         }
     }
 
