@@ -89,12 +89,12 @@ impl Closing {
         if !paths.iter().any(|path| path.has(at)) {
             return CloseStep::Finish;
         }
-        let awaited = paths.iter().any(|path| path.fence.is_awaited());
+        let awaited = paths.iter().any(|path| path.volumes.fence.is_awaited());
         if paths.is_using(CONTROL) || awaited && !self.detaching {
             // An open or a fence is in progress, and has its own timeout.
             return CloseStep::Wait;
         }
-        let free = |path: &&Path| path.has(at) && path.is_idle();
+        let free = |path: &&Path| path.has(at) && path.channel.is_idle();
         let over = paths.iter().find(free).map(Path::id);
         over.map_or(CloseStep::Wait, CloseStep::Send)
     }
@@ -105,8 +105,9 @@ impl Closing {
         if self.detaching || paths.iter().any(|path| path.has(at)) {
             return false;
         }
-        let opens = |path: &Path| path.terms.asked().is_some_and(|asked| asked.volume == at);
-        let untried = |path: &Path| path.is_connected() && !path.terms.is_tried(at);
+        let opens =
+            |path: &Path| path.volumes.terms.asked().is_some_and(|asked| asked.volume == at);
+        let untried = |path: &Path| path.is_connected() && !path.volumes.terms.is_tried(at);
         let wanted = routes.volumes[at].is_wanted();
         let waits = !paths.are_connected() || paths.iter().any(untried);
         paths.iter().any(opens) || wanted && waits

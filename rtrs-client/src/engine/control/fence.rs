@@ -11,7 +11,8 @@ use rtrs_core::ids::{PathId, PermitId};
 use rtrs_core::time::{Instant, earliest};
 use rtrs_core::wire::Fence;
 
-use super::path::{Path, STEP_TIMEOUT};
+use super::path::Path;
+use super::path_volumes::STEP_TIMEOUT;
 use super::paths::Paths;
 use super::routes::Routes;
 use super::volume::Volume;
@@ -38,12 +39,12 @@ pub(super) enum Fencing {
 /// Abandons a fence request whose path has failed or did not answer in time. In the latter case,
 /// returns the path: it has to end.
 pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<PathId> {
-    let (over, until) = paths[path].fence.asked()?;
+    let (over, until) = paths[path].volumes.fence.asked()?;
     let connected = paths[over].is_connected();
     if connected && now < until {
         return None;
     }
-    paths[path].fence.set_asked(None);
+    paths[path].volumes.fence.set_asked(None);
     connected.then_some(over)
 }
 
@@ -56,20 +57,20 @@ pub(super) fn ask(
     failover: Failover,
     ctx: &mut Ctx<'_>,
 ) -> Fencing {
-    let fence = &paths[path].fence;
+    let fence = &paths[path].volumes.fence;
     let (Some(recon_cnt), None) = (fence.recon_cnt(), fence.asked()) else {
         return Fencing::Waits;
     };
-    let fence = Fence { path: paths[path].uuid(), recon_cnt, process: fence.process() };
+    let fence = Fence { path: paths[path].channel.uuid(), recon_cnt, process: fence.process() };
     let free = !paths.is_using(permit);
     let closed = paths[path].state() != PathState::Closing;
     // Another server knows nothing of the dead path.
-    let server = paths[path].fence.lost_at().and_then(|(server, _)| server);
-    let same = |other: &Path| other.server() == server;
+    let server = paths[path].volumes.fence.lost_at().and_then(|(server, _)| server);
+    let same = |other: &Path| other.channel.server() == server;
     let up = |other: &&Path| other.is_connected() && other.id() != path && same(other);
-    let idle = |other: &&Path| free && other.fences() && other.is_idle();
+    let idle = |other: &&Path| free && other.channel.fences() && other.channel.is_idle();
     let lost = &paths[path];
-    let same_process = |other: &&Path| !other.process().differs(fence.process);
+    let same_process = |other: &&Path| !other.channel.process().differs(fence.process);
     let there = paths.iter().filter(up).any(|other| same_process(&other));
     let answers = |other: &&Path| match there {
         true => same_process(other),
@@ -77,17 +78,18 @@ pub(super) fn ask(
     };
     let over = paths.iter().filter(up).filter(answers).find(idle).map(Path::id);
     if let Some(over) = over {
-        let posted = paths[over].try_post(ctx, |s, fabric| s.post_fence(&fence, permit, fabric));
+        let posted =
+            paths[over].channel.try_post(ctx, |s, fabric| s.post_fence(&fence, permit, fabric));
         return match posted {
             Ok(()) => {
-                paths[path].fence.set_asked(Some((over, ctx.now + STEP_TIMEOUT)));
+                paths[path].volumes.fence.set_asked(Some((over, ctx.now + STEP_TIMEOUT)));
                 Fencing::Asked
             }
             Err(FabricError::QueueFull) => Fencing::Waits,
             Err(error) => Fencing::End(over, error.into()),
         };
     }
-    let kernel = paths.iter().filter(up).any(|other| !other.fences());
+    let kernel = paths.iter().filter(up).any(|other| !other.channel.fences());
     if kernel && closed && failover == Failover::Fast {
         return Fencing::NotNeeded;
     }
@@ -99,21 +101,22 @@ pub(super) fn ask(
 /// not refused the fence. Volumes that are being closed are not opened there. A process that does
 /// not open a volume accepts no writes from the dead path to it.
 fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
-    let process = over.process();
+    let process = over.channel.process();
     let opened = || {
-        let carried = lost.fence.lost_at().map(|(_, carried)| carried);
+        let carried = lost.volumes.fence.lost_at().map(|(_, carried)| carried);
         let wanted = |at: &DeviceIndex| volumes.get(*at).is_some_and(Volume::is_wanted);
-        let tried = |at| over.terms.is_tried(at);
+        let tried = |at| over.volumes.terms.is_tried(at);
         carried.is_none_or(|carried| carried.iter().filter(wanted).all(tried))
     };
-    !process.differs(lost.fence.process()) || !lost.fence.is_refused_by(process) && opened()
+    !process.differs(lost.volumes.fence.process())
+        || !lost.volumes.fence.is_refused_by(process) && opened()
 }
 
 /// Whether other servers now serve all volumes that the path carried before it died, so that its
 /// requests have no effect anymore (`rtrs_core::gateway`).
 pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
-    let Some((server, carried)) = paths[path].fence.lost_at() else { return false };
-    let elsewhere = |other: &&Path| other.is_connected() && other.server() != server;
+    let Some((server, carried)) = paths[path].volumes.fence.lost_at() else { return false };
+    let elsewhere = |other: &&Path| other.is_connected() && other.channel.server() != server;
     let moved = |volume| paths.iter().filter(elsewhere).any(|other| other.has(volume));
     paths.iter().any(|other| elsewhere(&other)) && carried.iter().all(moved)
 }
@@ -122,8 +125,8 @@ pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
 /// process that may answer.
 pub(super) fn is_awaited(paths: &Paths, volumes: &Volumes) -> bool {
     paths.iter().any(|path| {
-        let lost = path.fence.lost_at();
-        let up = |other: &Path, server| other.is_connected() && other.server() == server;
+        let lost = path.volumes.fence.lost_at();
+        let up = |other: &Path, server| other.is_connected() && other.channel.server() == server;
         lost.is_some_and(|(server, _)| {
             paths.iter().any(|other| up(other, server) && may_answer(path, other, volumes))
         })
@@ -132,31 +135,31 @@ pub(super) fn is_awaited(paths: &Paths, volumes: &Volumes) -> bool {
 
 /// Path whose fence was requested over `over`.
 pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
-    let asked = |path: &&Path| path.fence.asked().is_some_and(|(asked, _)| asked == over);
+    let asked = |path: &&Path| path.volumes.fence.asked().is_some_and(|(asked, _)| asked == over);
     paths.iter().find(asked).map(Path::id)
 }
 
 /// Handles a refused fence: the process behind `over` cannot answer for the other one.
 pub(super) fn refused(paths: &mut Paths, over: PathId) {
-    let by = paths[over].process();
+    let by = paths[over].channel.process();
     let Some(lost) = answered(paths, over) else { return };
     tracing::warn!(
-        path = %paths[lost].name(),
+        path = %paths[lost].channel.name(),
         "the server was restarted and cannot tell whether this path's requests still run, since an \
          export has no lock; IO waits until the path connects again"
     );
-    paths[lost].fence.refuse(by);
+    paths[lost].volumes.fence.refuse(by);
 }
 
 /// Whether a connected path that waits for fences may carry IO. Its own requests to another server
 /// must have no effect anymore, and no other path to its server may await a fence, unless the
 /// server does not support fences.
 pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
-    let fences = || paths[path].fences() && !rtrs_core::mutated!(UpBeforeFence);
-    let server = paths[path].server();
-    let lost = |other: &Path| other.fence.lost_at().is_some_and(|(at, _)| at == server);
+    let fences = || paths[path].channel.fences() && !rtrs_core::mutated!(UpBeforeFence);
+    let server = paths[path].channel.server();
+    let lost = |other: &Path| other.volumes.fence.lost_at().is_some_and(|(at, _)| at == server);
     let awaited = || paths.iter().any(lost);
-    let fence = &paths[path].fence;
+    let fence = &paths[path].volumes.fence;
     fence.is_held() && !fence.is_awaited() && !(fences() && awaited())
 }
 
@@ -164,18 +167,18 @@ pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
 /// [`may_carry`], another path to the same server that carried the volume and awaits its fence
 /// prevents this: a copy of a failed IO may still be at the server.
 pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> bool {
-    let server = paths[path].server();
+    let server = paths[path].channel.server();
     let lost = |other: &Path| {
-        let lost = other.fence.lost_at();
+        let lost = other.volumes.fence.lost_at();
         lost.is_some_and(|(at, carried)| at == server && carried.contains(volume))
     };
-    let awaited = paths[path].fences() && paths.iter().any(lost);
+    let awaited = paths[path].channel.fences() && paths.iter().any(lost);
     !awaited
 }
 
 /// Time at which the answer to a fence is overdue.
 pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
-    let asked = |path: &Path| path.fence.asked().map(|(_, until)| until);
+    let asked = |path: &Path| path.volumes.fence.asked().map(|(_, until)| until);
     paths.iter().map(asked).fold(None, earliest)
 }
 
@@ -184,10 +187,11 @@ pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
 pub(super) fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
     let mut any = false;
     for id in routes.paths.ids() {
+        let epoch = routes.paths[id].epoch();
         if may_carry(&routes.paths, id)
-            && let Some(message) = routes.paths[id].bring_up()
+            && let Some(message) = routes.paths[id].volumes.bring_up(epoch)
         {
-            for served in routes.paths[id].terms.served() {
+            for served in routes.paths[id].volumes.terms.served() {
                 routes.volumes[served.device].no_path.stop();
             }
             routes.notify(&message, ctx);
@@ -195,9 +199,10 @@ pub(super) fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
         }
     }
     for id in routes.paths.ids() {
-        for volume in routes.paths[id].fence.unreported().iter() {
+        let epoch = routes.paths[id].epoch();
+        for volume in routes.paths[id].volumes.fence.unreported().iter() {
             if may_serve(&routes.paths, id, volume)
-                && let Some(message) = routes.paths[id].serves(volume)
+                && let Some(message) = routes.paths[id].volumes.serves(volume, epoch)
             {
                 routes.volumes[volume].no_path.stop();
                 routes.notify(&message, ctx);

@@ -38,7 +38,7 @@ fn due(volume: &Volume, paths: &Paths) -> Option<Instant> {
     if !(moving.moves() && volume.is_wanted() && writes) {
         return None;
     }
-    let standby = |path: &Path| path.is_connected() && path.terms.is_standby(at);
+    let standby = |path: &Path| path.is_connected() && path.volumes.terms.is_standby(at);
     if !paths.iter().any(standby) {
         return None;
     }
@@ -51,8 +51,8 @@ fn due(volume: &Volume, paths: &Paths) -> Option<Instant> {
 /// Selects the path over which a server is asked.
 fn choose(volume: &Volume, paths: &Paths) -> Option<PathId> {
     let at = volume.index();
-    let able = |path: &&Path| path.is_free() && path.terms.is_standby(at);
-    let rank = |path: &&Path| volume.moving.rank(path.id(), path.server());
+    let able = |path: &&Path| path.is_free() && path.volumes.terms.is_standby(at);
+    let rank = |path: &&Path| volume.moving.rank(path.id(), path.channel.server());
     paths.iter().filter(able).min_by_key(rank).map(Path::id)
 }
 
@@ -67,7 +67,7 @@ pub(super) fn next_takeover(routes: &mut Routes, now: Instant) -> Option<Takeove
     // An event ends each of these conditions.
     let path = choose(volume, &routes.paths).filter(|_| routes.may_ask())?;
     let (volume, export) = (volume.index(), volume.export());
-    let name = routes.paths[path].name();
+    let name = routes.paths[path].channel.name();
     tracing::info!(path = %name, export, "asking this gateway to take over");
     routes.volumes[volume].moving.asked(path, now);
     Some(Takeover { path, volume })
@@ -95,7 +95,7 @@ pub(super) fn answered(routes: &mut Routes, moved: Takeover, code: u16, now: Ins
         0 => {}
         errno::EAGAIN => volume.moving.busy(now),
         code => tracing::warn!(
-            path = %routes.paths[path].name(),
+            path = %routes.paths[path].channel.name(),
             export = volume.export(),
             errno = errno_name(code),
             "this gateway refused to take over"
@@ -116,7 +116,7 @@ pub(super) fn send_away(
     if !routes.volumes[at].moving.moves() {
         return Err(ChangeError::OneGateway(export.to_owned()));
     }
-    let standby = |path: &Path| path.is_connected() && path.terms.is_standby(at);
+    let standby = |path: &Path| path.is_connected() && path.volumes.terms.is_standby(at);
     if !routes.paths.iter().any(standby) {
         return Err(ChangeError::NoOtherGateway(export.to_owned()));
     }

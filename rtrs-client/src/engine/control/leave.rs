@@ -38,21 +38,85 @@ impl Leave {
     pub(super) fn why(&self) -> Why {
         self.why
     }
+}
 
-    /// Time at which the remaining requests move to other paths.
-    pub(super) fn deadline(&self) -> Instant {
-        self.deadline
+/// Departure of a path from use.
+#[derive(Debug, Default)]
+pub(super) struct Departure {
+    leave: Option<Leave>,
+    /// Permanently removed: no longer listed, and the slot may be reused.
+    removed: bool,
+}
+
+impl Departure {
+    /// Whether the path is leaving.
+    pub(super) fn is_begun(&self) -> bool {
+        self.leave.is_some()
     }
 
-    /// Replaces reason and deadline when the same path is asked to leave again.
-    pub(super) fn replace(&mut self, other: &Self) {
-        (self.why, self.deadline) = (other.why, other.deadline);
+    /// Whether the path is permanently removed.
+    pub(super) fn is_final(&self) -> bool {
+        self.removed
+    }
+
+    /// Reason for leaving, if the path is.
+    pub(super) fn why(&self) -> Option<Why> {
+        self.leave.as_ref().map(Leave::why)
+    }
+
+    /// Time at which the remaining requests move to other paths, if the path is leaving.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.leave.as_ref().map(|leave| leave.deadline)
+    }
+
+    /// Begins or ends the leave, in place of an earlier one.
+    pub(super) fn set(&mut self, leave: Option<Leave>) {
+        self.leave = leave;
+    }
+
+    /// Begins the leave of a path whose shards retire its requests. If they do already, replaces
+    /// only reason and deadline. Returns whether that was so.
+    pub(super) fn begin_or_replace(&mut self, leave: Leave) -> bool {
+        if let Some(before) = &mut self.leave {
+            (before.why, before.deadline) = (leave.why, leave.deadline);
+            return true;
+        }
+        self.leave = Some(leave);
+        false
     }
 
     /// Records that a shard has no requests of the path in flight. Returns whether that holds for
-    /// all shards.
+    /// all shards of a leaving path.
     pub(super) fn retired(&mut self, shard: CoreIndex) -> bool {
-        self.retired[shard.index()] = true;
-        self.retired.iter().all(|retired| *retired)
+        let Some(leave) = &mut self.leave else { return false };
+        leave.retired[shard.index()] = true;
+        leave.retired.iter().all(|retired| *retired)
+    }
+
+    /// Removes the path permanently.
+    pub(super) fn remove(&mut self) {
+        self.removed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtrs_core::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_path_has_retired_when_all_shards_have() {
+        let leave = |why, s| Leave::new(why, Instant::ZERO + Duration::from_secs(s), 2);
+        let mut departure = Departure::default();
+        assert!(!departure.retired(CoreIndex(0)), "the path stays");
+        assert!(!departure.begin_or_replace(leave(Why::Disconnect, 30)));
+        assert!(!departure.retired(CoreIndex(0)));
+        assert!(departure.begin_or_replace(leave(Why::Remove, 10)));
+        assert_eq!(departure.why(), Some(Why::Remove));
+        assert_eq!(departure.deadline(), Some(Instant::ZERO + Duration::from_secs(10)));
+        assert!(departure.retired(CoreIndex(1)), "the first has not begun anew");
+        departure.set(None);
+        assert!(!departure.is_begun() && !departure.is_final());
     }
 }

@@ -17,8 +17,8 @@ use crate::engine::ctx::Ctx;
 pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec<PathId> {
     let is_cut_off = |path: &&Path| {
         path.is_connected()
-            && !path.is_rdma(ctx)
-            && path.comes_from(addresses)
+            && !path.channel.is_rdma(ctx)
+            && path.channel.comes_from(addresses)
             && is_replaced(path, paths, addresses)
     };
     paths.iter().filter(is_cut_off).map(Path::id).collect()
@@ -28,9 +28,9 @@ pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec
 /// path serves nothing, so any other path replaces it.
 fn is_replaced(path: &Path, paths: &Paths, addresses: &[IpAddr]) -> bool {
     let stays = |other: &&Path| {
-        other.is_connected() && !other.is_leaving() && other.comes_from_elsewhere(addresses)
+        other.is_connected() && !other.is_leaving() && other.channel.comes_from_elsewhere(addresses)
     };
     let others = || paths.others(path.id()).filter(stays);
-    let is_carried = |device| others().any(|other| other.carries(device));
-    others().next().is_some() && path.terms.served().all(|served| is_carried(served.device))
+    let is_carried = |device| others().any(|other| other.volumes.carries(device));
+    others().next().is_some() && path.volumes.terms.served().all(|served| is_carried(served.device))
 }

@@ -11,9 +11,10 @@
 //! Each part owns its state and knows nothing of the others; this file connects them:
 //!
 //! - `paths.rs`: the set of paths;
-//! - `path.rs`: one path, with `due.rs` and `path_volumes.rs`, made of `connections.rs`,
-//!   `path_fence.rs`, `heartbeat.rs`, `reconnect.rs`, `network.rs`, `leave.rs` and `terms.rs` (the
-//!   terms agreed on for each volume, with `reopen.rs`);
+//! - `path.rs`: one path, with `due.rs`, made of `channel.rs` (`connections.rs` and
+//!   `heartbeat.rs`), `path_volumes.rs` (`path_fence.rs` and `terms.rs`: the terms agreed on for
+//!   each volume, with `reopen.rs`), `attempts.rs` (`reconnect.rs` and `network.rs`),
+//!   `path_proof.rs` and `leave.rs`;
 //! - `fence.rs`, `silence.rs` and `path_admin.rs`: decisions about a path that depend on others;
 //! - `volumes.rs`: the set of volumes; `volume.rs`: one volume, made of `identity.rs` (the server
 //!   and export it is pinned to), `cache_epoch.rs` (the epoch of the server's cache) and
@@ -26,9 +27,11 @@
 //! - `bounds.rs`: limits granted by the server; `failure.rs`: failures;
 //! - `view.rs`: read access for listings (`status.rs`).
 
+mod attempts;
 mod bounds;
 mod cache_epoch;
 pub(crate) mod change;
+mod channel;
 mod checks;
 mod closing;
 mod connections;
@@ -47,6 +50,7 @@ mod opening;
 mod path;
 mod path_admin;
 mod path_fence;
+mod path_proof;
 mod path_volumes;
 pub(in crate::engine) mod paths;
 mod reconnect;
@@ -195,7 +199,8 @@ impl SessionControl {
             }
             Change::SwitchVolume { export } => {
                 let moved = gateways::send_away(&mut self.routes, &export, ctx.now)?;
-                let asked = self.routes.paths[moved.path].ask_move(moved.volume, true, ctx);
+                let path = &mut self.routes.paths[moved.path];
+                let asked = path.volumes.ask_move(moved.volume, true, &mut path.channel, ctx);
                 self.end_if_failed(moved.path, asked, ctx);
                 Ok(())
             }
@@ -208,7 +213,7 @@ impl SessionControl {
         if ends {
             self.end_path(id, End::ASKED, ctx);
         }
-        tracing::info!(path = %self.routes.paths[id].name(), "{} on request", why.name());
+        tracing::info!(path = %self.routes.paths[id].channel.name(), "{} on request", why.name());
         Ok(())
     }
 
@@ -282,7 +287,8 @@ impl SessionControl {
             return false;
         }
         let Some(moved) = gateways::next_takeover(&mut self.routes, ctx.now) else { return false };
-        let asked = self.routes.paths[moved.path].ask_move(moved.volume, false, ctx);
+        let path = &mut self.routes.paths[moved.path];
+        let asked = path.volumes.ask_move(moved.volume, false, &mut path.channel, ctx);
         self.end_if_failed(moved.path, asked, ctx);
         true
     }
@@ -296,7 +302,7 @@ impl SessionControl {
             Due::Heartbeat => return self.poll_heartbeat(id, used, ctx),
             Due::Close => path.abort(ctx),
             Due::End(why) => {
-                path.terms.mark_overdue(ctx.now);
+                path.volumes.terms.mark_overdue(ctx.now);
                 self.end_path(id, End::failed(why), ctx);
             }
             Due::Start if self.routes.paths.another_opens_the_session(ctx.now, id) => {
@@ -314,7 +320,7 @@ impl SessionControl {
     }
 
     fn poll_heartbeat(&mut self, id: PathId, used: Instant, ctx: &mut Ctx<'_>) -> bool {
-        match self.routes.paths[id].look(ctx.now, used) {
+        match self.routes.paths[id].channel.look(ctx.now, used) {
             Finding::Fine => false,
             Finding::Due => {
                 self.send_heartbeat(id, ctx);
@@ -338,7 +344,7 @@ impl SessionControl {
     }
 
     fn send_heartbeat(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
-        let sent = self.routes.paths[id].send_heartbeat(ctx);
+        let sent = self.routes.paths[id].channel.send_heartbeat(ctx);
         self.end_if_failed(id, sent, ctx);
     }
 
@@ -386,7 +392,7 @@ impl SessionControl {
             }
             ControlMessage::InUse => {
                 for id in self.routes.paths.ids() {
-                    if self.routes.paths[id].begin_io(ctx.now) {
+                    if self.routes.paths[id].channel.heartbeat.begin_io(ctx.now) {
                         self.send_heartbeat(id, ctx);
                     }
                 }
@@ -400,7 +406,7 @@ impl SessionControl {
                 }
             }
             ControlMessage::InternalError { path } => {
-                self.routes.paths[path].count_internal_error()
+                self.routes.paths[path].channel.count_internal_error()
             }
             ControlMessage::Failed { path, epoch, cid, failure } => {
                 let why = PathEnd::from(&failure);
@@ -418,7 +424,7 @@ impl SessionControl {
     fn on_shard_closed(&mut self, id: PathId, end: ShardConnectionEnd, ctx: &mut Ctx<'_>) {
         let ShardConnectionEnd { epoch, cid, why, in_order } = end;
         if self.routes.paths[id].epoch() == epoch {
-            self.routes.paths[id].connection_ended(cid);
+            self.routes.paths[id].channel.connection_ended(cid);
             let why = Some(PathEnd::Connection(cid, Box::new(why)));
             self.end_path(id, End { why, in_order }, ctx);
         }
@@ -438,7 +444,7 @@ impl SessionControl {
             ConnectionEnd::Failed(failure) => failure.into(),
             ConnectionEnd::Closed(reason) => self.routes.paths[id].closed(reason.clone()),
         };
-        self.routes.paths[id].connection_ended(ConnIndex(0));
+        self.routes.paths[id].channel.connection_ended(ConnIndex(0));
         if let ConnectionEnd::Failed(failure) = end
             && let Some(secret) = eviction(failure)
         {
@@ -472,7 +478,7 @@ impl SessionControl {
     ) -> bool {
         let Some(id) = self.routes.paths.completed(provider, wc) else { return false };
         self.checks.wake();
-        let event = self.routes.paths[id].on_completion(wc, ctx);
+        let event = self.routes.paths[id].channel.on_completion(wc, ctx);
         let done = event.and_then(|event| self.on_service_event(id, event, ctx));
         self.end_if_failed(id, done, ctx);
         true
@@ -489,9 +495,11 @@ impl SessionControl {
         match event {
             ServiceEvent::Nothing => {}
             ServiceEvent::HeartbeatAsked => {
-                return path.post(ctx, |service, fabric| service.post_heartbeat_ack(fabric));
+                return path
+                    .channel
+                    .post(ctx, |service, fabric| service.post_heartbeat_ack(fabric));
             }
-            ServiceEvent::HeartbeatAnswered => path.heartbeat_answered(ctx.now),
+            ServiceEvent::HeartbeatAnswered => path.channel.heartbeat_answered(ctx.now),
             ServiceEvent::Changed { device } => {
                 if self.routes.changed(id, device, ctx.now) {
                     self.open_beside(ctx);
@@ -518,7 +526,7 @@ impl SessionControl {
             }
             ServiceEvent::Fenced => {
                 if let Some(fenced) = fence::answered(&self.routes.paths, id) {
-                    tracing::debug!(path = %self.routes.paths[fenced].name(), "fenced off");
+                    tracing::debug!(path = %self.routes.paths[fenced].channel.name(), "fenced off");
                     self.routes.fenced(fenced, ctx);
                 }
                 self.advance_fences(ctx);

@@ -39,29 +39,32 @@ fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'
     let closing = volumes.are_closing();
     let wanted = volumes.iter().filter(|volume| volume.is_wanted());
     wanted.filter(move |volume| {
-        (!closing || volume.was_open() || volume.is_closing()) && !path.terms.serves(volume.index())
+        (!closing || volume.was_open() || volume.is_closing())
+            && !path.volumes.terms.serves(volume.index())
     })
 }
 
 /// Volume that a connecting path opens next. One whose last open was not answered comes last.
 fn first(path: &Path, volumes: &Volumes) -> Option<DeviceIndex> {
-    let untried = || openable(path, volumes).filter(|volume| !path.terms.is_tried(volume.index()));
-    let quick = untried().find(|volume| !path.terms.is_unanswered(volume.index()));
+    let untried =
+        || openable(path, volumes).filter(|volume| !path.volumes.terms.is_tried(volume.index()));
+    let quick = untried().find(|volume| !path.volumes.terms.is_unanswered(volume.index()));
     quick.or_else(|| untried().next()).map(Volume::index)
 }
 
 /// Whether a connecting path still has to open a volume, now or once a close is answered.
 fn is_untried(path: &Path, volumes: &Volumes) -> bool {
-    let wanted = |volume: &Volume| volume.is_wanted() && !path.terms.is_tried(volume.index());
+    let wanted =
+        |volume: &Volume| volume.is_wanted() && !path.volumes.terms.is_tried(volume.index());
     volumes.iter().any(wanted)
 }
 
 /// Time and volume of the next open on a connected path, whether a first open or a repeated one.
 fn due(path: &Path, volumes: &Volumes) -> Option<(Instant, DeviceIndex)> {
     let new = openable(path, volumes)
-        .filter_map(|volume| Some((path.terms.due_first(volume.index())?, volume.index())));
+        .filter_map(|volume| Some((path.volumes.terms.due_first(volume.index())?, volume.index())));
     let changed = volumes.iter().filter(|volume| volume.is_wanted()).filter_map(|volume| {
-        let due = path.terms.due_again(volume.index())?;
+        let due = path.volumes.terms.due_again(volume.index())?;
         (!rtrs_core::mutated!(ResizeUnheard)).then_some((due, volume.index()))
     });
     new.chain(changed).min()
@@ -110,7 +113,8 @@ fn judge_again(
     device: &OpenDevice,
 ) -> Result<bool, PathEnd> {
     // These do not change while a connection is alive.
-    let agreed = (path.terms.device_id(volume.index()), path.terms.cache_id(volume.index()));
+    let agreed =
+        (path.volumes.terms.device_id(volume.index()), path.volumes.terms.cache_id(volume.index()));
     if agreed != (Some(device.device_id), Some(device.cache_id)) {
         return Err(PathEnd::AnotherDevice);
     }
@@ -206,9 +210,9 @@ impl Opening {
         let OpenAnswer { path: id, asked, opened } = answer;
         let (device, standing) = (&opened.device, opened.standing);
         let (at, again) = (asked.volume, asked.ask == Ask::Again);
-        let server = routes.paths[id].server();
+        let server = routes.paths[id].channel.server();
         let serves = routes.volumes[at].moving.would_serve(standing);
-        if again && routes.paths[id].terms.serves(at) {
+        if again && routes.paths[id].volumes.terms.serves(at) {
             routes.volumes[at].moving.record(standing, server);
             if serves {
                 return self.opened_again(answer, routes, ctx);
@@ -222,7 +226,7 @@ impl Opening {
         }
         if !serves {
             self.pin(answer, routes, true);
-            routes.paths[id].terms.stand_by(at, device.device_id);
+            routes.paths[id].volumes.terms.stand_by(at, device.device_id);
             return Ok(Next::StandBy);
         }
         let device = match routes.volumes[at].fit(device) {
@@ -232,7 +236,8 @@ impl Opening {
         let volume = &routes.volumes[at];
         volume.cache.compare(volume.last(), &device);
         self.pin(answer, routes, standing.is_some());
-        let (server, process) = (routes.paths[id].server(), routes.paths[id].process());
+        let (server, process) =
+            (routes.paths[id].channel.server(), routes.paths[id].channel.process());
         routes.volumes[at].pinned.note_server(server, process);
         if let Some(watch) = routes.volumes[at].cache.observe(ctx.now, &device) {
             routes.notify(&ShardMessage::Cache(at, watch), ctx);
@@ -240,8 +245,8 @@ impl Opening {
         if routes.volumes[at].is_used() && routes.volumes[at].opened(&device) {
             routes.notify(&ShardMessage::Open(at, Arc::clone(&device)), ctx);
         }
-        routes.paths[id].terms.agree(at, device.device_id, device.cache_id);
-        routes.paths[id].fence.opened(at);
+        routes.paths[id].volumes.terms.agree(at, device.device_id, device.cache_id);
+        routes.paths[id].volumes.fence.opened(at);
         routes.displace(id, at, ctx);
         Ok(Next::Serve)
     }
@@ -278,7 +283,8 @@ impl Opening {
         let Opened { device, standing, .. } = answer.opened;
         let is_certain = device.export_id.is_some_and(|id| !id.is_weak());
         let moves = standing.is_some() && is_certain && self.server.id().is_some();
-        let reported = if moves { self.server.id() } else { routes.paths[answer.path].server() };
+        let reported =
+            if moves { self.server.id() } else { routes.paths[answer.path].channel.server() };
         ReportedServer { pinned: &self.server, reported }
     }
 
@@ -300,7 +306,8 @@ impl Opening {
         // An export can have two names, such as one with and one without a slash. Closing one would
         // close the other.
         let same = |other: &&Volume| {
-            path.terms.device_id(other.index()) == Some(device.device_id) && other.index() != at
+            path.volumes.terms.device_id(other.index()) == Some(device.device_id)
+                && other.index() != at
         };
         let twin = routes.volumes.iter().find(same)?.export();
         let why = format!("it is the same export as volume {twin} of this session");
@@ -314,7 +321,7 @@ impl Opening {
     fn pin(&mut self, answer: OpenAnswer<'_>, routes: &mut Routes, moves: bool) {
         let OpenAnswer { path, asked: Asked { volume: at, .. }, opened } = answer;
         let before = routes.volumes.identity(at, &self.server);
-        self.server.record(routes.paths[path].server(), opened.secret, moves);
+        self.server.record(routes.paths[path].channel.server(), opened.secret, moves);
         routes.volumes[at].pinned.record(opened.device.export_id);
         let identity = routes.volumes.identity(at, &self.server);
         if identity != before {
@@ -333,7 +340,7 @@ pub(super) fn refused(
 ) -> Result<Next, PathEnd> {
     let Asked { volume: at, ask, until } = asked;
     let Ask::Open(access) = ask else {
-        let (path, errno) = (routes.paths[id].name(), errno_name(refusal.errno));
+        let (path, errno) = (routes.paths[id].channel.name(), errno_name(refusal.errno));
         tracing::warn!(%path, errno, "cannot reopen the changed device; access may be revoked");
         return Ok(Next::Nothing);
     };
@@ -358,26 +365,27 @@ pub(super) fn refuse(
     }
     let path = &mut routes.paths[id];
     let export = routes.volumes[at].export();
-    let served = path.terms.serves(at);
-    let wait = path.terms.refuse(at, why.clone(), ctx.now);
-    if path.is_connected() && path.terms.is_of_use() {
-        let (path, again_ms) = (path.name(), wait.as_millis());
+    let served = path.volumes.terms.serves(at);
+    let wait = path.volumes.terms.refuse(at, why.clone(), ctx.now);
+    if path.is_connected() && path.volumes.terms.is_of_use() {
+        let (path, again_ms) = (path.channel.name(), wait.as_millis());
         tracing::warn!(%path, export, again_ms, "path without this volume: {why}");
-        if served && let Some(message) = routes.paths[id].leaves(at) {
+        let epoch = routes.paths[id].epoch();
+        if served && let Some(message) = routes.paths[id].volumes.leaves(at, epoch) {
             routes.notify(&message, ctx);
         }
         routes.check_lost(at, ctx);
         return Ok(Next::CheckAttach);
     }
     if path.state() == PathState::Opening && is_untried(path, &routes.volumes) {
-        tracing::warn!(path = %path.name(), export, "path without this volume: {why}");
+        tracing::warn!(path = %path.channel.name(), export, "path without this volume: {why}");
         return Ok(Next::OpenConnecting);
     }
     if routes.volumes.iter().nth(1).is_none() {
         return Err(why);
     }
     let refused = routes.volumes.iter().filter_map(|volume| {
-        let why = path.terms.refusal(volume.index())?;
+        let why = path.volumes.terms.refusal(volume.index())?;
         Some((volume.export().to_owned(), why.clone()))
     });
     Err(PathEnd::Volumes(refused.collect()))

@@ -41,7 +41,7 @@ fn check(paths: &Paths, id: PathId, why: Why, no_path: NoPath) -> Result<(), Cha
         return Ok(());
     }
     let path = &paths[id];
-    let name = || path.name().to_owned();
+    let name = || path.channel.name().to_owned();
     let last = !paths.others(id).any(Path::is_listed);
     match why {
         Why::Remove if last => Err(ChangeError::LastPath(name())),

@@ -1,4 +1,4 @@
-//! OPEN and CLOSE of volumes on one path.
+//! Volumes on one path: OPEN and CLOSE, and the IO that the path carries.
 //!
 //! A connecting path tries one volume after another until an open succeeds; then it is connected.
 //! The path opens the others while already carrying IO, as well as volumes that are added or
@@ -8,56 +8,74 @@
 use std::sync::Arc;
 
 use rtrs_core::fabric::{FabricError, RemoteMem};
-use rtrs_core::time::Instant;
+use rtrs_core::ids::PathId;
+use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::Move;
 
-use super::path::{Path, STEP_TIMEOUT};
-use super::terms::{Ask, Asked};
+use super::channel::Channel;
+use super::path_fence::PathFence;
+use super::terms::{Ask, Asked, Terms};
 use super::volume::Volume;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::{Served, ShardMessage};
 use crate::engine::path_end::PathEnd;
-use crate::path::state::PathState;
 
-impl Path {
+/// Time limit for each step of opening the device, and for a fence. A kernel server opens its disk
+/// before it processes anything else on the connection, including heartbeats. `rtrs-server` answers
+/// heartbeats meanwhile, so they reveal a silent path (`silence.rs`).
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Volumes that a path has open, and whether shards may use it.
+#[derive(Debug)]
+pub(super) struct PathVolumes {
+    path: PathId,
+    pub(super) terms: Terms,
+    pub(super) fence: PathFence,
+}
+
+impl PathVolumes {
+    pub(super) fn new(path: PathId, waits: (Duration, Duration), seed: u64) -> Self {
+        Self { path, terms: Terms::new(waits, seed), fence: PathFence::default() }
+    }
+
     /// Opens a volume for the first time in this attempt. With `until`, repeats the open with other
     /// access, within the time of the first request.
     pub(super) fn open(
         &mut self,
         volume: &Volume,
         until: Option<Instant>,
+        channel: &mut Channel,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
-        match (self.state(), until) {
-            (PathState::Opening, None) => self.postpone(ctx.now + STEP_TIMEOUT),
-            (PathState::Opening, Some(_)) | (PathState::Connected, _) => {}
-            _ => return Err(self.internal_error("an open on a path that is not opening")),
-        }
         let until = until.unwrap_or(ctx.now + STEP_TIMEOUT);
         let ask = Ask::Open(volume.access());
         self.terms.ask(Asked { volume: volume.index(), ask, until });
-        self.post_open(volume, ctx)
+        post_open(volume, channel, ctx)
     }
 
     /// Opens a volume again to learn what has changed.
-    pub(super) fn open_again(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
+    pub(super) fn open_again(
+        &mut self,
+        volume: &Volume,
+        channel: &mut Channel,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), PathEnd> {
         self.terms.reopen(volume.index()).begin(ctx.now);
         let until = ctx.now + STEP_TIMEOUT;
         self.terms.ask(Asked { volume: volume.index(), ask: Ask::Again, until });
-        self.post_open(volume, ctx)
-    }
-
-    fn post_open(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
-        let (export, access) = (volume.export(), volume.access());
-        let returns = volume.pinned.was_open_at(self.server(), self.process());
-        self.post(ctx, |service, fabric| service.post_open(export, access, returns, fabric))
+        post_open(volume, channel, ctx)
     }
 
     /// Closes a volume that the path serves.
-    pub(super) fn close(&mut self, volume: &Volume, ctx: &mut Ctx<'_>) -> Result<(), FabricError> {
+    pub(super) fn close(
+        &mut self,
+        volume: &Volume,
+        channel: &mut Channel,
+        ctx: &mut Ctx<'_>,
+    ) -> Result<(), FabricError> {
         let device = self.terms.device_id(volume.index()).ok_or(FabricError::QpState)?;
-        self.try_post(ctx, |service, fabric| service.post_close(device, fabric))?;
+        channel.try_post(ctx, |service, fabric| service.post_close(device, fabric))?;
         let until = ctx.now + STEP_TIMEOUT;
         self.terms.ask(Asked { volume: volume.index(), ask: Ask::Close, until });
         Ok(())
@@ -68,55 +86,35 @@ impl Path {
         &mut self,
         volume: DeviceIndex,
         away: bool,
+        channel: &mut Channel,
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
         let device_id = self.terms.device_id(volume).or_else(|| self.terms.standby_id(volume));
         let Some(device_id) = device_id else {
-            return Err(self.internal_error("a move of a volume that is not open"));
+            return Err(channel.internal_error("a move of a volume that is not open"));
         };
         self.terms.ask(Asked { volume, ask: Ask::Move, until: ctx.now + STEP_TIMEOUT });
-        self.post(ctx, |service, fabric| service.post_move(Move { device_id, away }, fabric))
+        channel.post(ctx, |service, fabric| service.post_move(Move { device_id, away }, fabric))
     }
 
-    /// Takes the request that the received answer belongs to.
-    pub(super) fn answered(&mut self) -> Result<Asked, PathEnd> {
-        let asked = self.terms.answered();
-        asked.ok_or_else(|| self.internal_error("an answer without a request"))
-    }
-
-    /// Whether the path is connected and can send a request.
-    pub(super) fn is_free(&self) -> bool {
-        self.is_connected() && !self.is_leaving() && self.is_idle()
-    }
-
-    /// Connects the path once its first volume is open.
-    pub(super) fn connected(&mut self, now: Instant) -> Result<(), PathEnd> {
-        let chunks = self.opening.take().filter(|_| self.state() == PathState::Opening);
-        let Some(chunks) = chunks else {
-            return Err(self.internal_error("a volume opened on a path that is not opening"));
-        };
-        self.advance_connected(now, chunks);
-        Ok(())
-    }
-
-    /// Starts to carry IO. Returns the message for the shards.
-    pub(super) fn bring_up(&mut self) -> Option<ShardMessage> {
+    /// Starts to carry IO in this attempt. Returns the message for the shards.
+    pub(super) fn bring_up(&mut self, epoch: u32) -> Option<ShardMessage> {
         let chunks: Arc<[RemoteMem]> = self.fence.release()?;
         let served: Arc<[Served]> = self.terms.served().collect();
-        Some(ShardMessage::PathUp { path: self.id(), epoch: self.epoch(), chunks, served })
+        Some(ShardMessage::PathUp { path: self.path, epoch, chunks, served })
     }
 
     /// Lets shards use another open volume over the path. Returns the message for them.
-    pub(super) fn serves(&mut self, volume: DeviceIndex) -> Option<ShardMessage> {
+    pub(super) fn serves(&mut self, volume: DeviceIndex, epoch: u32) -> Option<ShardMessage> {
         self.fence.notified(volume);
         let served = self.terms.served().find(|served| served.device == volume)?;
-        let (path, epoch) = (self.id(), self.epoch());
+        let path = self.path;
         self.fence.carries().then_some(ShardMessage::Serves { path, epoch, served })
     }
 
     /// Stops serving a volume. Returns the message for the shards if the path carries IO to it.
-    pub(super) fn leaves(&mut self, device: DeviceIndex) -> Option<ShardMessage> {
-        let (path, epoch) = (self.id(), self.epoch());
+    pub(super) fn leaves(&mut self, device: DeviceIndex, epoch: u32) -> Option<ShardMessage> {
+        let path = self.path;
         let known = self.fence.notified(device) && self.fence.carries();
         known.then_some(ShardMessage::Leaves { path, epoch, device })
     }
@@ -124,11 +122,42 @@ impl Path {
     /// Whether IO to a volume can use the path.
     pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
         let is_reported = self.fence.carries() && !self.fence.unreported().contains(volume);
-        is_reported && self.is_connected() && self.terms.serves(volume)
+        is_reported && self.terms.serves(volume)
     }
+}
 
-    /// Whether the path is connected and serves a volume.
-    pub(super) fn has(&self, volume: DeviceIndex) -> bool {
-        self.is_connected() && self.terms.serves(volume)
+fn post_open(volume: &Volume, channel: &mut Channel, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
+    let (export, access) = (volume.export(), volume.access());
+    let returns = volume.pinned.was_open_at(channel.server(), channel.process());
+    channel.post(ctx, |service, fabric| service.post_open(export, access, returns, fabric))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOLUME: DeviceIndex = DeviceIndex::FIRST;
+    const OTHER: DeviceIndex = DeviceIndex(1);
+
+    #[test]
+    fn shards_learn_of_each_open_volume_once_the_path_carries_io() {
+        let waits = (Duration::from_secs(1), Duration::from_secs(1));
+        let mut volumes = PathVolumes::new(PathId(3), waits, 0);
+        volumes.terms.agree(VOLUME, 7, 0);
+        volumes.fence.opened(VOLUME);
+        assert!(volumes.serves(VOLUME, 1).is_none(), "the path carries no IO yet");
+        volumes.fence.connected(Vec::new().into());
+        let up = volumes.bring_up(1);
+        assert!(matches!(up, Some(ShardMessage::PathUp { served, .. }) if served.len() == 1));
+        assert!(volumes.carries(VOLUME) && !volumes.carries(OTHER));
+        volumes.terms.agree(OTHER, 8, 0);
+        volumes.fence.opened(OTHER);
+        assert!(!volumes.carries(OTHER), "shards do not know of it");
+        assert!(volumes.leaves(OTHER, 1).is_none(), "and need not forget it");
+        volumes.fence.opened(OTHER);
+        let served = volumes.serves(OTHER, 1);
+        assert!(matches!(served, Some(ShardMessage::Serves { path: PathId(3), epoch: 1, .. })));
+        assert!(volumes.carries(OTHER));
+        assert!(matches!(volumes.leaves(OTHER, 1), Some(ShardMessage::Leaves { .. })));
     }
 }

@@ -8,7 +8,8 @@ use rtrs_core::ids::{PathId, PermitId, ProviderIndex, QpNum};
 use rtrs_core::time::{Duration, Instant};
 
 use super::change::ChangeError;
-use super::path::{Path, STEP_TIMEOUT};
+use super::path::Path;
+use super::path_volumes::STEP_TIMEOUT;
 use crate::engine::path_end::PathEnd;
 use crate::engine::session::{PATHS_MAX, PathTarget, SessionConfig, Tuning};
 use crate::path::io::WrId;
@@ -54,7 +55,7 @@ impl Paths {
         if self.listed().count() >= PATHS_MAX {
             return Err(ChangeError::TooManyPaths);
         }
-        let free = |path: &Path| !path.is_listed() && !path.fence.is_awaited();
+        let free = |path: &Path| !path.is_listed() && !path.volumes.fence.is_awaited();
         let place = self.rows.iter().position(free).unwrap_or(self.rows.len());
         let id = u16::try_from(place).map(PathId).map_err(|_| ChangeError::NoSlot)?;
         // Shards tell the attempts of a slot apart by the epoch, so it must keep growing.
@@ -92,18 +93,18 @@ impl Paths {
 
     /// Listed path with this name.
     pub(super) fn named(&self, name: &str) -> Option<PathId> {
-        self.listed().find(|path| path.name() == name).map(Path::id)
+        self.listed().find(|path| path.channel.name() == name).map(Path::id)
     }
 
     /// Path whose connection 0 has this queue pair.
     pub(super) fn find(&self, provider: ProviderIndex, qp: QpNum) -> Option<PathId> {
-        self.iter().find(|path| path.is(provider, qp)).map(Path::id)
+        self.iter().find(|path| path.channel.is(provider, qp)).map(Path::id)
     }
 
     /// Path whose connection 0 a completion belongs to.
     pub(super) fn completed(&self, provider: ProviderIndex, wc: &WorkCompletion) -> Option<PathId> {
         let (_, path) = WrId::decode(wc.wr_id)?;
-        self.rows.get(path.index())?.is(provider, wc.qp).then_some(path)
+        self.rows.get(path.index())?.channel.is(provider, wc.qp).then_some(path)
     }
 
     /// First path in this state.
@@ -120,15 +121,20 @@ impl Paths {
             return None;
         }
         let why = |path: &Path| match path.last_end() {
-            Some(end) => format!("{}: {end}", path.name()),
-            None => format!("{}: no answer", path.name()),
+            Some(end) => format!("{}: {end}", path.channel.name()),
+            None => format!("{}: no answer", path.channel.name()),
         };
         Some(self.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 
     /// Time at which any path was last in use.
     pub(super) fn last_used(&self, now: Instant) -> Instant {
-        self.iter().map(|path| path.last_used(now)).max().unwrap_or(Instant::ZERO)
+        let last_used = |path: &Path| {
+            // A request of the control shard is outstanding.
+            let asks = path.is_connected() && !path.channel.is_idle();
+            if asks { now } else { path.channel.last_used() }
+        };
+        self.iter().map(last_used).max().unwrap_or(Instant::ZERO)
     }
 
     /// Whether a path is connected.
@@ -147,7 +153,8 @@ impl Paths {
     /// delays the others for a limited time only.
     pub(super) fn another_opens_the_session(&self, now: Instant, id: PathId) -> bool {
         let opens = |path: &Path| {
-            path.state() == PathState::Connecting && now.since(path.started()) < OPENER_TIME_MAX
+            path.state() == PathState::Connecting
+                && now.since(path.channel.started()) < OPENER_TIME_MAX
         };
         !self.are_known() && self.others(id).any(opens)
     }

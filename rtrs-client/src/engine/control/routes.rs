@@ -60,8 +60,8 @@ impl Routes {
         ctx: &mut Ctx<'_>,
     ) -> Result<(), PathEnd> {
         let (path, volume) = (&mut self.paths[id], &self.volumes[at]);
-        if path.terms.serves(at) || path.terms.is_standby(at) {
-            path.open_again(volume, ctx)
+        if path.volumes.terms.serves(at) || path.volumes.terms.is_standby(at) {
+            path.volumes.open_again(volume, &mut path.channel, ctx)
         } else {
             path.open(volume, None, ctx)
         }
@@ -74,10 +74,10 @@ impl Routes {
         let mut any = false;
         for volume in self.volumes.used() {
             let last = volume.last().map(|last| last.device_id);
-            let (at, terms) = (volume.index(), &path.terms);
+            let (at, terms) = (volume.index(), &path.volumes.terms);
             let known = terms.device_id(at).or_else(|| terms.standby_id(at)).or(last);
             if known.is_none_or(|known| known == device) {
-                path.terms.reopen(volume.index()).changed(now);
+                path.volumes.terms.reopen(volume.index()).changed(now);
                 any = true;
             }
         }
@@ -91,7 +91,7 @@ impl Routes {
             return;
         }
         // A connected path that still waits for fences cannot carry IO.
-        if !self.paths.iter().any(|path| path.carries(at)) {
+        if !self.paths.iter().any(|path| path.volumes.carries(at)) {
             volume.no_path.begin(ctx.now);
         }
         if volume.is_settling() {
@@ -114,22 +114,27 @@ impl Routes {
         why: PathEnd,
         ctx: &mut Ctx<'_>,
     ) -> bool {
-        if !self.paths[id].terms.is_tried(at) {
+        if !self.paths[id].volumes.terms.is_tried(at) {
             return false;
         }
-        let leaves = self.paths[id].leaves(at).filter(|_| self.paths[id].terms.serves(at));
-        self.paths[id].terms.refuse(at, why, ctx.now);
+        let path = &mut self.paths[id];
+        let epoch = path.epoch();
+        let served = path.volumes.terms.serves(at);
+        let leaves = path.volumes.leaves(at, epoch).filter(|_| served);
+        path.volumes.terms.refuse(at, why, ctx.now);
         if let Some(message) = leaves {
             self.notify(&message, ctx);
         }
         self.check_lost(at, ctx);
-        self.paths[id].is_connected() && !self.paths[id].terms.is_of_use()
+        self.paths[id].is_connected() && !self.paths[id].volumes.terms.is_of_use()
     }
 
     /// Updates the volumes after a path became unusable.
     pub(super) fn path_lost(&mut self, id: PathId, ctx: &mut Ctx<'_>) {
         for volume in self.volumes.iter() {
-            let epoch = |path: &Path| Some((path.terms.cache_id(volume.index())?, path.started()));
+            let epoch = |path: &Path| {
+                Some((path.volumes.terms.cache_id(volume.index())?, path.channel.started()))
+            };
             let connected = self.paths.iter().filter(|path| path.is_connected());
             volume.cache.review(connected.filter_map(epoch));
         }
@@ -142,9 +147,11 @@ impl Routes {
     /// Stops serving a volume over a path whose server has become standby.
     pub(super) fn stand_by(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
         let path = &mut self.paths[id];
-        let leaves = path.leaves(at).filter(|_| path.terms.serves(at));
-        if let Some(device) = path.terms.device_id(at) {
-            path.terms.stand_by(at, device);
+        let epoch = path.epoch();
+        let served = path.volumes.terms.serves(at);
+        let leaves = path.volumes.leaves(at, epoch).filter(|_| served);
+        if let Some(device) = path.volumes.terms.device_id(at) {
+            path.volumes.terms.stand_by(at, device);
         }
         if let Some(message) = leaves {
             self.notify(&message, ctx);
@@ -155,12 +162,12 @@ impl Routes {
     /// Stops serving a volume over paths to other servers once a path to the active server serves
     /// it.
     pub(super) fn displace(&mut self, id: PathId, at: DeviceIndex, ctx: &mut Ctx<'_>) {
-        let server = self.paths[id].server();
-        let stale = |path: &&Path| path.has(at) && path.server() != server;
+        let server = self.paths[id].channel.server();
+        let stale = |path: &&Path| path.has(at) && path.channel.server() != server;
         let stale: Vec<PathId> = self.paths.others(id).filter(stale).map(Path::id).collect();
         for other in stale {
             self.stand_by(other, at, ctx);
-            self.paths[other].terms.reopen(at).changed(ctx.now + STALE_EVERY);
+            self.paths[other].volumes.terms.reopen(at).changed(ctx.now + STALE_EVERY);
         }
     }
 
@@ -184,8 +191,8 @@ impl Routes {
     /// Frees the index of a volume that is closed at the server.
     pub(super) fn remove(&mut self, at: DeviceIndex) {
         for path in self.paths.iter_mut() {
-            path.terms.forget(at);
-            path.fence.forget(at);
+            path.volumes.terms.forget(at);
+            path.volumes.fence.forget(at);
         }
         self.volumes.remove(at);
     }
@@ -198,13 +205,13 @@ impl Routes {
             if volume.was_open() || volume.failure().is_some() || volume.is_patient(now) {
                 continue;
             }
-            let refusal = |path: &Path| path.terms.refusal(volume.index()).map(ToString::to_string);
+            let refusal =
+                |path: &Path| path.volumes.terms.refusal(volume.index()).map(ToString::to_string);
             let mut paths = self.paths.listed();
             if paths.all(|path| path.has_failed() || refusal(path).is_some()) {
-                let why = self
-                    .paths
-                    .listed()
-                    .filter_map(|path| Some(format!("{}: {}", path.name(), refusal(path)?)));
+                let why = self.paths.listed().filter_map(|path| {
+                    Some(format!("{}: {}", path.channel.name(), refusal(path)?))
+                });
                 let why = why.collect::<Vec<_>>().join("; ");
                 volume.fail(SessionFailure::Unreachable(why));
             }

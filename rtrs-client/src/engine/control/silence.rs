@@ -23,23 +23,27 @@ use crate::engine::path_end::PathEnd;
 /// another path after this one fell silent. Otherwise returns the paths that have to send one.
 pub(super) fn confirm(paths: &mut Paths, id: PathId, now: Instant) -> Result<bool, Vec<PathId>> {
     let path = &paths[id];
-    let (Some(doubted), true) = (path.heartbeat.doubted_since(), path.fences()) else {
+    let (Some(doubted), true) = (path.channel.heartbeat.doubted_since(), path.channel.fences())
+    else {
         return Ok(false);
     };
-    if let Some(confirmed) = path.heartbeat.is_confirmed(now) {
+    if let Some(confirmed) = path.channel.heartbeat.is_confirmed(now) {
         return Ok(confirmed);
     }
-    let server = path.server();
+    let server = path.channel.server();
     let other = |path: &Path| {
-        path.id() != id && path.fences() && path.is_connected() && path.server() == server
+        path.id() != id
+            && path.channel.fences()
+            && path.is_connected()
+            && path.channel.server() == server
     };
-    let confirms = |path: &Path| path.heartbeat.has_answered_since(doubted);
+    let confirms = |path: &Path| path.channel.heartbeat.has_answered_since(doubted);
     if paths.iter().any(|path| other(path) && confirms(path)) {
-        paths[id].heartbeat.confirm(now);
+        paths[id].channel.heartbeat.confirm(now);
         return Ok(false);
     }
     let others = paths.iter_mut().filter(|path| other(path));
-    Err(others.filter_map(|path| path.heartbeat.ask(now).then_some(path.id())).collect())
+    Err(others.filter_map(|path| path.channel.heartbeat.ask(now).then_some(path.id())).collect())
 }
 
 /// Returns why a silent path has to end, if it has to. If the link works, the server is slow, and
@@ -55,8 +59,8 @@ pub(super) fn judge(
         return None;
     }
     let ms = silence.length.as_millis();
-    if !confirmed && silence.asked < patience && path.peer_has_all(ctx) {
-        tracing::debug!(path = %path.name(), "slow: no answer for {ms} ms");
+    if !confirmed && silence.asked < patience && path.channel.peer_has_all(ctx) {
+        tracing::debug!(path = %path.channel.name(), "slow: no answer for {ms} ms");
         return None;
     }
     Some(PathEnd::Silent { ms, confirmed })

@@ -107,8 +107,8 @@ impl SessionControl {
         // The server has ended the path's previous connections, if they were to this server.
         let path = &self.routes.paths[id];
         let has_gateways = self.opening.server().has_gateways();
-        let is_there = |(server, _)| server == path.server() || !has_gateways;
-        if path.fence.lost_at().is_none_or(is_there) {
+        let is_there = |(server, _)| server == path.channel.server() || !has_gateways;
+        if path.volumes.fence.lost_at().is_none_or(is_there) {
             self.routes.fenced(id, ctx);
         }
         if self.routes.paths[id].is_leaving() {
@@ -157,7 +157,8 @@ impl SessionControl {
             if let Some(over) = expire(&mut self.routes.paths, id, ctx.now) {
                 self.end_path(over, End::failed(PathEnd::FenceTimeout), ctx);
             }
-            if self.routes.paths[id].fence.is_answered() || is_moved(&self.routes.paths, id) {
+            if self.routes.paths[id].volumes.fence.is_answered() || is_moved(&self.routes.paths, id)
+            {
                 any |= self.routes.fenced(id, ctx);
                 continue;
             }
@@ -210,7 +211,8 @@ impl SessionControl {
                 }
                 CloseStep::Send(id) => {
                     let Routes { paths, volumes, .. } = &mut self.routes;
-                    match paths[id].close(&volumes[at], ctx) {
+                    let path = &mut paths[id];
+                    match path.volumes.close(&volumes[at], &mut path.channel, ctx) {
                         Ok(()) => volumes[at].close_sent(id),
                         Err(_) if self.closing.is_detaching() => self.end_all(ctx),
                         Err(error) => self.end_path(id, End::failed(error), ctx),

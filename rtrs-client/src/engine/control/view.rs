@@ -98,8 +98,9 @@ impl<'a> SessionView<'a> {
 
     /// Reasons why paths do not serve a volume, by the path's name.
     fn refusals(self, volume: DeviceIndex) -> Vec<(String, PathEnd)> {
-        let refusal =
-            |path: &Path| Some((path.name().to_owned(), path.terms.refusal(volume)?.clone()));
+        let refusal = |path: &Path| {
+            Some((path.channel.name().to_owned(), path.volumes.terms.refusal(volume)?.clone()))
+        };
         self.paths.listed().filter_map(refusal).collect()
     }
 
@@ -110,6 +111,6 @@ impl<'a> SessionView<'a> {
 
     /// Names of all paths by slot, including removed ones.
     pub(crate) fn path_names(self) -> Vec<String> {
-        self.paths.iter().map(|path| path.name().to_owned()).collect()
+        self.paths.iter().map(|path| path.channel.name().to_owned()).collect()
     }
 }
