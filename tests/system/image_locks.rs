@@ -4,9 +4,9 @@ use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
-use rtrs_core::rt::blkdev::lock_byte;
+use rtrs_core::rt::blkdev::{is_byte_locked, lock_byte};
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, Server, bin, requires, run,
+    COMMAND_TIME_MAX, Client, Finished, Proc, STOP_TIME_MAX, Scratch, Server, bin, requires, run,
     sparse_file, wait_for,
 };
 
@@ -59,6 +59,32 @@ fn qemu_does_not_write_to_an_exported_image() {
     let server = Server::builder().export(format!("vm={image},ro")).start();
     let _ = qemu_io(&image, false).ok();
     let _ = qemu_io(&image, true).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_unused_export_that_becomes_read_only_gives_up_the_locks_of_a_writer() {
+    let scratch = Scratch::new();
+    sparse_file(&scratch.path("vm.img"), MIB);
+    let image = File::open(scratch.path("vm.img")).expect("the image");
+    let server = Server::builder().export(format!("vm={}", scratch.text("vm.img"))).start();
+    // The bytes that say that the holder writes, and that others may not.
+    let locked = || [101, 201].map(|byte| is_byte_locked(&image, byte).expect("an answer"));
+    let set = |option| server.command(&["export", "set", "vm", option]);
+    assert_eq!(locked(), [true, true]);
+    let _ = set("ro").ok();
+    assert_eq!(locked(), [false, false]);
+    image.lock().expect("no server holds it");
+    let _ = set("rw").code(1).says("is locked");
+    image.unlock().expect("the lock");
+    let _ = set("rw").ok();
+    assert_eq!(locked(), [true, true]);
+    // In use, the file stays open.
+    let ro = ["--access", "ro", "--session-name", "reader"];
+    let reader = Client::attach("vm").path(server.portal()).args(&ro).start();
+    let _ = set("ro").ok();
+    let _ = set("rw").ok();
+    reader.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }
 

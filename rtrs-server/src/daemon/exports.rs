@@ -24,7 +24,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use rtrs_core::block::BlockSource;
+use rtrs_core::block::{BlockSource, TargetName};
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
@@ -558,8 +558,8 @@ impl Exports {
         if entry.spec == *spec {
             return Ok(None);
         }
-        let stays_open = entry.stays_open(spec);
-        if let Some(export) = entry.export.upgrade().filter(|_| stays_open) {
+        let open = entry.export.upgrade().filter(|_| entry.stays_open(spec));
+        if let Some(export) = open.filter(|export| !self.gives_up_locks(entry, spec, export)) {
             if spec.ro != entry.spec.ro {
                 let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
                 self.control.ask(request, done)?;
@@ -597,6 +597,19 @@ impl Exports {
             }
         });
         opened.map(|()| Some(revoked))
+    }
+}
+
+impl Exports {
+    /// Whether an export that becomes read-only is opened again, so that the locks of a writer end:
+    /// a virtual machine may write to the file then. One in use stays as it is, and so does one
+    /// whose path does not lead to its file anymore.
+    fn gives_up_locks(&self, entry: &Entry, spec: &ExportSpec, export: &Export) -> bool {
+        let freezes = spec.ro && !entry.spec.ro;
+        freezes
+            && matches!(spec.target, Target::Path(_))
+            && export.source.target_name() == Some(TargetName::Kept)
+            && self.is_open(spec.name()) == Ok(false)
     }
 }
 
