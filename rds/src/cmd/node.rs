@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::table::table;
 use super::via::not_running;
 use crate::error::{Error, ErrorKind, as_kind, failed};
-use crate::node::{NodeHandle, NodeOptions, NodeReport, UserSocket};
+use crate::node::{CongestedPort, NodeHandle, NodeOptions, NodeReport, UserSocket};
 use crate::settings::{NodeAddress, Settings};
 use crate::socket::{node_dir, node_path};
 
@@ -474,7 +474,12 @@ fn info_text(node: &NodeReport) -> String {
         node.address
     );
     for socket in &node.sockets {
-        text += &format!("  port {}: process {}, user {}\n", socket.port, socket.pid, socket.uid);
+        text += &format!("  port {}: process {}, user {}", socket.port, socket.pid, socket.uid);
+        if let Some(seconds) = socket.congested_seconds {
+            let unread = socket.unread_bytes;
+            text += &format!(", congested for {seconds} s, {unread} bytes unread");
+        }
+        text += "\n";
     }
     for peer in &node.peers {
         text += &format!(
@@ -486,8 +491,12 @@ fn info_text(node: &NodeReport) -> String {
             peer.next_tx,
             peer.next_rx
         );
+        if let Some(seconds) = peer.stuck_seconds {
+            text += &format!("    nothing acknowledged for {seconds} s\n");
+        }
         if !peer.congested_ports.is_empty() {
-            let ports: Vec<String> = peer.congested_ports.iter().map(u16::to_string).collect();
+            let port = |at: &CongestedPort| format!("{} for {} s", at.port, at.seconds);
+            let ports: Vec<String> = peer.congested_ports.iter().map(port).collect();
             text += &format!("    congested ports: {}\n", ports.join(", "));
         }
     }

@@ -12,9 +12,8 @@ use rtrs_core::log_limit::LogLimit;
 use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
 use rtrs_core::time::{Duration, Instant, earliest};
 
-use super::client::{Asker, Bound, Client, ClientId, Input};
+use super::client::{Asker, Bound, Client, ClientId, Credentials, Input};
 use super::controls::Controls;
-use super::report::ClientReport;
 use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
@@ -242,13 +241,12 @@ impl Clients {
         self.controls.refused()
     }
 
-    /// Reports on users with sockets.
-    pub(super) fn report(&self) -> Vec<ClientReport> {
-        let bound = self.clients.values().filter_map(|client| {
-            let bound = client.bound.as_ref()?;
-            let (pid, uid) = (client.credentials.pid, client.credentials.uid);
-            Some(ClientReport { port: bound.id.port, pid, uid })
-        });
+    /// Returns the process that created each socket, by port.
+    pub(super) fn owners(&self) -> BTreeMap<u16, Credentials> {
+        let bound = self
+            .clients
+            .values()
+            .filter_map(|client| Some((client.bound.as_ref()?.id.port, client.credentials)));
         bound.collect()
     }
 

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use rtrs_core::rt::{Inbox, Shard};
 use rtrs_core::time::{Duration, Instant, earliest};
 
+use super::blocked::Blocked;
 use super::clients::Clients;
 use super::report::NodeReport;
 use super::tcp::Tcp;
@@ -71,6 +72,7 @@ pub struct NodeShard<A> {
     clients: Clients,
     app: A,
     inbox: Inbox<Command>,
+    blocked: Blocked,
     /// Time at which to stop, regardless of pending work.
     ends_at: Option<Instant>,
     looks_at: Option<Instant>,
@@ -85,7 +87,17 @@ impl<A: App> NodeShard<A> {
         app: A,
         inbox: Inbox<Command>,
     ) -> Self {
-        Self { node, tcp, clients, app, inbox, ends_at: None, looks_at: None, done: false }
+        Self {
+            node,
+            tcp,
+            clients,
+            app,
+            inbox,
+            blocked: Blocked::default(),
+            ends_at: None,
+            looks_at: None,
+            done: false,
+        }
     }
 
     /// Returns the user on this thread.
@@ -99,7 +111,8 @@ impl<A: App> NodeShard<A> {
             Command::Report(reply) => {
                 self.node.ports_mut().set_refused(self.clients.refused());
                 // The requester may have gone away.
-                let _ = reply.send(NodeReport::new(&self.node, self.clients.report()));
+                let owners = self.clients.owners();
+                let _ = reply.send(NodeReport::new(now, &self.node, &self.blocked, &owners));
             }
             Command::Reset(peer, reply) => {
                 let _ = reply.send(self.tcp.reset(now, &mut self.node, peer));
@@ -115,6 +128,9 @@ impl<A: App> NodeShard<A> {
         let mut any = false;
         while let Some(event) = self.node.take_event() {
             any = true;
+            if let Event::Congestion(peer) = event {
+                self.blocked.congestion_changed(now, peer, self.node.congestion(peer));
+            }
             if !self.clients.event(now, &mut self.node, event) {
                 self.app.event(now, &mut self.node, event);
             }
@@ -155,6 +171,7 @@ impl<A: App> Shard for NodeShard<A> {
         // Acknowledged messages free buffer space.
         busy |= self.events(now);
         self.clients.show(&self.node);
+        self.blocked.turn(now, &self.node);
         if self.app.is_done() && self.ends_at.is_none() {
             self.command(now, Command::Stop);
         }
@@ -167,6 +184,7 @@ impl<A: App> Shard for NodeShard<A> {
             self.tcp.deadline(&self.node),
             self.clients.deadline(),
             self.app.deadline(),
+            self.blocked.deadline(),
             self.looks_at,
         ];
         parts.into_iter().fold(None, earliest)

@@ -4,6 +4,7 @@
 //! `driver` turns the parts: `tcp` has the connections to peers, `clients` the users in this and
 //! other processes, `listen` the listening sockets of both. `start` runs it on a thread.
 
+mod blocked;
 mod client;
 mod clients;
 mod conn;
@@ -18,5 +19,5 @@ mod unbound;
 
 pub use driver::{App, Command, NoApp, NodeShard};
 pub use listen::UserSocket;
-pub use report::{ClientReport, NodeReport, PeerReport};
+pub use report::{ClientReport, CongestedPort, NodeReport, PeerReport};
 pub use start::{NodeHandle, NodeOptions, OwnNode, StartError, run_with};

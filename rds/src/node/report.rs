@@ -1,10 +1,15 @@
 //! State of a node, as reported to its operator.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use rtrs_core::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
+use super::blocked::Blocked;
+use super::client::Credentials;
 use crate::proto::Node;
+use crate::wire::CongestionMap;
 
 /// A user's socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +20,21 @@ pub struct ClientReport {
     pub pid: u32,
     /// User ID of that process.
     pub uid: u32,
+    /// Bytes that wait for the reader, with 128 for each message.
+    pub unread_bytes: usize,
+    /// Bytes sent and not acknowledged, counted likewise.
+    pub unacked_bytes: usize,
+    /// Seconds since when the port is congested: peers must not send to it.
+    pub congested_seconds: Option<u64>,
+}
+
+/// A congested port of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CongestedPort {
+    /// The port.
+    pub port: u16,
+    /// Seconds since when it is congested.
+    pub seconds: u64,
 }
 
 /// State of a peer.
@@ -32,8 +52,10 @@ pub struct PeerReport {
     pub queued_bytes: usize,
     /// Bytes that the peer has sent and that have not been read.
     pub unread_bytes: usize,
+    /// Seconds since when the peer has acknowledged nothing, while messages wait for it.
+    pub stuck_seconds: Option<u64>,
     /// Congested ports of the peer.
-    pub congested_ports: Vec<u16>,
+    pub congested_ports: Vec<CongestedPort>,
 }
 
 /// State of a node.
@@ -52,13 +74,36 @@ pub struct NodeReport {
     /// Peers of the node.
     pub peers: Vec<PeerReport>,
     /// Counters of the node.
-    pub counters: std::collections::BTreeMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
 }
 
 impl NodeReport {
-    /// Creates the report of a node with these users.
-    pub(super) fn new(node: &Node, sockets: Vec<ClientReport>) -> Self {
+    /// Creates the report of a node whose sockets have these owners.
+    pub(super) fn new(
+        now: Instant,
+        node: &Node,
+        blocked: &Blocked,
+        owners: &BTreeMap<u16, Credentials>,
+    ) -> Self {
         let (unread_bytes, unacked_bytes) = node.memory();
+        let address = node.config().address;
+        let seconds = |span: Duration| span.as_secs();
+        let sockets = node.ports().sockets().filter_map(|info| {
+            let Credentials { pid, uid } = *owners.get(&info.port)?;
+            Some(ClientReport {
+                port: info.port,
+                pid,
+                uid,
+                unread_bytes: info.waiting,
+                unacked_bytes: info.in_flight,
+                congested_seconds: blocked.congested(now, address, info.port).map(seconds),
+            })
+        });
+        let congested = |peer| {
+            let ports = node.congestion(peer).into_iter().flat_map(CongestionMap::ports);
+            let seconds = |port| blocked.congested(now, peer, port).map_or(0, seconds);
+            ports.map(|port| CongestedPort { port, seconds: seconds(port) }).collect()
+        };
         let peers = node.peers().connections().map(|info| PeerReport {
             address: info.peer,
             state: match (info.is_up, info.is_connecting) {
@@ -71,18 +116,16 @@ impl NodeReport {
             next_rx: info.next_rx,
             queued_bytes: info.queued,
             unread_bytes: info.held,
-            congested_ports: node
-                .congestion(info.peer)
-                .map(|map| map.ports().collect())
-                .unwrap_or_default(),
+            stuck_seconds: blocked.stuck(now, info.peer).map(seconds),
+            congested_ports: congested(info.peer),
         });
         let counters = node.stats().all();
         Self {
-            address: node.config().address,
+            address,
             unread_bytes,
             unacked_bytes,
             memory_max: node.config().memory,
-            sockets,
+            sockets: sockets.collect(),
             peers: peers.collect(),
             counters: counters.into_iter().map(|(name, value)| (name.into(), value)).collect(),
         }

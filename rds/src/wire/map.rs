@@ -54,7 +54,9 @@ impl CongestionMap {
 
     /// Returns the congested ports.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
-        (0..=u16::MAX).filter(|port| self.get(*port))
+        let used = self.bytes().iter().enumerate().filter(|(_, byte)| **byte != 0);
+        let first = used.map(|(at, _)| u16::try_from(at * 8).unwrap_or(u16::MAX));
+        first.flat_map(|first| (0..8).map(move |bit| first + bit)).filter(|port| self.get(*port))
     }
 }
 

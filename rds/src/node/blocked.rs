@@ -1,0 +1,208 @@
+//! Reasons why messages wait, and since when: congested ports, and peers that acknowledge nothing.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use rtrs_core::log_limit::LogLimit;
+use rtrs_core::time::{Duration, Instant};
+
+use crate::proto::{Node, TcpInfo};
+use crate::wire::CongestionMap;
+
+/// Interval of the checks whether messages make progress, while there are any.
+const CHECK: Duration = Duration::from_secs(1);
+/// Time without progress, or of congestion, after which the log says so.
+const REPORT_AFTER: Duration = Duration::from_secs(10);
+
+/// Acknowledged part of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Acked {
+    /// TCP port of the connection at this node.
+    port: u16,
+    bytes: u64,
+}
+
+/// Messages to a peer of which none is acknowledged.
+#[derive(Clone, Copy, Debug)]
+struct Stuck {
+    since: Instant,
+    /// State at the last check; `None` if no connection was up.
+    acked: Option<Acked>,
+    is_logged: bool,
+}
+
+/// A congested port.
+#[derive(Clone, Copy, Debug)]
+struct Congested {
+    since: Instant,
+    is_logged: bool,
+}
+
+/// Congested ports and stuck peers of a node.
+#[derive(Debug, Default)]
+pub(super) struct Blocked {
+    ports: BTreeMap<(IpAddr, u16), Congested>,
+    peers: BTreeMap<IpAddr, Stuck>,
+    check_at: Option<Instant>,
+    log: LogLimit,
+}
+
+impl Blocked {
+    /// Handles a changed congestion map of a peer, or of the node itself.
+    pub(super) fn congestion_changed(
+        &mut self,
+        now: Instant,
+        peer: IpAddr,
+        map: Option<&CongestionMap>,
+    ) {
+        let is_congested = |port| map.is_some_and(|map| map.get(port));
+        let range = (peer, 0)..=(peer, u16::MAX);
+        let cleared = self.ports.range(range).filter(|((_, port), _)| !is_congested(*port));
+        for key in cleared.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.ports.remove(&key);
+        }
+        for port in map.into_iter().flat_map(CongestionMap::ports) {
+            let new = Congested { since: now, is_logged: false };
+            self.ports.entry((peer, port)).or_insert(new);
+        }
+    }
+
+    /// Returns how long a port has been congested.
+    pub(super) fn congested(&self, now: Instant, peer: IpAddr, port: u16) -> Option<Duration> {
+        self.ports.get(&(peer, port)).map(|congested| now.since(congested.since))
+    }
+
+    /// Returns the time since which a peer has acknowledged nothing, while messages wait for it.
+    pub(super) fn stuck(&self, now: Instant, peer: IpAddr) -> Option<Duration> {
+        // With progress at each check, the time is at most one interval.
+        let span = now.since(self.peers.get(&peer)?.since);
+        Some(span).filter(|span| *span >= 2 * CHECK)
+    }
+
+    /// Checks from time to time whether messages make progress. Nothing is checked while there are
+    /// none, and no congestion.
+    pub(super) fn turn(&mut self, now: Instant, node: &Node) {
+        let is_any = node.memory().1 > 0 || !self.ports.is_empty() || !self.peers.is_empty();
+        match self.check_at {
+            None if is_any => self.check_at = Some(now + CHECK),
+            Some(at) if at <= now => {
+                self.check(now, node);
+                self.check_at = is_any.then(|| now + CHECK);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the time of the next check.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.check_at
+    }
+
+    fn check(&mut self, now: Instant, node: &Node) {
+        let acked = |tcp: TcpInfo| Acked { port: tcp.own_port, bytes: tcp.acked };
+        let links = node.peers().tcp_sockets().map(|tcp| (tcp.peer, acked(tcp)));
+        let links: BTreeMap<IpAddr, Acked> = links.collect();
+        let former = std::mem::take(&mut self.peers);
+        for info in node.peers().connections().filter(|info| info.queued > 0) {
+            let acked = links.get(&info.peer).copied();
+            let known = former.get(&info.peer).filter(|stuck| !has_progress(stuck.acked, acked));
+            let new = Stuck { since: now, acked, is_logged: false };
+            let mut stuck = known.map_or(new, |stuck| Stuck { acked, ..*stuck });
+            if is_reported(now, stuck.since, &mut stuck.is_logged)
+                && let Some(left_out) = self.log.admit(now)
+            {
+                let (seconds, peer) = (now.since(stuck.since).as_secs(), info.peer);
+                tracing::warn!(
+                    %peer, seconds, queued = info.queued, up = info.is_up, left_out,
+                    "peer acknowledges no messages"
+                );
+            }
+            self.peers.insert(info.peer, stuck);
+        }
+        for ((address, port), congested) in &mut self.ports {
+            if is_reported(now, congested.since, &mut congested.is_logged)
+                && let Some(left_out) = self.log.admit(now)
+            {
+                let seconds = now.since(congested.since).as_secs();
+                tracing::warn!(%address, port, seconds, left_out, "port stays congested");
+            }
+        }
+    }
+}
+
+/// Whether a peer has acknowledged more bytes of the same connection.
+fn has_progress(before: Option<Acked>, after: Option<Acked>) -> bool {
+    let (Some(before), Some(after)) = (before, after) else { return false };
+    before.port == after.port && after.bytes > before.bytes
+}
+
+/// Whether a state that has lasted since then is to be logged now: once.
+fn is_reported(now: Instant, since: Instant, is_logged: &mut bool) -> bool {
+    now.since(since) >= REPORT_AFTER && !std::mem::replace(is_logged, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Config, Outgoing};
+
+    const PEER: [u8; 4] = [10, 0, 0, 9];
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn congested_ports_have_the_time_since_they_are() {
+        let (mut blocked, mut map) = (Blocked::default(), CongestionMap::default());
+        let peer = PEER.into();
+        map.set(4000, true);
+        blocked.congestion_changed(at(1), peer, Some(&map));
+        map.set(4001, true);
+        blocked.congestion_changed(at(3), peer, Some(&map));
+        let seconds = |blocked: &Blocked, port| blocked.congested(at(5), peer, port);
+        assert_eq!(seconds(&blocked, 4000), Some(Duration::from_secs(4)));
+        assert_eq!(seconds(&blocked, 4001), Some(Duration::from_secs(2)));
+        map.set(4000, false);
+        blocked.congestion_changed(at(4), peer, Some(&map));
+        assert_eq!(seconds(&blocked, 4000), None);
+        assert_eq!(seconds(&blocked, 4001), Some(Duration::from_secs(2)));
+        blocked.congestion_changed(at(5), peer, None);
+        assert_eq!(seconds(&blocked, 4001), None, "the peer is forgotten");
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_reached_is_stuck() {
+        let mut node = Node::new(Config::new([10, 0, 0, 1].into(), 1, 1));
+        let mut blocked = Blocked::default();
+        blocked.turn(at(1), &node);
+        assert_eq!(blocked.deadline(), None);
+        let id = node.bind(4000).unwrap();
+        node.send(at(1), id, Outgoing::new(PEER.into(), 9, b"x".to_vec())).unwrap();
+        for second in 1..=14 {
+            blocked.turn(at(second), &node);
+        }
+        // Counted from the first check.
+        assert_eq!(blocked.stuck(at(14), PEER.into()), Some(Duration::from_secs(12)));
+        node.cancel(id, PEER.into(), 9);
+        blocked.turn(at(15), &node);
+        assert_eq!(blocked.stuck(at(15), PEER.into()), None);
+        blocked.turn(at(16), &node);
+        assert_eq!(blocked.deadline(), None);
+    }
+
+    #[test]
+    fn acknowledged_bytes_are_progress() {
+        let acked = |port, bytes| Some(Acked { port, bytes });
+        assert!(has_progress(acked(7, 10), acked(7, 11)));
+        for (before, after) in [
+            (None, None),
+            (None, acked(7, 11)),
+            (acked(7, 10), None),
+            (acked(7, 10), acked(7, 10)),
+            (acked(7, 10), acked(8, 11)),
+        ] {
+            assert!(!has_progress(before, after), "{before:?} {after:?}");
+        }
+    }
+}
