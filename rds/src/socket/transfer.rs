@@ -272,9 +272,8 @@ pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> i
         Ok(RecvMsg { bytes: 0, .. }) | Err(Errno::CONNRESET) => Err(Errno::NETDOWN),
         got => got,
     }?;
-    let packet = Packet::decode(&head).filter(|_| got.bytes >= PACKET_LEN);
     let unclear = || io::Error::from(Errno::PROTO);
-    let packet = packet.ok_or_else(unclear)?;
+    let packet = Packet::decode(&head).filter(|_| got.bytes >= PACKET_LEN).ok_or_else(unclear)?;
     let notification =
         |incoming| Ok(Arrival { incoming, time: Duration::ZERO, times: packet.times });
     match packet.kind {
@@ -292,11 +291,8 @@ pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> i
             }
             let from = SocketAddr::new(packet.address, packet.port);
             let time = Duration::from_nanos(packet.wide());
-            Ok(Arrival {
-                incoming: Incoming::Message { len, total, from },
-                time,
-                times: packet.times,
-            })
+            let incoming = Incoming::Message { len, total, from };
+            Ok(Arrival { incoming, time, times: packet.times })
         }
         _ => Err(unclear()),
     }
