@@ -18,6 +18,12 @@ fn attach(server: &Server, name: &str) -> Client {
     Client::attach("v").path(server.portal()).args(&args).start()
 }
 
+/// Attaches the other side of a migration.
+fn join(server: &Server) -> Client {
+    let args = ["--session-name", "target", "--access", "migration", "--retry-for", "1m"];
+    Client::attach("v").path(server.portal()).args(&args).start()
+}
+
 /// Stops a client. Its threads may run for a moment after the signal was sent.
 fn stop(client: &Client) {
     client.signal("STOP");
@@ -98,4 +104,28 @@ fn return_after_another_writer(restarts: bool) {
     let again = attach(&server, "first");
     write(&again, 5);
     again.detach();
+}
+
+/// The server does not know in which order the sides of a migration return to it.
+#[test]
+fn a_restart_during_a_migration_ends_neither_side() {
+    let scratch = Scratch::new();
+    let image = scratch.text("v.img");
+    sparse_file(Path::new(&image), 1 << 20);
+    let start = |portal: &str| {
+        let args = ["--state-dir", &scratch.text("state")];
+        Server::builder().export(format!("v={image}")).listen(portal).args(&args).start()
+    };
+    let server = start("tcp://127.0.0.1:0");
+    let source = attach(&server, "source");
+    write(&source, 1);
+    let target = join(&server);
+    write(&target, 2);
+    let portal = server.portal().to_owned();
+    let _ = server.stop(STOP_TIME_MAX);
+    let _server = start(&portal);
+    write(&target, 3);
+    target.detach();
+    write(&source, 4);
+    source.detach();
 }

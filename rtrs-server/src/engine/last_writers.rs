@@ -59,15 +59,21 @@ impl LastWriters {
         self.lists.lock().displaced.contains(&session.into())
     }
 
-    /// Records that a session has opened the export for writing; `alone` unless others may write.
-    pub(crate) fn opened(&self, session: SessionId, alone: bool) {
+    /// Whether this session is one of the last writers.
+    pub(crate) fn contain(&self, session: SessionId) -> bool {
+        self.lists.lock().writers.contains(&session.into())
+    }
+
+    /// Records that a session has opened the export for writing. It `joins` the last writers, or
+    /// displaces them.
+    pub(crate) fn opened(&self, session: SessionId, joins: bool) {
         let session = SessionHash::from(session);
         let mut lists = self.lists.lock();
         let before = lists.clone();
         let WriterLists { writers, displaced } = &mut *lists;
         writers.retain(|writer| *writer != session);
         displaced.retain(|one| *one != session);
-        if alone {
+        if !joins {
             displaced.append(writers);
         }
         writers.push(session);
@@ -108,18 +114,18 @@ mod tests {
             LastWriters::kept(last, Box::new(Store(Arc::clone(&saved))))
         };
         let first = start();
-        first.opened(session(1), true);
-        first.opened(session(1), true);
+        first.opened(session(1), false);
+        first.opened(session(1), false);
         assert_eq!(saved.lock().len(), 1, "saved only when it changes");
         // Its predecessor is known from the earlier process.
         let second = start();
-        second.opened(session(2), true);
-        second.opened(session(3), false);
+        second.opened(session(2), false);
+        second.opened(session(3), true);
         let third = start();
         let displaced: Vec<u8> = (1..5).filter(|n| third.have_displaced(session(*n))).collect();
         assert_eq!(displaced, [1], "a migration displaces nobody");
-        third.opened(session(4), true);
-        third.opened(session(1), true);
+        third.opened(session(4), false);
+        third.opened(session(1), false);
         let displaced: Vec<u8> = (1..5).filter(|n| third.have_displaced(session(*n))).collect();
         assert_eq!(displaced, [2, 3, 4]);
     }
@@ -128,10 +134,10 @@ mod tests {
     fn the_lists_are_bounded() {
         let writers = LastWriters::default();
         for n in 0..200 {
-            writers.opened(session(n), n % 2 == 0);
+            writers.opened(session(n), n % 2 == 1);
         }
         for n in 200..=255 {
-            writers.opened(session(n), false);
+            writers.opened(session(n), true);
         }
         let lists = writers.lists.lock();
         assert!(lists.writers.len() <= SESSIONS_MAX && lists.displaced.len() == SESSIONS_MAX);

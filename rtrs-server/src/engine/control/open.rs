@@ -180,7 +180,7 @@ impl Opens {
             self.give_back(index, session.id, ctx.out);
             return ControlAnswer::Refused(errno::ENOMEM);
         };
-        self.writers.opened(session.id, &export, access);
+        self.writers.opened(session.id, &export, access, returns);
         let secret = self.params.eviction_key.secret(session.id);
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };

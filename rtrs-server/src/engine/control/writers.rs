@@ -7,7 +7,9 @@
 //! open before gets it for writing only if no other session has opened it for exclusive writing
 //! since. A kernel client does not say that it returns.
 //!
-//! The state directory keeps a part of that for the next process (`engine/last_writers.rs`).
+//! The state directory keeps a part of that for the next process (`engine/last_writers.rs`). After
+//! a restart, a session that returns is no sign that others were displaced: both sides of a
+//! migration return. So a list begins with an exclusive open by a session that is new.
 //!
 //! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
 //! the one opened longest ago is dropped first.
@@ -47,15 +49,26 @@ impl Writers {
         }
     }
 
-    /// Records a successful open.
-    pub(super) fn opened(&mut self, session: SessionId, export: &Export, access: AccessMode) {
+    /// Records a successful open, by a session that `returns` or by a new one.
+    pub(super) fn opened(
+        &mut self,
+        session: SessionId,
+        export: &Export,
+        access: AccessMode,
+        returns: bool,
+    ) {
         if !access.may_write() {
             return;
         }
-        export.writers.opened(session, access != AccessMode::Migration);
         let known = self.0.iter().position(|entry| entry.is_of(export));
-        let mut sessions = match known.and_then(|at| self.0.remove(at)) {
-            Some(entry) if access == AccessMode::Migration => entry.sessions,
+        let known = known.and_then(|at| self.0.remove(at));
+        let was_writer = known.as_ref().is_some_and(|entry| entry.sessions.contains(&session))
+            || export.writers.contain(session);
+        let joins = access == AccessMode::Migration || returns || was_writer;
+        export.writers.opened(session, joins);
+        let mut sessions = match known {
+            Some(entry) if joins => entry.sessions,
+            None if joins => return,
             _ => VecDeque::new(),
         };
         sessions.retain(|one| *one != session);
@@ -100,20 +113,50 @@ mod tests {
     fn a_writer_is_displaced_by_another_one_and_not_by_readers_or_a_migration() {
         let (mut writers, vol) = (Writers::default(), export("vol", None));
         assert!(!writers.have_changed_since(session(1), &vol), "nothing is known");
-        writers.opened(session(1), &vol, AccessMode::ReadWrite);
-        writers.opened(session(2), &vol, AccessMode::ReadOnly);
-        writers.opened(session(3), &vol, AccessMode::Migration);
+        writers.opened(session(1), &vol, AccessMode::ReadWrite, false);
+        writers.opened(session(2), &vol, AccessMode::ReadOnly, false);
+        writers.opened(session(3), &vol, AccessMode::Migration, false);
         let changed = |writers: &Writers, n| writers.have_changed_since(session(n), &vol);
         assert!(!changed(&writers, 1) && !changed(&writers, 3));
-        writers.opened(session(2), &vol, AccessMode::ReadWrite);
+        writers.opened(session(2), &vol, AccessMode::ReadWrite, false);
         assert!(changed(&writers, 1) && !changed(&writers, 2) && changed(&writers, 3));
         assert!(!writers.have_changed_since(session(1), &export("other", None)));
+    }
+
+    /// Both sides of a migration return to the next process, which may know their sessions from the
+    /// state directory.
+    #[test]
+    fn a_restart_during_a_migration_refuses_neither_side() {
+        use AccessMode::{Migration, ReadWrite};
+        for (first, second) in [((1, ReadWrite), (2, Migration)), ((2, Migration), (1, ReadWrite))]
+        {
+            for returns in [true, false] {
+                for is_saved in [true, false] {
+                    if !is_saved && !returns {
+                        continue;
+                    }
+                    let (mut writers, vol) = (Writers::default(), export("vol", None));
+                    if is_saved {
+                        vol.writers.opened(session(1), false);
+                        vol.writers.opened(session(2), true);
+                    }
+                    for (n, access) in [first, second] {
+                        assert!(!writers.have_changed_since(session(n), &vol), "{n}");
+                        writers.opened(session(n), &vol, access, returns);
+                    }
+                    assert!(!writers.have_changed_since(session(first.0), &vol));
+                    writers.opened(session(3), &vol, ReadWrite, false);
+                    let changed = [1, 2].map(|n| writers.have_changed_since(session(n), &vol));
+                    assert_eq!(changed, [true; 2], "{first:?} {second:?}");
+                }
+            }
+        }
     }
 
     #[test]
     fn an_export_is_known_by_its_id_if_it_has_one() {
         let mut writers = Writers::default();
-        writers.opened(session(1), &export("vol", Some("a")), AccessMode::ReadWrite);
+        writers.opened(session(1), &export("vol", Some("a")), AccessMode::ReadWrite, false);
         assert!(writers.have_changed_since(session(2), &export("renamed", Some("a"))));
         assert!(!writers.have_changed_since(session(2), &export("vol", Some("b"))));
     }
@@ -122,11 +165,11 @@ mod tests {
     fn the_number_of_entries_is_bounded() {
         let mut writers = Writers::default();
         for n in 0..=EXPORTS_MAX {
-            writers.opened(session(1), &export(&n.to_string(), None), AccessMode::ReadWrite);
+            writers.opened(session(1), &export(&n.to_string(), None), AccessMode::ReadWrite, false);
         }
         assert_eq!(writers.0.len(), EXPORTS_MAX);
         for n in 0..=SESSIONS_MAX as u8 {
-            writers.opened(session(n), &export("1", None), AccessMode::Migration);
+            writers.opened(session(n), &export("1", None), AccessMode::Migration, false);
         }
         assert_eq!(writers.0.back().map(|entry| entry.sessions.len()), Some(SESSIONS_MAX));
     }
