@@ -13,7 +13,7 @@
 //! to the file as long as it serves the export. Otherwise one server could overwrite what another
 //! has saved, and a client would miss a loss.
 //!
-//! A second file of an export has its last writers (`writers_file.rs`).
+//! A second file of an export has its last writers (`writers_file.rs`), under the same lock.
 //!
 //! If the directory cannot be used, every start of the server counts as a new cache epoch: clients
 //! may then see a loss that did not happen, but miss none.
@@ -57,7 +57,7 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 /// down.
 const TAKEN_MAX: Duration = Duration::from_secs(5);
 
-/// Time between two attempts to save an epoch.
+/// Time between two attempts to save a file.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Error: another server holds the export's epoch in the same directory.
@@ -87,7 +87,10 @@ struct Files {
     taken_max: Duration,
 }
 
-/// The right to write an export's file, held by one server at a time.
+/// An export's epoch, and the right to write its files if this server has it.
+type Kept = (Arc<SyncEpoch>, Option<Arc<Claim>>);
+
+/// The right to write an export's files, held by one server at a time.
 #[derive(Debug)]
 struct Claim {
     lock: PathBuf,
@@ -181,13 +184,18 @@ impl StateDir {
     /// # Errors
     /// [`Taken`] if another server holds it and does not release it within 5 s.
     pub(crate) fn epoch(&self, key: &str, read_only: bool) -> Result<Arc<SyncEpoch>, Taken> {
-        let Some(files) = &self.store else { return Ok(SyncEpoch::unkept(self.salt)) };
+        self.epoch_and_claim(key, read_only).map(|(epoch, _)| epoch)
+    }
+
+    /// Returns the epoch, and the right to write the export's files if this server keeps it.
+    fn epoch_and_claim(&self, key: &str, read_only: bool) -> Result<Kept, Taken> {
+        let Some(files) = &self.store else { return Ok((SyncEpoch::unkept(self.salt), None)) };
         let opened = files_as(self.owner.as_ref()).and_then(|_as| match read_only {
-            true => files.look(key),
+            true => files.look(key).map(|epoch| (epoch, None)),
             false => files.keep(key),
         });
         match opened {
-            Ok(epoch) => Ok(epoch),
+            Ok(kept) => Ok(kept),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 Err(Taken(files.dir.clone()))
             }
@@ -201,7 +209,7 @@ impl StateDir {
                 if !read_only && error.kind() != io::ErrorKind::TimedOut {
                     self.distrust(key);
                 }
-                Ok(Self::unknown())
+                Ok((Self::unknown(), None))
             }
         }
     }
@@ -266,7 +274,7 @@ impl Files {
     }
 
     /// Opens the epoch of an export that this server may change.
-    fn keep(&self, key: &str) -> io::Result<Arc<SyncEpoch>> {
+    fn keep(&self, key: &str) -> io::Result<Kept> {
         let claim = self.claim(key)?;
         if !is_free_within(&claim, WRITE_MAX) {
             let text =
@@ -291,8 +299,8 @@ impl Files {
         if let Some(error) = cleared {
             claim.log_cleared(number, &error);
         }
-        let store = Claimed { jobs: self.jobs.clone(), claim };
-        Ok(SyncEpoch::kept(number, Arc::new(store), key.into()))
+        let store = Claimed { jobs: self.jobs.clone(), claim: Arc::clone(&claim) };
+        Ok((SyncEpoch::kept(number, Arc::new(store), key.into()), Some(claim)))
     }
 
     /// Reads the epoch of an export that this server does not change.

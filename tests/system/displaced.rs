@@ -76,15 +76,6 @@ fn return_after_another_writer(restarts: bool) {
     write(&second, 8);
     second.detach();
     if restarts {
-        let epochs = scratch.path("state/epochs");
-        wait_for("the saved list", COMMAND_TIME_MAX, || {
-            let saved = |file: DirEntry| {
-                let is_list = file.path().extension().is_some_and(|end| end == "writers");
-                is_list
-                    && fs::read_to_string(file.path()).unwrap_or_default().contains("displaced ")
-            };
-            fs::read_dir(&epochs).ok()?.flatten().any(saved).then_some(())
-        });
         let portal = server.portal().to_owned();
         let _ = server.stop(STOP_TIME_MAX);
         server = start(&portal);

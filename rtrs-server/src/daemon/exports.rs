@@ -42,6 +42,7 @@ use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
+use crate::engine::last_writers::LastWriters;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
@@ -97,18 +98,17 @@ impl Opener {
             "exported"
         );
         let key = self.epoch_key(spec);
-        let writable = key.as_deref().filter(|_| !spec.ro);
-        let writers = writable.map(|key| self.state.writers(key)).unwrap_or_default();
-        let mut epoch = match key {
+        let (mut epoch, writers) = match key {
             Some(key) => {
-                let epoch = self.state.epoch(&key, spec.ro);
-                let epoch = epoch.map_err(failed(ErrorKind::InUse, refused()))?;
-                match spec.target {
+                let kept = self.state.epoch_and_writers(&key, spec.ro);
+                let (epoch, writers) = kept.map_err(failed(ErrorKind::InUse, refused()))?;
+                let epoch = match spec.target {
                     Target::Nbd(_) if !spec.ro => self.state.tie_to_process(&key, epoch),
                     _ => epoch,
-                }
+                };
+                (epoch, writers)
             }
-            None => StateDir::unknown(),
+            None => (StateDir::unknown(), LastWriters::default()),
         };
         // The same ID with another epoch number, which a client may know from before a failure.
         let past = id.and_then(|id| self.past.lock().get(&id).copied());

@@ -55,6 +55,8 @@ use crate::state::StateDir;
 const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 /// Time for the flushes at the end of the process.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
+/// Maximum time to save the last writers at the end of the process.
+const WRITERS_MAX: Duration = Duration::from_secs(2);
 
 /// Runs the server until SIGTERM or SIGINT, or until it is drained. `reread` reads the settings
 /// again at the operator's request.
@@ -146,7 +148,7 @@ fn run_server(
     };
     let ended = shards.join();
     let closed = control.map_or(Ok(()), ServerControl::close);
-    stop_cleanly(&setup.exports);
+    stop_cleanly(&setup.exports, &state);
     // Other references to the table may exist until the end of the process.
     setup.exports.clear();
     outcome.and(ended).and(closed)
@@ -275,8 +277,8 @@ fn announce_start(
 }
 
 /// Flushes exports whose unflushed changes are known only to this process, so that the next process
-/// can keep their cache IDs.
-fn stop_cleanly(exports: &Arc<ExportTable>) {
+/// can keep their cache IDs. Saves the last writers.
+fn stop_cleanly(exports: &Arc<ExportTable>, state: &StateDir) {
     let tied = exports.all().into_iter().filter(|(_, export)| export.epoch.is_tied());
     let flushing = tied.filter_map(|(_, export)| {
         let (done, flushed) = mpsc::channel();
@@ -302,6 +304,12 @@ fn stop_cleanly(exports: &Arc<ExportTable>) {
                 "cannot flush at the end; clients with unflushed writes are notified of a loss"
             ),
         }
+    }
+    if !state.save_writers(WRITERS_MAX) {
+        tracing::warn!(
+            "cannot save in state-dir who has written last; after this restart, a client that \
+             returns may write although another one has written meanwhile"
+        );
     }
 }
 

@@ -21,10 +21,6 @@ impl DiskFile {
         Self { path: path.to_owned(), open: None }
     }
 
-    fn sync_directory(&self) -> io::Result<()> {
-        self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
-    }
-
     /// Opens the file for writing, unless it is open.
     pub(super) fn file(&mut self) -> io::Result<&File> {
         match &mut self.open {
@@ -32,6 +28,11 @@ impl DiskFile {
             empty => Ok(empty.insert(File::options().write(true).open(&self.path)?)),
         }
     }
+}
+
+/// Makes the name of a file durable.
+pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 impl Medium for DiskFile {
@@ -60,7 +61,7 @@ impl Medium for DiskFile {
         match written {
             Ok(file) => {
                 self.open = Some(file);
-                self.sync_directory()
+                sync_directory(&self.path)
             }
             Err(error) => {
                 // If it remained, the next server would distrust the file.
@@ -85,7 +86,7 @@ impl Medium for DiskFile {
             self.open = None;
             match fs::remove_file(&self.path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => self.sync_directory(),
+                _ => sync_directory(&self.path),
             }
         })
     }

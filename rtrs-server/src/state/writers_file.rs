@@ -1,31 +1,105 @@
 //! Last writers of exports across restarts, in the file `KEY.writers` of each export.
 //!
-//! The file is replaced as a whole. If it is missing or damaged, no earlier writer is known.
+//! The file is replaced as a whole, by a thread that tries again until it succeeds. It is read and
+//! written under the claim of the export's epoch. A save that waits does not hold the claim, so
+//! that a full disk does not keep the export from being opened again; the last save of a closed
+//! export holds it, and is tried once. If the file is missing or damaged, no earlier writer is
+//! known.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use super::{StateDir, files_as};
+use parking_lot::Mutex;
+
+use super::disk_file::sync_directory;
+use super::{Claim, Files, RETRY, StateDir, Taken, files_as};
+use crate::engine::epoch::SyncEpoch;
 use crate::engine::last_writers::{LastWriters, SessionHash, WriterLists, WriterStore};
 
-/// Lists to be written to a file.
-pub(super) type Job = (PathBuf, WriterLists);
+/// Lists of an export that are not saved yet.
+#[derive(Debug, Default)]
+struct Unsaved {
+    lists: Mutex<Option<WriterLists>>,
+    /// Whether a failed save was logged, and no save has succeeded since.
+    logged: AtomicBool,
+}
 
-/// The file of an export.
+/// The file of an open export.
 #[derive(Debug)]
 struct WritersFile {
-    path: PathBuf,
+    unsaved: Arc<Unsaved>,
+    claim: Arc<Claim>,
     jobs: Sender<Job>,
+}
+
+impl WritersFile {
+    fn send(&self, held: Option<Arc<Claim>>) {
+        let (unsaved, claim) = (Arc::clone(&self.unsaved), Arc::downgrade(&self.claim));
+        // The thread ends only with the last sender.
+        drop(self.jobs.send(Job::Save(Save { unsaved, claim, held })));
+    }
 }
 
 impl WriterStore for WritersFile {
     fn save(&self, lists: &WriterLists) {
-        // The thread ends only with the last sender.
-        drop(self.jobs.send((self.path.clone(), lists.clone())));
+        *self.unsaved.lists.lock() = Some(lists.clone());
+        self.send(None);
+    }
+}
+
+impl Drop for WritersFile {
+    fn drop(&mut self) {
+        self.send(Some(Arc::clone(&self.claim)));
+    }
+}
+
+/// Job of the thread that writes the files.
+#[derive(Debug)]
+pub(super) enum Job {
+    Save(Save),
+    /// Tries all failed saves again, and reports whether everything is saved.
+    Finish(Sender<bool>),
+}
+
+/// A save of the latest lists of an export.
+#[derive(Debug)]
+pub(super) struct Save {
+    unsaved: Arc<Unsaved>,
+    claim: Weak<Claim>,
+    /// The claim, for the last save of an export that is being closed.
+    held: Option<Arc<Claim>>,
+}
+
+impl Save {
+    /// Writes the file, if that is still to be done. Returns the job if that fails.
+    fn fails(self) -> Option<Self> {
+        // Without the claim, the export is closed, and its last save has been tried.
+        let claim = self.claim.upgrade()?;
+        let lists = self.unsaved.lists.lock().take()?;
+        let path = claim.path.with_extension("writers");
+        let Err(error) = replace(&path, &text(&lists)) else {
+            self.unsaved.logged.store(false, Ordering::Relaxed);
+            return None;
+        };
+        // Newer lists may have come meanwhile.
+        let mut newest = self.unsaved.lists.lock();
+        *newest = newest.take().or(Some(lists));
+        drop(newest);
+        if !self.unsaved.logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "cannot write {}: {error}; if this server restarts before that succeeds, a client \
+                 that returns may write although another one has written meanwhile",
+                path.display()
+            );
+        }
+        self.held.is_none().then_some(self)
     }
 }
 
@@ -37,13 +111,32 @@ pub(super) fn start() -> io::Result<Sender<Job>> {
 }
 
 fn run(inbox: &Receiver<Job>) {
-    for (path, lists) in inbox {
-        if let Err(error) = replace(&path, &text(&lists)) {
-            tracing::warn!(
-                "cannot write {}: {error}; after a restart of this server, a client that returns \
-                 may not be told that another one has written",
-                path.display()
-            );
+    let mut failed: Vec<Save> = Vec::new();
+    let mut retry = Instant::now();
+    loop {
+        let next = if failed.is_empty() {
+            inbox.recv().map_err(RecvTimeoutError::from)
+        } else {
+            inbox.recv_timeout(retry.saturating_duration_since(Instant::now()))
+        };
+        match next {
+            Ok(Job::Save(save)) => {
+                failed.retain(|other| !Arc::ptr_eq(&other.unsaved, &save.unsaved));
+                if failed.is_empty() {
+                    retry = Instant::now() + RETRY;
+                }
+                failed.extend(save.fails());
+            }
+            Ok(Job::Finish(done)) => {
+                failed = failed.into_iter().filter_map(Save::fails).collect();
+                // The stop may have gone on without the answer.
+                let _ = done.send(failed.is_empty());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                failed = failed.into_iter().filter_map(Save::fails).collect();
+                retry = Instant::now() + RETRY;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
@@ -55,7 +148,8 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
         File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&fresh, path)
+    fs::rename(&fresh, path)?;
+    sync_directory(path)
 }
 
 fn text(lists: &WriterLists) -> String {
@@ -82,10 +176,25 @@ fn parse(text: &str) -> Option<WriterLists> {
 }
 
 impl StateDir {
-    /// Last writers of the export with this `key`, from this process and earlier ones.
-    pub(crate) fn writers(&self, key: &str) -> LastWriters {
-        let Some(files) = &self.store else { return LastWriters::default() };
-        let path = files.path(key).with_extension("writers");
+    /// Returns the epoch of an export like [`Self::epoch`], and its last writers from this process
+    /// and earlier ones.
+    ///
+    /// # Errors
+    /// Those of [`Self::epoch`].
+    pub(crate) fn epoch_and_writers(
+        &self,
+        key: &str,
+        read_only: bool,
+    ) -> Result<(Arc<SyncEpoch>, LastWriters), Taken> {
+        let (epoch, claim) = self.epoch_and_claim(key, read_only)?;
+        let kept = self.store.as_ref().zip(claim);
+        let writers = kept.map(|(files, claim)| self.writers(files, claim));
+        Ok((epoch, writers.unwrap_or_default()))
+    }
+
+    /// Reads the last writers of an export. Nothing else writes the file now.
+    fn writers(&self, files: &Files, claim: Arc<Claim>) -> LastWriters {
+        let path = claim.path.with_extension("writers");
         let read = files_as(self.owner.as_ref()).and_then(|_as| fs::read_to_string(&path));
         let lists = match read.map(|text| parse(&text)) {
             Ok(Some(lists)) => lists,
@@ -100,12 +209,25 @@ impl StateDir {
                 WriterLists::default()
             }
         };
-        LastWriters::kept(lists, Box::new(WritersFile { path, jobs: files.writers.clone() }))
+        let (unsaved, jobs) = (Arc::default(), files.writers.clone());
+        LastWriters::kept(lists, Box::new(WritersFile { unsaved, claim, jobs }))
+    }
+
+    /// Waits until the last writers of all open exports are saved, at most for this time. Returns
+    /// whether they are.
+    pub(crate) fn save_writers(&self, within: Duration) -> bool {
+        let Some(files) = &self.store else { return true };
+        let (done, saved) = mpsc::channel();
+        files.writers.send(Job::Finish(done)).is_ok() && saved.recv_timeout(within) == Ok(true)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use rtrs_core::ids::SessionId;
+
     use super::*;
 
     #[test]
@@ -121,5 +243,92 @@ mod tests {
             assert_eq!(parse(&whole[..end]), None, "{end}");
         }
         assert_eq!(parse("reader 1\nend\n"), None);
+    }
+
+    /// Maximum time to wait for a save on a busy host.
+    const LONG: Duration = Duration::from_secs(60);
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let name = format!("rtrs-writers-{}-{name}", std::process::id());
+            Self(std::env::temp_dir().join(name))
+        }
+
+        /// The state directory as another process opens it.
+        fn open(&self) -> StateDir {
+            let mut state = StateDir::open(Some(&self.0), None);
+            let files = state.store.as_mut().and_then(Arc::get_mut).unwrap();
+            files.taken_max = LONG;
+            state
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn session(n: u8) -> SessionId {
+        SessionId([n; 16])
+    }
+
+    #[test]
+    fn a_server_reads_the_lists_after_the_other_one_has_left() {
+        let scratch = Scratch::new("taken");
+        let (first, second) = (scratch.open(), scratch.open());
+        let (epoch, writers) = first.epoch_and_writers("vol", false).unwrap();
+        thread::scope(|scope| {
+            let (waits, is_waiting) = mpsc::channel();
+            let next = scope.spawn(move || {
+                waits.send(()).unwrap();
+                second.epoch_and_writers("vol", false).unwrap().1
+            });
+            is_waiting.recv().unwrap();
+            // Time for the second one to do what it can before it has the claim.
+            thread::sleep(Duration::from_millis(50));
+            writers.opened(session(1), false);
+            writers.opened(session(2), false);
+            drop((writers, epoch));
+            assert!(next.join().unwrap().have_displaced(session(1)));
+        });
+    }
+
+    #[test]
+    fn an_export_that_is_opened_again_knows_its_last_writers() {
+        let scratch = Scratch::new("again");
+        let state = scratch.open();
+        for n in 1..6 {
+            let (_epoch, writers) = state.epoch_and_writers("vol", false).unwrap();
+            assert!(
+                (1..n).all(|n| writers.contain(session(n)) || writers.have_displaced(session(n)))
+            );
+            writers.opened(session(n), false);
+        }
+    }
+
+    #[test]
+    fn a_failed_save_is_tried_again_and_a_stop_waits_for_it() {
+        let scratch = Scratch::new("failed");
+        let state = scratch.open();
+        let (_epoch, writers) = state.epoch_and_writers("vol", false).unwrap();
+        let fresh = state.store.as_ref().unwrap().path("vol").with_extension("writers-new");
+        fs::create_dir(&fresh).unwrap();
+        writers.opened(session(1), false);
+        assert!(!state.save_writers(LONG), "a directory has the place of the file");
+        let path = fresh.with_extension("writers");
+        assert!(!path.exists());
+        fs::remove_dir(&fresh).unwrap();
+        let end = Instant::now() + LONG;
+        while !path.exists() {
+            assert!(Instant::now() < end, "not saved");
+            thread::sleep(Duration::from_millis(1));
+        }
+        writers.opened(session(2), false);
+        assert!(state.save_writers(LONG));
+        let lists = parse(&fs::read_to_string(&path).unwrap()).unwrap();
+        assert_eq!(lists.displaced, [SessionHash::from(session(1))]);
     }
 }
