@@ -92,19 +92,24 @@ impl Exports {
             losses.allow(|| self.is_open(&export.name)).map_err(cannot)?;
         }
         if to != had || was_cut.is_some() || bytes != to {
-            let lost = || {
-                let rises = export.epoch.raise();
-                let why = "state-dir could not note in time that data is lost; nothing was \
-                           changed; check the disk of state-dir and its free space, and try again";
-                let noted = wait_saved(&export.epoch, rises).then_some(());
-                noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))?;
-                // Called right before the target is cut, which may have taken a while.
+            let check_growth = || {
                 let now = export.source.target_size()?.bytes;
                 if force || now <= bytes {
                     return Ok(());
                 }
                 let why = format!("its target has grown to {now} bytes meanwhile; try again");
                 Err(std::io::Error::other(why))
+            };
+            let lost = || {
+                // A refused resize loses nothing, so it must not raise the epoch.
+                check_growth()?;
+                let rises = export.epoch.raise();
+                let why = "state-dir could not note in time that data is lost; nothing was \
+                           changed; check the disk of state-dir and its free space, and try again";
+                let noted = wait_saved(&export.epoch, rises).then_some(());
+                noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))?;
+                // Once more right before the target is cut, because saving can take a while.
+                check_growth()
             };
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
@@ -249,8 +254,9 @@ mod tests {
         }
     }
 
-    /// Result of making an unused export of 1 MiB smaller, and its size then.
-    fn shrink(is_fixed: bool, to: u64, force: bool) -> (Result<u64, String>, u64) {
+    /// Result of making an unused export of 1 MiB smaller, its size then, and how often its epoch
+    /// rose.
+    fn shrink(is_fixed: bool, to: u64, force: bool) -> (Result<u64, String>, u64, u32) {
         let (size, looks) = (AtomicU64::new(1 << 20), AtomicU64::new(0));
         let mut export = Export::new("vol", Arc::new(Growing { size, looks, is_fixed }));
         export.epoch = SyncEpoch::kept(0, Arc::new(Store { hangs: false }), "vol".into());
@@ -279,21 +285,21 @@ mod tests {
         let resized = exports.resize("vol", Some(to), force).map(|done| done.size);
         sender.send(Message::Wake);
         shard.join().unwrap();
-        (resized, export.source.geometry().size)
+        (resized, export.source.geometry().size, export.epoch.rises())
     }
 
     #[test]
     fn a_target_that_grows_during_a_resize_is_cut_by_force_only() {
-        let (resized, size) = shrink(false, 4096, false);
+        let (resized, size, rises) = shrink(false, 4096, false);
         assert!(resized.unwrap_err().contains("has grown to 8192 bytes meanwhile; try again"));
-        assert_eq!(size, 1 << 20);
-        assert_eq!(shrink(false, 4096, true), (Ok(4096), 4096));
+        assert_eq!((size, rises), (1 << 20, 0), "nothing was lost");
+        assert_eq!(shrink(false, 4096, true), (Ok(4096), 4096, 1));
     }
 
     #[test]
     fn a_size_that_cannot_change_is_not_refused_for_lack_of_force() {
         for force in [false, true] {
-            let (resized, size) = shrink(true, 512, force);
+            let (resized, size, _) = shrink(true, 512, force);
             assert_eq!(resized, Err("cannot resize \"vol\": its size is fixed".to_owned()));
             assert_eq!(size, 1 << 20);
         }

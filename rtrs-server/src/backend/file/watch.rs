@@ -230,7 +230,8 @@ impl Shared {
                 "writes beyond the new end did not finish in time; nothing was changed; try again",
             )),
         };
-        let noted = || if size < had || self.is_cut_unreported() { lost() } else { Ok(()) };
+        let loses = size < had || has > size || self.is_cut_unreported();
+        let noted = || if loses { lost() } else { Ok(()) };
         let set_len = || if has == size { Ok(()) } else { self.file.set_len(size) };
         if let Err(error) = ended().and_then(|()| noted()).and_then(|()| set_len()) {
             self.size.set(had);

@@ -389,10 +389,18 @@ impl BlockSource for RbdSource {
             let why = format!("it is an image of {has} bytes that was opened read-only");
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
+        if size >= had && has > size && !self.0.is_cut() {
+            let why = format!(
+                "its image has {has} bytes and would be truncated; leave out --size to export the \
+                 whole image"
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
         if size < had {
             own.set(size);
         }
-        let noted = if size < had || self.0.is_cut() { lost() } else { Ok(()) };
+        let loses = size < had || has > size || self.0.is_cut();
+        let noted = if loses { lost() } else { Ok(()) };
         let resized = noted.and_then(|()| if has == size { Ok(()) } else { image.resize(size) });
         resized.inspect_err(|_| own.set(had))?;
         end.store(u64::MAX, Ordering::SeqCst);
