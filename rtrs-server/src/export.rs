@@ -20,6 +20,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ranges::Ranges;
 
 use crate::access_list::AccessPolicy;
+use crate::backend::FileId;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Examiner, Finder};
 use crate::engine::io::overlap::OrphanedWrites;
@@ -54,6 +55,8 @@ pub struct Export {
     pub backing: String,
     /// Block source that serves the export.
     pub source: Arc<dyn BlockSource>,
+    /// File behind the source, if it has one.
+    pub(crate) file: Option<FileId>,
     /// Whether to refuse all changes, even if the source is writable.
     pub read_only: bool,
     /// Whether to refuse opens for migration, which allow a second client to write.
@@ -86,6 +89,7 @@ impl Export {
             name: name.into(),
             backing: String::new(),
             source,
+            file: None,
             read_only: false,
             deny_migration: false,
             id: None,

@@ -32,6 +32,7 @@ use rtrs_core::rbd::ImageAddress;
 
 use crate::settings::ExportSpec;
 
+pub(crate) use file::FileId;
 pub use file::{FileOptions, FileSource};
 pub use memory::MemorySource;
 pub use nbd::{NbdOptions, NbdSource};
@@ -45,7 +46,14 @@ pub use target::{BackendError, Direct, INFLIGHT_MAX, SIZE_MAX, Target};
 /// # Errors
 /// A message for display that describes the problem with the target.
 pub fn open_target(spec: &ExportSpec) -> Result<Arc<dyn BlockSource>, BackendError> {
-    open_target_at(spec, None)
+    open_target_at(spec, None).map(|opened| opened.source)
+}
+
+/// An opened target.
+pub(crate) struct OpenedTarget {
+    pub(crate) source: Arc<dyn BlockSource>,
+    /// File behind the source, if the target is a path.
+    pub(crate) file: Option<FileId>,
 }
 
 /// Opens a target like [`open_target`], optionally at another path; its own path is then used only
@@ -56,13 +64,15 @@ pub fn open_target(spec: &ExportSpec) -> Result<Arc<dyn BlockSource>, BackendErr
 pub(crate) fn open_target_at(
     spec: &ExportSpec,
     at: Option<&Path>,
-) -> Result<Arc<dyn BlockSource>, BackendError> {
-    let block = spec.block_size.bytes();
+) -> Result<OpenedTarget, BackendError> {
+    let (block, mut file) = (spec.block_size.bytes(), None);
     let mut source: Arc<dyn BlockSource> = match &spec.target {
         Target::Path(path) => {
             let (read_only, direct, no_lock) = (spec.ro, spec.direct, spec.no_lock);
             let how = FileOptions { read_only, direct, block, no_lock };
-            Arc::new(FileSource::open_at(path, at.unwrap_or(path), how)?)
+            let opened = FileSource::open_at(path, at.unwrap_or(path), how)?;
+            file = opened.file_id();
+            Arc::new(opened)
         }
         Target::Memory(size) => {
             Arc::new(MemorySource::new(plain_size(spec, *size)?, block.unwrap_or(512)))
@@ -112,7 +122,7 @@ pub(crate) fn open_target_at(
     if !delay.is_zero() {
         source = Arc::new(layer::delay(source, delay));
     }
-    Ok(source)
+    Ok(OpenedTarget { source, file })
 }
 
 /// Size of a target that is not a path, in whole blocks.

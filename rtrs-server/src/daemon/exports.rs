@@ -24,7 +24,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use rtrs_core::block::{BlockSource, TargetName};
+use rtrs_core::block::TargetName;
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
@@ -36,7 +36,7 @@ use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
 pub(super) use self::open_error::OpenError;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
-use crate::backend::open_target;
+use crate::backend::{OpenedTarget, open_target_at};
 use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
 use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
@@ -82,8 +82,8 @@ impl Opener {
     pub(super) fn open(&self, spec: &ExportSpec) -> Result<Export, Error> {
         let name = spec.name();
         let refused = || format!("cannot export {name:?}");
-        let source: Arc<dyn BlockSource> =
-            open_target(spec).map_err(failed(ErrorKind::Export, refused()))?;
+        let opened = open_target_at(spec, None);
+        let OpenedTarget { source, file } = opened.map_err(failed(ErrorKind::Export, refused()))?;
         let known = source.identity().filter(|_| spec.id.is_none());
         let set = spec.id.as_ref().map(Id::get);
         let id = known.or_else(|| self.sources.export(name, set, &spec.target));
@@ -117,6 +117,7 @@ impl Opener {
         }
         Ok(Export {
             backing: spec.target.to_string(),
+            file,
             read_only: spec.ro,
             deny_migration: spec.migration == Migration::Deny,
             id,

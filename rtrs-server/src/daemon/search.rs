@@ -28,7 +28,7 @@ use rtrs_core::rt;
 use rtrs_core::rt::blkdev::{find_beneath, find_directory};
 use rtrs_core::wire::{Name, errno};
 
-use crate::backend::{Target, open_target_at};
+use crate::backend::{OpenedTarget, Target, open_target_at};
 use crate::daemon::exports::{epoch_key, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::engine::finder::{Finder, Search};
@@ -143,14 +143,14 @@ impl Shelf {
         let (at, target) = (found.link(), Target::Path(found.path.clone()));
         let open = |ro| {
             let spec = ExportSpec { ro, ..ExportSpec::new(None, target.clone()) };
-            open_target_at(&spec, Some(&at)).map(|source| (source, ro))
+            open_target_at(&spec, Some(&at)).map(|opened| (opened, ro))
         };
         let opened = open(false).or_else(|error| {
             tracing::info!(export = name, %error, "not for writing, so read-only");
             open(true)
         });
         match opened {
-            Ok((source, read_only)) => {
+            Ok((OpenedTarget { source, file }, read_only)) => {
                 let id = self.sources.export(name, None, &Target::Path(at));
                 // Stored under the file's own ID: its name may later belong to another file, and an
                 // epoch shared by two files could fall back to one that a client knows.
@@ -163,7 +163,7 @@ impl Shelf {
                     errno::EBUSY
                 })?;
                 let backing = found.path.display().to_string();
-                Ok(Export { backing, read_only, id, epoch, ..Export::new(name, source) })
+                Ok(Export { backing, read_only, file, id, epoch, ..Export::new(name, source) })
             }
             Err(error) => {
                 tracing::info!(export = name, %error, "cannot be opened below the search path");

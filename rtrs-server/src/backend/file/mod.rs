@@ -68,6 +68,19 @@ pub struct FileOptions {
     pub no_lock: bool,
 }
 
+/// Identity of an open file, under all its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    pub(crate) fn of(meta: &Metadata) -> Self {
+        Self { device: meta.dev(), inode: meta.ino() }
+    }
+}
+
 /// A regular file or a block device.
 #[derive(Clone, Debug)]
 pub struct FileSource {
@@ -151,6 +164,11 @@ impl FileSource {
         // The cell is new, so it cannot be set already.
         let _ = source.shared.watch.set(watch);
         Ok(source)
+    }
+
+    /// Identity of the open file; `None` if the system does not return it.
+    pub(crate) fn file_id(&self) -> Option<FileId> {
+        self.shared.file.metadata().ok().map(|meta| FileId::of(&meta))
     }
 
     /// Whether the target bypasses the page cache.

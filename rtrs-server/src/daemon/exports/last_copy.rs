@@ -7,8 +7,9 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{self, Path};
+use std::path::Path;
 
+use crate::backend::FileId;
 use crate::export::Export;
 
 /// Hint for a refused command that would close a deleted file.
@@ -20,7 +21,7 @@ pub(super) fn last_copy(export: &Export) -> Option<String> {
     export.source.is_deleted().then(|| {
         format!(
             "{backing} of export {name:?} was deleted, and its content ends when it is closed; {}",
-            how_to_copy(backing)
+            how_to_copy(export)
         )
     })
 }
@@ -31,26 +32,30 @@ pub(super) fn orphan(export: &Export) -> String {
         "the open file was deleted, and then another one took its path; the deleted one is still \
          exported, and its content ends when it is closed; {}; `reload --force` exports the new \
          one",
-        how_to_copy(&export.backing)
+        how_to_copy(export)
     )
 }
 
-/// Explains how to copy a deleted file.
-fn how_to_copy(backing: &str) -> String {
+/// Explains how to copy the deleted file of an export.
+fn how_to_copy(export: &Export) -> String {
     let pid = std::process::id();
-    let from = match descriptor(Path::new("/proc/self/fd"), Path::new(backing)) {
+    let number = export.file.and_then(|file| descriptor(Path::new("/proc/self/fd"), file));
+    let from = match number {
         Some(number) => format!("/proc/{pid}/fd/{number}"),
         None => format!("/proc/{pid}/fd/N, where `ls -l` shows the deleted file,"),
     };
     format!("copy it through a client, or with `cp --sparse=always {from} FILE`, first")
 }
 
-/// Number of a descriptor of a deleted file, from the directory of descriptors in /proc.
-fn descriptor(all: &Path, path: &Path) -> Option<String> {
-    let path = path::absolute(path).ok()?;
-    let wanted = [path.as_os_str().as_bytes(), b" (deleted)"].concat();
+/// Number of a descriptor of a deleted file, from the directory of descriptors in /proc. Several
+/// deleted files may have had the same path.
+fn descriptor(all: &Path, file: FileId) -> Option<String> {
     let is_wanted = |entry: &fs::DirEntry| {
-        fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str().as_bytes() == wanted)
+        let path = entry.path();
+        // Other files are not examined, because they can hang.
+        let is_deleted =
+            fs::read_link(&path).is_ok_and(|to| to.as_os_str().as_bytes().ends_with(b" (deleted)"));
+        is_deleted && fs::metadata(&path).is_ok_and(|meta| FileId::of(&meta) == file)
     };
     let found = fs::read_dir(all).ok()?.flatten().find(is_wanted)?;
     found.file_name().into_string().ok()
@@ -58,23 +63,29 @@ fn descriptor(all: &Path, path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use rtrs_core::tests::certificates::TestDir;
 
     use super::*;
+    use crate::backend::{OpenedTarget, open_target_at};
 
     #[test]
-    fn the_descriptor_of_a_deleted_file_is_found_by_its_whole_path() {
+    fn the_advice_names_the_file_of_the_export_and_not_another_deleted_one() {
         let dir = TestDir::new("last-copy");
-        for (number, to) in
-            [("3", "/srv/a.img"), ("4", "/srv/b/a.img (deleted)"), ("5", "/srv/a.img (deleted)")]
-        {
-            symlink(to, dir.0.join(number)).unwrap();
+        let path = dir.0.join("a.img");
+        // Each was deleted at the same path.
+        let exports = [1, 2].map(|blocks| {
+            fs::write(&path, vec![0; blocks * 4096]).unwrap();
+            let spec = path.to_str().unwrap().parse().unwrap();
+            let OpenedTarget { source, file } = open_target_at(&spec, None).unwrap();
+            fs::remove_file(&path).unwrap();
+            let backing = path.display().to_string();
+            (blocks as u64 * 4096, Export { backing, file, ..Export::new("a", source) })
+        });
+        for (size, export) in exports {
+            export.source.examine_name(rtrs_core::time::Duration::from_secs(60));
+            let advice = last_copy(&export).unwrap();
+            let from = advice.split_whitespace().find(|word| word.starts_with("/proc/")).unwrap();
+            assert_eq!(fs::metadata(from).unwrap().len(), size, "{advice}");
         }
-        let found = |path: &str| descriptor(&dir.0, Path::new(path));
-        assert_eq!(found("/srv/a.img").as_deref(), Some("5"));
-        assert_eq!(found("/srv/b/a.img").as_deref(), Some("4"));
-        assert_eq!(found("/srv/c.img"), None);
     }
 }
