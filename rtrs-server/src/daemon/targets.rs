@@ -14,7 +14,7 @@ use rtrs_core::wire::Name;
 
 use super::control_shard::ControlShard;
 use super::reload::Changes;
-use crate::engine::finder::{Examiner, OpenMode};
+use crate::engine::finder::{Examined, Examiner, OpenMode};
 use crate::engine::message::{ControlMessage, ControlRequest, Message};
 use crate::engine::reply_to::ReplyTo;
 
@@ -86,10 +86,10 @@ fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &Cont
 /// Examines the target of an open, and lets the control shard continue with it.
 fn examine(open: Waiting, changes: &Weak<Changes>, control: &ControlShard) {
     let Waiting { reply_to, name, mode } = open;
-    if let Some(changes) = changes.upgrade() {
-        changes.exports.examine_before_open(name.as_bytes());
-    }
-    let mode = OpenMode { examined: true, ..mode };
+    let examined = changes
+        .upgrade()
+        .map_or(Examined::Yes, |changes| changes.exports.examine_before_open(name.as_bytes()));
+    let mode = OpenMode { examined, ..mode };
     let request = ControlRequest::Open { name: Box::new(name), mode };
     control.0.send(Message::Control(ControlMessage::Request { reply_to, request }));
 }

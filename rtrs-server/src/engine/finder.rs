@@ -6,6 +6,18 @@ use rtrs_core::wire::{AccessMode, Name, OpenRspTail};
 
 use super::reply_to::ReplyTo;
 
+/// State of the target of an export that is about to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Examined {
+    /// Not examined for this open.
+    No,
+    /// Examined; the export is to be opened as it is now.
+    Yes,
+    /// Examined; the path leads elsewhere, and a running change of exports kept the export from
+    /// being reopened in time.
+    Outdated,
+}
+
 /// Mode in which an export is to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMode {
@@ -16,15 +28,15 @@ pub struct OpenMode {
     pub compares: bool,
     /// Whether the client had the export open here before, with requests from that time.
     pub returns: bool,
-    /// Whether the target was examined for this open.
-    pub examined: bool,
+    /// Whether the target was examined for this open, and with which result.
+    pub examined: Examined,
 }
 
 impl OpenMode {
     /// Creates the mode of an open with `room` bytes for its response.
     pub const fn new(access: AccessMode, room: u32) -> Self {
         let compares = room as usize >= OpenRspTail::LONG_LEN;
-        Self { access, compares, returns: false, examined: false }
+        Self { access, compares, returns: false, examined: Examined::No }
     }
 }
 
@@ -44,8 +56,8 @@ pub struct Search {
 /// Examines targets of named exports before the first session opens them, because a path may lead
 /// to another file by then.
 pub trait Examiner: fmt::Debug + Send + Sync {
-    /// Takes an open without blocking. The open is sent to the control shard again, marked as
-    /// examined. Returns false if the open was not taken.
+    /// Takes an open without blocking. The open is sent to the control shard again, with the result
+    /// of the examination. Returns false if the open was not taken.
     fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool;
 }
 

@@ -202,6 +202,12 @@ impl Exports {
         let _turn = self.begin()?;
         let (found, spec) = self.with_options(name, options)?;
         let closed = self.check_losses(&spec, force)?;
+        if let Found::Served(entry) = &found
+            && entry.may_close(&spec)
+        {
+            // The file may have been deleted since the last examination.
+            self.examine_target(name);
+        }
         let (revoked, still_failed) = match found {
             Found::Served(entry) => (self.change(&entry, &spec, force)?, None),
             Found::Failed(before) => {

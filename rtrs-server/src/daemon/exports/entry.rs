@@ -29,6 +29,13 @@ impl Entry {
         same && (spec.ro == ro || !self.opened_ro)
     }
 
+    /// Whether a change to these settings may close the export: to reopen it, or to give up the
+    /// locks of a writer.
+    pub(super) fn may_close(&self, spec: &ExportSpec) -> bool {
+        let freezes = spec.ro && !self.spec.ro;
+        !self.stays_open(spec) || freezes
+    }
+
     /// Whether the export matches these settings, apart from its access list and a size set by a
     /// command.
     pub(in crate::daemon) fn is_as_set(&self, spec: &ExportSpec) -> bool {

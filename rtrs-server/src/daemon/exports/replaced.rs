@@ -9,6 +9,7 @@ use rtrs_core::time::Duration;
 use super::in_time::in_time;
 use super::last_copy::{last_copy, orphan};
 use super::{Entry, Exports, Followed, NotReopened};
+use crate::engine::finder::Examined;
 use crate::export::Export;
 use crate::settings::Target;
 
@@ -44,12 +45,17 @@ impl Exports {
         exports.iter().for_each(|(_, export)| export.note_orphan());
     }
 
-    /// Returns why an export should not be closed if its content would end with it.
-    pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
+    /// Examines the target of an export, which is returned.
+    pub(super) fn examine_target(&self, name: &str) -> Option<Arc<Export>> {
         let export = self.table.get(self.table.find(name.as_bytes())?)?;
         export.source.examine_name(LOOK_MAX);
         export.note_orphan();
-        last_copy(&export)
+        Some(export)
+    }
+
+    /// Returns why an export should not be closed if its content would end with it.
+    pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
+        last_copy(&*self.examine_target(name)?)
     }
 
     /// Returns why the server should not end if the content of exports would end with it.
@@ -79,14 +85,15 @@ impl Exports {
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
-    /// leads elsewhere.
-    pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) {
+    /// leads elsewhere. Another export may hold the lock for changes for long, because its target
+    /// hangs: the open must be refused then.
+    pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
             // A running replacement may be about to publish this name again.
             if self.table.is_replacing() {
                 drop(self.changing.try_lock_for(OPEN_TURN_MAX));
             }
-            return;
+            return Examined::Yes;
         };
         export.source.examine_name(LOOK_MAX);
         export.note_orphan();
@@ -98,13 +105,26 @@ impl Exports {
             );
         }
         if export.source.target_name() != Some(TargetName::Replaced) {
-            return;
+            return Examined::Yes;
         }
         let name = export.name.clone();
         // The old export is closed when its last reference is dropped.
         drop(export);
-        let Some(_turn) = self.changing.try_lock_for(OPEN_TURN_MAX) else { return };
-        let _ = self.follow(&name, false);
+        if let Some(_turn) = self.changing.try_lock_for(OPEN_TURN_MAX) {
+            // The outcome is logged; an export that cannot be reopened is opened as it is.
+            let _ = self.follow(&name, false);
+            return Examined::Yes;
+        }
+        let standing = self.entry(&name).map(|entry| self.standing(&entry));
+        if standing != Some(Followed::Reopened) {
+            return Examined::Yes;
+        }
+        tracing::warn!(
+            export = name,
+            "open refused: the path leads to another target, which cannot be opened while another \
+             change of the exports is running"
+        );
+        Examined::Outdated
     }
 
     /// Reopens unused exports whose path leads elsewhere.

@@ -1,11 +1,17 @@
-//! Tests of clients whose certificates or keys are no longer accepted.
+//! Tests of clients whose certificates or keys are no longer accepted, of epochs, and of exports
+//! whose file was deleted or replaced.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
 use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::rt::{Ring, mailbox};
 use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
 
 use super::*;
+use crate::backend::MemorySource;
+use crate::engine::finder::Examined;
 use crate::engine::message::{ControlMessage, Message};
 use crate::path::PathKey;
 
@@ -98,4 +104,90 @@ fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
         number = Some(found + 1);
     }
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// A deleted file in whose place is another one. That is known once it was examined.
+#[derive(Debug)]
+struct Deleted {
+    memory: MemorySource,
+    is_known: AtomicBool,
+}
+
+impl BlockSource for Deleted {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn target_name(&self) -> Option<TargetName> {
+        let is_known = self.is_known.load(Ordering::SeqCst);
+        Some(if is_known { TargetName::Replaced } else { TargetName::Kept })
+    }
+
+    fn is_deleted(&self) -> bool {
+        self.is_known.load(Ordering::SeqCst)
+    }
+
+    fn examine_name(&self, _within: Duration) {
+        self.is_known.store(true, Ordering::SeqCst);
+    }
+
+    fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        self.memory.open(core)
+    }
+}
+
+/// Calls `test` with the unused export `vol` of a deleted file. The file at its path is `path`.
+fn with_deleted(path: &Path, test: impl FnOnce(&Exports)) {
+    let (sender, inbox) = mailbox().unwrap();
+    let shard = std::thread::spawn(move || {
+        let ring = Ring::new(8).unwrap();
+        let mut inbox = inbox.arm(&ring).unwrap();
+        loop {
+            ring.turn().unwrap();
+            match inbox.take_or_watch() {
+                None => drop(ring.turn_or_sleep(None).unwrap()),
+                Some(Message::Control(ControlMessage::Admin { reply, .. })) => {
+                    reply.send(AdminReply::Exports(Vec::new()));
+                }
+                Some(Message::Control(_)) => {}
+                Some(_) => return,
+            }
+        }
+    });
+    let memory = MemorySource::new(1 << 20, 512);
+    let source = Deleted { memory, is_known: AtomicBool::new(false) };
+    let table = ExportTable::new(vec![Export::new("vol", Arc::new(source))]);
+    let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
+    let opener = Arc::new(Opener::new(Sources::system(), state));
+    let spec = ExportSpec::new(Some("vol".into()), Target::Path(path.to_owned()));
+    let settings = Settings { export: vec![spec], ..Settings::default() };
+    let control = ControlShard(sender.clone());
+    test(&Exports::new(table, opener, control, None, &settings, AuditSink::default()));
+    sender.send(Message::Wake);
+    shard.join().unwrap();
+}
+
+/// The regular examination may have been before the file was deleted.
+#[test]
+fn changed_options_close_a_file_that_was_just_deleted_by_force_only() {
+    let file = std::env::temp_dir().join(format!("rtrs-exports-{}-set", std::process::id()));
+    std::fs::write(&file, [0; 8192]).unwrap();
+    with_deleted(&file, |exports| {
+        let refused = exports.set("vol", &["delay=1ms".to_owned()], false);
+        let why = refused.map(|_| ()).unwrap_err();
+        assert!(why.contains("was deleted") && why.contains("--force"), "{why}");
+    });
+    std::fs::remove_file(&file).unwrap();
+}
+
+/// Another export may hold the lock for as long as its target hangs.
+#[test]
+fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
+    with_deleted(Path::new("/nonexistent/vol"), |exports| {
+        let changing = exports.changing.lock();
+        assert_eq!(exports.examine_before_open(b"vol"), Examined::Outdated);
+        drop(changing);
+        // The new file cannot be opened, so the old one stays exported.
+        assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
+    });
 }

@@ -17,6 +17,7 @@ use rtrs_core::proto::quota::Source;
 
 use super::discover::Draft;
 use super::registry::Registry;
+use crate::engine::finder::Examined;
 use crate::engine::message::{ControlRequest, ReplyTo};
 use crate::path::PathKey;
 
@@ -91,7 +92,7 @@ impl Backlog {
     pub(super) fn put_off(&mut self, waiting: Waiting, registry: &mut Registry) {
         let from = waiting.reply_to.path;
         let examined = |request: &ControlRequest| match request {
-            ControlRequest::Open { mode, .. } => mode.examined,
+            ControlRequest::Open { mode, .. } => mode.examined != Examined::No,
             _ => false,
         };
         // The target of its export was examined on another thread; the path may have ended since.

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use rtrs_core::block::TargetName;
 use rtrs_core::gateway::Gateway;
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
@@ -20,7 +21,7 @@ use super::removed::Removed;
 use super::writers::Writers;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
-use crate::engine::finder::{OpenMode, Search};
+use crate::engine::finder::{Examined, OpenMode, Search};
 use crate::engine::ledger::FlushLedger;
 use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardMessage};
 use crate::engine::partial::takes_partial_writes;
@@ -71,8 +72,13 @@ impl Opens {
             return Some(ControlAnswer::Refused(errno::EIDRM));
         }
         if let Some(index) = index {
-            if !mode.examined && self.is_examined_first(index, reply_to, name, mode) {
-                return None;
+            match mode.examined {
+                Examined::No if self.is_examined_first(index, reply_to, name, mode) => return None,
+                // A session on the old target would lose its writes with the last close.
+                Examined::Outdated if self.is_outdated(index) => {
+                    return Some(ControlAnswer::Refused(errno::EBUSY));
+                }
+                _ => {}
             }
             return Some(self.open_export(session, index, mode, ctx));
         }
@@ -108,10 +114,16 @@ impl Opens {
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
+    /// Whether an export is unused and still has a target to which its path does not lead.
+    fn is_outdated(&self, index: ExportIndex) -> bool {
+        let name = self.exports.get(index).and_then(|export| export.source.target_name());
+        name == Some(TargetName::Replaced) && self.access.opens(index).is_empty()
+    }
+
     /// Gives an open of an unknown name to the examiner, because the export may be about to return
     /// with another target. Returns false if the open was examined before.
     pub(super) fn waits(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool {
-        let examiner = self.exports.examiner().filter(|_| !mode.examined);
+        let examiner = self.exports.examiner().filter(|_| mode.examined == Examined::No);
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 

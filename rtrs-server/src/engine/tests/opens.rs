@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, TargetName};
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::time::Duration;
@@ -10,9 +11,11 @@ use rtrs_core::wire::{AccessMode, IoHeader, Name, Open, OpenRsp, OpenRspTail, Rw
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
-use crate::engine::finder::{Examiner, OpenMode};
+use crate::backend::MemorySource;
+use crate::engine::finder::{Examined, Examiner, OpenMode};
 use crate::engine::message::{ControlMessage, ControlRequest, Message, ReplyTo};
 use crate::engine::session::ServerInstance;
+use crate::export::Export;
 use crate::path::PathKey;
 
 fn searching() -> Fixture {
@@ -268,7 +271,7 @@ fn a_client_that_returns_after_another_writer_is_refused() {
 fn an_examined_open_may_return_after_its_path_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let reply_to = ReplyTo { path: PathKey(77), core: CoreIndex(0), permit: PermitId(3) };
-    let mode = OpenMode { examined: true, ..OpenMode::new(AccessMode::ReadOnly, 128) };
+    let mode = OpenMode { examined: Examined::Yes, ..OpenMode::new(AccessMode::ReadOnly, 128) };
     let request = ControlRequest::Open { name: Box::new(Name::new(b"vol").unwrap()), mode };
     fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
     // No internal error occurs.
@@ -284,6 +287,49 @@ impl Examiner for Kept {
     fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool {
         self.0.lock().push((reply_to, *name, mode));
         true
+    }
+}
+
+/// A source whose path leads to another file.
+#[derive(Debug)]
+struct Replaced(MemorySource);
+
+impl BlockSource for Replaced {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn target_name(&self) -> Option<TargetName> {
+        Some(TargetName::Replaced)
+    }
+
+    fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        self.0.open(core)
+    }
+}
+
+#[test]
+fn no_session_starts_on_a_replaced_target_that_could_not_be_reopened_in_time() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let kept = Kept::default();
+    let opens = Arc::clone(&kept.0);
+    fixture.exports.set_examiner(Box::new(kept));
+    let source = Replaced(MemorySource::new(1 << 20, 512));
+    fixture.exports.add(&Arc::new(Export::new("old", Arc::new(source)))).expect("room");
+    let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+    for (examined, errno) in
+        [(Examined::Outdated, errno::EBUSY), (Examined::Yes, 0), (Examined::Outdated, 0)]
+    {
+        peer.send_open(14, "old", AccessMode::ReadWrite);
+        // Once a session has it open, it is not examined.
+        fixture.settle();
+        let examines = opens.lock().pop();
+        if let Some((reply_to, name, mode)) = examines {
+            let mode = OpenMode { examined, ..mode };
+            let request = ControlRequest::Open { name: Box::new(name), mode };
+            fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
+        }
+        assert_eq!(peer.reply(&mut fixture).errno, errno, "{examined:?}");
     }
 }
 
@@ -304,7 +350,7 @@ fn an_open_waits_while_its_export_is_replaced() {
     fixture.exports.add(&export).expect("room");
     fixture.exports.set_replacing(false);
     let (reply_to, name, mode) = opens.lock().pop().expect("the open");
-    let mode = OpenMode { examined: true, ..mode };
+    let mode = OpenMode { examined: Examined::Yes, ..mode };
     let request = ControlRequest::Open { name: Box::new(name), mode };
     fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
     assert_eq!(peer.reply(&mut fixture).errno, 0);
