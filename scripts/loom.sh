@@ -23,5 +23,5 @@ export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom"
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 export CARGO_PROFILE_RELEASE_DEBUG=0
 # Without a filter the unit tests would run too, and use loom's atomics outside a model.
-exec cargo test --release --locked --no-default-features -p rtrs-core -p rtrs-server --lib \
-    -- "${1:-loom_model}"
+exec cargo test --release --locked --no-default-features \
+    -p rtrs-base -p rtrs-core -p rtrs-server --lib -- "${1:-loom_model}"

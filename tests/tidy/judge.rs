@@ -8,7 +8,7 @@
 pub(crate) const LINE_MAX: usize = 100;
 /// Crates of the workspace that have product code.
 const CRATES: &[&str] =
-    &["nbd-bridge", "rds", "rds/preload", "rtrs-client", "rtrs-core", "rtrs-server"];
+    &["nbd-bridge", "rds", "rds/preload", "rtrs-base", "rtrs-client", "rtrs-core", "rtrs-server"];
 
 /// Names that engines must not use, and the reasons.
 const MACHINE_BANS: &[(&str, &str)] = &[
@@ -25,8 +25,10 @@ const MACHINE_BANS: &[(&str, &str)] = &[
     ("RandomState", "differs from run to run"),
     ("crate::rt", "the runtime belongs to the driver"),
     ("super::rt", "the runtime belongs to the driver"),
+    ("rtrs_base::rt", "the runtime belongs to the driver"),
     ("rtrs_core::rt", "the runtime belongs to the driver"),
     ("std::{", "write one path per line, so that this check can read it"),
+    ("rtrs_base::{", "write one path per line, so that this check can read it"),
     ("rtrs_core::{", "write one path per line, so that this check can read it"),
 ];
 

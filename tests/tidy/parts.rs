@@ -17,8 +17,14 @@ const LARGE: &[(&str, &str, &str)] =
     &[("rtrs-server/src/daemon/exports.rs", "Exports", "its commands are not parts yet")];
 
 /// Folders with product code.
-const PRODUCT: &[&str] =
-    &["nbd-bridge/src/", "rds/src/", "rtrs-client/src/", "rtrs-core/src/", "rtrs-server/src/"];
+const PRODUCT: &[&str] = &[
+    "nbd-bridge/src/",
+    "rds/src/",
+    "rtrs-client/src/",
+    "rtrs-core/base/src/",
+    "rtrs-core/src/",
+    "rtrs-server/src/",
+];
 
 /// Folders and files among them that serve tests.
 const TEST_CODE: &[&str] =

@@ -7,8 +7,7 @@ mod ceph;
 pub mod certificates;
 mod client;
 pub mod handshake;
-mod kept;
 
 pub use ceph::Ceph;
 pub use client::{Answer, Data, PathOptions, PlayedClient, io_header, read_message};
-pub use kept::Kept;
+pub use rtrs_base::kept::Kept;

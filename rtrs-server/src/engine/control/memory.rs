@@ -2,13 +2,13 @@
 //!
 //! A new session gets the server's depth if a path of that depth fits into the remaining memory,
 //! otherwise half that depth, and so on; a client that cannot use a smaller depth is refused.
-//! `rtrs-core/src/mem/usage.rs` defines what counts: over TCP the chunks that peers have written,
-//! over RDMA all. The limit therefore applies to new sessions and does not bound the server's
-//! memory: existing sessions may still write to chunks that they have never used. A session may
-//! have as many paths at once as it had before, and their memory stays reserved until the session
-//! ends, regardless of what else is admitted: a failed path can always reconnect. For one more
-//! path, all chunks of the session must fit in addition to what others use: no session uses more
-//! than the limit.
+//! `rtrs-core/base/src/mem/usage.rs` defines what counts: over TCP the chunks that peers have
+//! written, over RDMA all. The limit therefore applies to new sessions and does not bound the
+//! server's memory: existing sessions may still write to chunks that they have never used. A
+//! session may have as many paths at once as it had before, and their memory stays reserved until
+//! the session ends, regardless of what else is admitted: a failed path can always reconnect. For
+//! one more path, all chunks of the session must fit in addition to what others use: no session
+//! uses more than the limit.
 //!
 //! A session keeps its depth as long as either end knows it: its client repeats it to a restarted
 //! server. Owned by the control shard.

@@ -14,7 +14,7 @@ use super::suggest::nearest;
 /// Words that set the level of all modules.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// Modules that may be written without a level, which enables all their messages.
-const CRATES: [&str; 4] = ["nbd_bridge", "rtrs_client", "rtrs_core", "rtrs_server"];
+const CRATES: [&str; 5] = ["nbd_bridge", "rtrs_base", "rtrs_client", "rtrs_core", "rtrs_server"];
 
 /// Filter in which each word is a level, one of our modules, or a directive with `=` or brackets
 /// for the parser of tracing's filter.
@@ -99,6 +99,7 @@ mod tests {
             "off",
             "3",
             "rtrs_server",
+            "rtrs_base",
             "rtrs_core::fabric",
             "warn,rtrs_client::session=debug",
             "info, nbd_bridge=trace",

@@ -248,7 +248,7 @@ impl Region {
     }
 
     /// Returns the address of the byte at `offset`, for the kernel and for RDMA devices.
-    pub(crate) fn address(&self, offset: usize) -> *mut u8 {
+    pub fn address(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "address outside the region");
         // SAFETY: the offset was just checked; one past the end is allowed by `add`.
         unsafe { self.base.as_ptr().add(offset) }
@@ -343,7 +343,7 @@ impl MemSlice {
     }
 
     /// Returns the address of the first byte, for the kernel and for RDMA devices.
-    pub(crate) fn address(&self) -> *mut u8 {
+    pub fn address(&self) -> *mut u8 {
         self.region.address(self.offset)
     }
 }
@@ -473,7 +473,7 @@ impl IoVecs {
 
     /// Returns the message header for the remaining bytes; valid until the box is moved from or
     /// changed.
-    pub(crate) fn header(&mut self) -> *mut libc::msghdr {
+    pub fn header(&mut self) -> *mut libc::msghdr {
         self.header.msg_iov = self.raw[self.first..].as_mut_ptr();
         self.header.msg_iovlen = self.raw.len() - self.first;
         &raw mut self.header

@@ -1,7 +1,7 @@
 //! Safety rules that a test can disable in the real code, one at a time.
 //!
 //! A checker that has never seen a rule broken proves little. So each rule that prevents data loss
-//! has a *mutant*: a condition `rtrs_core::mutated!(Name)` in the line that enforces the rule. It
+//! has a *mutant*: a condition `rtrs_base::mutated!(Name)` in the line that enforces the rule. It
 //! is constantly false and costs nothing unless the feature `mutants` and debug assertions are
 //! enabled. `rtrs-sim --mutants` enables one after the other and shows that the simulator detects
 //! each (docs/explanation/simulator.md). The choice is per thread, so that concurrent tests do not
@@ -240,7 +240,7 @@ mutants! {
     }
 }
 
-/// True while this rule is disabled. Write `rtrs_core::mutated!(Variant)` in the line that enforces
+/// True while this rule is disabled. Write `rtrs_base::mutated!(Variant)` in the line that enforces
 /// it.
 #[macro_export]
 macro_rules! mutated {

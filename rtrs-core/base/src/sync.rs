@@ -13,10 +13,10 @@ pub use std::sync::atomic;
 pub use loom::sync::atomic;
 
 #[cfg(not(loom))]
-pub(crate) use parking_lot::{Mutex, RwLock};
+pub use parking_lot::{Mutex, RwLock};
 
 #[cfg(loom)]
-pub(crate) use locks::{Mutex, RwLock};
+pub use locks::{Mutex, RwLock};
 
 /// Loom's locks with the methods of `parking_lot`. A model that panics ends, so no lock is ever
 /// poisoned.
@@ -25,31 +25,31 @@ mod locks {
     use loom::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
     #[derive(Debug)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
+        pub fn new(value: T) -> Self {
             Self(loom::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().unwrap()
         }
     }
 
     #[derive(Debug)]
-    pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
+    pub struct RwLock<T>(loom::sync::RwLock<T>);
 
     impl<T> RwLock<T> {
-        pub(crate) fn new(value: T) -> Self {
+        pub fn new(value: T) -> Self {
             Self(loom::sync::RwLock::new(value))
         }
 
-        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        pub fn read(&self) -> RwLockReadGuard<'_, T> {
             self.0.read().unwrap()
         }
 
-        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
             self.0.write().unwrap()
         }
     }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::tests::Kept;
+use crate::kept::Kept;
 
 /// Returns the log output of these events.
 fn logged(format: LogFormat, events: impl FnOnce()) -> String {
@@ -38,7 +38,7 @@ fn the_journal_gets_a_priority_and_no_time() {
 #[test]
 fn lost_lines_are_reported_in_the_log_format() {
     let text = "lost 7 log lines: the log was not read";
-    assert_eq!(lost_lines(LogFormat::Journald, 7), format!("<4>rtrs_core::logging: {text}\n"));
+    assert_eq!(lost_lines(LogFormat::Journald, 7), format!("<4>rtrs_base::logging: {text}\n"));
     assert!(lost_lines(LogFormat::Text, 7).ends_with(&format!("{text}\n")));
     let line: serde_json::Value = serde_json::from_str(&lost_lines(LogFormat::Json, 7)).unwrap();
     assert_eq!((&line["message"], &line["level"]), (&json!(text), &json!("WARN")));

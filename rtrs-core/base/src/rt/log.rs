@@ -105,7 +105,7 @@ fn pour(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::Kept;
+    use crate::kept::Kept;
 
     /// Test writer that sends to one channel and needs a permit from the other for each write.
     struct Slow(mpsc::Receiver<()>, mpsc::Sender<String>);
