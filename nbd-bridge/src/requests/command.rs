@@ -1,6 +1,7 @@
 //! Client's request as parsed, and the operation that it needs of the device.
 
 use rtrs_core::block::{IoFlags, IoOp};
+use rtrs_core::extents;
 
 use crate::cut::Cut;
 use crate::proto::wire::MIN_BLOCK_MAX;
@@ -75,6 +76,12 @@ impl Command {
 
     pub(crate) fn first_extent_only(&self) -> bool {
         self.first_extent_only
+    }
+
+    /// Size of the memory for the extents that the device lists. A client that wants one extent
+    /// gets no answer from the others, and searching for them would cost it most of the time.
+    pub(crate) fn extents_len(&self) -> usize {
+        if self.first_extent_only { extents::LEN_MIN } else { extents::LEN_MAX }
     }
 
     /// Whether the read must be answered with one chunk.

@@ -177,7 +177,7 @@ impl NbdRow {
     /// Unless only one is wanted, the last one may go beyond the requested range.
     pub(crate) fn statuses(&self, form: Form, size: u64) -> Option<(MemSlice, u32)> {
         let memory = &self.parts.first()?.slice;
-        let list = memory.slice(0, extents::LEN_MAX)?;
+        let list = memory.slice(0, self.command.extents_len())?;
         let room = memory.slice(extents::LEN_MAX, STATUS_ROOM)?;
         let command = &self.command;
         if self.reply.status() == IoStatus::Unsupported {

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use rtrs_core::block::{BlockDevice, Geometry, Io, IoOp};
-use rtrs_core::extents;
 
 use crate::requests::{NbdRow, Requests};
 
@@ -98,7 +97,7 @@ impl DeviceQueue {
                 }
                 IoOp::Extents => {
                     let len = least(u32::MAX, left);
-                    (len, len, row.parts[0].slice.slice(0, extents::LEN_MAX))
+                    (len, len, row.parts[0].slice.slice(0, row.command.extents_len()))
                 }
             };
             let offset = row.command.cut().whole.start + row.progress.handed();

@@ -4,13 +4,14 @@
 //! shows as wrong data.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
 use rtrs_core::extents::{Extent, ExtentList};
 use rtrs_core::losses::Losses;
+use rtrs_core::mem::MemSlice;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
@@ -44,12 +45,22 @@ pub(crate) struct Switches {
     /// Answer to extents requests in place of the real one: 1 not supported, 2 garbage, 3 a hole up
     /// to the end of the device.
     pub(crate) extents: AtomicU32,
+    /// Bytes for the answer of the last extents request.
+    pub(crate) extents_room: AtomicUsize,
     /// Size in bytes from the next turn on; 0 for no change.
     pub(crate) resize: AtomicU64,
     /// Block size in bytes from the next turn on; 0 for no change.
     pub(crate) reblock: AtomicU32,
     /// Partial writes are refused, whatever the geometry says.
     pub(crate) no_partial: AtomicBool,
+}
+
+impl Switches {
+    /// Records the memory of an extents request. Returns the kind of answer to give.
+    fn asked_extents(&self, room: &MemSlice) -> u32 {
+        self.extents_room.store(room.len(), SeqCst);
+        self.extents.load(SeqCst)
+    }
 }
 
 #[derive(Debug)]
@@ -98,7 +109,7 @@ impl TestDevice {
             (IoOp::Discard, _) => {
                 self.switches.discards.fetch_add(1, SeqCst);
             }
-            (IoOp::Extents, Some(room)) => match self.switches.extents.load(SeqCst) {
+            (IoOp::Extents, Some(room)) => match self.switches.asked_extents(room) {
                 1 => return IoStatus::Unsupported,
                 2 => room.fill(0),
                 3 => {

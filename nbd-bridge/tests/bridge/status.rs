@@ -25,7 +25,9 @@ fn holes_are_reported_from_the_requested_offset() {
     client.write(8192, &[1; 512]);
     let all = vec![(4096, HOLE), (1024, 0), (3072, HOLE), (512, 0), (57_344 - 512, HOLE)];
     assert_eq!(client.status(0, 0, 64 << 10), Ok(all));
+    assert_eq!(fixture.switches.extents_room.load(SeqCst), 4096);
     assert_eq!(client.status(REQ_ONE, 0, 64 << 10), Ok(vec![(4096, HOLE)]));
+    assert_eq!(fixture.switches.extents_room.load(SeqCst), 16, "only one is searched for");
     assert_eq!(client.status(0, 4096, 512), Ok(vec![(512, 0)]));
     // Partial blocks: the last extent goes to the end of its block.
     assert_eq!(client.status(0, 4000, 200), Ok(vec![(96, HOLE), (512, 0)]));
