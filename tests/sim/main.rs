@@ -3,8 +3,8 @@
 
 use rtrs_core::mutant::{Mutant, choose};
 use rtrs_tests::sim::{
-    GatewayPlant, Options, Plant, hunt, kept_seeds, run, run_gateways, run_held, run_idle,
-    run_proofs, run_shares, run_with,
+    GatewayPlant, Memory, Options, Plant, hunt, kept_seeds, run, run_away, run_gateways, run_held,
+    run_idle, run_proofs, run_shares, run_with,
 };
 
 /// Number of seeds in which a planted bug has to be caught.
@@ -35,6 +35,24 @@ fn a_newer_write_overrides_a_held_one() {
     }
     assert!(replays >= 400, "a copy met its original in only {replays} of 1000 variations");
     assert!(failed >= 200, "a write met a failed one in only {failed} of 1000 variations");
+}
+
+/// The host of a client sleeps with writes in flight; another client writes meanwhile, and leaves.
+#[test]
+fn a_client_that_returns_after_another_writer_is_refused() {
+    let mut late = 0;
+    for seed in 0..200 {
+        let outcome = run_away(seed, Memory::Kept, None);
+        assert_eq!(outcome.failure, None, "seed {seed}");
+        if seed < 10 {
+            assert_eq!(run_away(seed, Memory::Kept, None), outcome, "seed {seed} repeats itself");
+        }
+        late += u64::from(outcome.stats.io_errors > 0);
+    }
+    assert!(late >= 100, "a client returned with requests in only {late} of 200 variations");
+    let forgetful = (0..20).filter_map(|seed| run_away(seed, Memory::Lost, None).failure);
+    let checkers: Vec<_> = forgetful.map(|failure| failure.checker).collect();
+    assert!(checkers.contains(&"blocks"), "old requests of a client change nothing: {checkers:?}");
 }
 
 /// Nothing but slow idle heartbeats happens for minutes, until an event.

@@ -8,12 +8,14 @@
 //! `port.rs` the fabric as the engines see it, with its faults · `disk.rs` the backend ·
 //! `epochs.rs` the server's state directory · `workload.rs` users of the device · `buffers.rs`
 //! their memory · `nbd.rs` the front end between · `oracle.rs` legal results of reads · `faults.rs`
-//! plan of faults · `held.rs` a write held by its disk · `idle.rs` events after idle minutes ·
+//! plan of faults · `held.rs` a write held by its disk · `away.rs` a client that returns after
+//! another writer · `idle.rs` events after idle minutes ·
 //! `shares.rs` shares of equal paths after a stall · `proofs.rs` clients that prove their identity,
 //! and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs` one run
 //! from attach to detach · `log.rs` event log · `plant.rs` planted bugs · `mutants.rs` engines with
 //! a rule removed.
 
+mod away;
 mod buffers;
 mod cluster;
 mod crowd;
@@ -37,6 +39,7 @@ mod run;
 mod shares;
 mod workload;
 
+pub use away::{Memory, run_away};
 pub use fixed::run_fixed;
 pub use gateways::{Counts, GatewayPlant, run_gateways};
 pub use held::run_held;

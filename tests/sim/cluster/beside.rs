@@ -1,5 +1,6 @@
 //! Sessions alongside the one under load: a session that is being detached while the next client is
-//! already running under another name, and a session whose requests to write are refused.
+//! already running under another name, a session whose requests to write are refused, and one whose
+//! host sleeps while the next client is running.
 
 use std::sync::Arc;
 
@@ -49,13 +50,17 @@ pub(super) struct Beside {
     leaving: Vec<Vec<IdleCore>>,
     /// Session that asks to write while another session does.
     rival: Vec<IdleCore>,
+    /// Session whose host sleeps.
+    asleep: Vec<IdleCore>,
+    /// Session whose host has woken up.
+    returned: Vec<IdleCore>,
     /// Whether there were any: registered memory then belongs to more than one client.
     pub(super) any: bool,
 }
 
 impl Beside {
     fn all(&self) -> impl Iterator<Item = &IdleCore> {
-        self.leaving.iter().flatten().chain(&self.rival)
+        self.leaving.iter().flatten().chain(&self.rival).chain(&self.returned)
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -74,10 +79,8 @@ impl Beside {
 }
 
 impl Cluster {
-    /// Detaches the client with all its IO in flight. The next user of the device is another
-    /// session.
-    pub(super) fn leave_client(&mut self) {
-        let now = self.now();
+    /// Takes the client from its workloads, with all its IO in flight.
+    fn take_client(&mut self, now: Instant) -> Vec<IdleCore> {
         let mut cores = Vec::new();
         for mut host in std::mem::take(&mut self.client) {
             host.work.abandon(now, &mut self.oracle, true);
@@ -87,13 +90,53 @@ impl Cluster {
         }
         self.retry_at = None;
         self.oracle.client_gone(false);
+        self.beside.any = true;
+        cores
+    }
+
+    /// Stops the client's host with all IO in flight. The next user of the device is another
+    /// session.
+    pub(in super::super) fn put_to_sleep(&mut self) {
+        self.beside.asleep = self.take_client(self.now());
+    }
+
+    /// Continues the host that sleeps. Returns the number of its IOs in flight.
+    pub(in super::super) fn wake_up(&mut self) -> usize {
+        self.beside.returned = std::mem::take(&mut self.beside.asleep);
+        self.wake_all();
+        self.returned_inflight()
+    }
+
+    /// Returns the number of unfinished IOs of the client that has returned.
+    pub(in super::super) fn returned_inflight(&self) -> usize {
+        self.beside.returned.iter().map(|core| core.core.inflight()).sum()
+    }
+
+    /// Whether the session of the client that has returned has failed.
+    pub(in super::super) fn is_returned_refused(&self) -> bool {
+        self.beside.returned.first().is_some_and(|home| home.core.failure().is_some())
+    }
+
+    /// Detaches the client that has returned.
+    pub(in super::super) fn end_returned(&mut self) {
+        let now = self.now();
+        let mut cores = std::mem::take(&mut self.beside.returned);
+        let Some(home) = cores.first_mut() else { return };
+        home.core.detach(now, &mut home.fabrics);
+        self.beside.leaving.push(cores);
+    }
+
+    /// Detaches the client with all its IO in flight. The next user of the device is another
+    /// session.
+    pub(super) fn leave_client(&mut self) {
+        let now = self.now();
+        let mut cores = self.take_client(now);
         if let (Some(second), Some(home)) = (&mut self.second, cores.first()) {
             second.client_gone(now, false, &home.core);
         }
         let Some(home) = cores.first_mut() else { return };
         home.core.detach(now, &mut home.fabrics);
         self.beside.leaving.push(cores);
-        self.beside.any = true;
     }
 
     /// Starts a session with its own name that repeatedly asks to write.
@@ -120,11 +163,12 @@ impl Cluster {
             guest.pace.due = guest.turn(now)?;
             any |= guest.pace.due;
         }
-        if self.beside.leaving.is_empty() && self.beside.rival.is_empty() {
+        let Beside { leaving, rival, returned, .. } = &mut self.beside;
+        if leaving.is_empty() && rival.is_empty() && returned.is_empty() {
             return Ok(any);
         }
         let message_max = self.options.message_max;
-        for cores in self.beside.leaving.iter_mut().chain([&mut self.beside.rival]) {
+        for cores in leaving.iter_mut().chain([rival, returned]) {
             for at in 0..cores.len() {
                 let (messages, busy) = cores[at].turn(now);
                 any |= busy;
