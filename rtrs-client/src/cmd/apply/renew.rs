@@ -124,3 +124,89 @@ fn check(group: &Group<'_>, session: &Session) -> Result<Status, Error> {
     }
     Ok(status)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rtrs_core::local::{ControlSocket, RunDir, reply};
+    use rtrs_core::settings::Output;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cmd::global::GlobalArgs;
+    use crate::cmd::session::Within;
+    use crate::cmd::tests::status;
+    use crate::control_protocol::Request;
+    use crate::plan::AttachPlan;
+    use crate::settings::Settings;
+    use crate::volumes::difference::{Difference, Task, Wanted};
+
+    /// Returns the result for volumes of a session. The first can be detached, with IO cut off.
+    fn renewed(test: &str, last: fn(&Request) -> Result<serde_json::Value, String>) -> Renewal {
+        let place = format!("rtrs-renew-{test}-{}", std::process::id());
+        let place = std::env::temp_dir().join(place);
+        let dir = RunDir::new(Some(place.clone())).unwrap();
+        dir.make().unwrap();
+        let names = ["a", "b", "c"].map(str::to_owned);
+        let mut sockets = Vec::new();
+        let mut items = Vec::new();
+        for name in &names {
+            let volumes = names.to_vec();
+            let found = Status { name: name.clone(), session: "s".into(), volumes, ..status() };
+            let is_first = name == "a";
+            let serve = move |request: Request, stream| match request {
+                Request::Detach { .. } if is_first => {
+                    reply(&stream, Ok(json!({ "detached": true, "abandoned": 2 })));
+                }
+                Request::Status if is_first => reply(&stream, Ok(&found)),
+                request => match last(&request) {
+                    Ok(_) if request == Request::Status => reply(&stream, Ok(&found)),
+                    answer => reply(&stream, answer),
+                },
+            };
+            let socket = ControlSocket::bind(&dir.control_socket(name)).unwrap();
+            socket.serve(serve).unwrap();
+            sockets.push(socket);
+            let text = format!("path: tcp://127.0.0.1\nsocket: /s/{name}\nsession-name: s\n");
+            let configured = Settings::from_yaml(&text, "s.yaml").unwrap();
+            let plan = AttachPlan::new(name, configured.clone(), Output::Text).unwrap();
+            let (setting, online) = ("crc".to_owned(), false);
+            let (running, value) = (json!("on"), json!("off"));
+            let differs = Difference { setting, running, wanted: value, online };
+            let differences = vec![differs];
+            let task = Task { action: Action::NeedsReattach, differences, reason: None };
+            let wanted = Some(Wanted { configured, plan, first: None });
+            items.push(Item { name: name.clone(), wanted, task, error: None });
+        }
+        let retry_for = Within::new(Duration::ZERO);
+        let may = Allowed { reattach: true, force: false, within_ms: 0, retry_for };
+        let global = GlobalArgs { output: Output::Text, run_dir: Some(place.clone()) };
+        let retry_until = Instant::now();
+        let group = Group { items: &items, may, retry_until, global: &global };
+        let renewal = renew(&group);
+        drop(sockets);
+        std::fs::remove_dir_all(place).unwrap();
+        renewal
+    }
+
+    #[test]
+    fn each_volume_that_does_not_answer_is_an_obstacle() {
+        let Renewal::Refused { why, cut_off } = renewed("silent", |_| Err("busy".into())) else {
+            panic!("not refused");
+        };
+        assert_eq!((&*why, cut_off.len()), ("b: busy; c: busy", 0));
+    }
+
+    #[test]
+    fn io_that_was_cut_off_before_a_refusal_is_reported() {
+        let renewal = renewed("refused", |request| match request {
+            Request::Detach { .. } => Err("it is in use".into()),
+            _ => Ok(json!(null)),
+        });
+        let Renewal::Refused { why, cut_off } = renewal else { panic!("not refused") };
+        assert_eq!(why, "it is in use");
+        let names: Vec<&str> = cut_off.keys().map(String::as_str).collect();
+        assert_eq!(names, ["a"]);
+    }
+}
