@@ -14,12 +14,15 @@ const PORT_MEMORY: usize = 1500;
 const PEER_MEMORY: usize = 2500;
 const MEMORY: usize = 4000;
 
+/// A message without its times, which depend on the split: sender, port and payload.
+type Content = (IpAddr, u16, Vec<u8>);
+
 /// A node with two sockets, one of which is read at once, and an established connection.
 struct Target {
     node: Node,
     link: LinkId,
     now: Instant,
-    received: Vec<Received>,
+    received: Vec<Content>,
     sent: Vec<u8>,
 }
 
@@ -45,7 +48,9 @@ impl Target {
             if let crate::proto::Event::Readable(id) = event
                 && id.port == 4000
             {
-                self.received.extend(std::iter::from_fn(|| self.node.receive(id)));
+                let received = std::iter::from_fn(|| self.node.receive(id));
+                let content = |Received { from, port, payload, .. }| (from, port, payload);
+                self.received.extend(received.map(content));
             }
         }
         let (received, sent) = self.node.memory();
@@ -79,7 +84,7 @@ impl Target {
 
     /// Feeds all input in pieces. Returns the messages that users received, and whether the
     /// connection survives.
-    fn run(mut self, input: &[u8], piece: usize) -> (Vec<Received>, bool) {
+    fn run(mut self, input: &[u8], piece: usize) -> (Vec<Content>, bool) {
         let lasts = input.chunks(piece.max(1)).all(|bytes| self.feed(bytes));
         let mut decoder = Decoder::default();
         let mut sent = self.sent.as_slice();
