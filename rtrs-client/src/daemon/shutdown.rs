@@ -17,6 +17,8 @@ struct Progress {
     deadline: Instant,
     /// Number of shards whose front ends still run.
     running: usize,
+    /// The paths are ending.
+    ends_paths: bool,
 }
 
 /// Progress of the shutdown, if there is one.
@@ -27,12 +29,11 @@ impl Shutdown {
     /// Starts the shutdown of a session with this number of shards, or shortens one in progress.
     /// Returns whether the deadline is new to the shards.
     pub(crate) fn begin(&mut self, deadline: Instant, shards: usize) -> bool {
-        let running = match self.0 {
+        self.0 = match self.0 {
             Some(before) if before.deadline <= deadline => return false,
-            Some(before) => before.running,
-            None => shards,
+            Some(before) => Some(Progress { deadline, ..before }),
+            None => Some(Progress { deadline, running: shards, ends_paths: false }),
         };
-        self.0 = Some(Progress { deadline, running });
         true
     }
 
@@ -45,16 +46,16 @@ impl Shutdown {
 
     /// Whether the paths have to end. Their end fails requests in flight on every shard, so each
     /// shard counts its own first.
-    pub(crate) fn ends_paths(&self, now: Instant) -> bool {
-        self.0.is_some_and(|Progress { deadline, running }| {
-            running == 0 || now >= deadline + COUNT_PATIENCE
-        })
+    pub(crate) fn ends_paths(&mut self, now: Instant) -> bool {
+        let Some(progress) = &mut self.0 else { return false };
+        progress.ends_paths |= progress.running == 0 || now >= progress.deadline + COUNT_PATIENCE;
+        progress.ends_paths
     }
 
     /// Finishes the shutdown if the paths have ended, or take too long. Returns whether front ends
     /// still run then; None if the shutdown is not over.
     pub(crate) fn finish(&mut self, now: Instant, paths_ended: bool) -> Option<bool> {
-        let Progress { deadline, running } = self.0?;
+        let Progress { deadline, running, .. } = self.0?;
         if !(paths_ended && running == 0) && now < deadline + END_PATIENCE {
             return None;
         }
@@ -64,8 +65,8 @@ impl Shutdown {
 
     /// Time of the next step even if nothing happens.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let Progress { deadline, running } = self.0?;
-        Some(deadline + if running == 0 { END_PATIENCE } else { COUNT_PATIENCE })
+        let Progress { deadline, ends_paths, .. } = self.0?;
+        Some(deadline + if ends_paths { END_PATIENCE } else { COUNT_PATIENCE })
     }
 }
 
@@ -87,6 +88,15 @@ mod tests {
         assert!(!shutdown.ends_paths(at(10)), "one of two shards still runs");
         shutdown.shard_stopped();
         assert!(shutdown.ends_paths(at(0)));
+    }
+
+    #[test]
+    fn a_shard_that_is_stuck_leaves_no_deadline_in_the_past() {
+        let (mut shutdown, start) = (Shutdown::default(), Instant::ZERO);
+        assert!(shutdown.begin(start, 2));
+        assert!(shutdown.ends_paths(start + COUNT_PATIENCE));
+        assert_eq!(shutdown.deadline(), Some(start + END_PATIENCE));
+        assert_eq!(shutdown.finish(start + END_PATIENCE, false), Some(true));
     }
 
     #[test]
