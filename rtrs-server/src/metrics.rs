@@ -14,7 +14,7 @@ rtrs_core::metrics! {
     EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]
         "1 while the path of an export leads elsewhere than to the exported file or device.";
     EXPORT_FAILED = Gauge "rtrs_server_export_failed" ["export"]
-        "1 while an export of the configuration cannot be opened; the server tries again.";
+        "1 while an export of the configuration cannot be opened; `export list` has the reason.";
     SESSIONS = Gauge "rtrs_server_sessions" ["state"]
         "Sessions by state.";
     PATHS = Gauge "rtrs_server_paths" ["transport"]

@@ -67,8 +67,9 @@ rtrs_core::settings! {
         ///
         /// With refuse, the server does not start. With wait, it serves the other exports: `export
         /// list` shows the rest as failed, with the reason, and the server tries again after 1 s,
-        /// and then at intervals that double up to 30 s. It still does not start if it would
-        /// serve nothing. --strict is refuse. `--check` refuses each export that cannot be opened.
+        /// and then at intervals that double up to 30 s. A file that another program has locked
+        /// is tried again by `reload` only. The server still does not start if it would serve
+        /// nothing. --strict is refuse. `--check` refuses each export that cannot be opened.
         on_missing: OnMissing = "wait",
         /// Directory in which clients may open any file or block device, or off
         ///
@@ -247,7 +248,7 @@ rtrs_core::settings! {
         run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
         /// Directory of state kept over restarts
         ///
-        /// It holds a small file for each writable export. $STATE_DIRECTORY has priority. The
+        /// It holds small files for each writable export. $STATE_DIRECTORY has priority. The
         /// default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If the server
         /// cannot write there it logs a warning; clients then treat each server start as a loss of
         /// data that they had not flushed.

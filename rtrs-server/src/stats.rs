@@ -479,7 +479,7 @@ choices! {
         Standby = "standby",
         /// Removed, but requests of sessions still run.
         Removing = "removing",
-        /// Cannot be opened; the server tries again.
+        /// Cannot be opened.
         Failed = "failed",
     }
 }

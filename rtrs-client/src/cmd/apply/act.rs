@@ -192,9 +192,9 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
     ended.verdict(&session.name)
 }
 
-/// Whether a volume that shares its running session cannot be reattached alone: it neither returns
-/// with other settings of its own, nor leaves a session that does not write the volume's log, or
-/// because all volumes need another session.
+/// Whether a volume that shares its running session cannot be reattached alone. It can if it leaves
+/// a session that writes another log, or returns with settings that a volume has of its own; unless
+/// all volumes need another session.
 pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status, all_ended: bool) -> bool {
     if status.session != wanted.plan.session.session_name {
         return status.log == status.name;

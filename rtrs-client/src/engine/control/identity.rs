@@ -24,8 +24,9 @@ use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, ServerId, Server
 use crate::engine::device_table::OpenDevice;
 
 /// Remedy for a path that leads to another server or export.
-const HINT: &str = "check the path's address; if the volume was moved, attach again with \
-                    --accept-new-identity, or correct identity in the file of apply";
+const HINT: &str = "check the path's address; if the volume was moved, detach it (rtrs-client \
+                    detach NAME) and attach it again, with the new identity in the file of apply \
+                    if it has one there";
 
 /// Difference between the server or export of a path and the pinned one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
