@@ -125,6 +125,12 @@ rtrs_core::settings! {
         /// oldest is evicted for a new one. Without any, sending to further peers fails with
         /// ENOMEM.
         peers_max: Int<u32, 1, 65535> = "1024",
+        /// Connections to each peer
+        ///
+        /// The messages of a socket use one of them, so a broken connection delays only some
+        /// sockets. The smaller number of the two nodes applies. Peers of other kinds, and kernels,
+        /// get one connection.
+        paths: Int<u32, 1, 8> = "1",
         /// Longest wait before the second attempt to connect to a peer
         ///
         /// The first attempt is at once. Waits are random, and their bound doubles with each
@@ -174,6 +180,7 @@ impl Settings {
             memory: bytes(self.memory_max),
             sockets_max: self.sockets_max.get() as usize,
             peers_max: self.peers_max.get() as usize,
+            paths: self.paths.get() as usize,
             reconnect_min: self.reconnect_min.get(),
             reconnect_max: self.reconnect_max.get(),
             connect_timeout: self.connect_timeout.get(),

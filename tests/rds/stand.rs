@@ -15,6 +15,7 @@ pub(crate) struct Stand {
     dir: Scratch,
     port: u16,
     daemons: Vec<Option<Proc>>,
+    arguments: Vec<String>,
 }
 
 pub(crate) fn address(node: u8) -> IpAddr {
@@ -24,8 +25,14 @@ pub(crate) fn address(node: u8) -> IpAddr {
 impl Stand {
     /// Starts this many daemons.
     pub(crate) fn new(count: u8) -> Self {
+        Self::with(count, &[])
+    }
+
+    /// Starts this many daemons with further arguments.
+    pub(crate) fn with(count: u8, arguments: &[&str]) -> Self {
         let (dir, port) = (Scratch::new(), free_port());
-        let mut stand = Self { dir, port, daemons: Vec::new() };
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let mut stand = Self { dir, port, daemons: Vec::new(), arguments };
         for node in 1..=count {
             stand.daemons.push(None);
             stand.start(node);
@@ -40,6 +47,7 @@ impl Stand {
         command.args(["node", "--address", &address, "--socket-dir"]).arg(self.dir.dir());
         let port = self.port.to_string();
         command.args(["--listen-port", &port, "--peer-port", &port, "--log", "debug"]);
+        command.args(&self.arguments);
         let mut daemon = Proc::start(command);
         daemon.wait_lines("is ready at ", 1, LIMIT);
         self.daemons[usize::from(node) - 1] = Some(daemon);

@@ -83,7 +83,7 @@ enum NodeCommand {
     ///
     /// With `-o json` prints the same as `rds node list`.
     Stats(AskArgs),
-    /// End the connection of a node to a peer, as a fault would; it is made again
+    /// End the connections of a node to a peer, as a fault would; they are made again
     ///
     /// No message is lost.
     Reset(ResetArgs),
@@ -286,17 +286,19 @@ fn raise_limits(settings: &Settings, nodes: u64) {
     if limit < need {
         tracing::warn!(
             "the limit of open files is {limit}, but the settings allow for {need}; raise the hard \
-             limit (LimitNOFILE= in a systemd unit), or lower sockets-max or peers-max"
+             limit (LimitNOFILE= in a systemd unit), or lower sockets-max, peers-max or paths"
         );
     }
 }
 
-/// Returns the open files of `nodes` nodes: a connection for each socket and peer, further ones
-/// that are new or replace former ones, rings, listeners and boards; plus those of the process.
+/// Returns the open files of `nodes` nodes: a connection for each socket, those of each peer,
+/// further ones that are new or replace former ones, rings, listeners and boards; plus those of the
+/// process.
 fn open_files(settings: &Settings, nodes: u64) -> u64 {
     let sockets = u64::from(settings.sockets_max.get());
     let peers = u64::from(settings.peers_max.get());
-    PROCESS_FILES + nodes * (NODE_FILES + sockets + 2 * peers)
+    let paths = u64::from(settings.paths.get());
+    PROCESS_FILES + nodes * (NODE_FILES + sockets + (paths + 1) * peers)
 }
 
 /// Removes the control sockets of daemons that were killed.
@@ -491,6 +493,12 @@ fn info_text(node: &NodeReport) -> String {
             peer.next_tx,
             peer.next_rx
         );
+        for path in peer.paths.iter().filter(|_| peer.paths.len() > 1) {
+            text += &format!(
+                "    path {}: {}, {} bytes queued, next sequence {} to it, {} from it\n",
+                path.path, path.state, path.queued_bytes, path.next_tx, path.next_rx
+            );
+        }
         if let Some(seconds) = peer.stuck_seconds {
             text += &format!("    nothing acknowledged for {seconds} s\n");
         }

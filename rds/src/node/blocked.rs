@@ -1,12 +1,12 @@
 //! Reasons why messages wait, and since when: congested ports, and peers that acknowledge nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use rtrs_core::log_limit::LogLimit;
 use rtrs_core::time::{Duration, Instant};
 
-use crate::proto::{Node, TcpInfo};
+use crate::proto::{ConnectionInfo, Node, TcpInfo};
 use crate::wire::CongestionMap;
 
 /// Interval of the checks whether messages make progress, while there are any.
@@ -22,13 +22,22 @@ struct Acked {
     bytes: u64,
 }
 
-/// Messages to a peer of which none is acknowledged.
+/// Messages on a path of which none is acknowledged.
 #[derive(Clone, Copy, Debug)]
 struct Stuck {
     since: Instant,
     /// State at the last check; `None` if no connection was up.
     acked: Option<Acked>,
-    is_logged: bool,
+}
+
+/// Paths of a peer that have been stuck for long.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    since: Instant,
+    /// Cost of the messages on these paths.
+    queued: usize,
+    /// The connections of all these paths are up.
+    is_up: bool,
 }
 
 /// A congested port.
@@ -42,7 +51,10 @@ struct Congested {
 #[derive(Debug, Default)]
 pub(super) struct Blocked {
     ports: BTreeMap<(IpAddr, u16), Congested>,
-    peers: BTreeMap<IpAddr, Stuck>,
+    /// Paths with messages, by peer and number.
+    paths: BTreeMap<(IpAddr, usize), Stuck>,
+    /// Stuck peers that the log has reported.
+    logged: BTreeSet<IpAddr>,
     check_at: Option<Instant>,
     log: LogLimit,
 }
@@ -72,17 +84,19 @@ impl Blocked {
         self.ports.get(&(peer, port)).map(|congested| now.since(congested.since))
     }
 
-    /// Returns the time since which a peer has acknowledged nothing, while messages wait for it.
+    /// Returns the time for which a peer has acknowledged nothing, while messages wait for it: the
+    /// longest over its paths.
     pub(super) fn stuck(&self, now: Instant, peer: IpAddr) -> Option<Duration> {
         // With progress at each check, the time is at most one interval.
-        let span = now.since(self.peers.get(&peer)?.since);
+        let paths = self.paths.range((peer, 0)..=(peer, usize::MAX));
+        let span = now.since(paths.map(|(_, stuck)| stuck.since).min()?);
         Some(span).filter(|span| *span >= 2 * CHECK)
     }
 
     /// Checks from time to time whether messages make progress. Nothing is checked while there are
     /// none, and no congestion.
     pub(super) fn turn(&mut self, now: Instant, node: &Node) {
-        let is_any = node.memory().1 > 0 || !self.ports.is_empty() || !self.peers.is_empty();
+        let is_any = node.memory().1 > 0 || !self.ports.is_empty() || !self.paths.is_empty();
         match self.check_at {
             None if is_any => self.check_at = Some(now + CHECK),
             Some(at) if at <= now => {
@@ -99,32 +113,53 @@ impl Blocked {
     }
 
     fn check(&mut self, now: Instant, node: &Node) {
-        let acked = |tcp: TcpInfo| Acked { port: tcp.own_port, bytes: tcp.acked };
-        let links = node.peers().tcp_sockets().map(|tcp| (tcp.peer, acked(tcp)));
-        let links: BTreeMap<IpAddr, Acked> = links.collect();
-        let former = std::mem::take(&mut self.peers);
-        for info in node.peers().connections().filter(|info| info.queued > 0) {
-            let acked = links.get(&info.peer).copied();
-            let known = former.get(&info.peer).filter(|stuck| !has_progress(stuck.acked, acked));
-            let new = Stuck { since: now, acked, is_logged: false };
-            let mut stuck = known.map_or(new, |stuck| Stuck { acked, ..*stuck });
-            if is_reported(now, stuck.since, &mut stuck.is_logged)
-                && let Some(left_out) = self.log.admit(now)
-            {
-                let (seconds, peer) = (now.since(stuck.since).as_secs(), info.peer);
-                tracing::warn!(
-                    %peer, seconds, queued = info.queued, up = info.is_up, left_out,
-                    "peer acknowledges no messages"
-                );
-            }
-            self.peers.insert(info.peer, stuck);
-        }
+        self.check_paths(now, node.peers().connections(), node.peers().tcp_sockets());
         for ((address, port), congested) in &mut self.ports {
             if is_reported(now, congested.since, &mut congested.is_logged)
                 && let Some(left_out) = self.log.admit(now)
             {
                 let seconds = now.since(congested.since).as_secs();
                 tracing::warn!(%address, port, seconds, left_out, "port stays congested");
+            }
+        }
+    }
+
+    /// Checks the progress of each path. The log has one line for a peer, not for each path.
+    fn check_paths(
+        &mut self,
+        now: Instant,
+        connections: impl Iterator<Item = ConnectionInfo>,
+        sockets: impl Iterator<Item = TcpInfo>,
+    ) {
+        let acked = |tcp: &TcpInfo| Acked { port: tcp.own_port, bytes: tcp.acked };
+        let links: BTreeMap<(IpAddr, usize), Acked> =
+            sockets.map(|tcp| ((tcp.peer, tcp.path), acked(&tcp))).collect();
+        let former = std::mem::take(&mut self.paths);
+        let mut all: BTreeMap<IpAddr, Late> = BTreeMap::new();
+        for info in connections.filter(|info| info.queued > 0) {
+            let key = (info.peer, info.path);
+            let acked = links.get(&key).copied();
+            let known = former.get(&key).filter(|stuck| !has_progress(stuck.acked, acked));
+            let since = known.map_or(now, |stuck| stuck.since);
+            self.paths.insert(key, Stuck { since, acked });
+            if now.since(since) >= REPORT_AFTER {
+                let new = Late { since, queued: 0, is_up: true };
+                let late = all.entry(info.peer).or_insert(new);
+                late.since = late.since.min(since);
+                late.queued += info.queued;
+                late.is_up &= info.is_up;
+            }
+        }
+        self.logged.retain(|peer| all.contains_key(peer));
+        for (peer, late) in all {
+            if self.logged.insert(peer)
+                && let Some(left_out) = self.log.admit(now)
+            {
+                let seconds = now.since(late.since).as_secs();
+                tracing::warn!(
+                    %peer, seconds, queued = late.queued, up = late.is_up, left_out,
+                    "peer acknowledges no messages"
+                );
             }
         }
     }
@@ -189,6 +224,64 @@ mod tests {
         assert_eq!(blocked.stuck(at(15), PEER.into()), None);
         blocked.turn(at(16), &node);
         assert_eq!(blocked.deadline(), None);
+    }
+
+    /// Checks a peer with messages on two paths; `acked` bytes of each are acknowledged.
+    fn check_two_paths(blocked: &mut Blocked, second: u64, acked: [u64; 2]) {
+        let peer = PEER.into();
+        let info = |path| ConnectionInfo {
+            peer,
+            path,
+            next_tx: 1,
+            next_rx: 1,
+            is_connecting: false,
+            is_up: true,
+            is_sending: true,
+            queued: 200,
+            held: 0,
+        };
+        let tcp = |path: usize| TcpInfo {
+            peer,
+            path,
+            own_port: 4000,
+            peer_port: 5000,
+            header_left: 0,
+            payload_left: 0,
+            written: 1000,
+            complete: 1000,
+            acked: acked[path],
+        };
+        let now = at(second);
+        blocked.check_paths(now, (0..2).map(info), (0..2).map(tcp));
+    }
+
+    #[test]
+    fn the_longest_time_of_all_paths_is_that_of_the_peer() {
+        for stuck in 0..2 {
+            let mut blocked = Blocked::default();
+            let mut acked = [10; 2];
+            for second in 1..=20 {
+                acked[1 - stuck] += 1;
+                check_two_paths(&mut blocked, second, acked);
+            }
+            assert_eq!(blocked.stuck(at(20), PEER.into()), Some(Duration::from_secs(19)));
+            assert_eq!(blocked.logged.len(), 1);
+            // Neither path is stuck any more.
+            check_two_paths(&mut blocked, 21, acked.map(|bytes| bytes + 1));
+            assert_eq!(blocked.stuck(at(21), PEER.into()), None);
+            assert!(blocked.logged.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_log_has_one_line_for_a_peer_that_is_stuck_on_all_paths() {
+        let mut blocked = Blocked::default();
+        let lines = (1..=20).filter(|second| {
+            let before = blocked.logged.len();
+            check_two_paths(&mut blocked, *second, [10; 2]);
+            blocked.logged.len() > before
+        });
+        assert_eq!(lines.collect::<Vec<_>>(), [11]);
     }
 
     #[test]

@@ -19,5 +19,5 @@ mod unbound;
 
 pub use driver::{App, Command, NoApp, NodeShard};
 pub use listen::UserSocket;
-pub use report::{ClientReport, CongestedPort, NodeReport, PeerReport};
+pub use report::{ClientReport, CongestedPort, NodeReport, PathReport, PeerReport};
 pub use start::{NodeHandle, NodeOptions, OwnNode, StartError, run_with};

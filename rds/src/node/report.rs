@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blocked::Blocked;
 use super::client::Credentials;
-use crate::proto::Node;
+use crate::proto::{ConnectionInfo, Node};
 use crate::wire::CongestionMap;
 
 /// A user's socket.
@@ -37,11 +37,11 @@ pub struct CongestedPort {
     pub seconds: u64,
 }
 
-/// State of a peer.
+/// State of a path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PeerReport {
-    /// Address of the peer.
-    pub address: IpAddr,
+pub struct PathReport {
+    /// Number of the path, from 0 on.
+    pub path: usize,
     /// `up`, `connecting` or `down`.
     pub state: String,
     /// Sequence number of the next message to the peer.
@@ -50,12 +50,84 @@ pub struct PeerReport {
     pub next_rx: u64,
     /// Bytes that wait to be sent to the peer or to be acknowledged by it.
     pub queued_bytes: usize,
+}
+
+/// State of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerReport {
+    /// Address of the peer.
+    pub address: IpAddr,
+    /// `up`, `connecting` or `down`, of path 0.
+    pub state: String,
+    /// Sequence number of the next message to the peer on path 0.
+    pub next_tx: u64,
+    /// Sequence number expected next from the peer on path 0.
+    pub next_rx: u64,
+    /// Bytes that wait to be sent to the peer or to be acknowledged by it.
+    pub queued_bytes: usize,
     /// Bytes that the peer has sent and that have not been read.
     pub unread_bytes: usize,
-    /// Seconds since when the peer has acknowledged nothing, while messages wait for it.
+    /// Seconds since when the peer has acknowledged nothing on a path, while messages wait for it:
+    /// the longest of all paths.
     pub stuck_seconds: Option<u64>,
     /// Congested ports of the peer.
     pub congested_ports: Vec<CongestedPort>,
+    /// Paths to the peer, which each have a connection.
+    pub paths: Vec<PathReport>,
+}
+
+impl PeerReport {
+    /// Returns the state of all peers of a node.
+    fn all(now: Instant, node: &Node, blocked: &Blocked) -> Vec<Self> {
+        let mut peers: Vec<Self> = Vec::new();
+        for info in node.peers().connections() {
+            let path = PathReport::new(&info);
+            if let Some(peer) = peers.last_mut().filter(|peer| peer.address == info.peer) {
+                peer.queued_bytes += info.queued;
+                peer.unread_bytes += info.held;
+                peer.paths.push(path);
+                continue;
+            }
+            let ports = node.congestion(info.peer).into_iter().flat_map(CongestionMap::ports);
+            let congested = |port| {
+                let seconds = blocked.congested(now, info.peer, port).map_or(0, seconds);
+                CongestedPort { port, seconds }
+            };
+            peers.push(Self {
+                address: info.peer,
+                state: path.state.clone(),
+                next_tx: info.next_tx,
+                next_rx: info.next_rx,
+                queued_bytes: info.queued,
+                unread_bytes: info.held,
+                stuck_seconds: blocked.stuck(now, info.peer).map(seconds),
+                congested_ports: ports.map(congested).collect(),
+                paths: vec![path],
+            });
+        }
+        peers
+    }
+}
+
+fn seconds(span: Duration) -> u64 {
+    span.as_secs()
+}
+
+impl PathReport {
+    fn new(info: &ConnectionInfo) -> Self {
+        let state = match (info.is_up, info.is_connecting) {
+            (true, _) => "up",
+            (_, true) => "connecting",
+            _ => "down",
+        };
+        Self {
+            path: info.path,
+            state: state.into(),
+            next_tx: info.next_tx,
+            next_rx: info.next_rx,
+            queued_bytes: info.queued,
+        }
+    }
 }
 
 /// State of a node.
@@ -87,7 +159,6 @@ impl NodeReport {
     ) -> Self {
         let (unread_bytes, unacked_bytes) = node.memory();
         let address = node.config().address;
-        let seconds = |span: Duration| span.as_secs();
         let sockets = node.ports().sockets().filter_map(|info| {
             let Credentials { pid, uid } = *owners.get(&info.port)?;
             Some(ClientReport {
@@ -99,26 +170,6 @@ impl NodeReport {
                 congested_seconds: blocked.congested(now, address, info.port).map(seconds),
             })
         });
-        let congested = |peer| {
-            let ports = node.congestion(peer).into_iter().flat_map(CongestionMap::ports);
-            let seconds = |port| blocked.congested(now, peer, port).map_or(0, seconds);
-            ports.map(|port| CongestedPort { port, seconds: seconds(port) }).collect()
-        };
-        let peers = node.peers().connections().map(|info| PeerReport {
-            address: info.peer,
-            state: match (info.is_up, info.is_connecting) {
-                (true, _) => "up",
-                (_, true) => "connecting",
-                _ => "down",
-            }
-            .into(),
-            next_tx: info.next_tx,
-            next_rx: info.next_rx,
-            queued_bytes: info.queued,
-            unread_bytes: info.held,
-            stuck_seconds: blocked.stuck(now, info.peer).map(seconds),
-            congested_ports: congested(info.peer),
-        });
         let counters = node.stats().all();
         Self {
             address,
@@ -126,7 +177,7 @@ impl NodeReport {
             unacked_bytes,
             memory_max: node.config().memory,
             sockets: sockets.collect(),
-            peers: peers.collect(),
+            peers: PeerReport::all(now, node, blocked),
             counters: counters.into_iter().map(|(name, value)| (name.into(), value)).collect(),
         }
     }

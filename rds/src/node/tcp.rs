@@ -181,16 +181,17 @@ impl Tcp {
         earliest(earliest(node.deadline(), looks), self.accept_at)
     }
 
-    /// Resets the connection to a peer, if one is up, as a fault would. It is reestablished.
+    /// Resets the connections to a peer, if any is up, as faults would. They are reestablished.
     pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> bool {
-        let Some(link) = node.peers().connection(peer) else { return false };
-        if let Some(conn) = self.conns.get(&link) {
+        let links = node.peers().established(peer);
+        for link in &links {
+            let Some(conn) = self.conns.get(link) else { continue };
             // From here on the system acknowledges nothing more; bytes that it has acknowledged are
             // read, up to the end. The peer does not resend them.
             let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
-            self.read(now, node, link, READS_ALL);
+            self.read(now, node, *link, READS_ALL);
         }
-        true
+        !links.is_empty()
     }
 
     /// Closes all connections.
@@ -216,7 +217,7 @@ impl Tcp {
                 if tune(&socket, self.dead_after).is_err() {
                     return;
                 }
-                if let Some(former) = node.peers().candidate(peer) {
+                for former in node.peers().candidates(peer) {
                     self.read(now, node, former, READS_ALL);
                 }
                 if let Some(link) = node.accepted(now, peer) {
@@ -306,8 +307,9 @@ impl Tcp {
     /// Reads what has arrived, `times` times at most.
     fn read(&mut self, now: Instant, node: &mut Node, link: LinkId, times: usize) {
         let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
-        if let Some(former) = node.peers().predecessor(link).filter(|_| is_fresh) {
-            // Drain the predecessor completely: its data must be read before that of its successor.
+        let former = if is_fresh { node.peers().predecessors(link) } else { Vec::new() };
+        for former in former {
+            // Drain it completely: its data must be read before that of its successor.
             self.read(now, node, former, READS_ALL);
         }
         let mut buffer = std::mem::take(&mut self.buffer);

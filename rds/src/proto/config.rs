@@ -11,6 +11,9 @@ use crate::wire::PAYLOAD_MAX;
 /// would be free.
 pub const MESSAGE_COST: usize = 128;
 
+/// Maximum number of connections to a peer, as in the kernel.
+pub const PATHS_MAX: usize = 8;
+
 /// Configuration of a [`Node`](super::Node).
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -42,6 +45,9 @@ pub struct Config {
     /// Maximum number of peers; beyond it, the oldest peer that has never sent valid data is
     /// evicted.
     pub peers_max: usize,
+    /// Maximum number of connections to a peer, 1 to [`PATHS_MAX`]. Peers without support for
+    /// several get one.
+    pub paths: usize,
     /// Minimum delay between attempts to connect.
     pub reconnect_min: Duration,
     /// Maximum delay between attempts to connect.
@@ -70,6 +76,7 @@ impl Config {
             memory: 256 << 20,
             sockets_max: 4096,
             peers_max: 1024,
+            paths: 1,
             reconnect_min: Duration::from_millis(1),
             reconnect_max: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(10),
@@ -81,6 +88,15 @@ impl Config {
     /// Returns the number by which peers recognize this run of the node.
     pub(super) fn sent_generation(&self) -> Option<u32> {
         Some(self.generation).filter(|number| *number != 0)
+    }
+
+    /// Returns the maximum number of connections to a peer. Without a generation, a peer could not
+    /// tell which of several connections a former run of the node has made.
+    pub(super) fn paths(&self) -> usize {
+        match self.generation {
+            0 => 1,
+            _ => self.paths.clamp(1, PATHS_MAX),
+        }
     }
 
     /// Checks whether a message of this length may be sent to a node.

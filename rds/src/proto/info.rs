@@ -18,11 +18,13 @@ pub struct SocketInfo {
     pub waiting: usize,
 }
 
-/// State of a peer and of the connection to it.
+/// State of one of the paths to a peer, and of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
     /// Address of the peer.
     pub peer: IpAddr,
+    /// Number of the path, from 0 on.
+    pub path: usize,
     /// Sequence number of the next message to the peer.
     pub next_tx: u64,
     /// Sequence number expected next from the peer.
@@ -35,7 +37,8 @@ pub struct ConnectionInfo {
     pub is_sending: bool,
     /// Cost of messages that wait to be sent to the peer or to be acknowledged by it.
     pub queued: usize,
-    /// Cost of messages that the peer has sent and users have not read.
+    /// Cost of messages that the peer has sent and users have not read, over all paths; only in
+    /// the state of path 0.
     pub held: usize,
 }
 
@@ -44,6 +47,8 @@ pub struct ConnectionInfo {
 pub struct TcpInfo {
     /// Address of the peer.
     pub peer: IpAddr,
+    /// Number of the path to the peer.
+    pub path: usize,
     /// TCP port at this node.
     pub own_port: u16,
     /// TCP port at the peer.

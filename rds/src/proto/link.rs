@@ -22,8 +22,8 @@ pub(super) enum Role {
     Connecting,
     /// We connect to a smaller peer and close at once, so that it connects to us.
     Kicking,
-    /// Accepted while another connection of the peer is up. Replaces that connection once it has
-    /// delivered valid data.
+    /// Accepted, and has not delivered valid data yet. It then replaces another connection of the
+    /// peer that is up, or becomes the one of its path.
     Candidate,
     /// Carries messages.
     Up,
@@ -53,23 +53,33 @@ impl Frame {
     }
 }
 
+/// TCP ports of a connection; 0 if not known.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TcpPorts {
+    pub(super) own: u16,
+    pub(super) peer: u16,
+}
+
 /// A TCP connection.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) peer: IpAddr,
     pub(super) role: Role,
+    /// Number of its path; 0 until the first header of an accepted connection shows it.
+    pub(super) path: usize,
     pub(super) decoder: Decoder,
     /// Bytes held by the decoder, as counted in memory limits.
     pub(super) held: usize,
     /// The peer's node has sent data, so it has accepted the connection. Before that only the
     /// peer's system has, and may still reset the connection along with all acknowledged data.
     pub(super) is_taken: bool,
+    /// Generation in the last map of the peer.
+    pub(super) generation: Option<u32>,
     /// Our map has changed since it was last queued.
     pub(super) map_is_due: bool,
     /// Our probe has been queued.
     pub(super) has_probed: bool,
-    pub(super) own_tcp_port: u16,
-    pub(super) peer_tcp_port: u16,
+    pub(super) tcp_ports: TcpPorts,
     frames: VecDeque<Frame>,
     /// The first frame that is not completely written.
     cursor: usize,
@@ -83,13 +93,14 @@ impl Link {
         Self {
             peer,
             role,
+            path: 0,
             decoder: Decoder::default(),
             held: 0,
             is_taken: false,
+            generation: None,
             map_is_due: true,
             has_probed: false,
-            own_tcp_port: 0,
-            peer_tcp_port: 0,
+            tcp_ports: TcpPorts::default(),
             frames: VecDeque::new(),
             cursor: 0,
             handed: 0,
@@ -177,8 +188,9 @@ impl Link {
         let complete = self.cursor.checked_sub(1).and_then(|last| self.frames.get(last));
         TcpInfo {
             peer: self.peer,
-            own_port: self.own_tcp_port,
-            peer_port: self.peer_tcp_port,
+            path: self.path,
+            own_port: self.tcp_ports.own,
+            peer_port: self.tcp_ports.peer,
             header_left,
             payload_left,
             written: self.written,

@@ -25,9 +25,12 @@ impl Links {
         id
     }
 
-    /// Adds a connection to a peer and orders it.
-    pub(super) fn connect(&mut self, peer: IpAddr, role: Role) -> LinkId {
+    /// Adds a connection for a path to a peer and orders it.
+    pub(super) fn connect(&mut self, peer: IpAddr, path: usize, role: Role) -> LinkId {
         let link = self.add(peer, role);
+        if let Some(added) = self.links.get_mut(&link) {
+            added.path = path;
+        }
         self.orders.push_back(Order::Connect { link, to: peer });
         link
     }
@@ -79,10 +82,25 @@ impl Links {
         self.ready.insert(id);
     }
 
-    /// Has our map sent on all connections that carry messages.
+    /// Returns the connections to a peer that have received a map of a run other than this one.
+    pub(super) fn of_other_runs(&self, peer: IpAddr, generation: Option<u32>) -> Vec<LinkId> {
+        let is_other = |link: &Link| {
+            link.peer == peer && link.generation.is_some() && link.generation != generation
+        };
+        self.links.iter().filter(|(_, link)| is_other(link)).map(|(id, _)| *id).collect()
+    }
+
+    /// Whether a connection to a peer other than `id` has received a map of this run.
+    pub(super) fn has_run(&self, peer: IpAddr, generation: u32, id: LinkId) -> bool {
+        let is_it = |link: &Link| link.peer == peer && link.generation == Some(generation);
+        self.links.iter().any(|(other, link)| *other != id && is_it(link))
+    }
+
+    /// Has our map sent to all peers, over path 0 only: maps of several paths could arrive in
+    /// another order.
     pub(super) fn send_map_to_all(&mut self) {
         for (id, link) in &mut self.links {
-            if link.role == Role::Up {
+            if link.role == Role::Up && link.path == 0 {
                 link.map_is_due = true;
                 self.ready.insert(*id);
             }

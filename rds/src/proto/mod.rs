@@ -24,7 +24,7 @@ mod stats;
 mod tests;
 mod timers;
 
-pub use config::{Config, MESSAGE_COST};
+pub use config::{Config, MESSAGE_COST, PATHS_MAX};
 pub use event::{BindError, Event, LinkId, Order, Outgoing, SendError, SocketId, TcpEvent};
 pub use info::{ConnectionInfo, MessageInfo, QueueKind, SocketInfo, TcpInfo};
 pub use node::Node;

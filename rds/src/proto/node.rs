@@ -13,7 +13,7 @@ use rtrs_core::time::Instant;
 
 use super::config::Config;
 use super::event::{Event, LinkId, Order, TcpEvent};
-use super::link::Role;
+use super::link::{Role, TcpPorts};
 use super::outbox::Owner;
 use super::peer::Greeting;
 use super::peers::{Effect, Peers};
@@ -24,8 +24,8 @@ use super::stats::Stats;
 ///
 /// The driver moves bytes between the node and TCP connections, carries out [`Order`]s and passes
 /// [`Event`]s to users. Before the first bytes of an accepted connection it reads what is left of
-/// the [`predecessor`](Peers::predecessor), and before the next accept what is left of the
-/// [`candidate`](Peers::candidate). It reports how much of the written data the peer's system has
+/// the [`predecessors`](Peers::predecessors), and before the next accept what is left of the
+/// [`candidates`](Peers::candidates). It reports how much of the written data the peer's system has
 /// acknowledged.
 #[derive(Debug)]
 pub struct Node {
@@ -64,7 +64,7 @@ impl Node {
 
     /// Returns the node's counters.
     pub fn stats(&self) -> Stats {
-        self.stats.plus(self.peers.stats()).plus(self.ports.stats())
+        self.stats.plus(self.peers.stats).plus(self.ports.stats())
     }
 
     /// Returns the bytes that peers have sent and users have not read, and the bytes that users
@@ -90,7 +90,7 @@ impl Node {
 
     /// Returns the next order for connections.
     pub fn take_order(&mut self) -> Option<Order> {
-        self.peers.links_mut().take_order()
+        self.peers.links.take_order()
     }
 
     /// Returns the next event for users.
@@ -100,7 +100,7 @@ impl Node {
 
     /// Returns the time at which to call [`tick`](Self::tick).
     pub fn deadline(&self) -> Option<Instant> {
-        self.peers.deadline()
+        self.peers.timers.deadline()
     }
 
     /// Runs timers. Returns true if any was due.
@@ -123,8 +123,8 @@ impl Node {
     pub fn tcp_event(&mut self, id: LinkId, event: TcpEvent) {
         match event {
             TcpEvent::Ports { own, peer } => {
-                if let Some(link) = self.peers.links_mut().get_mut(id) {
-                    (link.own_tcp_port, link.peer_tcp_port) = (own, peer);
+                if let Some(link) = self.peers.links.get_mut(id) {
+                    link.tcp_ports = TcpPorts { own, peer };
                 }
             }
             TcpEvent::Input => self.stats.tcp_data_ready_calls += 1,
@@ -148,7 +148,7 @@ impl Node {
 
     /// Passes consequences of changed connections to the sockets.
     fn apply_effects(&mut self) {
-        for effect in self.peers.take_effects() {
+        for effect in std::mem::take(&mut self.peers.effects) {
             match effect {
                 Effect::InputDiscarded(held) => self.ports.memory.received -= held,
                 Effect::Dropped(message) => self.ports.release(&message),
@@ -162,7 +162,7 @@ impl Node {
     fn map_changed(&mut self, cleared: u64) {
         self.ports.congestion_changed(self.config.address, cleared);
         if !mutated!(RdsMapUnsent) {
-            self.peers.links_mut().send_map_to_all();
+            self.peers.links.send_map_to_all();
         }
     }
 }
@@ -171,26 +171,27 @@ impl Node {
 impl Node {
     /// Returns the next connection with data to write. It is returned again when there is more.
     pub fn next_ready(&mut self) -> Option<LinkId> {
-        self.peers.links_mut().next_ready()
+        self.peers.links.next_ready()
     }
 
     /// Collects the bytes to write to a connection, as far as there is room for slices. Returns the
     /// number of slices, 0 if there is nothing to write.
     pub fn output<'a>(&'a mut self, id: LinkId, room: &mut [IoSlice<'a>]) -> usize {
         let generation = self.config.sent_generation();
-        let greeting = Greeting { generation, congested: self.ports.congested() };
+        let (paths, congested) = (self.config.paths(), self.ports.congested());
+        let greeting = Greeting { generation, paths, congested };
         let pair = self.peers.pair(id).filter(|(_, link)| link.role == Role::Up);
         if let Some((peer, link)) = pair {
-            let filled = peer.outbound.fill(link, greeting);
+            let filled = peer.path_mut(link.path).outbound.fill(link, greeting);
             self.stats.cong_update_queued += filled.maps;
             self.stats.send_retransmitted += filled.repeats;
         }
-        self.peers.links().get(id).map_or(0, |link| link.slices(room))
+        self.peers.links.get(id).map_or(0, |link| link.slices(room))
     }
 
     /// Records that `count` bytes of the output are written.
     pub fn wrote(&mut self, id: LinkId, count: usize) {
-        if let Some(link) = self.peers.links_mut().get_mut(id) {
+        if let Some(link) = self.peers.links.get_mut(id) {
             link.wrote(count);
         }
     }
@@ -204,25 +205,27 @@ impl Node {
             return;
         }
         let mut has_synced = false;
+        let path = peer.path_mut(link.path);
         while let Some(message) = link.pop_acked(acked) {
             self.stats.send_drop_acked += 1;
-            has_synced |= peer.outbound.acked(&message);
+            has_synced |= path.outbound.acked(&message);
             if matches!(message.owner, Owner::Socket(_) | Owner::Nobody) {
-                peer.connection.carried();
+                path.connection.carried();
             }
             self.ports.release(&message);
         }
         if has_synced {
-            self.peers.links_mut().wake(id);
+            self.peers.links.wake(id);
         }
     }
 
     /// Returns the progress of a connection with unacknowledged bytes: bytes written in total,
     /// bytes acknowledged, and whether a user, or a peer that pings, waits for more.
     pub fn awaits_ack(&self, id: LinkId) -> Option<(u64, u64, bool)> {
-        let link = self.peers.links().get(id).filter(|link| link.is_unacked())?;
+        let link = self.peers.links.get(id).filter(|link| link.is_unacked())?;
         let is_awaited = self.peers.get(link.peer).is_none_or(|peer| {
-            !peer.outbound.is_synced() || peer.outbound.has_many_pongs(self.config.pongs_max)
+            let outbound = &peer.path(link.path).outbound;
+            !outbound.is_synced() || outbound.has_many_pongs(self.config.pongs_max)
         });
         let (written, acked) = link.progress();
         Some((written, acked, is_awaited || self.ports.awaits_acks()))

@@ -3,18 +3,22 @@
 mod connection;
 mod inbound;
 mod outbound;
+mod path;
 
 use std::net::IpAddr;
 
 use rtrs_core::time::{Duration, Instant};
 
 use super::backoff::Backoff;
+use super::event::LinkId;
 use super::info::ConnectionInfo;
 use super::link::Link;
 use super::outbox::Message;
-pub(super) use connection::{Connection, Lost, Phase};
-pub(super) use inbound::Inbound;
-pub(super) use outbound::{Greeting, Outbound};
+use crate::wire::{Header, PING_PORT};
+pub(super) use connection::{Lost, Phase};
+pub(super) use inbound::{Inbound, Run};
+pub(super) use outbound::Greeting;
+pub(super) use path::Path;
 
 /// Time of absence after which a peer may be forgotten if others need its slot.
 const AWAY: Duration = Duration::from_secs(600);
@@ -41,43 +45,159 @@ pub(super) enum Evicted {
 /// Another node.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) connection: Connection,
+    /// Paths by number; there is always one.
+    paths: Vec<Path>,
     pub(super) inbound: Inbound,
-    pub(super) outbound: Outbound,
+    /// Accepted connections, oldest first, whose path is not known yet.
+    pub(super) unassigned: Vec<LinkId>,
+    /// Number of paths that both nodes support; `None` before the first map.
+    count: Option<usize>,
+    /// Number of paths over which messages are spread. It does not change during a run of the peer,
+    /// because messages of a port are ordered by their path.
+    spread: Option<usize>,
     /// Time at which a timer checks whether the peer is stale.
     check_at: Option<Instant>,
 }
 
 impl Peer {
-    pub(super) fn new(connects: bool, backoff: Backoff, now: Instant) -> Self {
+    /// Creates a peer. `paths` is the maximum number of connections to it.
+    pub(super) fn new(connects: bool, backoff: Backoff, now: Instant, paths: usize) -> Self {
+        let known = (paths == 1).then_some(1);
         Self {
-            connection: Connection::new(connects, backoff, now),
+            paths: vec![Path::new(connects, backoff, now)],
             inbound: Inbound::default(),
-            outbound: Outbound::default(),
+            unassigned: Vec::new(),
+            count: known,
+            spread: known,
             check_at: None,
         }
     }
 
-    /// Whether a connection is to be established when none is up.
-    pub(super) fn wants_connection(&self) -> bool {
+    /// Returns all paths.
+    pub(super) fn paths(&self) -> &[Path] {
+        &self.paths
+    }
+
+    /// Returns all paths.
+    pub(super) fn paths_mut(&mut self) -> &mut [Path] {
+        &mut self.paths
+    }
+
+    /// Returns a path, which must exist.
+    pub(super) fn path(&self, index: usize) -> &Path {
+        &self.paths[index]
+    }
+
+    /// Returns a path, which must exist.
+    pub(super) fn path_mut(&mut self, index: usize) -> &mut Path {
+        &mut self.paths[index]
+    }
+
+    /// Adds paths up to this number.
+    pub(super) fn grow(
+        &mut self,
+        count: usize,
+        now: Instant,
+        mut backoff: impl FnMut() -> Backoff,
+    ) {
+        let connects = self.connects();
+        while self.paths.len() < count {
+            self.paths.push(Path::new(connects, backoff(), now));
+        }
+    }
+
+    /// Whether our address is the smaller one, so that we connect.
+    pub(super) fn connects(&self) -> bool {
+        self.paths[0].connection.connects()
+    }
+
+    /// Number of paths that both nodes support; `None` before the first map.
+    pub(super) fn count(&self) -> Option<usize> {
+        self.count
+    }
+
+    pub(super) fn set_count(&mut self, count: usize) {
+        self.count = Some(count);
+    }
+
+    /// Returns the path whose sequence numbers apply to messages received on a connection. A peer
+    /// that has restarted with fewer paths has taken the connection for its only one.
+    pub(super) fn numbering(&self, index: usize) -> usize {
+        if self.count.is_none_or(|count| index < count) { index } else { 0 }
+    }
+
+    /// Returns the path of the messages from a port.
+    pub(super) fn path_of(&self, port: u16, seed: u32) -> usize {
+        let hash = (u32::from(port) ^ seed).wrapping_mul(0x9e37_79b1);
+        let hash = (hash ^ hash >> 15).wrapping_mul(0x85eb_ca77);
+        ((u64::from(hash) * self.spread.unwrap_or(1) as u64) >> 32) as usize
+    }
+
+    /// Whether the number of paths over which messages are spread is decided.
+    pub(super) fn is_spread(&self) -> bool {
+        self.spread.is_some()
+    }
+
+    /// Spreads messages over this number of paths. Messages that were sent before must be gone.
+    pub(super) fn spread(&mut self, count: usize, seed: u32) {
+        if self.spread.replace(count) == Some(count) {
+            return;
+        }
+        let messages: Vec<Message> =
+            self.paths.iter_mut().flat_map(|path| path.outbound.take_unsent()).collect();
+        for message in messages {
+            let path = self.path_of(message.sport, seed);
+            self.paths[path].outbound.push(message);
+        }
+    }
+
+    /// Returns the established connections, in the order of their paths.
+    pub(super) fn up(&self) -> impl Iterator<Item = LinkId> {
+        self.paths.iter().filter_map(|path| path.connection.up())
+    }
+
+    /// Returns all links: those of the paths, and accepted ones without a path.
+    pub(super) fn links(&self) -> Vec<LinkId> {
+        let of_paths = self.paths.iter().flat_map(|path| path.connection.links());
+        of_paths.chain(self.unassigned.iter().copied()).collect()
+    }
+
+    /// Whether any messages wait to be sent.
+    pub(super) fn has_messages(&self) -> bool {
+        self.paths.iter().any(|path| path.outbound.has_messages())
+    }
+
+    /// Whether a connection of a path is to be established when none is up. The first path comes
+    /// first; others follow when both nodes know of them.
+    pub(super) fn wants_connection(&self, index: usize) -> bool {
+        let Path { connection, outbound, .. } = &self.paths[index];
+        if index > 0 {
+            let is_known = self.count.is_some_and(|count| index < count);
+            let has_first = self.paths[0].connection.up().is_some();
+            return is_known && has_first && (self.connects() || outbound.has_messages());
+        }
         // Only another map can report that its ports are no longer congested.
-        let is_congested = self.inbound.has_congestion();
-        self.outbound.has_messages() || self.connection.is_restored() || is_congested
+        self.has_messages() || connection.is_restored() || self.inbound.has_congestion()
     }
 
     /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or
     /// it is absent, for long enough if it has sent messages to users.
     pub(super) fn may_be_forgotten(&self, now: Instant) -> bool {
-        let Self { connection, inbound, outbound, .. } = self;
-        let is_idle = !outbound.has_messages() && inbound.held() == 0;
-        let is_away = connection.up().is_none()
-            && (!inbound.has_sent() || now.since(connection.since()) >= AWAY);
-        is_idle && (!inbound.is_proven() || is_away)
+        let is_idle = !self.has_messages() && self.inbound.held() == 0;
+        let is_away = self.up().next().is_none()
+            && (!self.inbound.has_sent() || now.since(self.since()) >= AWAY);
+        is_idle && (!self.inbound.is_proven() || is_away)
+    }
+
+    /// Time when the peer first became known, or when its last connection was lost.
+    fn since(&self) -> Instant {
+        let times = self.paths.iter().map(|path| path.connection.since());
+        times.max().unwrap_or(Instant::ZERO)
     }
 
     /// Returns the order in which peers are forgotten, and the oldest first among equals.
     pub(super) fn eviction_rank(&self, now: Instant) -> (Evicted, Instant) {
-        let since = self.connection.since();
+        let since = self.since();
         let is_fresh = now.since(since) < FRESH;
         let class = match (self.inbound.is_proven(), self.inbound.has_sent()) {
             (false, _) if is_fresh => Evicted::Fresh,
@@ -95,15 +215,14 @@ impl Peer {
 
     /// Whether the peer was absent long enough to be forgotten even if its slot is not needed.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
-        let connection = &self.connection;
-        let is_away = connection.up().is_none() && now.since(connection.since()) >= STALE;
+        let is_away = self.up().next().is_none() && now.since(self.since()) >= STALE;
         is_away && !self.inbound.has_sent() && self.may_be_forgotten(now)
     }
 
-    /// Records that the peer needs no connection. Returns the time at which to check whether it is
-    /// stale, unless a timer is set already.
-    pub(super) fn rest(&mut self, now: Instant) -> Option<Instant> {
-        self.connection.rest();
+    /// Records that a path needs no connection. Returns the time at which to check whether the peer
+    /// is stale, unless a timer is set already.
+    pub(super) fn rest(&mut self, now: Instant, index: usize) -> Option<Instant> {
+        self.paths[index].connection.rest();
         if self.inbound.has_sent() || self.check_at.is_some() {
             return None;
         }
@@ -116,26 +235,64 @@ impl Peer {
         self.check_at = self.check_at.filter(|at| *at > now);
     }
 
-    /// Queues the answer to a ping or probe. Returns false if too many wait, or if the port is
-    /// congested.
-    pub(super) fn answer(&mut self, dport: u16, generation: Option<u32>, pongs_max: usize) -> bool {
-        !self.inbound.is_congested(dport) && self.outbound.push_pong(dport, generation, pongs_max)
+    /// Whether the payload of a message on a path is wanted, given the memory limit of a peer.
+    pub(super) fn wants(&self, index: usize, header: &Header, memory: usize) -> bool {
+        let is_data = header.dport != PING_PORT;
+        let is_new = !self.paths[self.numbering(index)].is_old(header);
+        is_data && is_new && self.inbound.fits(header.len as usize, memory)
     }
 
-    /// Returns the state of the peer, whose connection is `link` if one is up.
-    pub(super) fn info(&self, peer: IpAddr, link: Option<&Link>) -> ConnectionInfo {
-        let handed = link.into_iter().flat_map(Link::messages);
-        ConnectionInfo {
-            peer,
-            next_tx: self.outbound.next_tx(),
-            next_rx: self.inbound.next_rx(),
-            is_connecting: matches!(self.connection.phase(), Phase::Connecting(..)),
-            is_up: link.is_some(),
-            is_sending: link.is_some_and(Link::has_output),
-            queued: self.outbound.messages().chain(handed).map(Message::cost).sum(),
-            held: self.inbound.held(),
-        }
+    /// Queues the answer to a ping or probe. Returns false if too many wait, or if the port is
+    /// congested.
+    pub(super) fn answer(&mut self, index: usize, dport: u16, limits: PongLimits) -> bool {
+        let PongLimits { generation, max } = limits;
+        let outbound = &mut self.paths[index].outbound;
+        !self.inbound.is_congested(dport) && outbound.push_pong(dport, generation, max)
     }
+
+    /// Removes the messages that a former run of the peer may have delivered. Sequence numbers
+    /// restart if `renumbers`.
+    pub(super) fn restart(&mut self, renumbers: bool) -> Vec<Message> {
+        let mut dropped = Vec::new();
+        for path in &mut self.paths {
+            dropped.extend(path.outbound.restart());
+            if renumbers {
+                path.restart_numbers();
+            }
+        }
+        dropped
+    }
+
+    /// Returns the state of the paths; `links` returns a connection.
+    pub(super) fn info<'a>(
+        &'a self,
+        peer: IpAddr,
+        links: impl Fn(LinkId) -> Option<&'a Link>,
+    ) -> impl Iterator<Item = ConnectionInfo> {
+        self.paths.iter().enumerate().map(move |(index, path)| {
+            let Path { connection, outbound, .. } = path;
+            let link = connection.up().and_then(&links);
+            let handed = link.into_iter().flat_map(Link::messages);
+            ConnectionInfo {
+                peer,
+                path: index,
+                next_tx: outbound.next_tx(),
+                next_rx: path.next_rx(),
+                is_connecting: matches!(connection.phase(), Phase::Connecting(..)),
+                is_up: link.is_some(),
+                is_sending: link.is_some_and(Link::has_output),
+                queued: outbound.messages().chain(handed).map(Message::cost).sum(),
+                held: if index == 0 { self.inbound.held() } else { 0 },
+            }
+        })
+    }
+}
+
+/// Limit of the answers to pings of a peer, and the generation that they announce.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PongLimits {
+    pub(super) generation: Option<u32>,
+    pub(super) max: usize,
 }
 
 /// Whether the node at `own` connects to the one at `peer` rather than accepting: the smaller

@@ -13,17 +13,17 @@ use rtrs_core::prng::Prng;
 use rtrs_core::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::config::Config;
+use super::config::{Config, PATHS_MAX};
 use super::event::{LinkId, SocketId};
 use super::info::{ConnectionInfo, TcpInfo};
 use super::link::{Link, Role};
 use super::links::Links;
 use super::outbox::{Message, Owner};
-use super::peer::{Lost, Peer, Phase, connects};
+use super::peer::{Lost, Peer, Phase, PongLimits, Run, connects};
 use super::peer_log::PeerLog;
 use super::stats::Stats;
 use super::timers::{Timer, Timers};
-use crate::wire::{CongestionMap, Header};
+use crate::wire::{CongestionMap, Extensions, Header, Kind};
 
 /// Maximum time for which messages wait for the first map of a peer. If the peer announces its
 /// generation, this applies to the first map of each connection: the messages are for the current
@@ -32,6 +32,10 @@ const HOLD: Duration = Duration::from_secs(1);
 /// Delay after which messages of closed sockets are abandoned. All queues are searched, for as many
 /// sockets as possible at once.
 const CLOSED_WAIT: Duration = Duration::from_millis(100);
+
+/// Shortest wait for an attempt to connect that must not start at once, because the driver may be
+/// in the middle of closing a connection.
+const SOON: Duration = Duration::from_nanos(1);
 
 /// Consequence of a change for users and memory limits.
 #[derive(Debug)]
@@ -53,14 +57,18 @@ pub(super) struct Crowded;
 pub struct Peers {
     config: Config,
     peers: BTreeMap<IpAddr, Peer>,
-    links: Links,
-    timers: Timers,
+    pub(super) links: Links,
+    pub(super) timers: Timers,
     /// Closed sockets with messages still in queues.
     closed: BTreeSet<SocketId>,
     closed_waits: bool,
-    effects: Vec<Effect>,
-    stats: Stats,
+    /// Consequences of changes, in order, until the node applies them.
+    pub(super) effects: Vec<Effect>,
+    /// Counters of connections and peers.
+    pub(super) stats: Stats,
     prng: Prng,
+    /// Makes it unpredictable which ports share a path.
+    spread_seed: u32,
     /// Rate limits of log lines that peers can cause.
     restarts: LogLimit,
     refusals: LogLimit,
@@ -70,6 +78,7 @@ pub struct Peers {
 impl Peers {
     pub(super) fn new(config: Config, prng: Prng) -> Self {
         Self {
+            spread_seed: (config.seed ^ config.seed >> 32) as u32,
             config,
             peers: BTreeMap::new(),
             links: Links::default(),
@@ -83,24 +92,6 @@ impl Peers {
             refusals: LogLimit::default(),
             troubles: PeerLog::default(),
         }
-    }
-
-    /// Returns the counters of connections and peers.
-    pub(super) fn stats(&self) -> Stats {
-        self.stats
-    }
-
-    /// Returns the consequences of the changes since the last call, in order.
-    pub(super) fn take_effects(&mut self) -> Vec<Effect> {
-        std::mem::take(&mut self.effects)
-    }
-
-    pub(super) fn links(&self) -> &Links {
-        &self.links
-    }
-
-    pub(super) fn links_mut(&mut self) -> &mut Links {
-        &mut self.links
     }
 
     pub(super) fn get(&self, address: IpAddr) -> Option<&Peer> {
@@ -122,12 +113,9 @@ impl Peers {
         self.peers.iter().map(|(address, peer)| (*address, peer))
     }
 
-    /// Returns the state of all peers.
+    /// Returns the state of the paths to all peers.
     pub fn connections(&self) -> impl Iterator<Item = ConnectionInfo> {
-        self.iter().map(|(address, peer)| {
-            let link = peer.connection.up().and_then(|id| self.links.get(id));
-            peer.info(address, link)
-        })
+        self.iter().flat_map(|(address, peer)| peer.info(address, |id| self.links.get(id)))
     }
 
     /// Returns the TCP connections that carry messages.
@@ -135,23 +123,25 @@ impl Peers {
         self.links.iter().filter(|link| link.role == Role::Up).map(Link::tcp_info)
     }
 
-    /// Returns an accepted connection of a peer that has not delivered valid data yet. Bytes that
-    /// have arrived on it must be passed to the node before the next one is accepted, which
-    /// replaces it: the peer may know that they have arrived.
-    pub fn candidate(&self, peer: IpAddr) -> Option<LinkId> {
-        self.peers.get(&peer)?.connection.candidate()
+    /// Returns the accepted connections of a peer that have not delivered valid data yet, oldest
+    /// first. Bytes that have arrived on them must be passed to the node before the next one is
+    /// accepted, which may replace them: the peer may know that they have arrived.
+    pub fn candidates(&self, peer: IpAddr) -> Vec<LinkId> {
+        let Some(peer) = self.peers.get(&peer) else { return Vec::new() };
+        let candidates = peer.paths().iter().filter_map(|path| path.connection.candidate());
+        candidates.chain(peer.unassigned.iter().copied()).collect()
     }
 
-    /// Returns the connection that this accepted one is to replace. Bytes that have arrived on it
-    /// must be passed to the node before the first bytes of its successor.
-    pub fn predecessor(&self, id: LinkId) -> Option<LinkId> {
-        let link = self.links.get(id).filter(|link| link.role == Role::Candidate)?;
-        self.connection(link.peer)
+    /// Returns the connections of which this accepted one may replace one. Bytes that have arrived
+    /// on them must be passed to the node before the first bytes of their successor.
+    pub fn predecessors(&self, id: LinkId) -> Vec<LinkId> {
+        let link = self.links.get(id).filter(|link| link.role == Role::Candidate);
+        link.map_or_else(Vec::new, |link| self.established(link.peer))
     }
 
-    /// Returns the established connection to a peer.
-    pub fn connection(&self, peer: IpAddr) -> Option<LinkId> {
-        self.peers.get(&peer)?.connection.up()
+    /// Returns the established connections to a peer.
+    pub fn established(&self, peer: IpAddr) -> Vec<LinkId> {
+        self.peers.get(&peer).map_or_else(Vec::new, |peer| peer.up().collect())
     }
 
     /// Whether the limit of peers is reached, so that messages to others may be refused.
@@ -162,11 +152,6 @@ impl Peers {
 
 // Connections.
 impl Peers {
-    /// Returns the time at which to call [`tick`](Self::tick).
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.timers.deadline()
-    }
-
     /// Runs the next timer that is due. Returns false if there is none.
     pub(super) fn tick(&mut self, now: Instant) -> bool {
         if !self.closed.is_empty() && !self.closed_waits {
@@ -197,26 +182,32 @@ impl Peers {
             return;
         }
         peer.timer_ran(now);
-        match peer.connection.phase() {
-            Phase::Waiting(at) if at <= now => match peer.wants_connection() {
-                true => self.attempt(now, address),
-                false => self.rest(now, address),
-            },
-            Phase::Idle => self.rest(now, address),
-            Phase::Connecting(link, until) if until <= now => self.close(now, link),
-            Phase::Up(link) => {
-                if peer.outbound.release_overdue(now) {
-                    self.links.wake(link);
+        for index in 0..peer.paths().len() {
+            let Some(peer) = self.peers.get_mut(&address) else { return };
+            match peer.path(index).connection.phase() {
+                Phase::Waiting(at) if at <= now => match peer.wants_connection(index) {
+                    true => self.attempt(now, address, index),
+                    false => self.rest(now, address, index),
+                },
+                Phase::Idle => self.rest(now, address, index),
+                Phase::Connecting(link, until) if until <= now => self.close(now, link),
+                Phase::Up(link) => {
+                    if peer.path_mut(index).outbound.release_overdue(now) {
+                        if !peer.is_spread() {
+                            peer.spread(1, self.spread_seed);
+                        }
+                        self.links.wake(link);
+                    }
                 }
+                Phase::Waiting(_) | Phase::Connecting(..) => {}
             }
-            Phase::Waiting(_) | Phase::Connecting(..) => {}
         }
     }
 
     /// Starts to connect.
-    fn attempt(&mut self, now: Instant, address: IpAddr) {
+    fn attempt(&mut self, now: Instant, address: IpAddr, index: usize) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        let role = match peer.connection.connects() {
+        let role = match peer.connects() {
             true => {
                 self.stats.tcp_connect_attempts += 1;
                 Role::Connecting
@@ -226,29 +217,40 @@ impl Peers {
                 Role::Kicking
             }
         };
-        let link = self.links.connect(address, role);
+        let link = self.links.connect(address, index, role);
         let until = now + self.config.connect_timeout;
-        peer.connection.attempted(now, link, until);
+        peer.path_mut(index).connection.attempted(now, link, until);
         self.timers.set(until, Timer::Peer(address));
     }
 
     /// Schedules an attempt to connect after `wait`.
-    fn attempt_after(&mut self, now: Instant, address: IpAddr, wait: Duration) {
+    fn attempt_after(&mut self, now: Instant, address: IpAddr, index: usize, wait: Duration) {
         if wait.is_zero() {
-            self.attempt(now, address);
+            self.attempt(now, address, index);
         } else if let Some(peer) = self.peers.get_mut(&address) {
-            peer.connection.wait_until(now + wait);
+            peer.path_mut(index).connection.wait_until(now + wait);
             self.timers.set(now + wait, Timer::Peer(address));
         }
     }
 
-    /// Handles a new message in the outbox of a peer.
-    pub(super) fn wake(&mut self, now: Instant, address: IpAddr) {
+    /// Queues a message to a peer.
+    pub(super) fn queue(&mut self, now: Instant, to: IpAddr, message: Message) {
+        let Some(peer) = self.peers.get_mut(&to) else { return };
+        let index = peer.path_of(message.sport, self.spread_seed);
+        peer.path_mut(index).outbound.push(message);
+        self.wake(now, to, index);
+    }
+
+    /// Handles a new message in the outbox of a path.
+    fn wake(&mut self, now: Instant, address: IpAddr, index: usize) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        match peer.connection.phase() {
+        // The others are established after the first one.
+        let index = if peer.path(0).connection.up().is_some() { index } else { 0 };
+        let connection = &mut peer.path_mut(index).connection;
+        match connection.phase() {
             Phase::Idle => {
-                let wait = peer.connection.delay();
-                self.attempt_after(now, address, wait);
+                let wait = connection.delay();
+                self.attempt_after(now, address, index, wait);
             }
             Phase::Up(link) => self.links.wake(link),
             Phase::Waiting(_) | Phase::Connecting(..) => {}
@@ -259,7 +261,7 @@ impl Peers {
     pub(super) fn connected(&mut self, now: Instant, id: LinkId) {
         let Some(link) = self.links.get(id) else { return };
         match link.role {
-            Role::Connecting => self.up(now, link.peer, id),
+            Role::Connecting => self.up(now, id),
             // The peer has seen the connection, which is its only purpose.
             Role::Kicking => self.close(now, id),
             Role::Candidate | Role::Up => {}
@@ -272,126 +274,202 @@ impl Peers {
         if from == own || from.is_ipv4() != own.is_ipv4() || self.admit(now, from).is_err() {
             return None;
         }
-        let connection = &self.peers.get(&from)?.connection;
-        if connection.connects() {
+        let peer = self.peers.get(&from)?;
+        if peer.connects() {
             self.stats.tcp_kicks_received += 1;
             self.kicked(now, from);
             return None;
         }
-        match (connection.phase(), connection.candidate()) {
-            (Phase::Up(_), former) => {
-                if let Some(former) = former {
-                    self.stats.tcp_listen_closed_stale += 1;
-                    self.close(now, former);
-                }
-                self.stats.tcp_connect_raced += 1;
-                let id = self.links.add(from, Role::Candidate);
-                self.peers.get_mut(&from)?.connection.set_candidate(id);
-                self.timers.set(now + self.config.connect_timeout, Timer::Link(id));
-                Some(id)
+        let connection = &peer.path(0).connection;
+        let (has_several, is_up) = (peer.count() != Some(1), connection.up().is_some());
+        if !has_several && !is_up {
+            if let Phase::Connecting(kick, _) = connection.phase() {
+                self.links.remove(kick);
+                self.links.order_close(kick);
             }
-            (phase, _) => {
-                if let Phase::Connecting(kick, _) = phase {
-                    self.links.remove(kick);
-                    self.links.order_close(kick);
-                }
-                let id = self.links.add(from, Role::Up);
-                self.up(now, from, id);
-                Some(id)
-            }
+            let id = self.links.add(from, Role::Up);
+            self.up(now, id);
+            return Some(id);
         }
+        let former = match has_several {
+            true => peer.unassigned.first().filter(|_| peer.unassigned.len() >= PATHS_MAX).copied(),
+            false => connection.candidate(),
+        };
+        if let Some(former) = former {
+            self.stats.tcp_listen_closed_stale += 1;
+            self.close(now, former);
+        }
+        self.stats.tcp_connect_raced += u64::from(is_up);
+        let id = self.links.add(from, Role::Candidate);
+        let peer = self.peers.get_mut(&from)?;
+        match has_several {
+            true => peer.unassigned.push(id),
+            false => peer.path_mut(0).connection.set_candidate(id),
+        }
+        self.timers.set(now + self.config.connect_timeout, Timer::Link(id));
+        Some(id)
     }
 
-    /// Handles the request of a larger peer for a connection.
+    /// Handles the request of a larger peer for connections.
     fn kicked(&mut self, now: Instant, address: IpAddr) {
-        let Some(peer) = self.peers.get_mut(&address) else { return };
         if mutated!(RdsConnectRequestIgnored) {
             return;
         }
-        match peer.connection.phase() {
-            // The peer may have lost a connection that looks good from here. Sending data will show
-            // it.
-            Phase::Up(link) => self.links.send_map(link),
-            Phase::Connecting(..) => {}
-            Phase::Idle | Phase::Waiting(_) => {
-                if let Some(wait) = peer.connection.delay_after_kick(now) {
-                    self.attempt_after(now, address, wait);
+        let count = self.peers.get(&address).map_or(0, |peer| peer.paths().len());
+        for index in 0..count {
+            let Some(peer) = self.peers.get_mut(&address) else { return };
+            let may_connect = index == 0 || peer.wants_connection(index);
+            let connection = &mut peer.path_mut(index).connection;
+            match connection.phase() {
+                // The peer may have lost a connection that looks good from here. Sending data will
+                // show it.
+                Phase::Up(link) => self.links.send_map(link),
+                Phase::Idle | Phase::Waiting(_) if may_connect => {
+                    if let Some(wait) = connection.delay_after_kick(now) {
+                        self.attempt_after(now, address, index, wait);
+                    }
                 }
+                Phase::Connecting(..) | Phase::Idle | Phase::Waiting(_) => {}
             }
         }
     }
 
     /// Starts to carry messages on a connection.
-    fn up(&mut self, now: Instant, address: IpAddr, id: LinkId) {
+    fn up(&mut self, now: Instant, id: LinkId) {
         // Messages of closed sockets may only use connections that were already up.
         self.abandon_closed();
-        let (Some(peer), Some(link)) = (self.peers.get_mut(&address), self.links.get_mut(id))
-        else {
-            return;
-        };
-        let was_up = peer.connection.established(now, id);
+        let Some((peer, link)) = self.pair(id) else { return };
+        let address = link.peer;
+        let waits = peer.inbound.awaits_map() && !mutated!(RdsMapNotAwaited);
+        let path = peer.path_mut(link.path);
+        let was_up = path.connection.established(now, id);
         link.role = Role::Up;
         link.map_is_due = !(was_up && mutated!(RdsMapForgotten));
-        let waits = peer.inbound.awaits_map() && !mutated!(RdsMapNotAwaited);
         let until = waits.then(|| now + HOLD);
-        peer.outbound.hold(until);
+        path.outbound.hold(until);
         if let Some(until) = until {
             self.timers.set(until, Timer::Peer(address));
         }
         self.links.wake(id);
     }
 
-    /// Handles the first valid data of a peer on a connection.
-    pub(super) fn valid(&mut self, now: Instant, id: LinkId) {
+    /// Handles a valid header from a peer on a connection.
+    pub(super) fn valid(&mut self, now: Instant, id: LinkId, header: &Header, kind: Kind) {
         let Some((peer, link)) = self.pair(id) else { return };
         link.is_taken = true;
         peer.inbound.prove();
-        if peer.connection.candidate() == Some(id)
-            && let Some(former) = peer.connection.up()
+        if peer.unassigned.contains(&id) {
+            let map = (kind == Kind::Map).then(|| Extensions::decode(&header.extensions));
+            let path = map.and_then(|extensions| extensions.path).unwrap_or(0);
+            self.assign(now, id, path.into());
+            return;
+        }
+        let connection = &peer.path(link.path).connection;
+        if connection.candidate() == Some(id)
+            && let Some(former) = connection.up()
         {
             // The other connection takes over as soon as the current one is lost.
             self.close(now, former);
         }
     }
 
+    /// Assigns an accepted connection to a path, where it takes over.
+    fn assign(&mut self, now: Instant, id: LinkId, index: usize) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        let address = link.peer;
+        let Some(peer) = self.peers.get_mut(&address) else { return };
+        let is_older = peer
+            .paths()
+            .get(index)
+            .is_some_and(|path| path.connection.up().is_some_and(|up| up > id));
+        // The peer has opened another connection since, or knows a former run of ours that had more
+        // paths.
+        if is_older || index >= self.config.paths() {
+            self.close(now, id);
+            return;
+        }
+        link.path = index;
+        peer.unassigned.retain(|other| *other != id);
+        let (config, prng) = (&self.config, &mut self.prng);
+        peer.grow(index + 1, now, || backoff(config, prng));
+        let connection = &mut peer.path_mut(index).connection;
+        let candidate = connection.candidate();
+        match connection.phase() {
+            Phase::Up(former) => {
+                connection.set_candidate(id);
+                self.close(now, former);
+            }
+            phase => {
+                if let Phase::Connecting(kick, _) = phase {
+                    self.links.remove(kick);
+                    self.links.order_close(kick);
+                }
+                self.up(now, id);
+            }
+        }
+        if let Some(candidate) = candidate {
+            self.discard(candidate);
+        }
+    }
+
+    /// Removes a connection that no path has, or has any more.
+    fn discard(&mut self, id: LinkId) {
+        if let Some(link) = self.links.remove(id) {
+            if let Some(peer) = self.peers.get_mut(&link.peer) {
+                peer.inbound.discharge(link.held);
+            }
+            self.effects.push(Effect::InputDiscarded(link.held));
+        }
+        self.links.order_close(id);
+    }
+
     /// Handles a connection that has ended or could not be established.
     pub(super) fn lost(&mut self, now: Instant, id: LinkId) {
         self.abandon_closed();
         let Some(link) = self.links.remove(id) else { return };
-        let address = link.peer;
+        let (address, index) = (link.peer, link.path);
         let Some(peer) = self.peers.get_mut(&address) else { return };
         if !mutated!(RdsPartKept) {
             peer.inbound.discharge(link.held);
             self.effects.push(Effect::InputDiscarded(link.held));
         }
-        let lost = peer.connection.lost(now, id);
+        if peer.unassigned.contains(&id) {
+            peer.unassigned.retain(|other| *other != id);
+            return;
+        }
+        let path = peer.path_mut(index);
+        let lost = path.connection.lost(now, id);
         let Lost::Current { was_up, successor, trouble } = lost else { return };
-        let dropped = peer.outbound.take_back(link.into_unacked());
+        let dropped = path.outbound.take_back(link.into_unacked());
         self.stats.conn_reset += u64::from(was_up);
         self.drop_messages(dropped);
         if let Some(successor) = successor.filter(|_| !mutated!(RdsCandidateForgotten)) {
-            self.up(now, address, successor);
+            self.up(now, successor);
             return;
         }
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        if let Some(trouble) = trouble.filter(|_| peer.outbound.has_messages())
+        if let Some(trouble) = trouble.filter(|_| peer.has_messages())
             && let Some(left_out) = self.troubles.admit(now, address)
         {
             tracing::warn!(peer = %address, left_out, "cannot reach the peer: {trouble}");
         }
-        if !peer.wants_connection() {
-            self.rest(now, address);
+        if peer.wants_connection(index) {
+            let wait = peer.path_mut(index).connection.delay_after_loss();
+            self.attempt_after(now, address, index, wait.max(SOON));
             return;
         }
-        let wait = peer.connection.delay_after_loss();
-        // Never at once, whatever the delay: the driver may be in the middle of closing a
-        // connection.
-        self.attempt_after(now, address, wait.max(Duration::from_nanos(1)));
+        // Without the first path, the messages of this one need it.
+        let is_first_idle = peer.path(0).connection.phase() == Phase::Idle;
+        if index > 0 && is_first_idle && peer.wants_connection(0) {
+            let wait = peer.path_mut(0).connection.delay_after_loss();
+            self.attempt_after(now, address, 0, wait.max(SOON));
+        }
+        self.rest(now, address, index);
     }
 
-    /// Handles a peer that needs no connection. A single timer checks whether it is stale.
-    fn rest(&mut self, now: Instant, address: IpAddr) {
-        let check_at = self.peers.get_mut(&address).and_then(|peer| peer.rest(now));
+    /// Handles a path that needs no connection. A single timer checks whether the peer is stale.
+    fn rest(&mut self, now: Instant, address: IpAddr, index: usize) {
+        let check_at = self.peers.get_mut(&address).and_then(|peer| peer.rest(now, index));
         if let Some(at) = check_at {
             self.timers.set(at, Timer::Peer(address));
         }
@@ -424,10 +502,9 @@ impl Peers {
             };
             self.forget(victim);
         }
-        let (min, max) = (self.config.reconnect_min, self.config.reconnect_max);
-        let backoff = Backoff::new(min, max, self.prng.fork());
+        let backoff = backoff(&self.config, &mut self.prng);
         let connects = connects(self.config.address, address);
-        self.peers.insert(address, Peer::new(connects, backoff, now));
+        self.peers.insert(address, Peer::new(connects, backoff, now, self.config.paths()));
         Ok(())
     }
 
@@ -438,7 +515,7 @@ impl Peers {
             self.effects.push(Effect::MapForgotten(address));
         }
         self.stats.tcp_crowded_out += u64::from(!peer.is_proven());
-        for id in peer.connection.links() {
+        for id in peer.links() {
             if let Some(link) = self.links.remove(id) {
                 self.effects.push(Effect::InputDiscarded(link.held));
             }
@@ -450,12 +527,14 @@ impl Peers {
 // Messages.
 impl Peers {
     /// Queues the answer to a ping or probe.
-    pub(super) fn answer(&mut self, now: Instant, to: IpAddr, dport: u16) {
-        let Some(peer) = self.peers.get_mut(&to) else { return };
-        let generation = self.config.sent_generation();
-        if peer.answer(dport, generation, self.config.pongs_max) {
+    pub(super) fn answer(&mut self, now: Instant, id: LinkId, dport: u16) {
+        let limits =
+            PongLimits { generation: self.config.sent_generation(), max: self.config.pongs_max };
+        let Some((peer, link)) = self.pair(id) else { return };
+        let (to, index) = (link.peer, link.path);
+        if peer.answer(index, dport, limits) {
             self.stats.send_pong += 1;
-            self.wake(now, to);
+            self.wake(now, to, index);
         } else {
             self.stats.send_pong_dropped += 1;
         }
@@ -465,14 +544,14 @@ impl Peers {
     pub(super) fn probed(&mut self, now: Instant, from: IpAddr, header: &Header) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         if peer.inbound.probed(header) {
-            self.restarted(now, from);
+            self.restarted(now, from, false);
         }
     }
 
     /// Drops messages that a former run of the peer may have delivered; they must not be resent.
-    fn restarted(&mut self, now: Instant, from: IpAddr) {
+    fn restarted(&mut self, now: Instant, from: IpAddr, renumbers: bool) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
-        let dropped = peer.outbound.restart();
+        let dropped = peer.restart(renumbers);
         if let Some(left_out) = self.restarts.admit(now) {
             tracing::info!(peer = %from, dropped = dropped.len(), left_out, "peer has restarted");
         }
@@ -489,16 +568,65 @@ impl Peers {
         header: &Header,
         map: CongestionMap,
     ) -> Option<u64> {
-        let from = self.links.get(id)?.peer;
-        if self.peers.get_mut(&from)?.inbound.map_begun(header) {
-            self.restarted(now, from);
+        let Extensions { npaths, generation, path } = Extensions::decode(&header.extensions);
+        let (peer, link) = self.pair(id)?;
+        let (from, index) = (link.peer, link.path);
+        link.generation = generation.or(link.generation);
+        let known = peer.inbound.generation();
+        let is_connected = known.is_some_and(|known| self.links.has_run(from, known, id));
+        let run = self.peers.get_mut(&from)?.inbound.map_begun(generation, is_connected);
+        match run {
+            Run::Former => {
+                self.close(now, id);
+                return None;
+            }
+            // Connections of a former run end, and its messages return, before new ones follow.
+            Run::New => {
+                for other in self.links.of_other_runs(from, generation) {
+                    self.close(now, other);
+                }
+                self.restarted(now, from, true);
+            }
+            Run::Same => {}
         }
+        let npaths =
+            npaths.filter(|_| generation.is_some() && path.is_some()).map_or(1, usize::from);
+        self.paths_known(now, from, npaths, run);
         let peer = self.peers.get_mut(&from)?;
-        if peer.outbound.release_held() {
+        if peer.path_mut(index).outbound.release_held() {
             self.links.wake(id);
+        }
+        if index > 0 {
+            // Only announces the path: maps of several paths could arrive in another order.
+            return None;
         }
         let change = peer.inbound.replace_map(map);
         change.is_new.then_some(change.cleared)
+    }
+
+    /// Records the number of paths that a peer supports, and connects those that are missing.
+    fn paths_known(&mut self, now: Instant, from: IpAddr, npaths: usize, run: Run) {
+        let count = npaths.clamp(1, self.config.paths());
+        let Some(peer) = self.peers.get_mut(&from) else { return };
+        peer.set_count(count);
+        let (config, prng) = (&self.config, &mut self.prng);
+        peer.grow(count, now, || backoff(config, prng));
+        if run == Run::New || !peer.is_spread() {
+            peer.spread(count, self.spread_seed);
+        }
+        for index in 0..count {
+            let Some(peer) = self.peers.get_mut(&from) else { return };
+            let wants = index > 0 && peer.wants_connection(index);
+            let connection = &mut peer.path_mut(index).connection;
+            match connection.phase() {
+                Phase::Idle if wants => {
+                    let wait = connection.delay();
+                    self.attempt_after(now, from, index, wait.max(SOON));
+                }
+                Phase::Up(link) => self.links.wake(link),
+                _ => {}
+            }
+        }
     }
 
     /// Records a closed socket with messages in queues. They are sent at most once more, over the
@@ -537,10 +665,16 @@ impl Peers {
         waiting: bool,
     ) -> usize {
         let Some(peer) = self.peers.get_mut(&address) else { return 0 };
-        let link = peer.connection.up().and_then(|id| self.links.get_mut(id));
-        let abandoned = peer.outbound.abandon(link, is_meant, waiting);
-        self.drop_messages(abandoned.dropped);
-        abandoned.cost
+        let mut cost = 0;
+        let mut dropped = Vec::new();
+        for path in peer.paths_mut() {
+            let link = path.connection.up().and_then(|id| self.links.get_mut(id));
+            let abandoned = path.outbound.abandon(link, is_meant, waiting);
+            cost += abandoned.cost;
+            dropped.extend(abandoned.dropped);
+        }
+        self.drop_messages(dropped);
+        cost
     }
 
     /// Drops messages that will not be sent any more.
@@ -550,4 +684,9 @@ impl Peers {
             self.effects.push(Effect::Dropped(message));
         }
     }
+}
+
+/// Creates the delays between attempts to connect.
+fn backoff(config: &Config, prng: &mut Prng) -> Backoff {
+    Backoff::new(config.reconnect_min, config.reconnect_max, prng.fork())
 }

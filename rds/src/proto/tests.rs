@@ -12,6 +12,7 @@ use crate::wire::{Extensions, HEADER_LEN, Header, MAP_LEN, RETRANSMITTED};
 
 mod connect;
 mod messages;
+mod paths;
 mod wire;
 
 fn address(last: u8) -> IpAddr {

@@ -5,15 +5,18 @@
 
 const NPATHS: u8 = 5;
 const GEN_NUM: u8 = 6;
+const PATH: u8 = 8;
 
 /// Values that nodes exchange over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
-    /// Number of connections supported between a pair of nodes, in probes and their answers.
+    /// Number of connections supported between a pair of nodes, in probes, their answers and maps.
     pub npaths: Option<u16>,
     /// Number that a node draws at its start, never 0; a different number means another run of the
     /// node.
     pub generation: Option<u32>,
+    /// Number of the path that a connection belongs to, from 0 on, in maps.
+    pub path: Option<u8>,
 }
 
 impl Extensions {
@@ -29,6 +32,11 @@ impl Extensions {
         if let Some(generation) = self.generation {
             out[at] = GEN_NUM;
             out[at + 1..at + 5].copy_from_slice(&generation.to_be_bytes());
+            at += 5;
+        }
+        if let Some(path) = self.path {
+            out[at] = PATH;
+            out[at + 1] = path;
         }
         out
     }
@@ -45,6 +53,7 @@ impl Extensions {
                     let number = u32::from_be_bytes([*a, *b, *c, *d]);
                     found.generation = Some(number).filter(|number| *number != 0);
                 }
+                (PATH, [path, ..]) => found.path = Some(*path),
                 _ => {}
             }
             rest = &body[len..];
@@ -63,8 +72,7 @@ const fn body_len(kind: u8) -> Option<usize> {
         3 | 4 => Some(8),
         NPATHS => Some(2),
         GEN_NUM => Some(4),
-        // Index of a path.
-        8 => Some(1),
+        PATH => Some(1),
         _ => None,
     }
 }
@@ -81,15 +89,17 @@ mod tests {
 
     #[test]
     fn lists_are_read_up_to_the_first_unknown_entry() {
-        let both = Extensions { npaths: Some(8), generation: Some(0x0102_0304) };
+        let both =
+            Extensions { npaths: Some(8), generation: Some(0x0102_0304), ..Extensions::default() };
+        let all = Extensions { path: Some(7), ..both };
         for (bytes, expected) in [
             (&[5, 0, 8, 6, 1, 2, 3, 4][..], both),
-            (&[6, 1, 2, 3, 4, 8, 7, 5, 0, 8], both),
+            (&[6, 1, 2, 3, 4, 8, 7, 5, 0, 8], all),
             (&[2, 9, 9, 9, 9, 5, 0, 8, 6, 1, 2, 3, 4], both),
-            (&[5, 0, 8, 99, 6, 1, 2, 3, 4], Extensions { npaths: Some(8), generation: None }),
+            (&[5, 0, 8, 99, 6, 1, 2, 3, 4], Extensions { generation: None, ..both }),
             (&[0, 5, 0, 8], Extensions::default()),
             // 0 is not a valid generation.
-            (&[6, 0, 0, 0, 0, 5, 0, 1], Extensions { npaths: Some(1), generation: None }),
+            (&[6, 0, 0, 0, 0, 5, 0, 1], Extensions { npaths: Some(1), ..Extensions::default() }),
             // Truncated by the end of the field.
             (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5, 0], Extensions::default()),
             (&[3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 5], Extensions::default()),
@@ -97,5 +107,6 @@ mod tests {
             assert_eq!(Extensions::decode(&room(bytes)), expected, "{bytes:?}");
         }
         assert_eq!(both.encode(), room(&[5, 0, 8, 6, 1, 2, 3, 4]));
+        assert_eq!(all.encode(), room(&[5, 0, 8, 6, 1, 2, 3, 4, 8, 7]));
     }
 }

@@ -71,6 +71,7 @@ impl Host {
         let mut config = Config::new(address(index), generation, prng.next_u64());
         (config.sndbuf, config.rcvbuf) = (plan.sndbuf, plan.rcvbuf);
         config.connect_timeout = Duration::from_secs(3);
+        config.paths = plan.paths[index];
         let mut node = Node::new(config);
         let ports = FIRST_PORT..FIRST_PORT + plan.sockets[index];
         let sockets = ports.map(|port| node.bind(port).expect("a free port")).collect();

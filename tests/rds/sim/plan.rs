@@ -14,6 +14,8 @@ pub(super) struct Plan {
     /// Whether a node announces its current run to peers (GEN_NUM). Nodes that do not are like
     /// Linux 6.1.
     pub(super) announces: Vec<bool>,
+    /// Maximum number of connections of each node to a peer.
+    pub(super) paths: Vec<usize>,
     /// Total number of messages.
     pub(super) messages: usize,
     /// Maximum payload without the checker's bytes.
@@ -60,9 +62,15 @@ impl Plan {
         let announces = (0..nodes).map(|_| prng.chance(share)).collect();
         let small = prng.chance(Ratio::new(1, 3));
         let micros = |prng: &mut Prng, max| Duration::from_micros(prng.range(10..=max));
+        // Without an effect on the rest of the plan, so that runs with single paths stay the same.
+        let mut own = prng.clone().fork();
+        let several = [Ratio::ZERO, Ratio::ZERO, Ratio::new(3, 4), Ratio::ONE][own.index(4)];
+        let paths = |own: &mut Prng| if own.chance(several) { 1 + own.index(8) } else { 1 };
+        let paths = (0..nodes).map(|_| paths(&mut own)).collect();
         Self {
             sockets,
             announces,
+            paths,
             messages: usize::try_from(prng.range(60..=240)).unwrap_or(60),
             len_max: if small { 100 } else { prng.range(0..=LEN_MAX as u64) },
             sndbuf: usize::try_from(prng.range(8_000..=40_000)).unwrap_or(8_000),

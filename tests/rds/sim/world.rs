@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::io::IoSlice;
 
-use rds::proto::{LinkId, Order};
+use rds::proto::{ConnectionInfo, LinkId, Order};
 use rtrs_core::mutated;
 use rtrs_core::prng::Prng;
 use rtrs_core::prng::Ratio;
@@ -36,6 +36,8 @@ pub(super) struct Outcome {
     pub(super) refusals: u64,
     pub(super) congested: u64,
     pub(super) full: u64,
+    /// Paths other than the first that have carried messages.
+    pub(super) paths: u64,
     /// Time at which everything had settled.
     end: Instant,
     actions: u64,
@@ -53,6 +55,7 @@ impl Outcome {
         self.refusals += other.refusals;
         self.congested += other.congested;
         self.full += other.full;
+        self.paths += other.paths;
     }
 }
 
@@ -154,6 +157,9 @@ fn count_host(outcome: &mut Outcome, host: &Host) {
     outcome.raced += stats.tcp_connect_raced;
     outcome.congested += host.refused.congested;
     outcome.full += host.refused.full;
+    // Each connection has a probe.
+    let is_used = |info: &ConnectionInfo| info.path > 0 && info.next_tx > 2;
+    outcome.paths += host.node.peers().connections().filter(is_used).count() as u64;
 }
 
 impl World {
@@ -397,12 +403,11 @@ impl World {
                 continue;
             }
             let from = address(from);
-            let former =
-                host.node.peers().candidate(from).and_then(|it| self.net.find(host.index, it));
-            if let Some(former) = former
-                && !mutated!(RdsCandidateUnread)
-            {
-                self.read(host, former, true);
+            for former in host.node.peers().candidates(from) {
+                let end = self.net.find(host.index, former);
+                if let Some(end) = end.filter(|_| !mutated!(RdsCandidateUnread)) {
+                    self.read(host, end, true);
+                }
             }
             match host.node.accepted(self.now, from) {
                 Some(link) => self.net.name(id, link),
@@ -430,11 +435,12 @@ impl World {
                 return;
             }
             let is_first = !std::mem::replace(&mut end.was_read, true);
-            let former = host.node.peers().predecessor(link).filter(|_| is_first);
-            if let Some(former) = former.and_then(|former| self.net.find(host.index, former))
-                && !mutated!(RdsPredecessorSkipped)
-            {
-                self.read(host, former, true);
+            let former = if is_first { host.node.peers().predecessors(link) } else { Vec::new() };
+            for former in former {
+                let end = self.net.find(host.index, former);
+                if let Some(end) = end.filter(|_| !mutated!(RdsPredecessorSkipped)) {
+                    self.read(host, end, true);
+                }
             }
             let Some(end) = self.net.end(id) else { return };
             let len = end.inbox.len();

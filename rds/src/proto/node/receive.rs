@@ -23,7 +23,7 @@ struct Arrived {
 impl Node {
     /// Handles bytes received on a connection.
     pub fn received(&mut self, now: Instant, id: LinkId, bytes: &[u8]) {
-        let Some(link) = self.peers.links_mut().get_mut(id) else { return };
+        let Some(link) = self.peers.links.get_mut(id) else { return };
         let from = link.peer;
         let mut decoder = std::mem::take(&mut link.decoder);
         decoder.set_time(now);
@@ -32,9 +32,12 @@ impl Node {
             match decoder.step(&mut input) {
                 Ok(None) => break,
                 Ok(Some(Step::Header(header, kind))) => {
-                    self.peers.valid(now, id);
+                    self.peers.valid(now, id, &header, kind);
                     self.apply_effects();
-                    if kind == Kind::Message && !self.wants(from, &header) {
+                    // It may be older than another connection of its path.
+                    let Some(link) = self.peers.links.get(id) else { return };
+                    let path = link.path;
+                    if kind == Kind::Message && !self.wants(from, path, &header) {
                         decoder.skip();
                     }
                 }
@@ -46,11 +49,14 @@ impl Node {
                         if let Some(cleared) = cleared {
                             self.ports.congestion_changed(from, cleared);
                         }
+                        if self.peers.links.get(id).is_none() {
+                            return;
+                        }
                     }
                 }
                 Ok(Some(Step::Message(header, Kind::Message, payload))) => {
                     let times = decoder.times();
-                    self.message_received(now, from, Arrived { header, payload, times });
+                    self.message_received(now, id, Arrived { header, payload, times });
                 }
                 Err(error) => {
                     if let Some(left_out) = self.bad_streams.admit(now) {
@@ -85,16 +91,18 @@ impl Node {
     }
 
     /// Whether the payload of a message is wanted.
-    fn wants(&self, from: IpAddr, header: &Header) -> bool {
+    fn wants(&self, from: IpAddr, path: usize, header: &Header) -> bool {
         let Some(peer) = self.peers.get(from) else { return false };
-        peer.inbound.wants(header, self.config.peer_memory)
+        peer.wants(path, header, self.config.peer_memory)
             && self.ports.fits(header.dport, header.len as usize)
     }
 
-    fn message_received(&mut self, now: Instant, from: IpAddr, message: Arrived) {
+    fn message_received(&mut self, now: Instant, id: LinkId, message: Arrived) {
         let Arrived { ref header, payload, times } = message;
-        let Some(peer) = self.peers.get_mut(from) else { return };
-        if !peer.inbound.accept(header) {
+        let Some((peer, link)) = self.peers.pair(id) else { return };
+        let from = link.peer;
+        let path = peer.path_mut(peer.numbering(link.path));
+        if !path.accept(header) {
             self.stats.recv_drop_old_seq += 1;
             return;
         }
@@ -107,7 +115,7 @@ impl Node {
                     self.peers.probed(now, from, header);
                 }
                 if sport == PROBE_PORT || self.config.ping {
-                    self.peers.answer(now, from, sport);
+                    self.peers.answer(now, id, sport);
                 }
                 self.apply_effects();
             }
@@ -123,8 +131,8 @@ impl Node {
                     }
                     return;
                 };
+                path.connection.carried();
                 peer.inbound.note_sent();
-                peer.connection.carried();
                 self.deliver(dport, Received { from, port, payload, times });
             }
         }

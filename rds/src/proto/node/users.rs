@@ -148,10 +148,7 @@ impl Node {
         };
         self.ports.charge(id, &message);
         self.stats.send_queued += 1;
-        if let Some(peer) = self.peers.get_mut(to) {
-            peer.outbound.push(message);
-        }
-        self.peers.wake(now, to);
+        self.peers.queue(now, to, message);
         Ok(())
     }
 
@@ -220,9 +217,10 @@ impl Node {
             peer_port: message.dport,
         };
         let waiting = self.peers.iter().flat_map(move |(address, peer)| {
-            peer.outbound.messages().map(move |message| of(QueueKind::Send, address, message))
+            let messages = peer.paths().iter().flat_map(|path| path.outbound.messages());
+            messages.map(move |message| of(QueueKind::Send, address, message))
         });
-        let unacked = self.peers.links().iter().flat_map(move |link| {
+        let unacked = self.peers.links.iter().flat_map(move |link| {
             link.messages().map(move |message| of(QueueKind::Retransmit, link.peer, message))
         });
         let unread = self.ports.iter().flat_map(|(id, socket)| {

@@ -1,9 +1,21 @@
 //! State of the data from a peer: its sequence numbers, generation and congestion map.
 
-use rtrs_core::mutated;
-
 use crate::proto::config::MESSAGE_COST;
-use crate::wire::{CongestionMap, Extensions, Header, PING_PORT};
+use crate::wire::{CongestionMap, Extensions, Header};
+
+/// Number of former runs of a peer whose late connections are recognized.
+const FORMER_MAX: usize = 8;
+
+/// Run of a peer that a map belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::proto) enum Run {
+    /// The known one, or the first.
+    Same,
+    /// Another one: the peer has restarted.
+    New,
+    /// One before the known one, which is still connected: its connection is late.
+    Former,
+}
 
 /// Changes that a map of a peer has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +33,12 @@ pub(in crate::proto) struct Inbound {
     /// The peer has sent a message to a user. If it were forgotten, a repeated message would look
     /// new.
     has_sent: bool,
-    /// Sequence number expected next from the peer.
-    next_rx: u64,
     /// Congested ports of the peer; none before its first map.
     map: Option<CongestionMap>,
     /// Generation of the peer, which distinguishes its runs, if the peer ever announced one.
     generation: Option<u32>,
+    /// Generations of former runs, the newest last.
+    former: Vec<u32>,
     /// The peer announces its generation in maps, and so before anything else on a connection.
     generation_in_map: bool,
     /// Cost of messages that the peer has sent and users have not read.
@@ -50,10 +62,6 @@ impl Inbound {
     /// Records a message to a user.
     pub(in crate::proto) fn note_sent(&mut self) {
         self.has_sent = true;
-    }
-
-    pub(super) fn next_rx(&self) -> u64 {
-        self.next_rx
     }
 
     pub(in crate::proto) fn map(&self) -> Option<&CongestionMap> {
@@ -87,24 +95,9 @@ impl Inbound {
         self.map.is_none() || self.generation_in_map
     }
 
-    /// Whether the payload of a message is wanted, given the memory limit of a peer.
-    pub(in crate::proto) fn wants(&self, header: &Header, memory: usize) -> bool {
-        let is_data = header.dport != PING_PORT;
-        is_data && !self.is_old(header) && self.held + header.len as usize + MESSAGE_COST <= memory
-    }
-
-    fn is_old(&self, header: &Header) -> bool {
-        let is_old = header.is_retransmitted() && header.sequence < self.next_rx;
-        is_old && !mutated!(RdsDuplicateAccepted)
-    }
-
-    /// Checks a message's sequence number. Returns false if the message has arrived before.
-    pub(in crate::proto) fn accept(&mut self, header: &Header) -> bool {
-        let is_new = !self.is_old(header);
-        if is_new {
-            self.next_rx = header.sequence.wrapping_add(1);
-        }
-        is_new
+    /// Whether a message of this length fits into the memory limit of a peer.
+    pub(super) fn fits(&self, len: usize, memory: usize) -> bool {
+        self.held + len + MESSAGE_COST <= memory
     }
 
     /// Records the generation in a probe or in the answer to one. Returns true if the peer has
@@ -115,25 +108,35 @@ impl Inbound {
         generation.is_some_and(|generation| self.run(generation))
     }
 
-    /// Records the generation in the header of a map. Returns true if the peer has restarted.
-    pub(in crate::proto) fn map_begun(&mut self, header: &Header) -> bool {
-        let Some(generation) = Extensions::decode(&header.extensions).generation else {
-            return false;
-        };
-        self.generation_in_map = true;
-        let restarted = self.run(generation);
-        if restarted {
-            // Sequence numbers restart. The first probe of a run restarts them too: it is never a
-            // repeat, and precedes everything else.
-            self.next_rx = 0;
+    /// Returns the generation of the peer, if it ever announced one.
+    pub(in crate::proto) fn generation(&self) -> Option<u32> {
+        self.generation
+    }
+
+    /// Records the generation in the header of a map. `is_connected`: another connection is of the
+    /// known run. Without one, a former run may be back: the address has moved between hosts.
+    pub(in crate::proto) fn map_begun(
+        &mut self,
+        generation: Option<u32>,
+        is_connected: bool,
+    ) -> Run {
+        let Some(generation) = generation else { return Run::Same };
+        if is_connected && self.former.contains(&generation) {
+            return Run::Former;
         }
-        restarted
+        self.generation_in_map = true;
+        if self.run(generation) { Run::New } else { Run::Same }
     }
 
     /// Records the peer's generation. Returns true if it differs from the known one.
     fn run(&mut self, generation: u32) -> bool {
-        let known = self.generation.replace(generation);
-        known.is_some_and(|known| known != generation)
+        let known = self.generation.replace(generation).filter(|known| *known != generation);
+        self.former.retain(|former| *former != generation);
+        if self.former.len() == FORMER_MAX {
+            self.former.remove(0);
+        }
+        self.former.extend(known);
+        known.is_some()
     }
 
     /// Replaces the peer's map.

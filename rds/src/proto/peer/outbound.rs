@@ -11,6 +11,8 @@ use crate::wire::{CONG_BITMAP, CongestionMap, Extensions, Header, MAP_LEN, PING_
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proto) struct Greeting<'a> {
     pub(in crate::proto) generation: Option<u32>,
+    /// Maximum number of connections to a peer.
+    pub(in crate::proto) paths: usize,
     pub(in crate::proto) congested: &'a CongestionMap,
 }
 
@@ -85,7 +87,7 @@ impl Outbound {
         }
         self.pongs += 1;
         let extensions = match dport {
-            PROBE_PORT => Extensions { npaths: Some(1), generation }.encode(),
+            PROBE_PORT => probe_extensions(generation),
             _ => [0; 16],
         };
         let (owner, sport, payload) = (Owner::Pong, PING_PORT, Vec::new());
@@ -119,14 +121,14 @@ impl Outbound {
 
     /// Queues as many maps and messages on a link as it accepts now.
     pub(in crate::proto) fn fill(&mut self, link: &mut Link, greeting: Greeting<'_>) -> Filled {
-        let Greeting { generation, congested } = greeting;
+        let Greeting { generation, paths, congested } = greeting;
         let mut filled = Filled::default();
         while link.has_room() {
             if std::mem::take(&mut link.map_is_due) {
                 let header = Header {
                     len: MAP_LEN as u32,
                     flags: CONG_BITMAP,
-                    extensions: Extensions { npaths: None, generation }.encode(),
+                    extensions: map_extensions(generation, paths, link.path),
                     ..Header::default()
                 };
                 link.hand_map(header, congested.bytes().to_vec());
@@ -178,6 +180,12 @@ impl Outbound {
         dropped
     }
 
+    /// Removes the messages of sockets that no connection has begun to send.
+    pub(super) fn take_unsent(&mut self) -> Vec<Message> {
+        let is_of_socket = |m: &Message| matches!(m.owner, Owner::Socket(_) | Owner::Nobody);
+        self.outbox.remove(|m| is_of_socket(m) && !m.is_begun)
+    }
+
     /// Abandons messages; see [`Abandoned`]. Those in the outbox are dropped if `waiting`, if no
     /// connection is up, or if one was sent before. The others lose their owner.
     pub(in crate::proto) fn abandon(
@@ -211,9 +219,24 @@ fn probe(generation: Option<u32>) -> Message {
         sport: PROBE_PORT,
         dport: PING_PORT,
         payload: Vec::new(),
-        extensions: Extensions { npaths: Some(1), generation }.encode(),
+        extensions: probe_extensions(generation),
         sequence: None,
         is_begun: false,
         completion: None,
     }
+}
+
+/// Returns the extension headers of probes and their answers. They ask for a single connection:
+/// Linux 6.1 assigns several to its paths in the order in which they arrive, so that sequence
+/// numbers would not match when more than one is lost at a time.
+fn probe_extensions(generation: Option<u32>) -> [u8; 16] {
+    Extensions { npaths: Some(1), generation, path: None }.encode()
+}
+
+/// Returns the extension headers of a map on a path, which nodes of this program read.
+fn map_extensions(generation: Option<u32>, paths: usize, path: usize) -> [u8; 16] {
+    let has_paths = generation.is_some() && paths > 1;
+    let npaths = u16::try_from(paths).ok().filter(|_| has_paths);
+    let path = u8::try_from(path).ok().filter(|_| has_paths);
+    Extensions { npaths, generation, path }.encode()
 }

@@ -91,16 +91,16 @@ fn a_new_connection_replaces_an_intact_one() {
     net.at(1).lost(now, old[0].link);
     net.pass(Duration::from_millis(1));
     let [near, far] = net.pipes[0].clone();
-    assert_eq!(net.at(5).peers().predecessor(far.link), Some(old[1].link));
+    assert_eq!(net.at(5).peers().predecessors(far.link), [old[1].link]);
     net.at(5).received(now, old[1].link, &old[0].out);
     // Nothing is sent on it before it has delivered valid data.
     assert!(near.out.len() > MAP_LEN && far.out.is_empty());
     net.at(5).received(now, far.link, &near.out[..47]);
-    assert!(net.at(5).peers().predecessor(far.link).is_some());
+    assert!(!net.at(5).peers().predecessors(far.link).is_empty());
     net.pipes[0][0].out.drain(..47);
     net.delivers = true;
     net.settle();
-    assert_eq!(net.at(5).peers().predecessor(far.link), None);
+    assert!(net.at(5).peers().predecessors(far.link).is_empty());
     assert_eq!(net.read(5, reader), [(3000, b"one".to_vec()), (3000, b"two".to_vec())]);
     assert_eq!(net.at(5).stats().recv_drop_old_seq, 1, "it was repeated");
 }

@@ -55,7 +55,7 @@ impl Played {
 
     /// Sends an empty map, with the generation of the peer if given.
     fn input_map(&mut self, run: Option<u32>) {
-        let extensions = Extensions { npaths: None, generation: run }.encode();
+        let extensions = Extensions { generation: run, ..Extensions::default() }.encode();
         let header = Header { flags: CONG_BITMAP, extensions, ..Header::default() };
         self.input(header, CongestionMap::default().bytes());
     }
@@ -77,7 +77,7 @@ fn data(sequence: u64, flags: u8) -> Header {
 }
 
 fn generation(number: u32) -> Extensions {
-    Extensions { npaths: None, generation: Some(number) }
+    Extensions { generation: Some(number), ..Extensions::default() }
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_connection_starts_with_the_map_and_a_probe() {
 #[test]
 fn probes_and_pings_are_answered() {
     let mut played = Played::greeted();
-    let probe = Extensions { npaths: Some(8), generation: None };
+    let probe = Extensions { npaths: Some(8), ..Extensions::default() };
     let header =
         Header { sequence: 1, sport: PROBE_PORT, extensions: probe.encode(), ..data(0, 0) };
     played.input(Header { dport: PING_PORT, ..header }, b"");
@@ -121,7 +121,7 @@ fn probes_and_pings_are_answered() {
         .into_iter()
         .map(|(h, _)| (h.sequence, h.sport, h.dport, h.len, h.extensions))
         .collect();
-    let paths = Extensions { npaths: Some(1), generation: Some(0x0102_0304) }.encode();
+    let paths = Extensions { npaths: Some(1), ..generation(0x0102_0304) }.encode();
     assert_eq!(answers, [(2, 0, PROBE_PORT, 0, paths), (3, 0, 3000, 0, [0; 16])]);
     assert_eq!(played.node.stats().recv_ping, 2);
 }
@@ -330,6 +330,6 @@ fn bytes_match_the_kernel() {
     let header = Header { sequence: 7, len: 4, sport: 3000, dport: 4000, ..Header::default() };
     assert_eq!(header.encode().to_vec(), bytes);
     assert_eq!(Header::decode(bytes.as_slice().try_into().unwrap()), header);
-    let paths = Extensions { npaths: Some(8), generation: None };
+    let paths = Extensions { npaths: Some(8), ..Extensions::default() };
     assert_eq!(paths.encode()[..4], [5, 0, 8, 0]);
 }
