@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use rtrs_core::settings::{CommandError, ErrorClass, ExitStatus};
+use rtrs_base::settings::{CommandError, ErrorClass, ExitStatus};
 
 /// An error of this program, with its kind and cause.
 pub type Error = CommandError<ErrorKind>;

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 
 use crate::proto::{Config, LinkId, Node, Order, Received};
 use crate::wire::{Decoder, Step};

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use rds::LowArgs;
-use rtrs_core::settings::run_program;
+use rtrs_base::settings::run_program;
 
 fn main() -> ExitCode {
     run_program(std::env::args_os().collect(), LowArgs::output, LowArgs::run)

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use rtrs_core::rt::random_number;
-use rtrs_core::settings::{
+use rtrs_base::rt::random_number;
+use rtrs_base::settings::{
     ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, SECOND, SocketMode, Switch, Time,
     ValueError, text_values,
 };
@@ -59,7 +59,7 @@ text_values! {
     NodeAddress, "ADDRESS", "an address such as 10.0.0.1";
 }
 
-rtrs_core::settings! {
+rtrs_base::settings! {
     /// The settings of `rds node`.
     pub struct Settings {
         /// Address of this host for which to run a node; repeatable

@@ -151,7 +151,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("rtrs-core/base", &[], &["rtrs-base"]),
     ("rtrs-core", &["rtrs-base"], &["rtrs-core"]),
     ("nbd-bridge", &["rtrs-core"], &["rtrs-core"]),
-    ("rds", &["rtrs-core"], &["rtrs-core"]),
+    ("rds", &["rtrs-base"], &["rtrs-base"]),
     ("rds/preload", &["rds"], &[]),
     ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
     ("rtrs-server", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),

@@ -10,8 +10,8 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rtrs_core::mem::SharedMemory;
-use rtrs_core::time::Duration;
+use rtrs_base::mem::SharedMemory;
+use rtrs_base::time::Duration;
 
 use super::packet::{mapped, unmapped};
 use crate::wire::{CongestionMap, MAP_LEN};

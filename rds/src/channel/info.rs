@@ -379,7 +379,7 @@ pub fn tcp_of(bytes: &[u8], size: usize, v6: bool) -> Vec<InfoTcp> {
 
 #[cfg(test)]
 mod tests {
-    use rtrs_core::time::Instant;
+    use rtrs_base::time::Instant;
 
     use super::*;
     use crate::proto::{Config, Outgoing};

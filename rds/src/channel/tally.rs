@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rtrs_core::mem::SharedMemory;
+use rtrs_base::mem::SharedMemory;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::proto::Refused;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rtrs_core::settings::{ByteSize, HOUR, Int, MILLISECOND, Time, ValueError};
-use rtrs_core::time::Duration;
+use rtrs_base::settings::{ByteSize, HOUR, Int, MILLISECOND, Time, ValueError};
+use rtrs_base::time::Duration;
 
 /// Port that a socket can be bound to: 0 is the port of pings, 1 that of probes.
 pub(super) type Port = Int<u16, 2, 65535>;

@@ -1,7 +1,7 @@
 //! `info`: shows the info options of a node's sockets.
 
 use clap::Args;
-use rtrs_core::settings::{Output, printable};
+use rtrs_base::settings::{Output, printable};
 use serde_json::{Map, Value, json};
 
 use super::table::table;

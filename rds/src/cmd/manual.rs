@@ -1,6 +1,6 @@
 //! Parts of the manual pages that the command line does not give.
 
-use rtrs_core::settings::{FileUse, FormatPage, KeyGroup, Manual, describe};
+use rtrs_base::settings::{FileUse, FormatPage, KeyGroup, Manual, describe};
 
 use crate::settings::Settings;
 
@@ -55,7 +55,7 @@ pub(super) fn manual() -> Manual {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rtrs_core::settings::settings_from_yaml;
+    use rtrs_base::settings::settings_from_yaml;
 
     #[test]
     fn the_example_of_a_file_is_valid() {

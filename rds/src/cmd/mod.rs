@@ -15,7 +15,7 @@ mod table;
 mod via;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rtrs_core::settings::{DocumentsArgs, ErrorClass, Output, exit_codes};
+use rtrs_base::settings::{DocumentsArgs, ErrorClass, Output, exit_codes};
 
 use self::info::InfoArgs;
 use self::node::NodeArgs;

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
 use clap::{Args, Subcommand};
-use rtrs_core::local::{ControlSocket, RequestError, ServiceManager, reply, request};
-use rtrs_core::logging::log_to_stderr;
-use rtrs_core::rt::{Signal, Signals, raise_open_files};
-use rtrs_core::settings::{ByteSize, Flags, Output, print, settings_from_file, write_text};
-use rtrs_core::time::Duration;
+use rtrs_base::local::{ControlSocket, RequestError, ServiceManager, reply, request};
+use rtrs_base::logging::log_to_stderr;
+use rtrs_base::rt::{Signal, Signals, raise_open_files};
+use rtrs_base::settings::{ByteSize, Flags, Output, print, settings_from_file, write_text};
+use rtrs_base::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::table::table;

@@ -4,9 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 
 use clap::Args;
-use rtrs_core::rt::Clock;
-use rtrs_core::settings::{Int, Output, write_text};
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::rt::Clock;
+use rtrs_base::settings::{Int, Output, write_text};
+use rtrs_base::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;

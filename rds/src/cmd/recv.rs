@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
-use rtrs_core::settings::{Int, Output};
+use rtrs_base::settings::{Int, Output};
 use serde_json::json;
 
 use super::args::{Port, Seconds};

@@ -4,8 +4,8 @@ use std::io::{self, BufRead, Read};
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
-use rtrs_core::settings::Output;
-use rtrs_core::time::Duration;
+use rtrs_base::settings::Output;
+use rtrs_base::time::Duration;
 use serde::Serialize;
 
 use super::args::{Bytes, Port, PortOrAny, Seconds};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rtrs_core::rt::{Forwarding, Signal, Signals};
+use rtrs_base::rt::{Forwarding, Signal, Signals};
 
 use crate::error::{Error, ErrorKind, failed};
 

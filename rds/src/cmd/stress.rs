@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use clap::Args;
 use hdrhistogram::Histogram;
-use rtrs_core::rt::random_number;
-use rtrs_core::settings::{HOUR, Int, MILLISECOND, Output, Switch, Time, print_text};
+use rtrs_base::rt::random_number;
+use rtrs_base::settings::{HOUR, Int, MILLISECOND, Output, Switch, Time, print_text};
 use serde::Serialize;
 
 use super::args::{Bytes, Seconds};

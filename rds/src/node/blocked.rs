@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use rtrs_core::log_limit::LogLimit;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::log_limit::LogLimit;
+use rtrs_base::time::{Duration, Instant};
 
 use crate::proto::{ConnectionInfo, Node, TcpInfo};
 use crate::wire::CongestionMap;

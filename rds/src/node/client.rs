@@ -4,8 +4,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rtrs_core::rt::{Fd, OpId};
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::rt::{Fd, OpId};
+use rtrs_base::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{

@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use rtrs_core::log_limit::LogLimit;
-use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_base::log_limit::LogLimit;
+use rtrs_base::rt::{Completed, Fd, Op, Port, Ring};
+use rtrs_base::time::{Duration, Instant, earliest};
 
 use super::client::{Asker, Bound, Client, ClientId, Credentials, Input};
 use super::controls::Controls;

@@ -3,8 +3,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use rtrs_core::rt::{Fd, OpId};
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::rt::{Fd, OpId};
+use rtrs_base::time::{Duration, Instant};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 /// Idle time before the first keepalive probe, and interval between probes.

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 
-use rtrs_core::rt::{Inbox, Shard};
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_base::rt::{Inbox, Shard};
+use rtrs_base::time::{Duration, Instant, earliest};
 
 use super::blocked::Blocked;
 use super::clients::Clients;

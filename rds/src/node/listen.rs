@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtrs_core::local::{SocketFile, bind_seqpacket};
+use rtrs_base::local::{SocketFile, bind_seqpacket};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Maximum number of connections waiting to be accepted.

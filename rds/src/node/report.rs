@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::blocked::Blocked;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use rtrs_core::time::Instant;
+use rtrs_base::time::Instant;
 
 use super::client::ClientId;
 

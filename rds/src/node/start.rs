@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use rtrs_core::rt::{Fd, Mailbox, PollPolicy, Ring, Sender, mailbox, random_number, run};
-use rtrs_core::time::Duration;
+use rtrs_base::rt::{Fd, Mailbox, PollPolicy, Ring, Sender, mailbox, random_number, run};
+use rtrs_base::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

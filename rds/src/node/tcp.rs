@@ -9,9 +9,9 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::rc::Rc;
 
-use rtrs_core::log_limit::LogLimit;
-use rtrs_core::rt::{Completed, Fd, Op, Port, Ring, unacknowledged_bytes};
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_base::log_limit::LogLimit;
+use rtrs_base::rt::{Completed, Fd, Op, Port, Ring, unacknowledged_bytes};
+use rtrs_base::time::{Duration, Instant, earliest};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use socket2::{SockAddr, SockRef};

@@ -2,8 +2,8 @@
 //! ones after a random delay whose upper bound doubles. Peers of a node that returns do not all
 //! reconnect at the same time.
 
-use rtrs_core::prng::Prng;
-use rtrs_core::time::Duration;
+use rtrs_base::prng::Prng;
+use rtrs_base::time::Duration;
 
 /// Delays before attempts to connect.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rtrs_core::time::Duration;
+use rtrs_base::time::Duration;
 
 use super::event::SendError;
 use crate::wire::PAYLOAD_MAX;

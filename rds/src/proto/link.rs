@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::IpAddr;
 
-use rtrs_core::mutated;
+use rtrs_base::mutated;
 
 use super::info::TcpInfo;
 use super::outbox::Message;

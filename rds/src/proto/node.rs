@@ -6,10 +6,10 @@ mod users;
 use std::io::IoSlice;
 use std::net::IpAddr;
 
-use rtrs_core::log_limit::LogLimit;
-use rtrs_core::mutated;
-use rtrs_core::prng::Prng;
-use rtrs_core::time::Instant;
+use rtrs_base::log_limit::LogLimit;
+use rtrs_base::mutated;
+use rtrs_base::prng::Prng;
+use rtrs_base::time::Instant;
 
 use super::config::Config;
 use super::event::{Event, LinkId, Order, TcpEvent};

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use rtrs_core::mutated;
+use rtrs_base::mutated;
 
 use super::config::MESSAGE_COST;
 use super::event::SocketId;

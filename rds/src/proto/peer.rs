@@ -7,7 +7,7 @@ mod path;
 
 use std::net::IpAddr;
 
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::event::LinkId;

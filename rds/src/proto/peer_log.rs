@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use rtrs_core::log_limit::LogLimits;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::log_limit::LogLimits;
+use rtrs_base::time::{Duration, Instant};
 
 /// Maximum number of lines in a period, whatever the number of peers.
 const LINES_MAX: u32 = 64;

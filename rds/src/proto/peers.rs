@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use rtrs_core::log_limit::LogLimit;
-use rtrs_core::mutated;
-use rtrs_core::prng::Prng;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::log_limit::LogLimit;
+use rtrs_base::mutated;
+use rtrs_base::prng::Prng;
+use rtrs_base::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::config::{Config, PATHS_MAX};

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use rtrs_core::mutated;
-use rtrs_core::prng::Prng;
+use rtrs_base::mutated;
+use rtrs_base::prng::Prng;
 
 use super::config::MESSAGE_COST;
 use super::event::{BindError, Event, SocketId};
@@ -480,7 +480,7 @@ fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
 
 #[cfg(test)]
 mod tests {
-    use rtrs_core::time::Instant;
+    use rtrs_base::time::Instant;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 
 use super::*;
 use crate::wire::{Extensions, HEADER_LEN, Header, MAP_LEN, RETRANSMITTED};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use rtrs_core::time::Instant;
+use rtrs_base::time::Instant;
 
 use super::event::LinkId;
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rtrs_core::time::Duration;
+use rtrs_base::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::access::{Access, AtPath, Binding};

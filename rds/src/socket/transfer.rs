@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rtrs_core::rt::Clock;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::rt::Clock;
+use rtrs_base::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use hdrhistogram::Histogram;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 
 use super::ends::{Ends, Machine, Refusal};
 use super::message::Head;

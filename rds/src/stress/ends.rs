@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use rtrs_core::rt::Clock;
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::rt::Clock;
+use rtrs_base::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

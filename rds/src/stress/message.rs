@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use rtrs_core::prng::Prng;
+use rtrs_base::prng::Prng;
 
 use crate::wire::PAYLOAD_MAX;
 

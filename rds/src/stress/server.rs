@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 
 use super::ends::{Ends, Machine, Refusal};
 use super::message::{HEAD_LEN, Head, LEN_MAX};

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
 use hdrhistogram::Histogram;
-use rtrs_core::rt::Clock;
-use rtrs_core::time::Duration;
+use rtrs_base::rt::Clock;
+use rtrs_base::time::Duration;
 
 use super::client::new_times;
 use super::message::LEN_MAX;

@@ -1,6 +1,6 @@
 //! Splits a TCP stream into messages, regardless of how the stream is fragmented.
 
-use rtrs_core::time::Instant;
+use rtrs_base::time::Instant;
 
 use super::header::{HEADER_LEN, Header, Kind, WireError};
 
@@ -167,7 +167,7 @@ fn make_room(payload: &mut Vec<u8>, count: usize, left: usize) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use rtrs_core::time::Duration;
+    use rtrs_base::time::Duration;
 
     use super::super::header::CONG_BITMAP;
     use super::*;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rds::channel::{InfoOption, connections_of, sockets_of};
 use rds::node::NodeHandle;
 use rds::socket::{Access, Binding, How, Incoming, Outgoing};
-use rtrs_core::skip::skip;
+use rtrs_base::skip::skip;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;

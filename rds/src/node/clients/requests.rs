@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rtrs_core::time::Instant;
+use rtrs_base::time::Instant;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 

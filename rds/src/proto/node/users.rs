@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rtrs_core::time::Instant;
+use rtrs_base::time::Instant;
 
 use super::Node;
 use crate::proto::config::Config;

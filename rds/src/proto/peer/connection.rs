@@ -1,6 +1,6 @@
 //! Phase of the connection to a peer, and the time of the next attempt.
 
-use rtrs_core::time::{Duration, Instant};
+use rtrs_base::time::{Duration, Instant};
 
 use crate::proto::backoff::Backoff;
 use crate::proto::event::LinkId;

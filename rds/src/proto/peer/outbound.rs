@@ -1,7 +1,7 @@
 //! State of the data to a peer: its outbox, and what must arrive before messages may be sent.
 
-use rtrs_core::mutated;
-use rtrs_core::time::Instant;
+use rtrs_base::mutated;
+use rtrs_base::time::Instant;
 
 use crate::proto::link::Link;
 use crate::proto::outbox::{Message, Outbox, Owner, orphan};

@@ -1,7 +1,7 @@
 //! One of the paths to a peer: its connection, and its sequence numbers in both directions.
 
-use rtrs_core::mutated;
-use rtrs_core::time::Instant;
+use rtrs_base::mutated;
+use rtrs_base::time::Instant;
 
 use super::connection::Connection;
 use super::outbound::Outbound;
