@@ -32,7 +32,8 @@ rds node --address 127.0.0.1 --listen-port 26386 & node=$!
 for _ in $(seq 100); do [ -S $RDS_DIR/127.0.0.1.sock ] && break; sleep 0.1; done
 LD_PRELOAD=/usr/lib/rds/librds_preload.so timeout 20 perl -MSocket -e "
     my \$me = pack_sockaddr_in(4000, inet_aton(q(127.0.0.1)));
-    socket(my \$s, 21, SOCK_SEQPACKET, 0) && bind(\$s, \$me) or die;
+    socket(my \$s, 21, SOCK_SEQPACKET, 0) or die;
+    bind(\$s, \$me) or die;
     send(\$s, q(hello), 0, \$me) && defined(recv(\$s, my \$got, 100, 0)) or die;
     \$got eq q(hello) or die"
 result=$?
@@ -113,9 +114,11 @@ files() {
 }
 
 contains() { # package file...
-    local file
+    local file files
+    # Not from a pipe: dpkg-deb would fail if grep ends first.
+    files=$(dpkg-deb -c "$work/debs/1/$1"_*.deb | awk '{ print $6 }')
     for file in "${@:2}"; do
-        dpkg-deb -c "$work/debs/1/$1"_*.deb | awk '{ print $6 }' | grep -qxF "./$file" || {
+        grep -qxF "./$file" <<<"$files" || {
             echo "no $file in $1"
             return 1
         }

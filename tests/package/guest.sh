@@ -124,7 +124,7 @@ follow_documents() {
 install_and_use() {
     local pool dash pids fio
     all_files >files.before
-    check "both packages install" sh -c 'dpkg -i debs/1/*.deb'
+    check "all packages install" sh -c 'dpkg -i debs/1/*.deb'
     check "the server does not run before it is configured" fails systemctl is-active rtrs-server
     check "the units are valid" systemd-analyze verify --man=no rtrs-server.service \
         rtrs-client@x.service rtrs-apply.service
@@ -326,7 +326,7 @@ purge() {
     check "file systems are unmounted" umount /mnt/boot-vol /mnt/applied
     sed -i '/_netdev/d' /etc/fstab
     systemctl daemon-reload
-    check "both packages are purged" dpkg --purge rtrs-client rtrs-server
+    check "all packages are purged" dpkg --purge rtrs-client rtrs-server rds
     check "no process is left" fails pgrep -x 'rtrs-(client|server)'
     check "no unit is left" is "$(systemctl list-units --all --no-legend --plain 'rtrs-*')" ''
     check "no link of udev is left" fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
