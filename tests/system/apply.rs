@@ -240,7 +240,7 @@ fn a_session_without_service_is_reported_and_stays() {
     let _ = host.with(&file, &["apply"]).ok();
     host.server.take().into_iter().for_each(Server::crash);
     serves_no_io(&host, &file, "no-path");
-    // What can change does, and the session still serves no IO.
+    // `apply` changes settings that it can change online; the session still serves no IO.
     let online = [host.entry("vol0", &[0], "  no-path: queue\n  reconnect-max: 100ms\n")];
     let _ =
         host.with(&online, &["apply"]).code(1).says("it was changed, and serves no IO: no-path");
@@ -380,7 +380,7 @@ fn saved_volumes_apply_without_changes() {
     }
     assert!(!saved.contains("reconnect-max"), "defaults are left out:\n{saved}");
     let as_json = host.client.command(&["save", "-o", "json"]).ok().json();
-    // Of an export in memory, the server.
+    // For an export in memory, `save` writes only the ID of the server.
     let identity = host.status("vol1")["identity"].as_str().expect("an identity").to_owned();
     let (server, _) = identity.split_once('/').expect("two IDs");
     assert_eq!(

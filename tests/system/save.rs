@@ -91,7 +91,7 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     let _ = host.client(&["save"]).code(1).says(why[0]).says(why[1]);
     let _ = run("kill", &["-CONT", &stopped], COMMAND_TIME_MAX).ok();
 
-    // What was detached is gone from the host, as everything is after its restart.
+    // Detached volumes leave nothing on the host, like all volumes after a restart of the host.
     let missing = |name: &str| {
         format!("\"{name}\": it is in {} and is not attached", { host.scratch.text("saved.yaml") })
     };
@@ -188,7 +188,7 @@ fn swapped_servers_are_not_confused_after_a_restart() {
     let servers = swap(servers, &pair, [1, 0]);
     refused(host.apply());
     refused(host.apply());
-    // What was detached may be attached anywhere.
+    // A volume that was detached may be attached to any export.
     let _ = host.client(&["detach", "a"]).ok();
     let _ = pair.attach("a", 0).ok();
     assert_eq!(host.first_byte("a"), bytes[1]);

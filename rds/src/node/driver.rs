@@ -110,8 +110,8 @@ impl<A: App> NodeShard<A> {
             Command::Adopt(fd) => self.clients.adopt(fd),
             Command::Report(reply) => {
                 self.node.ports_mut().set_refused(self.clients.refused());
-                // The requester may have gone away.
                 let owners = self.clients.owners();
+                // The requester may have gone away.
                 let _ = reply.send(NodeReport::new(now, &self.node, &self.blocked, &owners));
             }
             Command::Reset(peer, reply) => {

@@ -75,7 +75,7 @@ fn replace(args: &mut Vec<OsString>) -> Option<(String, String)> {
 #[must_use]
 pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {
     if let Some(flag) = misplaced(&args).filter(|_| !wants_json(&args)) {
-        // As below.
+        // A failure to print a tip changes nothing.
         let _ = writeln!(
             std::io::stderr(),
             "rtrs-client: tip: {flag} does not go before the command; its flags follow it, and \

@@ -2,8 +2,8 @@
 //!
 //! A client that returns after another one has written must not continue (`control/writers.rs`).
 //! The next process knows that only from the list of displaced sessions that this one has saved.
-//! A session that is in no list is let in: a save may have failed, and a wrong refusal would fail
-//! all IO of a client.
+//! Sessions in neither list may open the export, because a save can fail and a wrong refusal would
+//! fail all IO of a client.
 
 use std::fmt;
 

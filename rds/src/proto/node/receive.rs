@@ -34,7 +34,7 @@ impl Node {
                 Ok(Some(Step::Header(header, kind))) => {
                     self.peers.valid(now, id, &header, kind);
                     self.apply_effects();
-                    // It may be older than another connection of its path.
+                    // The header may have closed this link: a path keeps its newest connection.
                     let Some(link) = self.peers.links.get(id) else { return };
                     let path = link.path;
                     if kind == Kind::Message && !self.wants(from, path, &header) {

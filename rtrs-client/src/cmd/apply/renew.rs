@@ -69,7 +69,7 @@ fn shared_session(group: &Group<'_>, item: &Item) -> Result<Option<Status>, Erro
     }
     let session = Session::new(&item.name, group.global)?;
     let status = match session.status() {
-        // It has ended meanwhile.
+        // The session has ended since it was listed.
         Err(error) if error.kind() == ErrorKind::NotAttached => return Ok(None),
         status => status?,
     };
