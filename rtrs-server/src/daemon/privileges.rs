@@ -19,6 +19,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rtrs_core::local::RunDir;
 use rtrs_core::rt::{
@@ -37,6 +39,11 @@ const RING_THREADS: &str = "iou-";
 /// Lines of a thread's status that show its capabilities. The inheritable and bounding sets have no
 /// effect without new privileges.
 const CAPABILITIES: [&str; 3] = ["CapPrm:", "CapEff:", "CapAmb:"];
+
+/// Longest time that a thread takes to end on a busy machine.
+const THREAD_END_MAX: Duration = Duration::from_secs(10);
+/// Interval between two checks of the threads.
+const CHECK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The user that the server runs as after its start.
 #[derive(Debug)]
@@ -143,10 +150,26 @@ impl RunAs {
         let Account { name, uid, gid, .. } = &self.account;
         let text = format!("cannot run as user {name}");
         become_account(&self.account).map_err(failed(ErrorKind::System, text.as_str()))?;
-        let verified = verify(&self.account).unwrap_or_else(|error| Err(error.to_string()));
-        verified.map_err(|why| Error::new(ErrorKind::System, format!("{text}: {why}")))?;
+        wait_verified(THREAD_END_MAX, || verify(&self.account))
+            .map_err(|why| Error::new(ErrorKind::System, format!("{text}: {why}")))?;
         tracing::info!(user = %name, uid, gid, "the server has dropped the privileges of root");
         Ok(())
+    }
+}
+
+/// Repeats a check until no thread has kept privileges, or until the time is over. The C library
+/// does not change a thread that is ending, and the kernel lists it until it has ended.
+fn wait_verified(
+    time_max: Duration,
+    mut check: impl FnMut() -> io::Result<Result<(), String>>,
+) -> Result<(), String> {
+    let until = Instant::now() + time_max;
+    loop {
+        let checked = check().map_err(|error| error.to_string())?;
+        if checked.is_ok() || Instant::now() >= until {
+            return checked;
+        }
+        thread::sleep(CHECK_AGAIN);
     }
 }
 
@@ -237,6 +260,23 @@ mod tests {
             assert_eq!(check_thread(&bad, &account()), Err(why), "{to}");
         }
         assert_eq!(check_thread("Name:\tiou-wrk-17\nUid:\t0 0 0 0\n", &account()), Ok(()));
+    }
+
+    #[test]
+    fn an_ending_thread_is_waited_for() {
+        let mut checks = 0;
+        let ended = wait_verified(Duration::from_secs(60), || {
+            checks += 1;
+            Ok(if checks < 3 {
+                Err("thread export-open has kept another user".into())
+            } else {
+                Ok(())
+            })
+        });
+        assert_eq!((ended, checks), (Ok(()), 3));
+        let kept = || Ok(Err("thread shard-0 has kept another user".to_owned()));
+        let kept = wait_verified(Duration::from_millis(1), kept);
+        assert_eq!(kept, Err("thread shard-0 has kept another user".into()));
     }
 
     #[test]
