@@ -60,7 +60,7 @@ lab_select() { # word...
                 :
             elif [ "$(lab_header "$name" in-all)" = no ]; then
                 continue
-            elif [[ $word =~ ^[1-9]/[1-9]$ ]]; then
+            elif [[ $word =~ ^[1-9][0-9]?/[1-9][0-9]?$ ]]; then
                 [[ $groups != *' smoke '* ]] || continue
                 at=$((at % ${word#*/} + 1))
                 [ $at -eq "${word%/*}" ] || continue
