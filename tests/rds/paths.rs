@@ -1,6 +1,6 @@
 //! Daemons that use several connections for a pair of nodes.
 
-use rtrs_tests::wait_for;
+use rtrs_tests::{free_port, wait_for};
 use serde_json::Value;
 
 use crate::stand::{LIMIT, Stand};
@@ -23,11 +23,12 @@ fn count_up(paths: &[Value]) -> usize {
 #[test]
 fn a_load_uses_all_paths_and_survives_their_resets() {
     let stand = Stand::with(2, &["--paths", "8", "--reconnect-max", "20ms"]);
-    let mut server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2"]);
+    let port = free_port().to_string();
+    let mut server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2", "-p", &port]);
     server.wait_lines("listening", 1, LIMIT);
     // Until the signal, and until everything is answered.
-    let args = ["stress", "127.0.0.2", "-I", "127.0.0.1", "-s", "64", "-t", "24h", "-W", "1h"];
-    let load = stand.begin(&[&args[..], &["-o", "json"]].concat());
+    let args = ["stress", "127.0.0.2", "-p", &port, "-I", "127.0.0.1", "-s", "64", "-t", "24h"];
+    let load = stand.begin(&[&args[..], &["-W", "1h", "-o", "json"]].concat());
     let all_up = || {
         wait_for("8 paths", LIMIT, || {
             let up = ["127.0.0.1", "127.0.0.2"].map(|node| count_up(&paths(&stand, node)));

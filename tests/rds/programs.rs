@@ -1,6 +1,6 @@
 //! `rds node` and the commands that use it.
 
-use rtrs_tests::{bin, run, wait_for};
+use rtrs_tests::{bin, free_port, run, wait_for};
 use serde_json::Value;
 
 use crate::stand::{LIMIT, Stand, address};
@@ -92,10 +92,11 @@ fn commands_work_without_a_daemon() {
 #[test]
 fn stress_load_is_verified_on_all_kinds_of_nodes() {
     let stand = Stand::new(2);
+    let port = free_port().to_string();
     // Server and client use daemons.
-    let _server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2"]);
+    let _server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2", "-p", &port]);
     let stress = |args: &[&str]| {
-        let fixed = ["stress", "127.0.0.2", "-t", "500ms", "-o", "json"];
+        let fixed = ["stress", "127.0.0.2", "-p", &port, "-t", "500ms", "-o", "json"];
         wait_for("the server", LIMIT, || {
             let finished = stand.rds(&[&fixed[..], args].concat());
             (finished.code == Some(0)).then(|| finished.json())
