@@ -206,6 +206,65 @@ assert b.recv(10) == b"again"
 }
 
 #[test]
+fn the_end_of_congestion_wakes_polls_without_a_monitor() {
+    python(
+        r#"
+a, b, c = sock(A), sock(B, 4000), sock(A, 5000)
+b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 20000)
+a.setblocking(False)
+def congest():
+    sent, deadline = 0, time.time() + 30
+    while True:
+        assert time.time() < deadline
+        try:
+            a.sendto(bytes(1000), (B, 4000))
+            sent += 1
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                return sent
+            assert error.errno == errno.EAGAIN
+            select.select([], [a], [], 10)
+def drain(sent):
+    for _ in range(sent):
+        assert len(b.recv(2000)) == 1000
+def polled():
+    poll = select.poll()
+    poll.register(a, select.POLLIN)
+    return lambda wait: bool(poll.poll(wait * 1000))
+def epolled():
+    epoll = select.epoll()
+    epoll.register(a, select.EPOLLIN | select.EPOLLET)
+    return lambda wait: any(flags & select.EPOLLIN for _, flags in epoll.poll(wait))
+selected = lambda: lambda wait: bool(select.select([a], [], [], wait)[0])
+for kind in (polled, epolled, selected):
+    sent = congest()
+    is_woken = kind()
+    assert not is_woken(0.1), "nothing has changed"
+    drain(sent)
+    assert is_woken(30)
+    # As in the kernel, nothing can be received, and the port takes messages again.
+    fails(errno.EAGAIN, a.recv, 10)
+    assert not is_woken(0)
+    a.sendto(b"again", (B, 4000))
+    assert b.recv(10) == b"again"
+# Messages behind an update are seen by a peek, and by a receive that waits.
+for flags in (socket.MSG_PEEK, 0):
+    sent = congest()
+    drain(sent)
+    assert selected()(30)
+    c.sendto(b"behind", a.getsockname())
+    a.settimeout(30)
+    assert a.recv(10, flags) == b"behind"
+    a.setblocking(False)
+a.settimeout(30)
+assert a.recv(10) == b"behind"
+a.setblocking(False)
+fails(errno.EAGAIN, a.recv, 10)
+"#,
+    );
+}
+
+#[test]
 fn descriptors_are_duplicated_and_inherited() {
     python(
         r#"

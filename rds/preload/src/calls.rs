@@ -229,21 +229,24 @@ fn latencies(wanted: [u8; 4], arrival: &Arrival) -> Option<[u8; LATENCIES_LEN]> 
 }
 
 /// Waits until another thread or process has bound a socket, for as long as a receive may wait.
-fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<()> {
+/// Returns the bound socket.
+fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<Arc<Binding>> {
     let socket = borrow(fd);
     if dontwait || fcntl_getfl(socket)?.contains(OFlags::NONBLOCK) {
         return Err(errno(libc::EAGAIN));
     }
     let limit = socket_timeout(socket, Timeout::Recv)?;
     let begun = Instant::now();
-    while entry.bound(fd).is_none() {
+    loop {
+        if let Some(bound) = entry.bound(fd) {
+            return Ok(bound);
+        }
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return Err(errno(libc::ETIMEDOUT));
         }
         // Ends at a signal as well.
         poll(&mut [], Some(&BIND_LOOK))?;
     }
-    Ok(())
 }
 
 /// How the program receives.
@@ -264,10 +267,11 @@ pub(crate) fn receive_message(
     if flags & libc::MSG_OOB != 0 {
         return Ok(Got::NOTHING);
     }
-    if entry.bound(fd).is_none() {
-        await_bind(fd, entry, flags & libc::MSG_DONTWAIT != 0)?;
-    }
-    let arrival = match next_arrival(fd, entry, to, receiving) {
+    let bound = match entry.bound(fd) {
+        Some(bound) => bound,
+        None => await_bind(fd, entry, flags & libc::MSG_DONTWAIT != 0)?,
+    };
+    let arrival = match next_arrival(fd, entry, &bound, to, receiving) {
         // The caller returns the completions.
         Err(error)
             if takes_completions && is_empty(&error) && completions::is_any(entry.inode()) =>
@@ -301,6 +305,7 @@ fn is_empty(error: &io::Error) -> bool {
 fn next_arrival(
     fd: c_int,
     entry: &Entry,
+    bound: &Binding,
     to: &mut [IoSliceMut<'_>],
     receiving: Receiving,
 ) -> io::Result<Arrival> {
@@ -308,10 +313,10 @@ fn next_arrival(
     let how = How { dontwait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 };
     let socket = borrow(fd);
     loop {
-        let mut arrival = receive(socket, to, how)?;
+        let mut arrival = receive(bound, socket, to, how)?;
         if how.peek && matches!(arrival.incoming, Incoming::Completed(_)) {
             // A completion is taken even if a message would stay.
-            arrival = receive(socket, to, How { dontwait: true, peek: false })?;
+            arrival = receive(bound, socket, to, How { dontwait: true, peek: false })?;
         }
         let Incoming::Completed(cookie) = arrival.incoming else { return Ok(arrival) };
         let is_full = completions::keep(entry.inode(), cookie) && takes_completions;

@@ -255,6 +255,11 @@ impl Binding {
         self.board().socket(self.slot.index).filter(|view| view.serial == self.slot.serial)
     }
 
+    /// Whether the users of the socket want reports of ports that are no longer congested.
+    pub(super) fn monitors(&self) -> bool {
+        self.view().is_some_and(|view| view.monitors)
+    }
+
     /// Sets the size of the send buffer.
     ///
     /// # Errors

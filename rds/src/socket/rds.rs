@@ -133,7 +133,8 @@ impl Node {
 /// A socket: the end of messages from and to one port of a node.
 ///
 /// Its descriptor can be polled: it is readable when a message or a congestion update waits, and
-/// writable when there is room in the send buffer.
+/// writable when there is room in the send buffer. After a send that failed because the port is
+/// congested, it becomes readable when the port no longer is, even if nothing can be received.
 #[derive(Debug)]
 pub struct RdsSocket {
     fd: OwnedFd,
@@ -247,7 +248,10 @@ impl RdsSocket {
     pub fn receive(&self, buffer: &mut [u8], how: How) -> Result<Incoming, Error> {
         let mut parts = [IoSliceMut::new(buffer)];
         let received = match &self.binding {
-            Some(_) => receive(self.fd.as_fd(), &mut parts, how).map(|arrival| arrival.incoming),
+            Some(binding) => {
+                let arrival = receive(binding, self.fd.as_fd(), &mut parts, how);
+                arrival.map(|arrival| arrival.incoming)
+            }
             None => kernel::receive(self.fd.as_fd(), &mut parts, how),
         };
         received.map_err(|error| Error::new(Action::Receive, error))

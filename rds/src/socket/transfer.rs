@@ -128,7 +128,7 @@ pub fn send(
         binding.reach(socket, address)?;
     }
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
-    await_room(binding, socket, view.monitors, &packet, dontwait)?;
+    await_room(binding, socket, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
     let packet = packet.with_cookie(cookie);
     let waits = !dontwait && !is_nonblocking(socket);
@@ -152,7 +152,6 @@ pub fn send(
 fn await_room(
     binding: &Binding,
     socket: BorrowedFd<'_>,
-    monitors: bool,
     packet: &Packet,
     dontwait: bool,
 ) -> io::Result<()> {
@@ -162,13 +161,17 @@ fn await_room(
         return Ok(());
     }
     if dontwait || is_nonblocking(socket) {
+        let watch = Packet { kind: PacketKind::Watch, ..*packet };
+        // The update also wakes users that poll without a monitor. Without room for the request the
+        // socket counts as full, and its user is notified as well: otherwise a user that got
+        // ENOBUFS could wait for an update forever.
+        send_packet(socket, &watch, &[], true).map_err(|error| {
+            if error == Errno::AGAIN {
+                binding.refused(Refusal::QueueFull);
+            }
+            gone(error)
+        })?;
         binding.refused(Refusal::Congested);
-        if monitors {
-            let watch = Packet { kind: PacketKind::Watch, ..*packet };
-            // Without room for the request the socket counts as full (EAGAIN), and its user is
-            // notified as well: otherwise a user that got ENOBUFS would wait for an update forever.
-            send_packet(socket, &watch, &[], true).map_err(gone)?;
-        }
         return Err(Errno::NOBUFS.into());
     }
     binding.refused(Refusal::CongestedWait);
@@ -229,17 +232,43 @@ fn send_packet(
     rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
 }
 
-/// Receives the next message or notification.
+/// Receives the next message or notification. Users get congestion updates only with a monitor;
+/// those of other users have served their purpose, which is to wake a poll.
 ///
 /// # Errors
 /// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
 /// a message above 64 KiB is lost because this process has no descriptors left.
-pub fn receive(socket: BorrowedFd<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::Result<Arrival> {
+pub fn receive(
+    binding: &Binding,
+    socket: BorrowedFd<'_>,
+    to: &mut [IoSliceMut<'_>],
+    how: How,
+) -> io::Result<Arrival> {
+    loop {
+        let mut arrival = receive_next(socket, to, how)?;
+        if !matches!(arrival.incoming, Incoming::Cleared(_)) || binding.monitors() {
+            return Ok(arrival);
+        }
+        if how.peek {
+            // The update is taken even if a message would stay.
+            arrival = receive_next(socket, to, How { dontwait: true, peek: false })?;
+            if !matches!(arrival.incoming, Incoming::Cleared(_)) {
+                return Ok(arrival);
+            }
+        }
+    }
+}
+
+fn receive_next(
+    socket: BorrowedFd<'_>,
+    to: &mut [IoSliceMut<'_>],
+    how: How,
+) -> io::Result<Arrival> {
     let space: usize = to.iter().map(|part| part.len()).sum();
     if to.len() >= SYSTEM_PARTS {
         // The head needs one as well.
         let mut whole = vec![0; space.min(PAYLOAD_MAX)];
-        let got = receive(socket, &mut [IoSliceMut::new(&mut whole)], how)?;
+        let got = receive_next(socket, &mut [IoSliceMut::new(&mut whole)], how)?;
         if let Incoming::Message { len, .. } = got.incoming {
             scatter(&whole[..len], to);
         }
@@ -339,12 +368,12 @@ mod tests {
         };
         send();
         let mut buffer = vec![0; 100_000];
-        let error = receive(ours.as_fd(), &mut [IoSliceMut::new(&mut buffer)], How::default());
+        let error = receive_next(ours.as_fd(), &mut [IoSliceMut::new(&mut buffer)], How::default());
         assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::PROTO.raw_os_error()));
         // A receiver without room for the message does not miss the error.
         send();
         let room = &mut buffer[..INLINE_FIRST];
-        let got = receive(ours.as_fd(), &mut [IoSliceMut::new(room)], How::default()).unwrap();
+        let got = receive_next(ours.as_fd(), &mut [IoSliceMut::new(room)], How::default()).unwrap();
         let expected =
             |got| matches!(got, Incoming::Message { len: INLINE_FIRST, total: 100_000, .. });
         assert!(expected(got.incoming));
@@ -362,7 +391,7 @@ mod tests {
         send_packet(theirs.as_fd(), &packet, &[IoSlice::new(&payload)], true).unwrap();
         let mut buffer = vec![0; 100_000];
         let to = &mut [IoSliceMut::new(&mut buffer)];
-        let got = receive(ours.as_fd(), to, How::default()).unwrap();
+        let got = receive_next(ours.as_fd(), to, How::default()).unwrap();
         assert!(matches!(got.incoming, Incoming::Message { len: 100_000, .. }));
         assert_eq!(got.time, Duration::from_nanos(1_700_000_000_123_456_789));
         assert!(buffer == payload);
@@ -379,7 +408,7 @@ mod tests {
         rustix::net::sendmsg(&theirs, &parts, &mut none, SendFlags::empty()).unwrap();
         let mut bytes = vec![0; SYSTEM_PARTS];
         let mut room: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
-        let got = receive(ours.as_fd(), &mut room, How::default()).unwrap();
+        let got = receive_next(ours.as_fd(), &mut room, How::default()).unwrap();
         let expected =
             |got| matches!(got, Incoming::Message { len: SYSTEM_PARTS, total: 1500, .. });
         assert!(expected(got.incoming));
