@@ -444,7 +444,7 @@ fn many_buffers_form_one_message() {
     let mut first = vec![0; 70_000];
     let mut second = vec![0; 80_000];
     let mut room = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
-    let got = rds::socket::receive(socket.as_fd(), &mut room, How::default()).unwrap();
+    let got = rds::socket::receive(&binding, socket.as_fd(), &mut room, How::default()).unwrap();
     let expected = |got| matches!(got, Incoming::Message { len: 140_000, total: 140_000, .. });
     assert!(expected(got.incoming), "{got:?}");
     assert!([&first[..], &second[..70_000]].concat() == parts.concat());
