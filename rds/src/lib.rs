@@ -12,6 +12,7 @@ mod cmd;
 mod error;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
+pub mod metrics;
 pub mod node;
 pub mod proto;
 pub mod settings;

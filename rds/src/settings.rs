@@ -1,5 +1,6 @@
 //! Every setting of `rds node`, declared once: flag, key of the YAML file, default, help.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -7,14 +8,26 @@ use std::str::FromStr;
 
 use rtrs_base::rt::random_number;
 use rtrs_base::settings::{
-    ByteSize, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, SECOND, SocketMode, Switch, Time,
-    ValueError, text_values,
+    ByteSize, Field, Int, LogFilter, LogFormat, MILLISECOND, MINUTE, MetricsAddress, SECOND,
+    Setting, SocketMode, Switch, Time, ValueError, Visitor, text_values,
 };
+use rtrs_base::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::node::NodeOptions;
-use crate::proto::{Config, MESSAGE_COST};
+use crate::proto::{Config, MESSAGE_COST, Tunable, Tuning};
 use crate::wire::PAYLOAD_MAX;
+
+/// Settings that can change while a node runs.
+pub(crate) const CHANGEABLE: &[&str] = &[
+    "log",
+    "max-unacked-bytes",
+    "max-unacked-packets",
+    "reconnect-max",
+    "reconnect-min",
+    "tcp-rcvbuf",
+    "tcp-sndbuf",
+];
 
 /// Address of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,10 +147,28 @@ rtrs_base::settings! {
         /// Longest wait before the second attempt to connect to a peer
         ///
         /// The first attempt is at once. Waits are random, and their bound doubles with each
-        /// attempt, up to reconnect-max.
+        /// attempt, up to reconnect-max. `rds node set` changes both while a node runs.
         reconnect_min: Time<MILLISECOND, { 10 * MINUTE }> = "1ms",
         /// Longest wait between two attempts to connect to a peer
         reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "1s",
+        /// Unacknowledged messages from which a node asks for acknowledgments at each write
+        ///
+        /// With less than this and max-unacked-bytes, and while no program waits, a node asks its
+        /// system every 10 to 100 ms what a peer has acknowledged. Can change while a node runs.
+        max_unacked_packets: Int<u32, 1, 1000000> = "8",
+        /// Unacknowledged bytes from which a node asks for acknowledgments at each write
+        ///
+        /// See max-unacked-packets. Can change while a node runs.
+        max_unacked_bytes: ByteSize = "64k",
+        /// Send buffer of each TCP connection (SO_SNDBUF); 0 lets the system choose
+        ///
+        /// The system doubles the value, up to net.core.wmem_max. Can change while a node runs, for
+        /// all connections; 0 then applies to new ones.
+        tcp_sndbuf: ByteSize = "0",
+        /// Receive buffer of each TCP connection (SO_RCVBUF); 0 lets the system choose
+        ///
+        /// See tcp-sndbuf; the limit is net.core.rmem_max.
+        tcp_rcvbuf: ByteSize = "0",
         /// Time limit of an attempt to connect
         connect_timeout: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "10s",
         /// Time that a peer may leave data unacknowledged before its connection ends
@@ -153,6 +184,11 @@ rtrs_base::settings! {
         /// The time adapts to the load, up to this limit. 0 disables polling. An idle node always
         /// sleeps.
         poll: Time<0, { 10 * MILLISECOND }> = "200us",
+        /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
+        ///
+        /// With port 0 the system chooses one, which the log shows. Anyone who can connect can read
+        /// the metrics, so use an address on a trusted network.
+        metrics: Option<MetricsAddress> = "",
         /// Log level: error, warn, info, debug, trace, or a filter by module
         ///
         /// The log goes to stderr.
@@ -171,7 +207,12 @@ impl Settings {
     /// [`ErrorKind::Usage`] for settings that do not fit together.
     pub fn options(&self, address: IpAddr) -> Result<NodeOptions, Error> {
         self.check_sizes_and_times()?;
+        let tuning = Tuning::default();
+        for (tunable, value) in self.tunables() {
+            tuning.set(tunable, value);
+        }
         let config = Config {
+            tuning,
             sndbuf: bytes(self.sndbuf),
             rcvbuf: bytes(self.rcvbuf),
             buffer_max: bytes(self.buffer_max),
@@ -181,8 +222,6 @@ impl Settings {
             sockets_max: self.sockets_max.get() as usize,
             peers_max: self.peers_max.get() as usize,
             paths: self.paths.get() as usize,
-            reconnect_min: self.reconnect_min.get(),
-            reconnect_max: self.reconnect_max.get(),
             connect_timeout: self.connect_timeout.get(),
             ping: self.ping.is_on(),
             seed: random_number(),
@@ -195,6 +234,51 @@ impl Settings {
             dead_after: self.dead_after.get(),
             poll: self.poll.get(),
         })
+    }
+
+    /// Returns the values of the settings that can change while a node runs.
+    pub(crate) fn tunables(&self) -> [(Tunable, u64); 6] {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        [
+            (Tunable::ReconnectMin, nanos(self.reconnect_min.get())),
+            (Tunable::ReconnectMax, nanos(self.reconnect_max.get())),
+            (Tunable::MaxUnackedPackets, self.max_unacked_packets.get().into()),
+            (Tunable::MaxUnackedBytes, self.max_unacked_bytes.bytes()),
+            (Tunable::TcpSndbuf, self.tcp_sndbuf.bytes()),
+            (Tunable::TcpRcvbuf, self.tcp_rcvbuf.bytes()),
+        ]
+    }
+
+    /// Returns the settings with these changes, by name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] for a setting that cannot change, an invalid value, and settings that
+    /// do not fit together.
+    pub(crate) fn changed(&self, changes: &BTreeMap<String, String>) -> Result<Self, Error> {
+        struct Change<'a>(&'a BTreeMap<String, String>, Result<(), String>);
+        impl Visitor for Change<'_> {
+            fn setting<F: Field>(&mut self, setting: &Setting, value: &mut F) {
+                let Some(text) = self.0.get(&setting.name) else { return };
+                match F::parse(text) {
+                    Ok(new) => *value = new,
+                    Err(error) => self.1 = Err(format!("{}: {error}", setting.name)),
+                }
+            }
+
+            fn section<S: rtrs_base::settings::Settings>(&mut self, _: &'static str, _: &mut S) {}
+        }
+        let usage = |text| Error::new(ErrorKind::Usage, text);
+        if let Some(name) = changes.keys().find(|name| !CHANGEABLE.contains(&name.as_str())) {
+            let text =
+                format!("{name} cannot change while a node runs; {} can", CHANGEABLE.join(", "));
+            return Err(usage(text));
+        }
+        let mut settings = self.clone();
+        let mut change = Change(changes, Ok(()));
+        rtrs_base::settings::Settings::visit(&mut settings, &mut change);
+        change.1.map_err(usage)?;
+        settings.check_sizes_and_times()?;
+        Ok(settings)
     }
 
     /// Checks that sizes and times fit together.
@@ -269,6 +353,33 @@ mod tests {
         ] {
             let error = text.parse::<NodeAddress>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("address {text:?} {part}; use ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_some_settings_change_and_all_or_none_do() {
+        let settings = Settings::default();
+        let change = |pairs: &[(&str, &str)]| {
+            let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            settings.changed(&pairs.iter().map(pair).collect())
+        };
+        let changed = change(&[("reconnect-max", "5s"), ("tcp-sndbuf", "1M")]).unwrap();
+        assert_eq!(changed.reconnect_max.to_string(), "5s");
+        let value = |tunable| {
+            changed
+                .tunables()
+                .into_iter()
+                .find_map(|(known, value)| (known == tunable).then_some(value))
+        };
+        assert_eq!(value(Tunable::ReconnectMax), Some(5_000_000_000));
+        assert_eq!(value(Tunable::TcpSndbuf), Some(1 << 20));
+        for (pairs, text) in [
+            (&[("paths", "2")][..], "paths cannot change while a node runs; log, max-unacked-"),
+            (&[("reconnect-max", "5")], "reconnect-max: time \"5\" has no unit"),
+            (&[("reconnect-max", "5ms"), ("reconnect-min", "6ms")], "reconnect-min 6ms is more"),
+        ] {
+            let error = change(pairs).unwrap_err().to_string();
+            assert!(error.starts_with(text), "{error}");
         }
     }
 

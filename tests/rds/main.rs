@@ -6,6 +6,7 @@ mod counters;
 mod holders;
 mod kernel_errors;
 mod latency;
+mod operation;
 mod paths;
 mod peers;
 mod preload;

@@ -336,7 +336,8 @@ fn table(metrics: &[&Metric]) -> String {
 
 #[test]
 fn the_metric_tables_match_the_declarations() {
-    for (name, metrics) in [("server", SERVER), ("client", CLIENT)] {
+    let rds = rds::metrics::all();
+    for (name, metrics) in [("server", SERVER), ("client", CLIENT), ("rds", &rds)] {
         let begin = format!("<!-- metrics of {name}, written by tests/system/metrics.rs -->");
         holds("docs/reference/metrics.md", &begin, Some("<!-- end -->"), &table(metrics));
     }

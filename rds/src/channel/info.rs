@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::proto::{MessageInfo, Node, QueueKind, TcpInfo};
+use crate::proto::{ConnectionState, MessageInfo, Node, QueueKind, TcpInfo};
 
 const NAME_LEN: usize = 32;
 /// Name of the transport in the structure of a connection.
@@ -136,8 +136,8 @@ pub(crate) fn encode(
                 let flag = |is: bool, flag| if is { flag } else { 0 };
                 out.push(
                     flag(info.is_sending, SENDING)
-                        | flag(info.is_connecting, CONNECTING)
-                        | flag(info.is_up, CONNECTED),
+                        | flag(info.state == ConnectionState::Connecting, CONNECTING)
+                        | flag(info.state == ConnectionState::Up, CONNECTED),
                 );
                 if !v6 {
                     out.push(0);

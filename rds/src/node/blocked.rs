@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use rtrs_base::log_limit::LogLimit;
 use rtrs_base::time::{Duration, Instant};
 
-use crate::proto::{ConnectionInfo, Node, TcpInfo};
+use crate::proto::{ConnectionInfo, ConnectionState, Node, TcpInfo};
 use crate::wire::CongestionMap;
 
 /// Interval of the checks whether messages make progress, while there are any.
@@ -147,7 +147,7 @@ impl Blocked {
                 let late = all.entry(info.peer).or_insert(new);
                 late.since = late.since.min(since);
                 late.queued += info.queued;
-                late.is_up &= info.is_up;
+                late.is_up &= info.state == ConnectionState::Up;
             }
         }
         self.logged.retain(|peer| all.contains_key(peer));
@@ -234,8 +234,7 @@ mod tests {
             path,
             next_tx: 1,
             next_rx: 1,
-            is_connecting: false,
-            is_up: true,
+            state: ConnectionState::Up,
             is_sending: true,
             queued: 200,
             held: 0,

@@ -7,6 +7,8 @@ use rtrs_base::rt::{Fd, OpId};
 use rtrs_base::time::{Duration, Instant};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::proto::{Tunable, Tuning};
+
 /// Idle time before the first keepalive probe, and interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Number of unanswered probes that end a connection.
@@ -62,18 +64,36 @@ impl Conn {
 }
 
 /// Creates a socket to connect from an address.
-pub(super) fn outgoing(from: IpAddr, dead_after: Duration) -> io::Result<Socket> {
+pub(super) fn outgoing(from: IpAddr, dead_after: Duration, tuning: &Tuning) -> io::Result<Socket> {
     let from = SocketAddr::new(from, 0);
     let socket = Socket::new(Domain::for_address(from), Type::STREAM, Some(Protocol::TCP))?;
     socket.bind(&from.into())?;
-    tune(&SockRef::from(&socket), dead_after)?;
+    prepare(&SockRef::from(&socket), dead_after, tuning)?;
     Ok(socket)
 }
 
-/// Sets options common to all connections: no delay, and a timeout for silent peers.
-pub(super) fn tune(socket: &SockRef<'_>, dead_after: Duration) -> io::Result<()> {
+/// Sets options common to all connections: no delay, a timeout for silent peers, and buffers.
+pub(super) fn prepare(
+    socket: &SockRef<'_>,
+    dead_after: Duration,
+    tuning: &Tuning,
+) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVES))?;
-    socket.set_tcp_user_timeout(Some(dead_after))
+    socket.set_tcp_user_timeout(Some(dead_after))?;
+    set_buffers(socket, tuning)
+}
+
+/// Sets the sizes of a connection's buffers, unless they are left to the system.
+pub(super) fn set_buffers(socket: &SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
+    let size = |tunable| usize::try_from(tuning.get(tunable)).unwrap_or(usize::MAX);
+    match size(Tunable::TcpSndbuf) {
+        0 => {}
+        bytes => socket.set_send_buffer_size(bytes)?,
+    }
+    match size(Tunable::TcpRcvbuf) {
+        0 => Ok(()),
+        bytes => socket.set_recv_buffer_size(bytes),
+    }
 }

@@ -26,9 +26,10 @@ pub enum Command {
     Adopt(OwnedFd),
     /// Report the node's state.
     Report(mpsc::Sender<NodeReport>),
-    /// Reset the connection to a peer, which is then reestablished. The answer is whether there was
-    /// one.
-    Reset(IpAddr, mpsc::Sender<bool>),
+    /// Reset the connections to a peer, which are then reestablished. The answer is their number.
+    Reset(IpAddr, mpsc::Sender<usize>),
+    /// Apply changed settings to the connections that are up.
+    Retune,
     /// Stop the node.
     Stop,
 }
@@ -117,6 +118,7 @@ impl<A: App> NodeShard<A> {
             Command::Reset(peer, reply) => {
                 let _ = reply.send(self.tcp.reset(now, &mut self.node, peer));
             }
+            Command::Retune => self.tcp.set_buffers(&self.node.config().tuning),
             Command::Stop => {
                 self.clients.close_all(now, &mut self.node);
                 self.ends_at.get_or_insert(now + GRACE);

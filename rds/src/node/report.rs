@@ -42,7 +42,7 @@ pub struct CongestedPort {
 pub struct PathReport {
     /// Number of the path, from 0 on.
     pub path: usize,
-    /// `up`, `connecting` or `down`.
+    /// Name of a [`ConnectionState`](crate::proto::ConnectionState).
     pub state: String,
     /// Sequence number of the next message to the peer.
     pub next_tx: u64,
@@ -57,7 +57,7 @@ pub struct PathReport {
 pub struct PeerReport {
     /// Address of the peer.
     pub address: IpAddr,
-    /// `up`, `connecting` or `down`, of path 0.
+    /// State of path 0.
     pub state: String,
     /// Sequence number of the next message to the peer on path 0.
     pub next_tx: u64,
@@ -115,14 +115,9 @@ fn seconds(span: Duration) -> u64 {
 
 impl PathReport {
     fn new(info: &ConnectionInfo) -> Self {
-        let state = match (info.is_up, info.is_connecting) {
-            (true, _) => "up",
-            (_, true) => "connecting",
-            _ => "down",
-        };
         Self {
             path: info.path,
-            state: state.into(),
+            state: info.state.name().into(),
             next_tx: info.next_tx,
             next_rx: info.next_rx,
             queued_bytes: info.queued,

@@ -19,7 +19,7 @@ use super::listen::{UserSocket, listen_tcp};
 use super::report::NodeReport;
 use super::tcp::Tcp;
 use crate::channel::Connect;
-use crate::proto::{Config, Node};
+use crate::proto::{Config, Node, Tunable, Tuning};
 use crate::wire::TCP_PORT;
 
 /// Number of submissions that a ring queues per turn before it submits them early.
@@ -97,6 +97,7 @@ pub struct NodeHandle {
     sender: Sender<Command>,
     thread: Option<JoinHandle<io::Result<()>>>,
     address: IpAddr,
+    tuning: Tuning,
 }
 
 impl NodeHandle {
@@ -105,7 +106,7 @@ impl NodeHandle {
     /// # Errors
     /// See [`StartError`].
     pub fn start(options: NodeOptions, users: Option<UserSocket>) -> Result<Self, StartError> {
-        let address = options.config.address;
+        let (address, tuning) = (options.config.address, options.config.tuning.clone());
         let (sender, mailbox) = mailbox().map_err(system("make a mailbox"))?;
         let (report, started) = mpsc::channel();
         let thread = std::thread::Builder::new().name(format!("rds-{address}"));
@@ -124,7 +125,7 @@ impl NodeHandle {
         let thread = Some(thread.map_err(system("start a thread"))?);
         let ended = || io::Error::other("the node's thread has ended");
         started.recv().map_err(|_| system("start a node")(ended()))??;
-        Ok(Self { sender, thread, address })
+        Ok(Self { sender, thread, address, tuning })
     }
 
     /// Returns the node's address.
@@ -144,12 +145,20 @@ impl NodeHandle {
         answer.recv_timeout(ANSWER_TIME_MAX).ok()
     }
 
-    /// Resets the connection to a peer as a fault would; it is reestablished. Returns false if none
-    /// is up.
-    pub fn reset(&self, peer: IpAddr) -> bool {
+    /// Resets the connections to a peer that are up, as faults would; they are reestablished.
+    /// Returns their number.
+    pub fn reset(&self, peer: IpAddr) -> usize {
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Reset(peer, reply));
-        answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(false)
+        answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(0)
+    }
+
+    /// Changes settings of the running node.
+    pub fn tune(&self, values: &[(Tunable, u64)]) {
+        for (tunable, value) in values {
+            self.tuning.set(*tunable, *value);
+        }
+        self.sender.send(Command::Retune);
     }
 
     /// Returns a connector for users on other threads of this process.

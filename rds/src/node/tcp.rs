@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use socket2::{SockAddr, SockRef};
 
-use super::conn::{Conn, outgoing, tune};
-use crate::proto::{LinkId, Node, Order, PeerLog, TcpEvent};
+use super::conn::{Conn, outgoing, prepare, set_buffers};
+use crate::proto::{Config, LinkId, Node, Order, PeerLog, TcpEvent, Tuning};
 
 /// Length of the buffer for reads.
 const BUFFER_LEN: usize = 256 << 10;
@@ -29,8 +29,6 @@ const READS_MAX: usize = 1;
 const READS_ALL: usize = 256;
 /// Maximum number of slices per write; the system accepts 1024.
 const SLICES_MAX: usize = 256;
-/// Number of unacknowledged bytes from which each write is followed by a check.
-const LOOK_FROM: u64 = 64 << 10;
 /// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -181,8 +179,9 @@ impl Tcp {
         earliest(earliest(node.deadline(), looks), self.accept_at)
     }
 
-    /// Resets the connections to a peer, if any is up, as faults would. They are reestablished.
-    pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> bool {
+    /// Resets the connections to a peer that are up, as faults would. They are reestablished.
+    /// Returns their number.
+    pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> usize {
         let links = node.peers().established(peer);
         for link in &links {
             let Some(conn) = self.conns.get(link) else { continue };
@@ -191,7 +190,15 @@ impl Tcp {
             let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
             self.read(now, node, *link, READS_ALL);
         }
-        !links.is_empty()
+        links.len()
+    }
+
+    /// Gives all connections the buffers that are now set.
+    pub(super) fn set_buffers(&self, tuning: &Tuning) {
+        for conn in self.conns.values() {
+            // Fails only if the connection has ended.
+            let _ = set_buffers(&SockRef::from(&conn.fd), tuning);
+        }
     }
 
     /// Closes all connections.
@@ -214,7 +221,8 @@ impl Tcp {
                 let socket = SockRef::from(&fd);
                 let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
                 let Some(peer) = peer.map(|peer| peer.ip().to_canonical()) else { return };
-                if tune(&socket, self.dead_after).is_err() {
+                let tuning = &node.config().tuning;
+                if prepare(&socket, self.dead_after, tuning).is_err() {
                     return;
                 }
                 for former in node.peers().candidates(peer) {
@@ -249,7 +257,7 @@ impl Tcp {
         while let Some(order) = node.take_order() {
             match order {
                 Order::Connect { link, to } => {
-                    if let Err(error) = self.connect(node.config().address, link, to) {
+                    if let Err(error) = self.connect(node.config(), link, to) {
                         self.log_refused(now, to, &error);
                         node.lost(now, link);
                     }
@@ -259,8 +267,8 @@ impl Tcp {
         }
     }
 
-    fn connect(&mut self, from: IpAddr, link: LinkId, to: IpAddr) -> io::Result<()> {
-        let fd = Fd::new(outgoing(from, self.dead_after)?);
+    fn connect(&mut self, config: &Config, link: LinkId, to: IpAddr) -> io::Result<()> {
+        let fd = Fd::new(outgoing(config.address, self.dead_after, &config.tuning)?);
         let address = SocketAddr::new(to, self.peer_port);
         let op = Op::Connect { fd: fd.clone(), address };
         let mut conn = Conn::new(fd);
@@ -375,23 +383,23 @@ impl Tcp {
     /// Checks how much the peer's system has acknowledged, if that matters now.
     fn look(&mut self, now: Instant, node: &mut Node, link: LinkId) {
         let Some(conn) = self.conns.get_mut(&link) else { return };
-        let Some((written, acked, is_urgent)) = node.awaits_ack(link) else {
+        let Some(progress) = node.awaits_ack(link) else {
             conn.poll_at = None;
             return;
         };
         let is_due = conn.poll_at.is_some_and(|at| at <= now);
-        if !is_due && !is_urgent && written - acked < LOOK_FROM {
+        if !is_due && !progress.is_awaited && !progress.is_much {
             if conn.poll_at.is_none() {
-                conn.plan_poll(now, acked, false);
+                conn.plan_poll(now, progress.acked, false);
             }
             return;
         }
         // Fails only if the descriptor is not a socket.
         let Ok(unacked) = unacknowledged_bytes(&conn.fd) else { return };
-        let acked = written.saturating_sub(unacked as u64);
+        let acked = progress.written.saturating_sub(unacked as u64);
         node.acked(link, acked);
         match node.awaits_ack(link) {
-            Some((_, _, is_urgent)) => conn.plan_poll(now, acked, is_urgent),
+            Some(progress) => conn.plan_poll(now, acked, progress.is_awaited),
             None => conn.poll_at = None,
         }
     }

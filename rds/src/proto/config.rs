@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use rtrs_base::time::Duration;
 
 use super::event::SendError;
+use super::tuning::Tuning;
 use crate::wire::PAYLOAD_MAX;
 
 /// Cost of a message in addition to its payload, in every memory limit. Without it, empty messages
@@ -48,10 +49,8 @@ pub struct Config {
     /// Maximum number of connections to a peer, 1 to [`PATHS_MAX`]. Peers without support for
     /// several get one.
     pub paths: usize,
-    /// Minimum delay between attempts to connect.
-    pub reconnect_min: Duration,
-    /// Maximum delay between attempts to connect.
-    pub reconnect_max: Duration,
+    /// Settings that can change while the node runs.
+    pub tuning: Tuning,
     /// Timeout of an attempt to connect, and of the first valid data on a new connection.
     pub connect_timeout: Duration,
     /// Whether pings of other nodes are answered. Probes always are.
@@ -77,8 +76,7 @@ impl Config {
             sockets_max: 4096,
             peers_max: 1024,
             paths: 1,
-            reconnect_min: Duration::from_millis(1),
-            reconnect_max: Duration::from_secs(1),
+            tuning: Tuning::default(),
             connect_timeout: Duration::from_secs(10),
             ping: true,
             pongs_max: 64,

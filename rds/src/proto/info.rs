@@ -18,6 +18,34 @@ pub struct SocketInfo {
     pub waiting: usize,
 }
 
+/// State of a connection to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ConnectionState {
+    /// There is no connection, and none is needed.
+    Down,
+    /// An attempt to connect is in progress.
+    Connecting,
+    /// The connection is established.
+    Up,
+    /// The connection was lost or could not be established, and the next attempt waits.
+    Error,
+}
+
+impl ConnectionState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Down, Self::Connecting, Self::Up, Self::Error];
+
+    /// Returns the name of the state.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Connecting => "connecting",
+            Self::Up => "up",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// State of one of the paths to a peer, and of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
@@ -29,10 +57,8 @@ pub struct ConnectionInfo {
     pub next_tx: u64,
     /// Sequence number expected next from the peer.
     pub next_rx: u64,
-    /// An attempt to connect is in progress.
-    pub is_connecting: bool,
-    /// The connection is up.
-    pub is_up: bool,
+    /// State of the connection.
+    pub state: ConnectionState,
     /// Data is being written to the peer.
     pub is_sending: bool,
     /// Cost of messages that wait to be sent to the peer or to be acknowledged by it.

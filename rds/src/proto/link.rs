@@ -204,6 +204,11 @@ impl Link {
         self.cursor > 0
     }
 
+    /// Returns the number of frames that are written and not acknowledged.
+    pub(super) fn unacked_frames(&self) -> usize {
+        self.cursor
+    }
+
     /// Whether there are bytes to write.
     pub(super) fn has_output(&self) -> bool {
         self.cursor < self.frames.len()

@@ -4,8 +4,8 @@
 //! [`Node`] connects two parts: [`Ports`] has the sockets of users and their queues, [`Peers`] the
 //! other nodes and the connections to them. `peer` is the state kept about another node across
 //! connections, `outbox` the messages that the peer has not acknowledged, `link` one TCP
-//! connection, `backoff` the delays between attempts to connect. A daemon and the simulator run the
-//! same state machines.
+//! connection, `backoff` the delays between attempts to connect, `tuning` the settings that can
+//! change at any time. A daemon and the simulator run the same state machines.
 
 mod backoff;
 mod config;
@@ -23,12 +23,14 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod tuning;
 
 pub use config::{Config, MESSAGE_COST, PATHS_MAX};
 pub use event::{BindError, Event, LinkId, Order, Outgoing, SendError, SocketId, TcpEvent};
-pub use info::{ConnectionInfo, MessageInfo, QueueKind, SocketInfo, TcpInfo};
-pub use node::Node;
+pub use info::{ConnectionInfo, ConnectionState, MessageInfo, QueueKind, SocketInfo, TcpInfo};
+pub use node::{AckProgress, Node};
 pub(crate) use peer_log::PeerLog;
 pub use peers::Peers;
 pub use ports::{Pending, Ports, Received};
 pub use stats::{Refused, Stats};
+pub use tuning::{Tunable, Tuning};

@@ -38,6 +38,19 @@ pub struct Node {
     bad_streams: LogLimit,
 }
 
+/// Progress of a connection with unacknowledged bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AckProgress {
+    /// Bytes written.
+    pub written: u64,
+    /// Bytes known to be acknowledged.
+    pub acked: u64,
+    /// A user, or a peer that pings, waits for more of them.
+    pub is_awaited: bool,
+    /// So much is not acknowledged that each write is followed by a check.
+    pub is_much: bool,
+}
+
 // Connections.
 impl Node {
     /// Creates a node without sockets and connections.
@@ -219,15 +232,16 @@ impl Node {
         }
     }
 
-    /// Returns the progress of a connection with unacknowledged bytes: bytes written in total,
-    /// bytes acknowledged, and whether a user, or a peer that pings, waits for more.
-    pub fn awaits_ack(&self, id: LinkId) -> Option<(u64, u64, bool)> {
+    /// Returns the progress of a connection with unacknowledged bytes.
+    pub fn awaits_ack(&self, id: LinkId) -> Option<AckProgress> {
         let link = self.peers.links.get(id).filter(|link| link.is_unacked())?;
         let is_awaited = self.peers.get(link.peer).is_none_or(|peer| {
             let outbound = &peer.path(link.path).outbound;
             !outbound.is_synced() || outbound.has_many_pongs(self.config.pongs_max)
         });
         let (written, acked) = link.progress();
-        Some((written, acked, is_awaited || self.ports.awaits_acks()))
+        let is_awaited = is_awaited || self.ports.awaits_acks();
+        let is_much = self.config.tuning.is_much(link.unacked_frames(), written - acked);
+        Some(AckProgress { written, acked, is_awaited, is_much })
     }
 }

@@ -11,7 +11,7 @@ use rtrs_base::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::event::LinkId;
-use super::info::ConnectionInfo;
+use super::info::{ConnectionInfo, ConnectionState};
 use super::link::Link;
 use super::outbox::Message;
 use crate::wire::{Header, PING_PORT};
@@ -278,8 +278,12 @@ impl Peer {
                 path: index,
                 next_tx: outbound.next_tx(),
                 next_rx: path.next_rx(),
-                is_connecting: matches!(connection.phase(), Phase::Connecting(..)),
-                is_up: link.is_some(),
+                state: match connection.phase() {
+                    Phase::Idle => ConnectionState::Down,
+                    Phase::Waiting(_) => ConnectionState::Error,
+                    Phase::Connecting(..) => ConnectionState::Connecting,
+                    Phase::Up(_) => ConnectionState::Up,
+                },
                 is_sending: link.is_some_and(Link::has_output),
                 queued: outbound.messages().chain(handed).map(Message::cost).sum(),
                 held: if index == 0 { self.inbound.held() } else { 0 },

@@ -688,5 +688,5 @@ impl Peers {
 
 /// Creates the delays between attempts to connect.
 fn backoff(config: &Config, prng: &mut Prng) -> Backoff {
-    Backoff::new(config.reconnect_min, config.reconnect_max, prng.fork())
+    Backoff::new(config.tuning.clone(), prng.fork())
 }

@@ -1,5 +1,7 @@
 //! Counters of a node, with the kernel's names where the kernel has them.
 
+use rtrs_base::metrics::{Kind, Metric};
+
 /// Sends that users were refused, or had to wait for, before the node saw the message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
@@ -35,6 +37,14 @@ macro_rules! counters {
             pub fn all(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)+]
             }
+
+            /// Metric of each counter, in the order of [`all`](Self::all).
+            pub const METRICS: &[Metric] = &[$(Metric {
+                name: concat!("rds_", stringify!($name), "_total"),
+                kind: Kind::Counter,
+                labels: &["node"],
+                help: concat!($($doc),+).trim_ascii_start(),
+            },)+];
 
             /// Adds the counters of another part of the node.
             pub(super) fn plus(self, other: Self) -> Self {

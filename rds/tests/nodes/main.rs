@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use rds::node::NodeOptions;
+use rds::proto::Tunable;
 use rds::socket::{Node, RdsSocket};
 
 /// Timeout of any step on a busy machine.

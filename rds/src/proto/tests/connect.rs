@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::*;
+use crate::proto::ConnectionState::{Connecting, Down, Error, Up};
 
 #[test]
 fn the_smaller_node_connects_regardless_of_the_sender() {
@@ -106,6 +107,39 @@ fn a_new_connection_replaces_an_intact_one() {
 }
 
 #[test]
+fn the_state_of_a_connection_shows_failures() {
+    let mut node = Node::new(Config::new(address(1), 1, 1));
+    let id = node.bind(3000).unwrap();
+    let state = |node: &Node| node.peers().connections().next().map(|info| info.state);
+    assert_eq!(state(&node), None);
+    let connecting = |node: &mut Node| match node.take_order() {
+        Some(Order::Connect { link, .. }) => link,
+        order => panic!("{order:?}"),
+    };
+    let mut now = Instant::ZERO;
+    node.send(now, id, Outgoing::new(address(5), 4000, b"x".to_vec())).unwrap();
+    let link = connecting(&mut node);
+    assert_eq!(state(&node), Some(Connecting));
+    node.lost(now, link);
+    assert_eq!(state(&node), Some(Error), "the next attempt waits");
+    now = now + Duration::from_secs(1);
+    node.tick(now);
+    let link = connecting(&mut node);
+    assert_eq!(state(&node), Some(Connecting));
+    node.connected(now, link);
+    assert_eq!(state(&node), Some(Up));
+    // Without messages, the connection is not needed.
+    node.cancel(id, address(5), 4000);
+    node.lost(now, link);
+    assert_ne!(state(&node), Some(Up));
+    let mut idle = Node::new(Config::new(address(5), 1, 1));
+    let link = idle.accepted(now, address(1)).unwrap();
+    assert_eq!(state(&idle), Some(Up));
+    idle.lost(now, link);
+    assert_eq!(state(&idle), Some(Down));
+}
+
+#[test]
 fn a_silent_candidate_is_closed() {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
@@ -120,7 +154,7 @@ fn a_silent_candidate_is_closed() {
     assert!(net.at(5).tick(later));
     assert_eq!(net.at(5).take_order(), Some(Order::Close(newer)));
     assert_eq!(net.pipes.len(), 1);
-    assert_eq!(net.at(5).peers().connections().next().map(|info| info.is_up), Some(true));
+    assert_eq!(net.at(5).peers().connections().next().map(|info| info.state), Some(Up));
 }
 
 #[test]
@@ -134,7 +168,7 @@ fn a_malformed_candidate_is_harmless() {
     net.at(5).received(now, candidate, &[0xff; HEADER_LEN]);
     assert_eq!(net.at(5).take_order(), Some(Order::Close(candidate)));
     assert_eq!(net.at(5).stats().recv_bad_stream, 1);
-    assert_eq!(net.at(5).peers().connections().next().map(|info| info.is_up), Some(true));
+    assert_eq!(net.at(5).peers().connections().next().map(|info| info.state), Some(Up));
 }
 
 #[test]
@@ -166,7 +200,7 @@ fn silent_connections_only_evict_each_other() {
     let orders = std::iter::from_fn(|| node.take_order()).count();
     assert_eq!((orders, node.peers().connections().count()), (191, 8));
     assert_eq!(node.stats().tcp_crowded_out, 191);
-    assert!(node.peers().connections().any(|info| info.peer == address(1) && info.is_up));
+    assert!(node.peers().connections().any(|info| info.peer == address(1) && info.state == Up));
 }
 
 /// New peers whose first bytes are not read yet must not evict each other while others are away.
@@ -185,7 +219,7 @@ fn new_peers_replace_those_that_are_away() {
     for link in links {
         node.received(now, link, &Header::default().encode());
     }
-    let up = node.peers().connections().filter(|info| info.is_up).count();
+    let up = node.peers().connections().filter(|info| info.state == Up).count();
     assert_eq!((up, node.stats().tcp_crowded_out), (8, 0));
 }
 

@@ -51,7 +51,7 @@ fn buffers_are_freed_only_when_acknowledged() {
     net.settle();
     assert_eq!(in_flight(&mut net, 1), 1000 + MESSAGE_COST);
     let link = net.pipes[0][0].link;
-    let (written, _, _) = net.at(1).awaits_ack(link).unwrap();
+    let written = net.at(1).awaits_ack(link).unwrap().written;
     net.at(1).acked(link, written - 1);
     assert_eq!(in_flight(&mut net, 1), 1000 + MESSAGE_COST);
     net.at(1).acked(link, written);

@@ -2,6 +2,7 @@
 //! one affects.
 
 use super::*;
+use crate::proto::ConnectionState;
 use crate::wire::CONG_BITMAP;
 
 /// Number of sockets of the sender, so that each path has some.
@@ -57,7 +58,7 @@ impl Pair {
     /// Returns the numbers of the paths that are up at a node.
     fn up(&mut self, node: u8) -> Vec<usize> {
         let all = self.net.at(node).peers().connections();
-        all.filter(|info| info.is_up).map(|info| info.path).collect()
+        all.filter(|info| info.state == ConnectionState::Up).map(|info| info.path).collect()
     }
 
     fn all(payload: &[u8]) -> BTreeMap<u16, Vec<u8>> {

@@ -152,7 +152,7 @@ fn any_number_of_single_pings_is_answered() {
     for sequence in 1..=500 {
         played.input(Header { dport: PING_PORT, ..data(sequence, 0) }, b"");
         assert_eq!(played.output(false).len(), 1, "ping {sequence}");
-        let (_, _, is_urgent) = played.node.awaits_ack(played.link).unwrap();
+        let is_urgent = played.node.awaits_ack(played.link).unwrap().is_awaited;
         if is_urgent {
             played.node.acked(played.link, played.written);
             checks += 1;

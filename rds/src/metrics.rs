@@ -1,0 +1,34 @@
+//! Metrics of nodes, declared once: the text of a scrape and the table in docs/reference/metrics.md
+//! are generated from here. `cmd/node/metrics.rs` fills them.
+
+use rtrs_base::metrics::Metric;
+
+use crate::proto::Stats;
+
+rtrs_base::metrics! {
+    BUILD_INFO = Gauge "rds_build_info" ["version"]
+        "Version of the daemon; the value is 1.";
+    START_TIME = Gauge "rds_start_time_seconds" []
+        "Time at which the daemon started, in seconds since 1970.";
+    SOCKETS = Gauge "rds_sockets" ["node"]
+        "Bound sockets.";
+    MEMORY = Gauge "rds_memory_bytes" ["node", "direction"]
+        "Memory of messages that were received and not read, or sent and not acknowledged.";
+    MEMORY_MAX = Gauge "rds_memory_max_bytes" ["node"]
+        "Limit of that memory in each direction (memory-max).";
+    CONNECTIONS = Gauge "rds_connections" ["node", "state"]
+        "Connections to peers by state: down, connecting, up or error.";
+    QUEUED = Gauge "rds_peer_queued_bytes" ["node", "peer"]
+        "Bytes that wait to be sent to the peer or to be acknowledged by it.";
+    STUCK = Gauge "rds_peer_stuck_seconds" ["node", "peer"]
+        "Time for which the peer has acknowledged nothing while messages wait for it.";
+    CONGESTED = Gauge "rds_congested_ports" ["node", "owner"]
+        "Congested ports of the node itself or of a peer: messages to them wait.";
+    CONGESTED_SECONDS = Gauge "rds_congested_seconds" ["node", "owner"]
+        "Time for which the port has been congested that has been for longest.";
+}
+
+/// Returns all metrics, in the order of the text: those above, and the counters.
+pub fn all() -> Vec<&'static Metric> {
+    ALL.iter().copied().chain(Stats::METRICS).collect()
+}
