@@ -45,8 +45,8 @@ fn settings_change_while_a_node_runs() {
 fn a_reset_says_how_many_connections_it_ended() {
     for (paths, text) in [("1", "connection reset\n"), ("3", "3 connections reset\n")] {
         let stand = Stand::with(2, &["--paths", paths]);
-        let _ =
-            node(&stand, &["reset", "127.0.0.1", "127.0.0.2"]).code(1).says("has no connection to");
+        let reset = ["reset", "127.0.0.1", "127.0.0.2"];
+        let _ = node(&stand, &reset).code(1).says("has no connection to 127.0.0.2");
         let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();
         wait_for("all connections", LIMIT, || {
             let reports = node(&stand, &["info", "127.0.0.1", "-o", "json"]).ok().json();
