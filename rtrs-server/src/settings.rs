@@ -67,9 +67,10 @@ rtrs_core::settings! {
         ///
         /// With refuse, the server does not start. With wait, it serves the other exports: `export
         /// list` shows the rest as failed, with the reason, and the server tries again after 1 s,
-        /// and then at intervals that double up to 30 s. A file that another program has locked
-        /// is tried again by `reload` only. The server still does not start if it would serve
-        /// nothing. --strict is refuse. `--check` refuses each export that cannot be opened.
+        /// and then at intervals that double up to 30 s. It opens an image that another program
+        /// holds as soon as the image has been free for 10 s. The server still does not start if
+        /// it would serve nothing. --strict is refuse. `--check` refuses each export that cannot
+        /// be opened.
         on_missing: OnMissing = "wait",
         /// Directory in which clients may open any file or block device, or off
         ///

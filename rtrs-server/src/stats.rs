@@ -576,20 +576,10 @@ pub struct ExportSnapshot {
     /// Reason for the state `failed`, or why the target of a served export cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the server itself tries again to open or reach the target.
-    #[serde(default)]
-    pub retried: bool,
 }
 
-/// Time of the next attempt to open a failed export, for the operator.
-pub(crate) const fn next_attempt(retried: bool) -> &'static str {
-    if retried {
-        "the server tries again"
-    } else {
-        "the server does not try again by itself: once that program has let go of it for good, use \
-         `rtrs-server reload`"
-    }
-}
+/// Follows the reason of an export that cannot be opened or reached.
+pub(crate) const TRIES_AGAIN: &str = "the server tries again";
 
 /// Access restriction of an export that does not match the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

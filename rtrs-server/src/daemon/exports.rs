@@ -36,7 +36,7 @@ use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
 pub(super) use self::open_error::OpenError;
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
-use crate::backend::{OpenedTarget, open_target_at};
+use crate::backend::{BackendError, OpenedTarget, open_target_at};
 use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
 use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
@@ -49,7 +49,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked, next_attempt};
+use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked, TRIES_AGAIN};
 
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -81,9 +81,8 @@ impl Opener {
     /// [`ErrorKind::Export`] for the target, [`ErrorKind::InUse`] for its epoch.
     pub(super) fn open(&self, spec: &ExportSpec) -> Result<Export, Error> {
         let name = spec.name();
-        let refused = || format!("cannot export {name:?}");
         let opened = open_target_at(spec, None);
-        let OpenedTarget { source, file } = opened.map_err(failed(ErrorKind::Export, refused()))?;
+        let OpenedTarget { source, file } = opened.map_err(|error| refused(spec, error))?;
         let known = source.identity().filter(|_| spec.id.is_none());
         let set = spec.id.as_ref().map(Id::get);
         let id = known.or_else(|| self.sources.export(name, set, &spec.target));
@@ -101,7 +100,8 @@ impl Opener {
         let (mut epoch, writers) = match key {
             Some(key) => {
                 let kept = self.state.epoch_and_writers(&key, spec.ro);
-                let (epoch, writers) = kept.map_err(failed(ErrorKind::InUse, refused()))?;
+                let (epoch, writers) =
+                    kept.map_err(failed(ErrorKind::InUse, cannot_export(spec)))?;
                 let epoch = match spec.target {
                     Target::Nbd(_) if !spec.ro => self.state.tie_to_process(&key, epoch),
                     _ => epoch,
@@ -169,6 +169,15 @@ impl Opener {
         }
         flushed
     }
+}
+
+fn cannot_export(spec: &ExportSpec) -> String {
+    format!("cannot export {:?}", spec.name())
+}
+
+/// Returns the error of an export whose target cannot be opened.
+fn refused(spec: &ExportSpec, error: BackendError) -> Error {
+    failed(ErrorKind::Export, cannot_export(spec))(error)
 }
 
 /// Key of the epoch of a file or block device in the state directory.
@@ -465,8 +474,8 @@ impl Exports {
                  move it out of search-path",
                 export.backing
             ),
-            Some(ExportSnapshot { reason: Some(why), retried, .. }) => {
-                format!("export {name:?} is not served: {why}; {}", next_attempt(retried))
+            Some(ExportSnapshot { reason: Some(why), .. }) => {
+                format!("export {name:?} is not served: {why}; {TRIES_AGAIN}")
             }
             Some(export) if export.state == ExportState::Removing => format!(
                 "export {name:?} is being removed already; its file stays locked until the \
@@ -588,9 +597,8 @@ impl Exports {
                 Ok(()) => format!("{why}; the export keeps its old options"),
                 Err(again) => {
                     let problem = format!(
-                        "{why}; and it could not be opened with its old options, with which {}: \
-                         {again}",
-                        again.next_attempt()
+                        "{why}; and it could not be opened with its old options, with which \
+                         {TRIES_AGAIN}: {again}"
                     );
                     recovery::note_failed(self, entry.spec.clone(), again);
                     problem

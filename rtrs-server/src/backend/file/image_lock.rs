@@ -49,19 +49,25 @@ const READER: Claim = Claim { used: &[Read], unshared: &[] };
 const WRITER: Claim = Claim { used: &[Read, Write, Resize], unshared: &[Write, Resize] };
 
 impl Claim {
+    fn of(read_only: bool) -> Self {
+        if read_only { READER } else { WRITER }
+    }
+
     /// Takes the locks, then returns whether those of another holder conflict. The locks must be
     /// taken first, so that of two holders that begin at the same time at least one sees the other.
     fn conflicts(&self, file: &File) -> io::Result<bool> {
-        let used = |base: u32| self.used.iter().map(move |permission| base + *permission as u32);
-        let unshared =
-            |base: u32| self.unshared.iter().map(move |permission| base + *permission as u32);
-        for byte in used(USED).chain(unshared(UNSHARED)) {
+        for byte in bytes(self.used, USED).chain(bytes(self.unshared, UNSHARED)) {
             match lock_byte(file, byte) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 taken => taken?,
             }
         }
-        for byte in used(UNSHARED).chain(unshared(USED)) {
+        self.is_denied(file)
+    }
+
+    /// Whether locks of another holder conflict. Takes no locks.
+    fn is_denied(&self, file: &File) -> io::Result<bool> {
+        for byte in bytes(self.used, UNSHARED).chain(bytes(self.unshared, USED)) {
             if is_byte_locked(file, byte)? {
                 return Ok(true);
             }
@@ -70,26 +76,20 @@ impl Claim {
     }
 }
 
+/// Bytes of permissions, of which the first has the number `base`.
+fn bytes(permissions: &[Permission], base: u32) -> impl Iterator<Item = u32> {
+    permissions.iter().map(move |permission| base + *permission as u32)
+}
+
 /// Takes qemu's image locks, without waiting. Where the file system has no such locks, a warning is
 /// logged.
 ///
 /// # Errors
 /// If a lock of another program conflicts, or the file of a writable export has a loop device.
 pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), BackendError> {
-    let claim = if read_only { READER } else { WRITER };
-    match claim.conflicts(file) {
+    match Claim::of(read_only).conflicts(file) {
         Ok(false) => {}
-        Ok(true) => {
-            let problem = "is in use by another program, likely a virtual machine or qemu-nbd \
-                           (it holds an image lock of qemu)";
-            let hint = if read_only {
-                "stop the program, or set `no-lock` if it does not change the file"
-            } else {
-                "stop the program, export the file with `ro`, or set `no-lock` if only one of \
-                 them writes"
-            };
-            return Err(BackendError::path(path, problem, hint).held());
-        }
+        Ok(true) => return Err(held_by_program(path, read_only)),
         Err(error) => tracing::warn!(
             path = %path.display(), %error,
             "image locks are not supported here; nothing keeps a virtual machine from writing"
@@ -100,18 +100,44 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
     }
     match loop_device_in_time(file) {
         Ok(None) => Ok(()),
-        Ok(Some(device)) => Err(BackendError::path(
-            path,
-            format!("is in use by the loop device /dev/{device}"),
-            "detach the device (losetup -d), export the device instead, export the file with \
-             `ro`, or set `no-lock` if only one of them writes",
-        )
-        .held()),
+        Ok(Some(device)) => Err(held_by_loop_device(path, &device)),
         Err(error) => {
             tracing::warn!(path = %path.display(), "cannot look for loop devices: {error}");
             Ok(())
         }
     }
+}
+
+/// Returns the error of [`guard`] that an open would end with, if another program holds the image.
+/// Takes no locks; `file` can be opened read-only.
+pub(super) fn holder(
+    path: &Path,
+    file: &File,
+    read_only: bool,
+) -> io::Result<Option<BackendError>> {
+    if Claim::of(read_only).is_denied(file)? {
+        return Ok(Some(held_by_program(path, read_only)));
+    }
+    let device = if read_only { None } else { loop_device_in_time(file)? };
+    Ok(device.map(|device| held_by_loop_device(path, &device)))
+}
+
+fn held_by_program(path: &Path, read_only: bool) -> BackendError {
+    let problem = "is in use by another program, likely a virtual machine or qemu-nbd (it holds an \
+                   image lock of qemu)";
+    let hint = if read_only {
+        "stop the program, or set `no-lock` if it does not change the file"
+    } else {
+        "stop the program, export the file with `ro`, or set `no-lock` if only one of them writes"
+    };
+    BackendError::path(path, problem, hint).held()
+}
+
+fn held_by_loop_device(path: &Path, device: &str) -> BackendError {
+    let problem = format!("is in use by the loop device /dev/{device}");
+    let hint = "detach the device (losetup -d), export the device instead, export the file with \
+                `ro`, or set `no-lock` if only one of them writes";
+    BackendError::path(path, problem, hint).held()
 }
 
 /// Returns the name of the loop device over a file, if there is one. The search needs the files of
@@ -187,6 +213,8 @@ mod tests {
         ];
         for (bytes, refuses_reader, refuses_writer) in cases {
             let _other = held(open(false), bytes);
+            let denied = [READER, WRITER].map(|claim| claim.is_denied(&open(false)).unwrap());
+            assert_eq!(denied, [refuses_reader, refuses_writer], "{bytes:?}");
             assert_eq!(READER.conflicts(&open(false)).unwrap(), refuses_reader, "{bytes:?}");
             assert_eq!(WRITER.conflicts(&open(true)).unwrap(), refuses_writer, "{bytes:?}");
         }
@@ -201,11 +229,15 @@ mod tests {
         let (reader, writer) = (open(false), open(true));
         guard(&path, &reader, true).unwrap();
         assert_eq!(locked(), [100]);
+        assert!(holder(&path, &open(false), false).unwrap().is_none());
+        assert_eq!(locked(), [100], "a probe takes no locks");
         guard(&path, &writer, false).unwrap();
         assert_eq!(locked(), [100, 101, 103, 201, 203]);
         let text = guard(&path, &open(true), false).unwrap_err().to_string();
         assert!(text.contains("likely a virtual machine or qemu-nbd"), "{text}");
         assert!(text.contains("`ro`, or set `no-lock`"), "{text}");
+        let probed = holder(&path, &open(false), false).unwrap().unwrap();
+        assert!(probed.is_held() && probed.to_string() == text, "{probed}");
         guard(&path, &open(false), true).unwrap();
         // Another descriptor of the file has no part in the locks.
         drop((open(true), reader, writer.try_clone().unwrap()));

@@ -166,6 +166,21 @@ impl FileSource {
         Ok(source)
     }
 
+    /// Returns the error that an open of the path would end with, if another program holds the
+    /// image. Takes no locks of the image, and does not open it for writing.
+    ///
+    /// # Errors
+    /// If that cannot be found out, for example because the path leads nowhere.
+    pub(crate) fn image_holder(
+        path: &Path,
+        read_only: bool,
+    ) -> Result<Option<BackendError>, BackendError> {
+        let how = FileOptions { read_only: true, direct: Direct::Off, ..FileOptions::default() };
+        let opened = Opened::open(path, path, how)?;
+        image_lock::holder(path, &opened.file, read_only)
+            .map_err(failed(path, "cannot be asked for its locks"))
+    }
+
     /// Identity of the open file; `None` if the system does not return it.
     pub(crate) fn file_id(&self) -> Option<FileId> {
         self.shared.file.metadata().ok().map(|meta| FileId::of(&meta))

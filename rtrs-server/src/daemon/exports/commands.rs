@@ -9,7 +9,7 @@ use crate::control_protocol::{Changed, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
 use crate::plan::{check_below, validate_export};
 use crate::settings::{ExportSpec, SearchSpec};
-use crate::stats::{ExportUser, Revoked};
+use crate::stats::{ExportUser, Revoked, TRIES_AGAIN};
 
 /// Time for clients to learn over their paths that an export was removed, before paths that have
 /// lost access by the removal end.
@@ -218,9 +218,10 @@ impl Exports {
         };
         let losses = revoked.map(|revoked| Losses { closed, revoked });
         let mut changed = self.changed(&spec, losses);
-        changed.warnings.extend(still_failed.map(|why| {
-            format!("export {name:?} is not served yet: {why}; {}", why.next_attempt())
-        }));
+        changed.warnings.extend(
+            still_failed
+                .map(|why| format!("export {name:?} is not served yet: {why}; {TRIES_AGAIN}")),
+        );
         Ok(changed)
     }
 

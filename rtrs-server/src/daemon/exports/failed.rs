@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::open_error::OpenError;
+use super::open_error::{Holder, OpenError};
 use crate::export::ExportTable;
 use crate::settings::ExportSpec;
 use crate::stats::{ExportIo, ExportSnapshot, ExportState};
@@ -16,6 +16,10 @@ use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between attempts.
 const DELAY_MAX: Duration = Duration::from_secs(30);
+/// Maximum time between looks whether another program still holds an image.
+const HELD_DELAY_MAX: Duration = Duration::from_secs(60);
+/// Time after which an image that its holder has let go of must still be free.
+const STILL_FREE: Duration = Duration::from_secs(10);
 /// Time after which an attempt that still runs is reported.
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 
@@ -30,21 +34,26 @@ struct Failed {
     why: OpenError,
     /// Time between the last attempt and the next one.
     delay: Duration,
-    /// Time of the next attempt; `None` if only a command tries again.
-    next: Option<Instant>,
+    /// Time of the next attempt.
+    next: Instant,
 }
 
 impl Failed {
     fn new(spec: ExportSpec, why: OpenError, now: Instant) -> Self {
-        let next = (!why.is_held).then(|| now + DELAY_MIN);
-        Self { spec, why, delay: DELAY_MIN, next }
+        Self { spec, why, delay: DELAY_MIN, next: now + DELAY_MIN }
     }
 
     /// Records another failure. Returns whether the reason is a new one.
     fn again(&mut self, why: OpenError, now: Instant) -> bool {
-        self.delay = (self.delay * 2).min(DELAY_MAX);
-        self.next = (!why.is_held).then(|| now + self.delay);
-        let is_new = self.why != why;
+        self.delay = match why.holder {
+            Holder::None => (self.delay * 2).min(DELAY_MAX),
+            Holder::Holds => (self.delay * 2).min(HELD_DELAY_MAX),
+            // Another holder, or the same one again, is looked at as often as a new one.
+            Holder::HasLetGo => DELAY_MIN,
+        };
+        let wait = if why.holder == Holder::HasLetGo { STILL_FREE } else { self.delay };
+        self.next = now + wait;
+        let is_new = self.why.why != why.why;
         self.why = why;
         is_new
     }
@@ -66,7 +75,6 @@ impl Failed {
             access: Vec::new(),
             access_limit: None,
             reason: Some(self.why.why.clone()),
-            retried: self.next.is_some(),
         }
     }
 }
@@ -118,7 +126,7 @@ impl FailedExports {
     /// Records that an attempt has started.
     pub(super) fn started(&self, spec: &ExportSpec) {
         if let Some(failed) = self.all.lock().get_mut(spec.name()) {
-            failed.next = Some(Instant::now() + ATTEMPT_MAX);
+            failed.next = Instant::now() + ATTEMPT_MAX;
         }
     }
 
@@ -127,17 +135,18 @@ impl FailedExports {
         self.all.lock().get(spec.name()).is_some_and(|failed| failed.spec == *spec)
     }
 
-    /// Exports whose next attempt, or the report of one that hangs, is due.
-    pub(super) fn due(&self, now: Instant) -> Vec<ExportSpec> {
+    /// Exports whose next attempt, or the report of one that hangs, is due, with the reasons of
+    /// their failures.
+    pub(super) fn due(&self, now: Instant) -> Vec<(ExportSpec, OpenError)> {
         let all = self.all.lock();
-        let due = all.values().filter(|failed| failed.next.is_some_and(|next| next <= now));
-        due.map(|failed| failed.spec.clone()).collect()
+        let due = all.values().filter(|failed| failed.next <= now);
+        due.map(|failed| (failed.spec.clone(), failed.why.clone())).collect()
     }
 
     /// Time until the next attempt; `None` if none is due.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let all = self.all.lock();
-        let next = all.values().filter_map(|failed| failed.next).min()?;
+        let next = all.values().map(|failed| failed.next).min()?;
         Some(next.saturating_duration_since(now))
     }
 
@@ -167,27 +176,28 @@ mod tests {
         let mut failed = Failed::new(spec, "missing".into(), now);
         let mut waits = Vec::new();
         for _ in 0..7 {
-            let next = failed.next.unwrap();
-            waits.push((next - now).as_secs());
-            now = next;
+            waits.push((failed.next - now).as_secs());
+            now = failed.next;
             assert!(!failed.again("missing".into(), now));
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
         assert!(failed.again("locked".into(), now), "another reason is logged");
     }
 
-    /// A virtual machine that restarts lets go of its image for a moment.
     #[test]
-    fn an_image_that_another_program_holds_is_not_tried_again() {
-        let (all, spec) = failed(&ExportTable::new(Vec::new()));
-        let late = Instant::now() + 2 * DELAY_MAX;
-        assert_eq!(all.due(late), std::slice::from_ref(&spec));
-        let held = OpenError { why: "held".into(), is_held: true };
-        assert!(all.failed_again(&spec, held.clone()));
-        assert!(all.due(late).is_empty() && all.wait(late).is_none());
-        assert!(!all.snapshots()[0].retried);
-        all.put(spec, held);
-        assert!(all.due(late).is_empty());
+    fn a_held_image_is_looked_at_until_it_stays_free() {
+        let (spec, mut now) = ("v=/none".parse().unwrap(), Instant::now());
+        let held = OpenError::held("held".into());
+        let mut failed = Failed::new(spec, held.clone(), now);
+        let mut wait = |failed: &mut Failed, why: OpenError| {
+            now = failed.next;
+            assert!(!failed.again(why, now), "a known reason");
+            (failed.next - now).as_secs()
+        };
+        let waits: Vec<_> = (0..7).map(|_| wait(&mut failed, held.clone())).collect();
+        assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(wait(&mut failed, OpenError::let_go("held".into())), STILL_FREE.as_secs());
+        assert_eq!(wait(&mut failed, held), 2, "it was taken again");
     }
 
     #[test]
@@ -213,6 +223,6 @@ mod tests {
         assert!(!all.failed_again(&old, "other".into()));
         assert_eq!(all.snapshots()[0].reason.as_deref(), Some("missing"));
         assert!(all.due(before).is_empty());
-        assert_eq!(all.due(Instant::now() + DELAY_MIN), [new]);
+        assert_eq!(all.due(Instant::now() + DELAY_MIN), [(new, "missing".into())]);
     }
 }

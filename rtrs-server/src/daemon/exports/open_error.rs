@@ -5,36 +5,53 @@ use std::fmt;
 
 use crate::backend::BackendError;
 use crate::error::Error;
-use crate::stats::next_attempt;
 
 /// Reason why a target could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::daemon) struct OpenError {
     pub(in crate::daemon) why: String,
-    /// Whether another program holds the image, for example a virtual machine. It may let go of the
-    /// image for a moment only, so the server does not try again by itself.
-    pub(in crate::daemon) is_held: bool,
+    pub(super) holder: Holder,
+}
+
+/// Whether another program holds the image of an export, for example a virtual machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The reason of the error is another one.
+    #[default]
+    None,
+    Holds,
+    /// It has held the image, and did not at the last look. It may take the image again: a virtual
+    /// machine that is restarted lets go of its image for a moment.
+    HasLetGo,
 }
 
 impl OpenError {
     pub(super) fn new(error: &Error) -> Self {
-        let (mut cause, mut is_held) = (error.source(), false);
+        let (mut cause, mut holder) = (error.source(), Holder::None);
         while let Some(error) = cause {
-            is_held |= error.downcast_ref().is_some_and(BackendError::is_held);
+            if error.downcast_ref().is_some_and(BackendError::is_held) {
+                holder = Holder::Holds;
+            }
             cause = error.source();
         }
-        Self { why: error.chain().to_string(), is_held }
+        Self { why: error.chain().to_string(), holder }
     }
 
-    /// Time of the next attempt, for the operator.
-    pub(super) const fn next_attempt(&self) -> &'static str {
-        next_attempt(!self.is_held)
+    /// Reason of an export whose image another program holds.
+    pub(super) fn held(why: String) -> Self {
+        Self { why, holder: Holder::Holds }
+    }
+
+    /// Reason of an export whose image another program has held for this reason until the last
+    /// look.
+    pub(super) fn let_go(why: String) -> Self {
+        Self { why, holder: Holder::HasLetGo }
     }
 }
 
 impl From<String> for OpenError {
     fn from(why: String) -> Self {
-        Self { why, is_held: false }
+        Self { why, holder: Holder::None }
     }
 }
 

@@ -4,19 +4,25 @@
 //! its own ([`super::attempts`]), until the last of them is served or removed. Meanwhile opens of
 //! these names are refused with ENOENT, as a kernel server refuses a missing device: attached
 //! clients wait, and `rtrs-client attach --retry-for` tries again.
+//!
+//! An image that another program holds is only looked at until it has been free for some time: a
+//! virtual machine that is restarted lets go of its image for a moment, in which the server must
+//! not take it. Commands and reloads open it at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Exports;
 use super::attempts::Opened;
 use super::failed::{ATTEMPT_MAX, HANGS};
-use super::open_error::OpenError;
+use super::open_error::{Holder, OpenError};
+use super::{Exports, refused};
 use crate::audit::{AuditEvent, AuditKind, AuditResult};
+use crate::backend::FileSource;
 use crate::control_protocol::{Kept, Reloaded};
 use crate::export::Export;
 use crate::plan::{check_below, check_export};
-use crate::settings::ExportSpec;
+use crate::settings::{ExportSpec, Target};
+use crate::stats::TRIES_AGAIN;
 
 /// Time that the retry thread waits for the lock for changes of exports; then it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);
@@ -24,12 +30,54 @@ const TURN_MAX: Duration = Duration::from_secs(1);
 /// Starts to open the target of a failed export, after the checks of a start. Returns false if an
 /// attempt with the same settings exists.
 fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
+    let open = open_checked(exports);
+    exports.attempts.begin(spec, open)
+}
+
+/// Starts to open the target of an export that has failed for this reason. An image that another
+/// program has held is only looked at, unless the program has let go of it before.
+fn begin_careful_attempt(
+    exports: &Exports,
+    spec: &ExportSpec,
+    why: OpenError,
+) -> Result<bool, String> {
+    if why.holder == Holder::None {
+        return begin_attempt(exports, spec);
+    }
+    let open = open_checked(exports);
+    exports.attempts.begin(spec, move |spec| match look_at(spec) {
+        Image::Held(why) => Err(why),
+        Image::Free if why.holder == Holder::Holds => Err(OpenError::let_go(why.why)),
+        Image::Free | Image::Unknown => open(spec),
+    })
+}
+
+/// Returns the function that opens a target after the checks of a start.
+fn open_checked(exports: &Exports) -> impl FnOnce(&ExportSpec) -> Opened + Send + 'static {
     let (opener, search_path) = (Arc::clone(&exports.opener), exports.set.search_path.clone());
-    exports.attempts.begin(spec, move |spec| {
+    move |spec| {
         let checked = check_export(spec).and_then(|()| check_below(spec, &search_path));
         let opened = checked.and_then(|()| opener.open(spec));
         opened.map(Arc::new).map_err(|error| OpenError::new(&error))
-    })
+    }
+}
+
+/// An image, as a look at its locks shows it.
+enum Image {
+    Held(OpenError),
+    Free,
+    /// It cannot be looked at; the error of an open says why.
+    Unknown,
+}
+
+/// Looks whether another program holds an image, without opening it for the export.
+fn look_at(spec: &ExportSpec) -> Image {
+    let Target::Path(path) = &spec.target else { return Image::Unknown };
+    match FileSource::image_holder(path, spec.ro) {
+        Ok(Some(error)) => Image::Held(OpenError::new(&refused(spec, error))),
+        Ok(None) => Image::Free,
+        Err(_) => Image::Unknown,
+    }
 }
 
 /// Opens the target of a failed export whose attempt has begun. `is_new` is whether it has just
@@ -75,8 +123,7 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Ope
     for (spec, why) in failures {
         tracing::error!(
             export = spec.name(),
-            "export failed; {} (with --strict it would not start): {why}",
-            why.next_attempt()
+            "export failed; {TRIES_AGAIN} (with --strict it would not start): {why}"
         );
         record(exports, &spec, AuditResult::Refused, Some(why.why.clone()));
         let is_running = exports.attempts.is_running(&spec);
@@ -89,7 +136,7 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Ope
 
 /// Adds an export that a change has closed and that could not be opened again.
 pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: OpenError) {
-    tracing::error!(export = spec.name(), "export failed; {}: {why}", why.next_attempt());
+    tracing::error!(export = spec.name(), "export failed; {TRIES_AGAIN}: {why}");
     record(exports, &spec, AuditResult::Refused, Some(why.why.clone()));
     exports.failed.put(spec, why);
 }
@@ -97,14 +144,15 @@ pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: O
 /// Starts to open the failed exports whose next attempt is due, and exports those that are open.
 /// Returns the time until the next attempt, or `None` if no failed export is left.
 pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
-    for spec in exports.failed.due(Instant::now()) {
+    for (spec, why) in exports.failed.due(Instant::now()) {
         if exports.attempts.is_running(&spec) {
             failed_again(exports, &spec, HANGS.into());
             continue;
         }
         exports.failed.started(&spec);
-        if let Err(why) = begin_attempt(exports, &spec) {
-            failed_again(exports, &spec, why.into());
+        let holder = why.holder;
+        if let Err(why) = begin_careful_attempt(exports, &spec, why) {
+            failed_again(exports, &spec, OpenError { why, holder });
         }
     }
     for spec in exports.attempts.ended() {
@@ -129,9 +177,9 @@ fn settle(exports: &Exports, spec: &ExportSpec) {
 }
 
 fn failed_again(exports: &Exports, spec: &ExportSpec, why: OpenError) {
-    let (text, next) = (why.why.clone(), why.next_attempt());
+    let text = why.why.clone();
     if exports.failed.failed_again(spec, why) {
-        tracing::warn!(export = spec.name(), "export cannot be opened yet: {text}; {next}");
+        tracing::warn!(export = spec.name(), "export cannot be opened yet: {text}; {TRIES_AGAIN}");
     }
 }
 
@@ -195,6 +243,11 @@ pub(in crate::daemon) fn partition(
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::path::PathBuf;
+
+    use rtrs_core::rt::blkdev::lock_byte;
+
     use super::super::Opener;
     use super::*;
     use crate::audit::AuditSink;
@@ -204,40 +257,102 @@ mod tests {
     use crate::settings::Settings;
     use crate::state::StateDir;
 
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// A server whose only export `vol0` could not be opened.
+    struct Rig {
+        dir: PathBuf,
+        path: PathBuf,
+        spec: ExportSpec,
+        table: Arc<ExportTable>,
+        exports: Exports,
+    }
+
+    impl Rig {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("rtrs-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            let path = dir.join("vol.img");
+            let spec: ExportSpec = format!("vol0={}", path.display()).parse().unwrap();
+            let (control, _inbox) = rtrs_core::rt::mailbox().unwrap();
+            let state = Arc::new(StateDir::open(Some(&dir), None));
+            let opener = Arc::new(Opener::new(Sources::system(), state));
+            let (table, set) = (ExportTable::new(Vec::new()), Settings::default());
+            let (control, audit) = (ControlShard(control), AuditSink::default());
+            let exports = Exports::new(Arc::clone(&table), opener, control, None, &set, audit);
+            begin(&exports, vec![(spec.clone(), "first reason".into())]);
+            Self { dir, path, spec, table, exports }
+        }
+
+        /// Makes the next attempt, although it is not due yet.
+        fn try_again(&self) {
+            let (_, why) = self.exports.failed.due(Instant::now() + 4 * LONG).remove(0);
+            begin_careful_attempt(&self.exports, &self.spec, why).unwrap();
+            self.exports.attempts.wait(LONG);
+            settle(&self.exports, &self.spec);
+        }
+
+        fn reason(&self) -> String {
+            self.exports.failed.snapshots().remove(0).reason.unwrap()
+        }
+
+        fn is_served(&self) -> bool {
+            !self.table.is_failed(b"vol0") && self.table.find(b"vol0").is_some()
+        }
+    }
+
+    impl Drop for Rig {
+        fn drop(&mut self) {
+            self.table.clear();
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+
     #[test]
     fn a_file_is_served_once_it_appears() {
-        let dir = std::env::temp_dir().join(format!("rtrs-failed-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("late.img");
-        let spec: ExportSpec = format!("vol0={}", path.display()).parse().unwrap();
-        let (control, _inbox) = rtrs_core::rt::mailbox().unwrap();
-        let state = Arc::new(StateDir::open(Some(&dir), None));
-        let opener = Arc::new(Opener::new(Sources::system(), state));
-        let (table, set) = (ExportTable::new(Vec::new()), Settings::default());
-        let (control, audit) = (ControlShard(control), AuditSink::default());
-        let exports = Exports::new(Arc::clone(&table), opener, control, None, &set, audit);
-        begin(&exports, vec![(spec.clone(), "first reason".into())]);
-        let try_again = || {
-            begin_attempt(&exports, &spec).unwrap();
-            exports.attempts.wait(Duration::from_secs(30));
-            settle(&exports, &spec);
-        };
-        try_again();
-        let why = exports.failed.snapshots().remove(0).reason.unwrap();
+        let rig = Rig::new("failed");
+        rig.try_again();
+        let why = rig.reason();
         assert!(why.contains("does not exist") && !why.contains("truncate"), "{why}");
-        assert!(table.is_failed(b"vol0") && table.find(b"vol0").is_none());
+        assert!(rig.table.is_failed(b"vol0") && rig.table.find(b"vol0").is_none());
         assert_eq!(
-            exports.save().exports,
-            std::slice::from_ref(&spec),
+            rig.exports.save().exports,
+            std::slice::from_ref(&rig.spec),
             "it is not lost from the configuration"
         );
-        std::fs::File::create(&path).unwrap().set_len(4096).unwrap();
-        try_again();
-        assert!(!table.is_failed(b"vol0") && table.find(b"vol0").is_some());
-        assert!(exports.entry("vol0").is_some_and(|entry| entry.configured));
-        assert_eq!(try_due(&exports), None, "the thread ends");
-        drop(exports);
-        table.clear();
-        let _ = std::fs::remove_dir_all(&dir);
+        File::create(&rig.path).unwrap().set_len(4096).unwrap();
+        rig.try_again();
+        assert!(rig.is_served());
+        assert!(rig.exports.entry("vol0").is_some_and(|entry| entry.configured));
+        assert_eq!(try_due(&rig.exports), None, "the thread ends");
+    }
+
+    #[test]
+    fn a_held_image_is_opened_after_two_looks_that_find_it_free() {
+        let rig = Rig::new("held");
+        File::create(&rig.path).unwrap().set_len(4096).unwrap();
+        let hold = || {
+            let file = File::open(&rig.path).unwrap();
+            // The byte that says that others may not write.
+            lock_byte(&file, 201).unwrap();
+            file
+        };
+        let holder = hold();
+        rig.try_again();
+        let why = rig.reason();
+        assert!(why.contains("likely a virtual machine"), "{why}");
+        rig.try_again();
+        assert_eq!(rig.reason(), why);
+        drop(holder);
+        rig.try_again();
+        // A virtual machine that is restarted takes its image again.
+        let holder = hold();
+        rig.try_again();
+        drop(holder);
+        rig.try_again();
+        assert!(!rig.is_served());
+        assert_eq!(rig.reason(), why);
+        rig.try_again();
+        assert!(rig.is_served());
     }
 }

@@ -60,7 +60,7 @@ pub(in crate::daemon) fn open_all(
         any && patience.is_some_and(|patience| idle >= patience)
     });
     let (mut partial, mut left) = (Partial { opened: Vec::new(), failed: Vec::new() }, Vec::new());
-    let mut held = Vec::new();
+    let mut holders = BTreeMap::new();
     for spec in specs {
         let refuse = |text: String| (spec.clone(), Error::new(ErrorKind::Export, text));
         match results.remove(spec.name()) {
@@ -70,7 +70,7 @@ pub(in crate::daemon) fn open_all(
                 None => partial.failed.push(refuse("its attempt still runs".to_owned())),
             },
             Some(Err(why)) => {
-                held.extend(why.is_held.then(|| spec.name()));
+                holders.insert(spec.name(), why.holder);
                 partial.failed.push(refuse(why.why));
             }
             None => left.push((spec.clone(), OPENING.into())),
@@ -78,8 +78,8 @@ pub(in crate::daemon) fn open_all(
     }
     let Partial { opened, failed } = partial.enough(set)?;
     let failed = failed.into_iter().map(|(spec, error)| {
-        let is_held = held.contains(&spec.name());
-        (spec, OpenError { why: error.chain().to_string(), is_held })
+        let holder = holders.get(spec.name()).copied().unwrap_or_default();
+        (spec, OpenError { why: error.chain().to_string(), holder })
     });
     Ok(Started { exports: opened, failures: failed.chain(left).collect() })
 }

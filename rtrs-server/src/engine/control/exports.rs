@@ -104,7 +104,6 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
                 .source
                 .outage()
                 .map(|why| format!("its server is away ({why}), IO waits")),
-            retried: true,
         }
     });
     AdminReply::Exports(all.collect())
