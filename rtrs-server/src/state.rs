@@ -23,6 +23,7 @@ mod disk_file;
 #[cfg(test)]
 mod full_disk;
 mod probe;
+mod saver;
 mod writers_file;
 
 use std::collections::BTreeMap;
@@ -33,7 +34,6 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,6 +46,8 @@ use crate::engine::epoch_file::{EpochFile, Medium, Saved, fnv1a};
 
 use disk_file::DiskFile;
 pub(crate) use probe::check_directory;
+use saver::{Save, Saver};
+use writers_file::WritersSave;
 
 /// Maximum number of characters of an export's name in its file name.
 const STEM_MAX: usize = 40;
@@ -56,9 +58,6 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 /// Maximum time to wait for another server that holds an export's epoch, since it may be shutting
 /// down.
 const TAKEN_MAX: Duration = Duration::from_secs(5);
-
-/// Time between two attempts to save a file.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// Error: another server holds the export's epoch in the same directory.
 #[derive(Debug, thiserror::Error)]
@@ -81,8 +80,8 @@ pub(crate) struct StateDir {
 #[derive(Debug)]
 struct Files {
     dir: PathBuf,
-    jobs: Sender<Job>,
-    writers: Sender<writers_file::Job>,
+    epochs: Saver<EpochSave>,
+    writers: Saver<WritersSave>,
     claims: Mutex<BTreeMap<PathBuf, Weak<Claim>>>,
     taken_max: Duration,
 }
@@ -128,13 +127,13 @@ impl Drop for Claim {
 /// File of an export that this server may change.
 #[derive(Debug)]
 struct Claimed {
-    jobs: Sender<Job>,
+    saver: Saver<EpochSave>,
     claim: Arc<Claim>,
 }
 
-/// A save, which holds the claim until it is done.
+/// A save of an epoch, which holds the claim until it is done.
 #[derive(Debug)]
-struct Job {
+struct EpochSave {
     state: Arc<EpochState>,
     claim: Arc<Claim>,
 }
@@ -261,10 +260,9 @@ impl Files {
         fs::create_dir_all(&dir)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", dir.display())))?;
         probe::try_write(&dir)?;
-        let (jobs, inbox) = mpsc::channel();
-        thread::Builder::new().name("state".into()).spawn(move || run(&inbox))?;
-        let writers = writers_file::start()?;
-        Ok(Self { dir, jobs, writers, claims: Mutex::default(), taken_max: TAKEN_MAX })
+        // Two threads, so that no epoch waits for lists of writers.
+        let (epochs, writers) = (Saver::start("state")?, Saver::start("state-writers")?);
+        Ok(Self { dir, epochs, writers, claims: Mutex::default(), taken_max: TAKEN_MAX })
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -299,7 +297,7 @@ impl Files {
         if let Some(error) = cleared {
             claim.log_cleared(number, &error);
         }
-        let store = Claimed { jobs: self.jobs.clone(), claim: Arc::clone(&claim) };
+        let store = Claimed { saver: self.epochs.clone(), claim: Arc::clone(&claim) };
         Ok((SyncEpoch::kept(number, Arc::new(store), key.into()), Some(claim)))
     }
 
@@ -376,9 +374,7 @@ fn is_free_within(claim: &Arc<Claim>, within: Duration) -> bool {
 
 impl EpochStore for Claimed {
     fn save(&self, _key: &str, state: &Arc<EpochState>) {
-        let job = Job { state: Arc::clone(state), claim: Arc::clone(&self.claim) };
-        // The thread ends only with the last sender.
-        let _ = self.jobs.send(job);
+        self.saver.save(EpochSave { state: Arc::clone(state), claim: Arc::clone(&self.claim) });
     }
 }
 
@@ -393,35 +389,12 @@ impl EpochStore for ReadOnly {
     }
 }
 
-fn run(inbox: &Receiver<Job>) {
-    let mut failed: Vec<Job> = Vec::new();
-    let mut retry = Instant::now() + RETRY;
-    loop {
-        let next = if failed.is_empty() {
-            inbox.recv().map_err(RecvTimeoutError::from)
-        } else {
-            inbox.recv_timeout(retry.saturating_duration_since(Instant::now()))
-        };
-        match next {
-            Ok(job) => {
-                failed.retain(|other| !Arc::ptr_eq(&other.state, &job.state));
-                if failed.is_empty() {
-                    retry = Instant::now() + RETRY;
-                }
-                failed.extend(job.fails());
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                failed = failed.into_iter().filter_map(Job::fails).collect();
-                retry = Instant::now() + RETRY;
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
+impl Save for EpochSave {
+    fn has_file_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
     }
-}
 
-impl Job {
-    /// Saves the epoch. Returns the job if that fails.
-    fn fails(self) -> Option<Self> {
+    fn run(self) -> Option<Self> {
         let (number, rises) = self.state.begin_save();
         let saved = match &mut *self.claim.file.lock() {
             Some(file) => file.save(number),
@@ -452,6 +425,7 @@ impl Job {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use super::saver::RETRY;
     use super::*;
 
     struct Scratch(PathBuf);

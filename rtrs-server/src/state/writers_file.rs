@@ -11,15 +11,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::disk_file::sync_directory;
-use super::{Claim, Files, RETRY, StateDir, Taken, files_as};
+use super::saver::{Save, Saver};
+use super::{Claim, Files, StateDir, Taken, files_as};
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::last_writers::{LastWriters, SessionHash, WriterLists, WriterStore};
 
@@ -36,14 +35,13 @@ struct Unsaved {
 struct WritersFile {
     unsaved: Arc<Unsaved>,
     claim: Arc<Claim>,
-    jobs: Sender<Job>,
+    saver: Saver<WritersSave>,
 }
 
 impl WritersFile {
     fn send(&self, held: Option<Arc<Claim>>) {
         let (unsaved, claim) = (Arc::clone(&self.unsaved), Arc::downgrade(&self.claim));
-        // The thread ends only with the last sender.
-        drop(self.jobs.send(Job::Save(Save { unsaved, claim, held })));
+        self.saver.save(WritersSave { unsaved, claim, held });
     }
 }
 
@@ -60,26 +58,21 @@ impl Drop for WritersFile {
     }
 }
 
-/// Job of the thread that writes the files.
-#[derive(Debug)]
-pub(super) enum Job {
-    Save(Save),
-    /// Tries all failed saves again, and reports whether everything is saved.
-    Finish(Sender<bool>),
-}
-
 /// A save of the latest lists of an export.
 #[derive(Debug)]
-pub(super) struct Save {
+pub(super) struct WritersSave {
     unsaved: Arc<Unsaved>,
     claim: Weak<Claim>,
     /// The claim, for the last save of an export that is being closed.
     held: Option<Arc<Claim>>,
 }
 
-impl Save {
-    /// Writes the file, if that is still to be done. Returns the job if that fails.
-    fn fails(self) -> Option<Self> {
+impl Save for WritersSave {
+    fn has_file_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.unsaved, &other.unsaved)
+    }
+
+    fn run(self) -> Option<Self> {
         // Without the claim, the export is closed, and its last save has been tried.
         let claim = self.claim.upgrade()?;
         let lists = self.unsaved.lists.lock().take()?;
@@ -100,44 +93,6 @@ impl Save {
             );
         }
         self.held.is_none().then_some(self)
-    }
-}
-
-/// Starts the thread that writes the files.
-pub(super) fn start() -> io::Result<Sender<Job>> {
-    let (jobs, inbox) = mpsc::channel();
-    thread::Builder::new().name("state-writers".into()).spawn(move || run(&inbox))?;
-    Ok(jobs)
-}
-
-fn run(inbox: &Receiver<Job>) {
-    let mut failed: Vec<Save> = Vec::new();
-    let mut retry = Instant::now();
-    loop {
-        let next = if failed.is_empty() {
-            inbox.recv().map_err(RecvTimeoutError::from)
-        } else {
-            inbox.recv_timeout(retry.saturating_duration_since(Instant::now()))
-        };
-        match next {
-            Ok(Job::Save(save)) => {
-                failed.retain(|other| !Arc::ptr_eq(&other.unsaved, &save.unsaved));
-                if failed.is_empty() {
-                    retry = Instant::now() + RETRY;
-                }
-                failed.extend(save.fails());
-            }
-            Ok(Job::Finish(done)) => {
-                failed = failed.into_iter().filter_map(Save::fails).collect();
-                // The stop may have gone on without the answer.
-                let _ = done.send(failed.is_empty());
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                failed = failed.into_iter().filter_map(Save::fails).collect();
-                retry = Instant::now() + RETRY;
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
     }
 }
 
@@ -209,22 +164,23 @@ impl StateDir {
                 WriterLists::default()
             }
         };
-        let (unsaved, jobs) = (Arc::default(), files.writers.clone());
-        LastWriters::kept(lists, Box::new(WritersFile { unsaved, claim, jobs }))
+        let (unsaved, saver) = (Arc::default(), files.writers.clone());
+        LastWriters::kept(lists, Box::new(WritersFile { unsaved, claim, saver }))
     }
 
     /// Waits until the last writers of all open exports are saved, at most for this time. Returns
     /// whether they are.
     pub(crate) fn save_writers(&self, within: Duration) -> bool {
-        let Some(files) = &self.store else { return true };
-        let (done, saved) = mpsc::channel();
-        files.writers.send(Job::Finish(done)).is_ok() && saved.recv_timeout(within) == Ok(true)
+        self.store.as_ref().is_none_or(|files| files.writers.finish(within))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Instant;
 
     use rtrs_core::ids::SessionId;
 

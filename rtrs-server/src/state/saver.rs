@@ -1,0 +1,132 @@
+//! Thread that writes files of the state directory, and repeats writes that fail.
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time between two attempts to save a file.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+
+/// A save of the latest content of a file.
+pub(super) trait Save: Send + Sized + 'static {
+    /// Whether a save writes the same file, so that the later one suffices.
+    fn has_file_of(&self, other: &Self) -> bool;
+
+    /// Writes the file, if that is still to be done. Returns a save that is to be repeated.
+    fn run(self) -> Option<Self>;
+}
+
+/// Job of the thread.
+#[derive(Debug)]
+enum Job<S> {
+    Save(S),
+    /// Repeats all failed saves at once, and reports whether everything is saved.
+    Finish(Sender<bool>),
+}
+
+/// Sends saves to the thread, which ends with the last sender.
+#[derive(Debug)]
+pub(super) struct Saver<S>(Sender<Job<S>>);
+
+impl<S> Clone for Saver<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Save> Saver<S> {
+    /// Starts the thread, with this name.
+    pub(super) fn start(name: &str) -> io::Result<Self> {
+        let (jobs, inbox) = mpsc::channel();
+        thread::Builder::new().name(name.into()).spawn(move || run(&inbox))?;
+        Ok(Self(jobs))
+    }
+
+    /// Saves a file, without waiting.
+    pub(super) fn save(&self, save: S) {
+        // The thread has not ended, because this sender exists.
+        drop(self.0.send(Job::Save(save)));
+    }
+
+    /// Waits up to `within` until everything is saved. Returns whether it is.
+    pub(super) fn finish(&self, within: Duration) -> bool {
+        let (done, saved) = mpsc::channel();
+        self.0.send(Job::Finish(done)).is_ok() && saved.recv_timeout(within) == Ok(true)
+    }
+}
+
+fn run<S: Save>(inbox: &Receiver<Job<S>>) {
+    let mut failed: Vec<S> = Vec::new();
+    let mut retry = Instant::now();
+    loop {
+        let next = if failed.is_empty() {
+            inbox.recv().map_err(RecvTimeoutError::from)
+        } else {
+            inbox.recv_timeout(retry.saturating_duration_since(Instant::now()))
+        };
+        match next {
+            Ok(Job::Save(save)) => {
+                failed.retain(|other| !other.has_file_of(&save));
+                if failed.is_empty() {
+                    retry = Instant::now() + RETRY;
+                }
+                failed.extend(save.run());
+            }
+            Ok(Job::Finish(done)) => {
+                failed = failed.into_iter().filter_map(Save::run).collect();
+                // The requester may have stopped waiting.
+                let _ = done.send(failed.is_empty());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                failed = failed.into_iter().filter_map(Save::run).collect();
+                retry = Instant::now() + RETRY;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A save of a file with this number, which fails this often.
+    struct Failing {
+        file: u32,
+        fails: u32,
+        runs: Sender<u32>,
+    }
+
+    impl Save for Failing {
+        fn has_file_of(&self, other: &Self) -> bool {
+            self.file == other.file
+        }
+
+        fn run(mut self) -> Option<Self> {
+            self.runs.send(self.file).unwrap();
+            self.fails = self.fails.checked_sub(1)?;
+            Some(self)
+        }
+    }
+
+    #[test]
+    fn failed_saves_are_repeated_unless_a_later_one_has_their_file() {
+        let saver = Saver::start("test").unwrap();
+        let (runs, seen) = mpsc::channel();
+        let save = |file, fails| saver.save(Failing { file, fails, runs: runs.clone() });
+        save(1, u32::MAX);
+        save(2, 1);
+        save(1, 0);
+        assert!(saver.finish(LONG), "the later save of file 1 has succeeded");
+        let all: Vec<_> = seen.try_iter().collect();
+        assert_eq!(all.iter().filter(|file| **file == 2).count(), 2, "repeated once: {all:?}");
+        assert!(saver.finish(LONG) && seen.try_recv().is_err(), "file 1 is not repeated");
+        save(3, 1);
+        assert_eq!([(); 2].map(|()| seen.recv_timeout(LONG)), [Ok(3); 2], "without a request");
+        save(4, u32::MAX);
+        assert!(!saver.finish(LONG));
+    }
+}
