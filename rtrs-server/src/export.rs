@@ -24,7 +24,7 @@ use crate::backend::FileId;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Examiner, Finder};
 use crate::engine::io::overlap::OrphanedWrites;
-use crate::engine::last_writers::LastWriters;
+use crate::engine::saved_writers::SavedWriters;
 use crate::engine::sync_failures::SyncFailures;
 use crate::segments::Segments;
 use crate::stats::ExportCounters;
@@ -66,7 +66,7 @@ pub struct Export {
     /// Counts failed syncs.
     pub epoch: Arc<SyncEpoch>,
     /// Last writers, of earlier processes too.
-    pub(crate) writers: LastWriters,
+    pub(crate) writers: SavedWriters,
     /// Log lines about failed syncs.
     pub(crate) sync_failures: SyncFailures,
     /// Counters of the IO of all users.
@@ -94,7 +94,7 @@ impl Export {
             deny_migration: false,
             id: None,
             epoch: Arc::default(),
-            writers: LastWriters::default(),
+            writers: SavedWriters::default(),
             sync_failures: SyncFailures::default(),
             counters: Arc::default(),
             frozen: AtomicBool::new(false),

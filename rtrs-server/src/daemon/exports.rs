@@ -42,8 +42,8 @@ use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
-use crate::engine::last_writers::LastWriters;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
+use crate::engine::saved_writers::SavedWriters;
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
@@ -108,7 +108,7 @@ impl Opener {
                 };
                 (epoch, writers)
             }
-            None => (StateDir::unknown(), LastWriters::default()),
+            None => (StateDir::unknown(), SavedWriters::default()),
         };
         // The same ID with another epoch number, which a client may know from before a failure.
         let past = id.and_then(|id| self.past.lock().get(&id).copied());

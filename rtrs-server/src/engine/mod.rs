@@ -13,11 +13,11 @@ pub mod epoch;
 pub mod epoch_file;
 pub mod finder;
 pub mod io;
-pub mod last_writers;
 pub mod ledger;
 pub mod message;
 mod partial;
 pub mod reply_to;
+pub mod saved_writers;
 pub mod session;
 pub(crate) mod sync_failures;
 

@@ -20,7 +20,7 @@ use super::disk_file::sync_directory;
 use super::saver::{Save, Saver};
 use super::{Claim, Files, StateDir, Taken, files_as};
 use crate::engine::epoch::SyncEpoch;
-use crate::engine::last_writers::{LastWriters, SessionHash, WriterLists, WriterStore};
+use crate::engine::saved_writers::{SavedWriters, SessionHash, WriterLists, WriterStore};
 
 /// Lists of an export that are not saved yet.
 #[derive(Debug, Default)]
@@ -140,7 +140,7 @@ impl StateDir {
         &self,
         key: &str,
         read_only: bool,
-    ) -> Result<(Arc<SyncEpoch>, LastWriters), Taken> {
+    ) -> Result<(Arc<SyncEpoch>, SavedWriters), Taken> {
         let (epoch, claim) = self.epoch_and_claim(key, read_only)?;
         let kept = self.store.as_ref().zip(claim);
         let writers = kept.map(|(files, claim)| self.writers(files, claim));
@@ -148,7 +148,7 @@ impl StateDir {
     }
 
     /// Reads the last writers of an export. Nothing else writes the file now.
-    fn writers(&self, files: &Files, claim: Arc<Claim>) -> LastWriters {
+    fn writers(&self, files: &Files, claim: Arc<Claim>) -> SavedWriters {
         let path = claim.path.with_extension("writers");
         let read = files_as(self.owner.as_ref()).and_then(|_as| fs::read_to_string(&path));
         let lists = match read.map(|text| parse(&text)) {
@@ -165,7 +165,7 @@ impl StateDir {
             }
         };
         let (unsaved, saver) = (Arc::default(), files.writers.clone());
-        LastWriters::kept(lists, Box::new(WritersFile { unsaved, claim, saver }))
+        SavedWriters::kept(lists, Box::new(WritersFile { unsaved, claim, saver }))
     }
 
     /// Waits until the last writers of all open exports are saved, at most for this time. Returns

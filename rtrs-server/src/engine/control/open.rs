@@ -18,7 +18,7 @@ use super::close::Closings;
 use super::ended::{Ended, Known};
 use super::open_modes::OpenModes;
 use super::removed::Removed;
-use super::writers::Writers;
+use super::writers::CurrentWriters;
 use crate::engine::ctx::Ctx;
 use crate::engine::device_table::{DeviceEntry, DeviceId};
 use crate::engine::finder::{Examined, OpenMode, Search};
@@ -38,7 +38,7 @@ pub(super) struct Opens {
     closings: Closings,
     ended: Ended,
     removed: Removed,
-    writers: Writers,
+    writers: CurrentWriters,
 }
 
 impl Opens {
@@ -50,7 +50,7 @@ impl Opens {
             closings: Closings::default(),
             ended: Ended::default(),
             removed: Removed::default(),
-            writers: Writers::default(),
+            writers: CurrentWriters::default(),
         }
     }
 

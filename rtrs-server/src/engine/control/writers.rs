@@ -7,9 +7,13 @@
 //! open before gets it for writing only if no other session has opened it for exclusive writing
 //! since. A kernel client does not say that it returns.
 //!
-//! The state directory keeps a part of that for the next process (`engine/last_writers.rs`). After
-//! a restart, a session that returns is no sign that others were displaced: both sides of a
-//! migration return. So a list begins with an exclusive open by a session that is new.
+//! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the process,
+//! also of exports that were removed meanwhile, so it refuses the sessions that it does not list.
+//! [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is what the state directory has of an
+//! export from earlier processes. A save may have failed, so it refuses only the sessions that it
+//! lists as displaced. It counts until the first open for exclusive writing by a session that is new
+//! to this process. After a restart, a session that returns is no sign that others were displaced,
+//! because both sides of a migration return.
 //!
 //! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
 //! the one opened longest ago is dropped first.
@@ -35,11 +39,11 @@ struct Entry {
     sessions: VecDeque<SessionId>,
 }
 
-/// Last writers of all exports, those of the last open at the end.
+/// Last writers of all exports in this process, those of the last open at the end.
 #[derive(Debug, Default)]
-pub(super) struct Writers(VecDeque<Entry>);
+pub(super) struct CurrentWriters(VecDeque<Entry>);
 
-impl Writers {
+impl CurrentWriters {
     /// Whether another session has opened the export for exclusive writing since this one.
     pub(super) fn have_changed_since(&self, session: SessionId, export: &Export) -> bool {
         let entry = self.0.iter().find(|entry| entry.is_of(export));
@@ -111,12 +115,12 @@ mod tests {
 
     #[test]
     fn a_writer_is_displaced_by_another_one_and_not_by_readers_or_a_migration() {
-        let (mut writers, vol) = (Writers::default(), export("vol", None));
+        let (mut writers, vol) = (CurrentWriters::default(), export("vol", None));
         assert!(!writers.have_changed_since(session(1), &vol), "nothing is known");
         writers.opened(session(1), &vol, AccessMode::ReadWrite, false);
         writers.opened(session(2), &vol, AccessMode::ReadOnly, false);
         writers.opened(session(3), &vol, AccessMode::Migration, false);
-        let changed = |writers: &Writers, n| writers.have_changed_since(session(n), &vol);
+        let changed = |writers: &CurrentWriters, n| writers.have_changed_since(session(n), &vol);
         assert!(!changed(&writers, 1) && !changed(&writers, 3));
         writers.opened(session(2), &vol, AccessMode::ReadWrite, false);
         assert!(changed(&writers, 1) && !changed(&writers, 2) && changed(&writers, 3));
@@ -135,7 +139,7 @@ mod tests {
                     if !is_saved && !returns {
                         continue;
                     }
-                    let (mut writers, vol) = (Writers::default(), export("vol", None));
+                    let (mut writers, vol) = (CurrentWriters::default(), export("vol", None));
                     if is_saved {
                         vol.writers.opened(session(1), false);
                         vol.writers.opened(session(2), true);
@@ -155,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_export_is_known_by_its_id_if_it_has_one() {
-        let mut writers = Writers::default();
+        let mut writers = CurrentWriters::default();
         writers.opened(session(1), &export("vol", Some("a")), AccessMode::ReadWrite, false);
         assert!(writers.have_changed_since(session(2), &export("renamed", Some("a"))));
         assert!(!writers.have_changed_since(session(2), &export("vol", Some("b"))));
@@ -163,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_number_of_entries_is_bounded() {
-        let mut writers = Writers::default();
+        let mut writers = CurrentWriters::default();
         for n in 0..=EXPORTS_MAX {
             writers.opened(session(1), &export(&n.to_string(), None), AccessMode::ReadWrite, false);
         }

@@ -1,7 +1,8 @@
 //! Last writers of an export, kept for the next process of the server.
 //!
-//! A client that returns after another one has written must not continue (`control/writers.rs`).
-//! The next process knows that only from the list of displaced sessions that this one has saved.
+//! A client that returns after another one has written must not continue. Within a process,
+//! `control/writers.rs` knows that. The next process knows it only from the list of displaced
+//! sessions that this one has saved.
 //! Sessions in neither list may open the export, because a save can fail and a wrong refusal would
 //! fail all IO of a client.
 
@@ -40,14 +41,14 @@ pub struct WriterLists {
     pub displaced: Vec<SessionHash>,
 }
 
-/// Last writers of an export.
+/// Last writers of an export, from this process and earlier ones.
 #[derive(Debug, Default)]
-pub struct LastWriters {
+pub struct SavedWriters {
     lists: Mutex<WriterLists>,
     store: Option<Box<dyn WriterStore>>,
 }
 
-impl LastWriters {
+impl SavedWriters {
     /// Continues with saved lists, and saves changes.
     pub fn kept(lists: WriterLists, store: Box<dyn WriterStore>) -> Self {
         Self { lists: Mutex::new(lists), store: Some(store) }
@@ -111,7 +112,7 @@ mod tests {
         let saved = Arc::new(Mutex::new(Vec::new()));
         let start = || {
             let last = saved.lock().last().cloned().unwrap_or_default();
-            LastWriters::kept(last, Box::new(Store(Arc::clone(&saved))))
+            SavedWriters::kept(last, Box::new(Store(Arc::clone(&saved))))
         };
         let first = start();
         first.opened(session(1), false);
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_lists_are_bounded() {
-        let writers = LastWriters::default();
+        let writers = SavedWriters::default();
         for n in 0..200 {
             writers.opened(session(n), n % 2 == 1);
         }
