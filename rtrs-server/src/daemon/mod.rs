@@ -37,6 +37,7 @@ mod serve;
 mod shards;
 mod sizes;
 mod status;
+mod stuck_threads;
 mod targets;
 mod tunables;
 mod warnings;

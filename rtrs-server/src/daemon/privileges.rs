@@ -27,6 +27,7 @@ use rtrs_core::rt::{
     Account, become_account, effective_user, forbid_new_privileges, unbound_locked_memory,
 };
 
+use super::stuck_threads::wait_for_stuck_threads;
 use crate::error::{Error, ErrorKind, failed};
 use crate::settings::Settings;
 use crate::state::state_dir;
@@ -44,6 +45,8 @@ const CAPABILITIES: [&str; 3] = ["CapPrm:", "CapEff:", "CapAmb:"];
 const THREAD_END_MAX: Duration = Duration::from_secs(10);
 /// Interval between two checks of the threads.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
+/// Maximum time to wait for threads that cannot take a signal.
+const STUCK_MAX: Duration = Duration::from_secs(30);
 
 /// The user that the server runs as after its start.
 #[derive(Debug)]
@@ -149,9 +152,10 @@ impl RunAs {
         }
         let Account { name, uid, gid, .. } = &self.account;
         let text = format!("cannot run as user {name}");
+        let refuse = |why: String| Error::new(ErrorKind::System, format!("{text}: {why}"));
+        wait_for_stuck_threads(Path::new(TASKS), STUCK_MAX).map_err(refuse)?;
         become_account(&self.account).map_err(failed(ErrorKind::System, text.as_str()))?;
-        wait_verified(THREAD_END_MAX, || verify(&self.account))
-            .map_err(|why| Error::new(ErrorKind::System, format!("{text}: {why}")))?;
+        wait_verified(THREAD_END_MAX, || verify(&self.account)).map_err(refuse)?;
         tracing::info!(user = %name, uid, gid, "the server has dropped the privileges of root");
         Ok(())
     }

@@ -28,7 +28,7 @@ use crate::daemon::audit;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::control_socket::{Served, ServerControl};
 use crate::daemon::expiry;
-use crate::daemon::exports::startup::{Started, open_all};
+use crate::daemon::exports::startup::{Stalled, Started, open_all};
 use crate::daemon::exports::{Exports, OpenError, Opener, wait_saved};
 use crate::daemon::identity::Sources;
 use crate::daemon::metrics::ServerMetrics;
@@ -51,8 +51,6 @@ use crate::plan::Plan;
 use crate::settings::{ExportSpec, Id, OnMissing, SearchSpec, Settings};
 use crate::state::StateDir;
 
-/// Time that a start waits for further targets once it can serve an export.
-const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 /// Time for the flushes at the end of the process.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
 /// Maximum time to save the last writers at the end of the process.
@@ -173,9 +171,9 @@ fn open_exports(
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    // A change of the user waits for all threads, and root opens the targets.
-    let patience = user.is_none().then_some(OPEN_PATIENCE);
-    let Started { mut exports, failures } = open_all(set, &opener, patience)?;
+    // Root opens the targets, and a change of the user waits for all threads.
+    let stalled = if user.is_some() { Stalled::Refused } else { Stalled::Left };
+    let Started { mut exports, failures } = open_all(set, &opener, stalled)?;
     for export in &mut exports {
         export.source = over(Arc::clone(&export.source));
     }

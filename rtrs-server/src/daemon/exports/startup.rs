@@ -3,7 +3,8 @@
 //! All targets are opened at the same time, each on its own thread: one that does not answer, for
 //! example a file of an NFS server that is down, delays no other. Once an export can be served, the
 //! start waits for the others only while they make progress. An attempt that is left continues, and
-//! the retry thread exports its target when it is open ([`super::recovery`]).
+//! the retry thread exports its target when it is open ([`super::recovery`]). Where none may be left,
+//! the start fails instead, after a longer time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +17,18 @@ use crate::error::{Error, ErrorKind};
 use crate::export::Export;
 use crate::plan::check_export;
 use crate::plan::partial::Partial;
-use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings};
+use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings, Target};
 
 /// Maximum number of targets that are being opened at the same time, not counting those that make
 /// no progress.
 const AT_ONCE: usize = 32;
 /// Time without progress after which further targets are opened, and interval of looks.
 const STALLED: Duration = Duration::from_secs(1);
+/// Time without progress after which a start serves what is open.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time without progress after which a start fails that may leave no attempt; added to the longest
+/// time that a cluster or NBD server may take by the settings.
+const HANG_MAX: Duration = Duration::from_secs(30);
 /// Reason of an export whose target was left at the start.
 const OPENING: &str = "its target does not answer yet; the server serves the other exports and \
                        keeps waiting";
@@ -35,17 +41,56 @@ pub(in crate::daemon) struct Started {
     pub(in crate::daemon) failures: Vec<(ExportSpec, OpenError)>,
 }
 
-/// Opens the exports of the settings. With a `patience`, the server starts without the exports
-/// that make no progress for that time, unless the settings refuse that or no other export is open.
+/// What a start does about targets that make no progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum Stalled {
+    /// It leaves them once it can serve another export.
+    Left,
+    /// It fails.
+    Refused,
+}
+
+impl Stalled {
+    /// Whether a start ends its wait that has made no progress for a time. `serves` is whether it
+    /// can serve anything.
+    fn is_enough(self, specs: &[ExportSpec], serves: bool, idle: Duration) -> bool {
+        match self {
+            Self::Left => serves && idle >= PATIENCE,
+            Self::Refused => idle >= hang_max(specs),
+        }
+    }
+
+    /// Returns the exports that are left, unless none may be.
+    fn leave(self, left: Vec<&ExportSpec>) -> Result<Vec<(ExportSpec, OpenError)>, Error> {
+        if self == Self::Left || left.is_empty() {
+            return Ok(left.into_iter().map(|spec| (spec.clone(), OPENING.into())).collect());
+        }
+        let names: Vec<_> = left.iter().map(|spec| format!("{:?}", spec.name())).collect();
+        let text = format!(
+            "cannot export {}: no answer from the target; make its file system or server answer, or \
+             remove the export",
+            names.join(", ")
+        );
+        Err(Error::new(ErrorKind::Export, text))
+    }
+}
+
+/// Time after which a target hangs.
+fn hang_max(specs: &[ExportSpec]) -> Duration {
+    let remote = specs.iter().filter(|spec| matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)));
+    HANG_MAX + remote.map(|spec| spec.connect_timeout.get()).max().unwrap_or_default()
+}
+
+/// Opens the exports of the settings.
 ///
 /// # Errors
-/// Those of [`Partial::enough`].
+/// Those of [`Partial::enough`], and [`ErrorKind::Export`] for refused targets.
 pub(in crate::daemon) fn open_all(
     set: &Settings,
     opener: &Arc<Opener>,
-    patience: Option<Duration>,
+    stalled: Stalled,
 ) -> Result<Started, Error> {
-    let patience = patience.filter(|_| set.on_missing == OnMissing::Wait);
+    let stalled = if set.on_missing == OnMissing::Wait { stalled } else { Stalled::Refused };
     let serves = set.search_path != SearchSpec::Off;
     let specs = if set.ping_only { &[][..] } else { &set.export };
     let open = |spec: &ExportSpec| {
@@ -56,8 +101,8 @@ pub(in crate::daemon) fn open_all(
         })
     };
     let mut results = run_all(&opener.attempts, specs, open, |ended, idle| {
-        let any = serves || ended.values().any(Result::is_ok);
-        any && patience.is_some_and(|patience| idle >= patience)
+        let serves = serves || ended.values().any(Result::is_ok);
+        stalled.is_enough(specs, serves, idle)
     });
     let (mut partial, mut left) = (Partial { opened: Vec::new(), failed: Vec::new() }, Vec::new());
     let mut holders = BTreeMap::new();
@@ -73,9 +118,10 @@ pub(in crate::daemon) fn open_all(
                 holders.insert(spec.name(), why.holder);
                 partial.failed.push(refuse(why.why));
             }
-            None => left.push((spec.clone(), OPENING.into())),
+            None => left.push(spec),
         }
     }
+    let left = stalled.leave(left)?;
     let Partial { opened, failed } = partial.enough(set)?;
     let failed = failed.into_iter().map(|(spec, error)| {
         let holder = holders.get(spec.name()).copied().unwrap_or_default();
@@ -154,6 +200,23 @@ mod tests {
         assert!(results.keys().all(|name| !hangs(&format!("{name}=/x").parse().unwrap())));
         assert_eq!(attempts.running(), AT_ONCE + 1);
         drop(release);
+    }
+
+    #[test]
+    fn a_target_that_hangs_is_left_or_refused_after_a_time() {
+        let specs: Vec<ExportSpec> = ["a=/hangs", "b=nbd://host/b,connect-timeout=1m"]
+            .map(|text| text.parse().unwrap())
+            .into();
+        let minutes = |number: u64| Duration::from_secs(60 * number);
+        let left = |serves, idle| Stalled::Left.is_enough(&specs, serves, idle);
+        assert!(left(true, PATIENCE) && !left(true, PATIENCE / 2) && !left(false, minutes(60)));
+        let refused = |idle| Stalled::Refused.is_enough(&specs, true, idle);
+        assert!(refused(minutes(2)) && !refused(minutes(1)), "the NBD server has a minute");
+        let failures = Stalled::Left.leave(vec![&specs[0]]).unwrap();
+        assert_eq!(failures, [(specs[0].clone(), OPENING.into())]);
+        let error = Stalled::Refused.leave(specs.iter().collect()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot export \"a\", \"b\": no answer"), "{error}");
+        assert_eq!(Stalled::Refused.leave(Vec::new()).unwrap(), []);
     }
 
     #[test]
