@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -229,8 +229,8 @@ pub struct ExportTable {
     closer: OnceLock<Box<dyn Closer>>,
     /// Whether any export has ever been able to move between servers.
     gateways: AtomicBool,
-    /// Whether an export is being replaced by the current target of its path.
-    replacing: AtomicBool,
+    /// Number of exports that are being replaced by the current target of their path.
+    replacing: AtomicU32,
     /// Names of exports of the configuration that could not be opened, without leading slashes.
     failed: Mutex<BTreeSet<Vec<u8>>>,
     /// Access lists; replaced by the operator's threads.
@@ -284,7 +284,7 @@ impl ExportTable {
             examiner,
             closer,
             gateways,
-            replacing: AtomicBool::new(false),
+            replacing: AtomicU32::new(0),
             failed: Mutex::default(),
             access,
             places,
@@ -465,12 +465,15 @@ impl ExportTable {
     /// Records that the replacement of an export by the current target of its path begins or ends.
     /// Meanwhile the table lacks the export.
     pub(crate) fn set_replacing(&self, replacing: bool) {
-        self.replacing.store(replacing, Ordering::SeqCst);
+        let _ = match replacing {
+            true => self.replacing.fetch_add(1, Ordering::SeqCst),
+            false => self.replacing.fetch_sub(1, Ordering::SeqCst),
+        };
     }
 
     /// Whether an export is being replaced by the current target of its path.
     pub(crate) fn is_replacing(&self) -> bool {
-        self.replacing.load(Ordering::SeqCst)
+        self.replacing.load(Ordering::SeqCst) > 0
     }
 
     /// Records that an export of the configuration cannot be opened, or no longer.

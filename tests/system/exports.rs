@@ -1,7 +1,9 @@
 //! Changes of exports while the server runs: by commands, and by reloading the configuration.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use rtrs_tests::{
@@ -518,11 +520,79 @@ fn an_export_that_a_change_has_closed_is_tried_again() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-#[test]
-fn a_target_that_never_answers_does_not_delay_the_start() {
+/// An NBD server: a client with a TCP port, and the server behind it.
+fn nbd_server() -> (Server, Client, u16) {
     let target = Server::builder().export("vol0=mem:1M").start();
     let client = Client::attach("vol0").path(target.portal()).tcp().start();
     let Front::Tcp(port) = *client.front() else { panic!("a TCP front") };
+    (target, client, port)
+}
+
+#[test]
+fn a_slow_change_of_an_export_delays_no_change_of_another() {
+    let (target, client, port) = nbd_server();
+    let proxy = Proxy::start("127.0.0.1", &format!("tcp://127.0.0.1:{port}"));
+    let at = proxy.portal().replace("tcp", "nbd");
+    let server = Server::builder()
+        .export(format!("slow={at}/vol0,connect-timeout=10m"))
+        .export("other=mem:1M")
+        .start();
+    assert_eq!(export(&server, "slow")["state"], "unused");
+    proxy.shut(&[Way::ToServer, Way::ToClient]);
+    thread::scope(|scope| {
+        // Opens the target with the new options, and then with the old ones: each takes 10 s.
+        let slow = scope.spawn(|| server.command(&["export", "set", "slow", "delay=1ms"]).code(1));
+        wait_for("the export to be closed", COMMAND_TIME_MAX, || {
+            exports(&server).iter().all(|export| export["name"] != "slow").then_some(())
+        });
+        let _ = server.command(&["export", "set", "other", "ro"]).ok();
+        let _ = server.command(&["export", "add", "new=mem:1M"]).ok();
+        let _ = slow.join().expect("a command").says("with its old options");
+    });
+    let _ = server.stop(STOP_TIME_MAX);
+    client.detach();
+    let _ = target.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_reload_opens_changed_exports_at_the_same_time() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    let (target, client, port) = nbd_server();
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let write = |ports: [u16; 2]| {
+        let exports = ["a", "b"].into_iter().zip(ports);
+        let exports =
+            exports.map(|(name, port)| format!("  - {name}=nbd://127.0.0.1:{port}/vol0,ro\n"));
+        fs::write(&config, "export:\n".to_owned() + &exports.collect::<String>()).expect("a file");
+    };
+    write([port; 2]);
+    let server = Server::builder().args(&["--config", &config]).start();
+    write(listeners.each_ref().map(|listener| listener.local_addr().expect("a port").port()));
+    thread::scope(|scope| {
+        let reload = scope.spawn(|| server.command(&["reload", "-o", "json"]).ok().json());
+        // Neither target answers before both are opened.
+        let opened = listeners.each_ref().map(|listener| listener.accept().expect("an open").0);
+        for stream in opened {
+            let onward = TcpStream::connect(("127.0.0.1", port)).expect("the NBD server");
+            for (mut from, mut to) in [
+                (stream.try_clone().expect("a stream"), onward.try_clone().expect("a stream")),
+                (onward, stream),
+            ] {
+                thread::spawn(move || io::copy(&mut from, &mut to));
+            }
+        }
+        let report = reload.join().expect("a command");
+        assert_eq!(names(&report, "changed"), ["a", "b"], "{report}");
+    });
+    let _ = server.stop(STOP_TIME_MAX);
+    client.detach();
+    let _ = target.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn a_target_that_never_answers_does_not_delay_the_start() {
+    let (target, client, port) = nbd_server();
     let proxy = Proxy::start("127.0.0.1", &format!("tcp://127.0.0.1:{port}"));
     proxy.shut(&[Way::ToServer, Way::ToClient]);
     let at = proxy.portal().replace("tcp", "nbd");

@@ -63,7 +63,7 @@ fn qemu_does_not_write_to_an_exported_image() {
 }
 
 #[test]
-fn an_unused_export_that_becomes_read_only_gives_up_the_locks_of_a_writer() {
+fn an_export_that_becomes_read_only_gives_up_the_locks_of_a_writer_once_unused() {
     let scratch = Scratch::new();
     sparse_file(&scratch.path("vm.img"), MIB);
     let image = File::open(scratch.path("vm.img")).expect("the image");
@@ -79,12 +79,15 @@ fn an_unused_export_that_becomes_read_only_gives_up_the_locks_of_a_writer() {
     image.unlock().expect("the lock");
     let _ = set("rw").ok();
     assert_eq!(locked(), [true, true]);
-    // In use, the file stays open.
+    // In use, the file stays open, and becomes writable again without a lock.
     let ro = ["--access", "ro", "--session-name", "reader"];
     let reader = Client::attach("vm").path(server.portal()).args(&ro).start();
     let _ = set("ro").ok();
     let _ = set("rw").ok();
+    let _ = set("ro").ok();
+    assert_eq!(locked(), [true, true]);
     reader.detach();
+    wait_for("the end of the locks", START_TIME_MAX, || (locked() == [false, false]).then_some(()));
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -1,13 +1,15 @@
 //! The exports of a running server, and their changes.
 //!
-//! Owns [`Exports`]. One change runs at a time, on a thread of the control socket or of a signal,
-//! never on a shard, because opening, flushing and closing a file may block. The control shard
+//! Owns [`Exports`]. Changes run on threads of the control socket, of a signal or of the daemon, never
+//! on a shard, because opening, flushing and closing a file may block; each has the turn of its
+//! export, or of all of them (`turns.rs`). The control shard
 //! tracks which sessions have an export open (`engine/control/exports.rs`). A removed export is
 //! released when its last request has ended on every shard: a thread then flushes and closes it,
 //! which frees its lock, and records a failed flush for the next opener of the same file.
 
 mod access;
 mod attempts;
+mod change;
 mod commands;
 mod entry;
 mod failed;
@@ -17,24 +19,27 @@ mod open_error;
 pub(super) mod recovery;
 mod replaced;
 pub(super) mod startup;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::path::{self, Path};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rtrs_core::block::TargetName;
 use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
-use self::attempts::Attempts;
+use self::attempts::{Attempts, Opened};
+pub(super) use self::change::Begun;
 pub(super) use self::entry::Entry;
 use self::failed::FailedExports;
 use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
 pub(super) use self::open_error::OpenError;
+use self::turns::{Turn, Turns};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::{BackendError, OpenedTarget, open_target_at};
 use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
@@ -49,7 +54,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
 use crate::state::StateDir;
-use crate::stats::{ExportSnapshot, ExportState, ExportUser, Revoked, TRIES_AGAIN};
+use crate::stats::{ExportSnapshot, ExportState, ExportUser, TRIES_AGAIN};
 
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
@@ -57,8 +62,8 @@ const SAVE_MAX: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
-/// Maximum time that a change waits for the previous one.
-const TURN_MAX: Duration = Duration::from_secs(10);
+/// Maximum time that a change waits for another one: longer than a target may take to open.
+const TURN_MAX: Duration = Duration::from_secs(15);
 
 /// Opens exports.
 pub(super) struct Opener {
@@ -128,7 +133,7 @@ impl Opener {
     }
 
     /// Opens the target of an export that threads share.
-    fn open_shared(&self, spec: &ExportSpec) -> Result<Arc<Export>, OpenError> {
+    fn open_shared(&self, spec: &ExportSpec) -> Opened {
         self.open(spec).map(Arc::new).map_err(|error| OpenError::new(&error))
     }
 
@@ -212,7 +217,10 @@ pub(crate) struct Exports {
     opener: Arc<Opener>,
     control: ControlShard,
     entries: Mutex<BTreeMap<String, Entry>>,
-    changing: Mutex<()>,
+    turns: Turns,
+    /// Held from a check whether changed access lists cost clients their access until the lists are
+    /// changed.
+    checking_losses: Mutex<()>,
     /// Exports whose path leads to a target that cannot be exported.
     not_reopened: Mutex<BTreeMap<String, NotReopened>>,
     failed: FailedExports,
@@ -243,7 +251,8 @@ impl Exports {
             opener,
             control,
             entries: Mutex::default(),
-            changing: Mutex::default(),
+            turns: Turns::default(),
+            checking_losses: Mutex::default(),
             not_reopened: Mutex::default(),
             access: Mutex::new(ServerAccess::new(set)),
             keys,
@@ -269,13 +278,29 @@ impl Exports {
         Arc::clone(&self.attempts)
     }
 
-    /// Acquires the lock for changes of exports.
-    pub(super) fn begin(&self) -> Result<MutexGuard<'_, ()>, String> {
+    /// Waits for the turn to change all exports.
+    pub(super) fn begin_all(&self) -> Result<Turn<'_>, String> {
+        self.check_changeable()?;
+        let turn = self.turns.of_all(TURN_MAX);
+        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
+    }
+
+    /// Waits for the turn to change an export.
+    pub(super) fn begin(&self, name: &str) -> Result<Turn<'_>, String> {
+        self.check_changeable()?;
+        let turn = self.turns.of(name, TURN_MAX);
+        turn.ok_or_else(|| {
+            format!(
+                "another change of export {name:?}, or of all exports, is still running; try again"
+            )
+        })
+    }
+
+    fn check_changeable(&self) -> Result<(), String> {
         if self.set.ping_only {
             return Err("the server only answers pings (ping-only)".to_owned());
         }
-        let turn = self.changing.try_lock_for(TURN_MAX);
-        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
+        Ok(())
     }
 
     /// All named exports, by name.
@@ -397,22 +422,26 @@ impl Exports {
     }
 
     /// Opens an export without exporting it.
-    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Arc<Export>, OpenError> {
+    pub(super) fn open(&self, spec: &ExportSpec) -> Opened {
         self.check_name(spec.name())?;
-        self.open_target(spec)
-    }
-
-    /// Opens exports at the same time without exporting them.
-    pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Result<Vec<Arc<Export>>, OpenError> {
-        specs.iter().try_for_each(|spec| self.check_name(spec.name()))?;
-        let opener = Arc::clone(&self.opener);
-        let opened = all_in_time(specs, move |spec: ExportSpec| opener.open_shared(&spec));
-        opened.into_iter().collect()
-    }
-
-    fn open_target(&self, spec: &ExportSpec) -> Result<Arc<Export>, OpenError> {
         let (opener, spec) = (Arc::clone(&self.opener), spec.clone());
         in_time(move || opener.open_shared(&spec))
+    }
+
+    /// Opens exports at the same time without exporting them. Refuses names that are taken.
+    pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Vec<Opened> {
+        let opened = self.open_targets(specs).into_iter().zip(specs);
+        let check = |(opened, spec): (Opened, &ExportSpec)| {
+            self.check_name(spec.name())?;
+            opened
+        };
+        opened.map(check).collect()
+    }
+
+    /// Opens targets at the same time.
+    fn open_targets(&self, specs: &[ExportSpec]) -> Vec<Opened> {
+        let opener = Arc::clone(&self.opener);
+        all_in_time(specs, move |spec: ExportSpec| opener.open_shared(&spec))
     }
 
     /// Refuses a name that is taken.
@@ -436,11 +465,6 @@ impl Exports {
         notify_moves(export, at, &self.control);
         self.note(spec, export, configured);
         Ok(())
-    }
-
-    pub(super) fn open_new(&self, spec: &ExportSpec, configured: bool) -> Result<(), OpenError> {
-        let export = self.open(spec)?;
-        Ok(self.publish(spec, &export, configured)?)
     }
 
     /// Removes an export from the table, so that it can no longer be opened. Returns the export,
@@ -517,28 +541,37 @@ impl Exports {
         exports: Vec<Arc<Export>>,
         within: Duration,
     ) -> Result<(), String> {
+        let results = self.release_each(exports, within).into_iter();
+        let wrong: Vec<_> = results.filter_map(Result::err).collect();
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+    }
+
+    /// Releases exports like [`Self::release`]. Returns the results in the order of the exports.
+    fn release_each(&self, exports: Vec<Arc<Export>>, within: Duration) -> Vec<Result<(), String>> {
         let until = Instant::now() + within;
-        let mut left: Vec<String> = exports.iter().map(|export| export.name.clone()).collect();
+        let late = |export: &Arc<Export>| {
+            let name = &export.name;
+            Err(format!(
+                "export {name:?} is removed, but the backend still runs requests of it; its file \
+                 stays locked until these finish"
+            ))
+        };
+        let mut results: Vec<_> = exports.iter().map(late).collect();
         let (done, released) = mpsc::channel();
         let opener = Arc::clone(&self.opener);
+        let exports = exports.into_iter().enumerate().collect();
         let thread = std::thread::Builder::new().name("release".into());
-        let thread = thread.spawn(move || release(exports, &opener, &done));
-        thread.map_err(|error| format!("cannot start a thread: {error}"))?;
-        let mut wrong = Vec::new();
-        while !left.is_empty() {
-            let rest = until.saturating_duration_since(Instant::now());
-            let Ok((name, flushed)) = released.recv_timeout(rest) else {
-                wrong.push(format!(
-                    "export {:?} is removed, but the backend still runs requests of it; its file \
-                     stays locked until these finish",
-                    left[0]
-                ));
-                break;
-            };
-            left.retain(|other| *other != name);
-            wrong.extend(flushed.err());
+        if let Err(error) = thread.spawn(move || release(exports, &opener, &done)) {
+            let why = Err(format!("cannot start a thread: {error}"));
+            return vec![why; results.len()];
         }
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+        // Ends with the thread, which drops the sender.
+        while let Ok((at, flushed)) =
+            released.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            results[at] = flushed;
+        }
+        results
     }
 
     /// Makes another gateway serve an export.
@@ -554,71 +587,6 @@ impl Exports {
         let drained = gateway.release(within);
         drained.map_err(|error| format!("cannot hand over export {name:?}: {error}"))?;
         Ok(ExportDrained { standby: export.name.clone() })
-    }
-
-    /// Applies changed settings to an export. Unless forced, refuses to close the last copy of a
-    /// file. Returns the losses of sessions, or None if the settings already match.
-    pub(super) fn change(
-        &self,
-        entry: &Entry,
-        spec: &ExportSpec,
-        force: bool,
-    ) -> Result<Option<Vec<Revoked>>, String> {
-        let name = spec.name();
-        if entry.spec == *spec {
-            return Ok(None);
-        }
-        let open = entry.export.upgrade().filter(|_| entry.stays_open(spec));
-        if let Some(export) = open.filter(|export| !self.gives_up_locks(entry, spec, export)) {
-            if spec.ro != entry.spec.ro {
-                let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
-                self.control.ask(request, done)?;
-            }
-            self.note(spec, &export, entry.configured);
-            return self.change_list(&entry.spec, spec).map(Some);
-        }
-        entry.keeps_memory(spec)?;
-        if let Some(why) = entry.last_copy().filter(|_| !force) {
-            return Err(format!("{why}{LAST_COPY_HINT}"));
-        }
-        let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
-            let only = "; only access, and ro of an export that was opened for writing, can change \
-                        while it is open";
-            why + if open { only } else { "" }
-        })?;
-        let revoked = self.change_list(&entry.spec, spec)?;
-        self.release(vec![export], RELEASE_MAX)?;
-        let opened = self.open_new(spec, entry.configured);
-        let opened = opened.map_err(|why| {
-            let listed = self.change_list(spec, &entry.spec);
-            let listed = listed.map_err(OpenError::from);
-            let again = listed.and_then(|_| self.open_new(&entry.spec, entry.configured));
-            match again {
-                Ok(()) => format!("{why}; the export keeps its old options"),
-                Err(again) => {
-                    let problem = format!(
-                        "{why}; and it could not be opened with its old options, with which \
-                         {TRIES_AGAIN}: {again}"
-                    );
-                    recovery::note_failed(self, entry.spec.clone(), again);
-                    problem
-                }
-            }
-        });
-        opened.map(|()| Some(revoked))
-    }
-}
-
-impl Exports {
-    /// Whether an export that becomes read-only is opened again, so that the locks of a writer end:
-    /// a virtual machine may write to the file then. One in use stays as it is, and so does one
-    /// whose path does not lead to its file anymore.
-    fn gives_up_locks(&self, entry: &Entry, spec: &ExportSpec, export: &Export) -> bool {
-        let freezes = spec.ro && !entry.spec.ro;
-        freezes
-            && matches!(spec.target, Target::Path(_))
-            && export.source.target_name() == Some(TargetName::Kept)
-            && self.is_open(spec.name()) == Ok(false)
     }
 }
 
@@ -662,20 +630,22 @@ pub(super) fn check_all(specs: &[ExportSpec]) -> Vec<Result<(), String>> {
     all_in_time(specs, |mut spec: ExportSpec| check(&mut spec))
 }
 
-/// Closes exports, each when no other references exist, and reports the results.
+/// Closes exports, each when no other references exist, and reports the results with the numbers of
+/// the exports.
 fn release(
-    mut exports: Vec<Arc<Export>>,
+    mut exports: Vec<(usize, Arc<Export>)>,
     opener: &Opener,
-    done: &mpsc::Sender<(String, Result<(), String>)>,
+    done: &mpsc::Sender<(usize, Result<(), String>)>,
 ) {
     loop {
-        let (free, used) =
-            exports.into_iter().partition::<Vec<_>, _>(|export| Arc::strong_count(export) == 1);
-        for export in free {
-            let (name, flushed) = (export.name.clone(), opener.close(&export));
+        let (free, used) = exports
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, export)| Arc::strong_count(export) == 1);
+        for (at, export) in free {
+            let flushed = opener.close(&export);
             drop(export);
             // The requester may have timed out.
-            let _ = done.send((name, flushed));
+            let _ = done.send((at, flushed));
         }
         if used.is_empty() {
             return;

@@ -20,7 +20,7 @@ use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
 use crate::daemon::exports::{
-    Entry, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all, recovery,
+    Begun, Entry, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all, recovery,
 };
 use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
@@ -175,7 +175,7 @@ impl Reload {
             return Ok(());
         }
         self.check_below(&set)?;
-        let turn = exports.begin()?;
+        let turn = exports.begin_all()?;
         if !reading.may_apply() {
             tracing::warn!("{SUPERSEDED}");
             done.warnings.push(SUPERSEDED.to_owned());
@@ -263,7 +263,7 @@ impl Reload {
         }
         done.warnings.extend(warnings(&set));
         if !set.ping_only {
-            let turn = exports.begin();
+            let turn = exports.begin_all();
             let looked = turn.and_then(|_turn| preview(exports, set.export, &mut done));
             looked.map_err(|why| would_be_refused(&why, &done))?;
         }
@@ -442,7 +442,8 @@ fn apply(
     // A target that a removed export locks can be opened only after its removal.
     let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
     let (later, now) = added.into_iter().partition::<Vec<_>, _>(is_later);
-    let opened = exports.open_all(&now).map_err(|error| error.why)?;
+    let opened = exports.open_all(&now).into_iter().collect::<Result<Vec<_>, _>>();
+    let opened = opened.map_err(|error| error.why)?;
     for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));
     }
@@ -464,34 +465,35 @@ fn apply(
     if let Err(why) = exports.release(released, RELEASE_MAX) {
         done.failed.push(Kept { name: String::new(), why });
     }
+    change(exports, changed, force, done);
+    for (spec, opened) in later.iter().zip(exports.open_all(&later)) {
+        let published = opened.and_then(|export| Ok(exports.publish(spec, &export, true)?));
+        note_added(done, spec.name(), published.clone().map_err(|error| error.why));
+        // The export that had the target is gone already.
+        published.map_or_else(|why| recovery::note_failed(exports, spec.clone(), why), |()| ());
+    }
+    recovery::reconfigure(exports, failed, done);
+    same.iter().for_each(|name| exports.note_configured(name));
+    let followed = exports.follow_all(&same, force);
+    same.into_iter().zip(followed).for_each(|(name, followed)| note_same(done, name, followed));
+    Ok(())
+}
+
+/// Applies changed settings.
+fn change(exports: &Exports, changed: Vec<(Entry, ExportSpec)>, force: bool, done: &mut Reloaded) {
+    let mut closed = Vec::new();
     for (entry, mut spec) in changed {
         // Applied already, and possibly by a later reload.
         spec.access.clone_from(&entry.spec.access);
-        let name = spec.name();
-        match exports.change(&entry, &spec, force) {
-            Ok(_) => {
-                exports.note_configured(name);
-                done.changed.push(name.to_owned());
-            }
-            Err(why) if exports.entry(name).is_some_and(|entry| entry.spec != spec) => {
-                done.kept.push(Kept { name: name.to_owned(), why });
-            }
-            Err(why) => done.failed.push(Kept { name: name.to_owned(), why }),
+        match exports.begin_change(&entry, &spec, force) {
+            Ok(Begun::Closed(one)) => closed.push(*one),
+            Ok(Begun::Unchanged | Begun::Changed(_)) => note_changed(exports, &spec, Ok(()), done),
+            Err(why) => note_changed(exports, &spec, Err(why), done),
         }
     }
-    for spec in later {
-        let opened = exports.open_new(&spec, true);
-        note_added(done, spec.name(), opened.clone().map_err(|error| error.why));
-        // The export that had the target is gone already.
-        opened.map_or_else(|why| recovery::note_failed(exports, spec, why), |()| ());
+    for (spec, result) in exports.finish_changes(closed) {
+        note_changed(exports, &spec, result.map(drop), done);
     }
-    recovery::reconfigure(exports, failed, done);
-    for name in same {
-        exports.note_configured(&name);
-        let followed = exports.follow(&name, force);
-        note_same(done, name, followed);
-    }
-    Ok(())
 }
 
 fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
@@ -572,6 +574,26 @@ fn note_same(done: &mut Reloaded, name: String, followed: Followed) {
         Followed::Kept(why) | Followed::Orphan(why) => done.kept.push(Kept { name, why }),
         Followed::Same if !done.access_changed.iter().any(changed) => done.unchanged += 1,
         Followed::Same | Followed::Reopened => done.changed.push(name),
+    }
+}
+
+/// Records the result for an export whose settings have changed.
+fn note_changed(
+    exports: &Exports,
+    spec: &ExportSpec,
+    changed: Result<(), String>,
+    done: &mut Reloaded,
+) {
+    let name = spec.name().to_owned();
+    match changed {
+        Ok(()) => {
+            exports.note_configured(&name);
+            done.changed.push(name);
+        }
+        Err(why) if exports.entry(&name).is_some_and(|entry| entry.spec != *spec) => {
+            done.kept.push(Kept { name, why });
+        }
+        Err(why) => done.failed.push(Kept { name, why }),
     }
 }
 

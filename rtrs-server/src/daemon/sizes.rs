@@ -66,7 +66,7 @@ impl Exports {
     }
 
     fn resize_now(&self, name: &str, size: Option<u64>, force: bool) -> Result<Resized, String> {
-        let _turn = self.begin()?;
+        let _turn = self.begin(name)?;
         let (at, export) = self.find(name)?;
         let cannot = |why: String| format!("cannot resize {name:?}: {why}");
         let geometry = export.source.geometry();

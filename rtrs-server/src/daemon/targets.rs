@@ -1,6 +1,7 @@
 //! Exports whose path has come to lead to another file or device.
 //!
-//! A thread reopens unused exports by their path once a second. Others do that before the first
+//! A thread has unused exports reopened by their path once a second, each on a thread of its own,
+//! because targets can hang. Others do that before the first
 //! session opens an export ([`Examiner`]), so that no session starts on the old file. The backend
 //! examines the target of the path (`backend/file/watch.rs`) on threads that may block; the wait
 //! for that is bounded.
@@ -22,6 +23,8 @@ use crate::engine::reply_to::ReplyTo;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of opens whose targets are examined at the same time.
 const EXAMINED_MAX: usize = 64;
+/// Maximum number of exports that are reopened at the same time.
+const REOPENED_MAX: usize = 64;
 
 /// An open that waits until the target is examined.
 #[derive(Clone, Copy, Debug)]
@@ -57,10 +60,22 @@ pub(super) fn watch(
 }
 
 fn look(changes: &Weak<Changes>) {
+    let running = Arc::new(());
     loop {
         thread::sleep(LOOK_EVERY);
         let Some(changes) = changes.upgrade() else { return };
-        changes.exports.reopen_replaced();
+        for name in changes.exports.to_reopen() {
+            let (of_thread, one) = (Arc::clone(&changes), Arc::clone(&running));
+            if Arc::strong_count(&running) > REOPENED_MAX + 1 {
+                break;
+            }
+            let named = thread::Builder::new().name("export-reopen".into());
+            // Without a thread, the next look tries again.
+            let _ = named.spawn(move || {
+                let _one = one;
+                of_thread.exports.reopen_unused(&name);
+            });
+        }
     }
 }
 

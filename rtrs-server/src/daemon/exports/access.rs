@@ -49,7 +49,7 @@ impl Exports {
     }
 
     /// Applies the permissions of the configuration with that number to the exports that match it.
-    /// The caller holds the lock for changes of exports.
+    /// The caller has the turn of all exports.
     pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
         let entries = self.entries();
         let wanted: BTreeMap<&str, &ExportSpec> =

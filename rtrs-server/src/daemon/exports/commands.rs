@@ -45,10 +45,12 @@ impl Exports {
             Some(holder) => format!("{why}; export {holder:?} has it open"),
             None => why.why,
         })?;
-        let _turn = self.begin()?;
+        let _turn = self.begin(spec.name())?;
+        let checking_losses = self.checking_losses.lock();
         let closed = self.check_losses(&spec, force)?;
         // Set before any client can open it.
         self.change_access(|access| access.set(&spec));
+        drop(checking_losses);
         let published = self.publish(&spec, &export, false);
         published.inspect_err(|_| self.change_access(|access| access.forget(spec.name())))?;
         let losses = Losses { closed, revoked: self.check_access()? };
@@ -107,7 +109,7 @@ impl Exports {
 
     /// Reports what [`Self::set`] would do. The target is checked, but not opened.
     pub(crate) fn preview_set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
-        let _turn = self.begin()?;
+        let _turn = self.begin(name)?;
         let (found, spec) = self.with_options(name, options)?;
         let before = found.spec();
         if let Found::Served(entry) = &found {
@@ -155,7 +157,7 @@ impl Exports {
     }
 
     fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
-        let _turn = self.begin()?;
+        let _turn = self.begin(name)?;
         if self.failed.remove(name) {
             self.attempts.abandon(name);
             self.forget_access(name);
@@ -181,7 +183,7 @@ impl Exports {
 
     /// Reports what [`Self::remove`] would do.
     pub(crate) fn preview_remove(&self, name: &str) -> Result<Removed, String> {
-        let _turn = self.begin()?;
+        let _turn = self.begin(name)?;
         let is_failed = self.failed.spec(name).is_some();
         if self.entry(name).is_none() && !is_failed {
             return Err(self.unknown(name));
@@ -199,23 +201,26 @@ impl Exports {
     }
 
     fn set_now(&self, name: &str, options: &[String], force: bool) -> Result<Changed, String> {
-        let _turn = self.begin()?;
+        let _turn = self.begin(name)?;
         let (found, spec) = self.with_options(name, options)?;
-        let closed = self.check_losses(&spec, force)?;
         if let Found::Served(entry) = &found
-            && entry.may_close(&spec)
+            && !entry.stays_open(&spec)
         {
             // The file may have been deleted since the last examination.
             self.examine_target(name);
         }
+        let checking_losses = self.checking_losses.lock();
+        let closed = self.check_losses(&spec, force)?;
         let (revoked, still_failed) = match found {
-            Found::Served(entry) => (self.change(&entry, &spec, force)?, None),
+            Found::Served(entry) => (self.change(&entry, &spec, force, checking_losses)?, None),
             Found::Failed(before) => {
                 let revoked = self.change_list(&before, &spec)?;
+                drop(checking_losses);
                 let failed = recovery::open_now(self, &spec).err();
                 ((before != spec).then_some(revoked), failed)
             }
         };
+        self.give_up_writer_locks(name);
         let losses = revoked.map(|revoked| Losses { closed, revoked });
         let mut changed = self.changed(&spec, losses);
         changed.warnings.extend(

@@ -29,11 +29,10 @@ impl Entry {
         same && (spec.ro == ro || !self.opened_ro)
     }
 
-    /// Whether a change to these settings may close the export: to reopen it, or to give up the
-    /// locks of a writer.
-    pub(super) fn may_close(&self, spec: &ExportSpec) -> bool {
-        let freezes = spec.ro && !self.spec.ro;
-        !self.stays_open(spec) || freezes
+    /// Whether the export has become read-only, but its file or disk still has the locks of a
+    /// writer.
+    pub(super) fn keeps_writer_locks(&self) -> bool {
+        self.spec.ro && !self.opened_ro && matches!(self.spec.target, Target::Path(_))
     }
 
     /// Whether the export matches these settings, apart from its access list and a size set by a

@@ -24,7 +24,7 @@ use crate::plan::{check_below, check_export};
 use crate::settings::{ExportSpec, Target};
 use crate::stats::TRIES_AGAIN;
 
-/// Time that the retry thread waits for the lock for changes of exports; then it tries again.
+/// Time that the retry thread waits for the turn of an export; then it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Starts to open the target of a failed export, after the checks of a start. Returns false if an
@@ -93,7 +93,7 @@ fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> O
 }
 
 /// Opens and exports the target of a failed export with these settings, or records them with the
-/// reason of the failure. The caller holds the lock for changes of exports.
+/// reason of the failure. The caller has the turn of the export.
 pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenError> {
     let until = Instant::now() + ATTEMPT_MAX;
     let begun = begin_attempt(exports, spec).map_err(OpenError::from);
@@ -103,7 +103,7 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
     })
 }
 
-/// Exports an opened target. The caller holds the lock for changes of exports.
+/// Exports an opened target. The caller has the turn of the export.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
     exports.publish(spec, export, true)?;
     exports.failed.remove(spec.name());
@@ -163,8 +163,8 @@ pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
 
 /// Exports the opened target of an attempt that has ended, or records its failure.
 fn settle(exports: &Exports, spec: &ExportSpec) {
-    // Without the lock, the result stays for the next attempt.
-    let Some(_turn) = exports.changing.try_lock_for(TURN_MAX) else { return };
+    // Without the turn, the result stays for the next attempt.
+    let Some(_turn) = exports.turns.of(spec.name(), TURN_MAX) else { return };
     // A command or reload may have taken the result meanwhile.
     let Some(opened) = exports.attempts.take(spec, Instant::now()) else { return };
     // One may also have removed or changed the export.
@@ -184,7 +184,7 @@ fn failed_again(exports: &Exports, spec: &ExportSpec, why: OpenError) {
 }
 
 /// Adapts the failed exports to a configuration: `wanted` are those that it still names, which are
-/// tried at once. The caller holds the lock for changes of exports.
+/// tried at once. The caller has the turn of all exports.
 pub(in crate::daemon) fn reconfigure(
     exports: &Exports,
     wanted: Vec<ExportSpec>,

@@ -1,5 +1,9 @@
-//! Exports whose path leads to a file or device other than the open one.
+//! Exports whose path leads to a file or device other than the open one, and read-only exports that
+//! still have the locks of a writer. Both are opened again when no session uses them: the new
+//! target is opened first, without delaying changes of other exports, and then takes the place of
+//! the old one.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +12,7 @@ use rtrs_core::time::Duration;
 
 use super::in_time::in_time;
 use super::last_copy::{last_copy, orphan};
-use super::{Entry, Exports, Followed, NotReopened};
+use super::{Entry, Exports, Followed, NotReopened, Opened, RELEASE_MAX};
 use crate::engine::finder::Examined;
 use crate::export::Export;
 use crate::settings::Target;
@@ -16,10 +20,10 @@ use crate::settings::Target;
 /// Maximum time to examine the target of a path, because file systems can hang.
 const LOOK_MAX: Duration = Duration::from_millis(500);
 
-/// Maximum time that an open waits for a running change of exports.
+/// Maximum time that an open waits for a running change of its export.
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
-/// Interval between attempts to reopen an export whose path leads elsewhere.
+/// Interval between attempts to reopen an export.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Reason why an export in use keeps its target.
@@ -85,13 +89,13 @@ impl Exports {
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
-    /// leads elsewhere. Another export may hold the lock for changes for long, because its target
-    /// hangs: the open must be refused then.
+    /// leads elsewhere. If another change of the export takes too long, because the target hangs, the
+    /// open must be refused.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
             // A running replacement may be about to publish this name again.
             if self.table.is_replacing() {
-                drop(self.changing.try_lock_for(OPEN_TURN_MAX));
+                drop(self.turns.of(&String::from_utf8_lossy(name), OPEN_TURN_MAX));
             }
             return Examined::Yes;
         };
@@ -110,9 +114,9 @@ impl Exports {
         let name = export.name.clone();
         // The old export is closed when its last reference is dropped.
         drop(export);
-        if let Some(_turn) = self.changing.try_lock_for(OPEN_TURN_MAX) {
+        if let Some(_turn) = self.turns.of(&name, OPEN_TURN_MAX) {
             // The outcome is logged; an export that cannot be reopened is opened as it is.
-            let _ = self.follow(&name, false);
+            let _ = self.follow_all(std::slice::from_ref(&name), false);
             return Examined::Yes;
         }
         let standing = self.entry(&name).map(|entry| self.standing(&entry));
@@ -122,47 +126,78 @@ impl Exports {
         tracing::warn!(
             export = name,
             "open refused: the path leads to another target, which cannot be opened while another \
-             change of the exports is running"
+             change of the export is running"
         );
         Examined::Outdated
     }
 
-    /// Reopens unused exports whose path leads elsewhere.
-    pub(in crate::daemon) fn reopen_replaced(&self) {
-        let is_replaced =
-            |export: &Arc<Export>| export.source.target_name() == Some(TargetName::Replaced);
+    /// Names of the unused exports to be opened again, whose attempts are due.
+    pub(in crate::daemon) fn to_reopen(&self) -> Vec<String> {
         let all = self.table.all().into_iter().map(|(_, export)| export);
         let all = all.inspect(|export| export.note_orphan());
-        let replaced: Vec<String> =
-            all.filter(is_replaced).map(|export| export.name.clone()).collect();
-        if replaced.is_empty() {
-            return;
+        let to_reopen = all.filter(|export| {
+            export.source.target_name() == Some(TargetName::Replaced)
+                || self.entry(&export.name).is_some_and(|entry| entry.keeps_writer_locks())
+        });
+        let is_due = |name: &String| {
+            let failed = self.not_reopened.lock().get(name).map(|failure| failure.at);
+            failed.is_none_or(|at| at.elapsed() >= RETRY) && self.turns.are_free_for(name)
+        };
+        let mut due: Vec<_> = to_reopen.map(|export| export.name.clone()).filter(is_due).collect();
+        if !due.is_empty() {
+            // A control shard that does not answer is asked again at the next look.
+            let all = self.list_now().map(|list| list.exports).unwrap_or_default();
+            let unused = all.iter().filter(|export| export.open_by.is_empty() && !export.found);
+            let unused: BTreeSet<_> = unused.map(|export| &*export.name).collect();
+            due.retain(|name| unused.contains(&**name));
         }
-        // A running change checks the targets itself.
-        let Some(_turn) = self.changing.try_lock() else { return };
-        for name in replaced {
-            let failed = self.not_reopened.lock().get(&name).map(|failure| failure.at);
-            if failed.is_none_or(|at| at.elapsed() >= RETRY) {
-                let _ = self.follow(&name, false);
+        due
+    }
+
+    /// Opens an export again if that is to be done, and no session uses the export. A running change
+    /// of the export does that itself.
+    pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
+        let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
+        let _ = self.follow_all(&[name.to_owned()], false);
+        self.give_up_writer_locks(name);
+    }
+
+    /// Compares exports with their paths, and reopens those that were replaced and are unused, at
+    /// the same time. Unless forced, a file stays that was deleted before anything took its path.
+    /// The caller has the turn of the exports.
+    pub(in crate::daemon) fn follow_all(&self, names: &[String], force: bool) -> Vec<Followed> {
+        let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
+        let replaced = found.iter().filter_map(|found| found.as_ref().err());
+        let specs: Vec<_> = replaced.map(|entry| entry.spec.clone()).collect();
+        let mut opened = self.open_targets(&specs).into_iter();
+        let follow = |found: Result<Followed, Entry>| {
+            found.unwrap_or_else(|entry| {
+                let opened = opened.next().unwrap_or_else(|| Err("it was not opened".into()));
+                self.replace(&entry, opened)
+            })
+        };
+        found.into_iter().map(follow).collect()
+    }
+
+    /// Compares an export with its path. The error is the entry of one that is to be reopened.
+    fn find_replaced(&self, name: &str, force: bool) -> Result<Followed, Entry> {
+        let Some(entry) = self.entry(name) else { return Ok(Followed::Same) };
+        match self.standing(&entry) {
+            Followed::Reopened => Err(entry),
+            Followed::Orphan(_) if force => Err(entry),
+            Followed::Orphan(why) => {
+                self.note_not_reopened(name, &why);
+                Ok(Followed::Orphan(why))
             }
+            other => Ok(other),
         }
     }
 
-    /// Compares an export with its path, and reopens it if it was replaced and is unused. Unless
-    /// forced, a file stays that was deleted before anything took its path. The caller holds the
-    /// lock for changes of exports.
-    pub(in crate::daemon) fn follow(&self, name: &str, force: bool) -> Followed {
-        let Some(entry) = self.entry(name) else { return Followed::Same };
-        match self.standing(&entry) {
-            Followed::Reopened => {}
-            Followed::Orphan(_) if force => {}
-            Followed::Orphan(why) => {
-                self.note_not_reopened(name, &why);
-                return Followed::Orphan(why);
-            }
-            other => return other,
-        }
-        match self.reopen(&entry) {
+    /// Exports the opened target of the path instead of the old one.
+    fn replace(&self, entry: &Entry, opened: Opened) -> Followed {
+        let name = entry.spec.name();
+        let replaced = opened.map_err(|error| error.why);
+        match replaced.and_then(|export| self.reopen(entry, &export, Duration::ZERO)) {
             Ok(()) => {
                 self.not_reopened.lock().remove(name);
                 tracing::info!(export = name, "opened again: the path leads to another target");
@@ -179,6 +214,42 @@ impl Exports {
         }
     }
 
+    /// Opens an unused export that has become read-only again, so that the locks of a writer end: a
+    /// virtual machine may write to the file then. One whose path does not lead to its file anymore
+    /// stays as it is. The caller has the turn of the export.
+    pub(super) fn give_up_writer_locks(&self, name: &str) {
+        let entry = self.entry(name).filter(Entry::keeps_writer_locks);
+        let Some(entry) = entry.filter(|_| self.is_open(name) == Ok(false)) else { return };
+        match self.open_for_reading(&entry) {
+            Ok(None) => {}
+            Ok(Some(export)) => match self.reopen(&entry, &export, RELEASE_MAX) {
+                Ok(()) => drop(self.not_reopened.lock().remove(name)),
+                Err(why) => self.note_not_reopened(name, &why),
+            },
+            Err(why) => {
+                let why = format!("it is read-only now, but keeps the locks of a writer: {why}");
+                self.note_not_reopened(name, &why);
+            }
+        }
+    }
+
+    /// Opens the target of a read-only export that has it open for writing. Returns None if the path
+    /// leads to another one.
+    fn open_for_reading(&self, entry: &Entry) -> Result<Option<Arc<Export>>, String> {
+        let Some(old) = entry.export.upgrade() else { return Ok(None) };
+        if old.source.target_name() != Some(TargetName::Kept) {
+            return Ok(None);
+        }
+        let (opener, spec) = (Arc::clone(&self.opener), entry.spec.clone());
+        let opened: Opened = in_time(move || {
+            // An epoch that rises must have risen before the export is opened.
+            old.source.settle().map_err(|error| format!("it cannot be flushed: {error}"))?;
+            let export = opener.open_shared(&spec)?;
+            if export.file == old.file { Ok(export) } else { Err("its path has changed".into()) }
+        });
+        opened.map(Some).map_err(|error| error.why)
+    }
+
     /// Records why an export was not reopened, and logs a new reason.
     fn note_not_reopened(&self, name: &str, why: &str) {
         let failure = NotReopened { at: Instant::now(), why: why.to_owned() };
@@ -188,7 +259,7 @@ impl Exports {
         }
     }
 
-    /// Returns the result that [`Self::follow`] would have for an export.
+    /// Returns the result that [`Self::follow_all`] would have for an export.
     pub(in crate::daemon) fn standing(&self, entry: &Entry) -> Followed {
         let Some(export) = entry.export.upgrade() else { return Followed::Same };
         match export.source.target_name() {
@@ -203,13 +274,12 @@ impl Exports {
         }
     }
 
-    /// Exports the current target of the path instead of the open one.
-    fn reopen(&self, entry: &Entry) -> Result<(), String> {
-        // Opened first, so that the old target stays exported if that fails.
-        let export = self.open_target(&entry.spec).map_err(|error| error.why)?;
+    /// Publishes an opened target instead of the old one, and waits up to `within` for the release
+    /// of that. Errors of the release are logged.
+    fn reopen(&self, entry: &Entry, export: &Arc<Export>, within: Duration) -> Result<(), String> {
         // Opens wait until the export is back.
         self.table.set_replacing(true);
-        let replaced = self.exchange(entry, &export);
+        let replaced = self.exchange(entry, export);
         self.table.set_replacing(false);
         let old = replaced?;
         if old.source.is_deleted() {
@@ -218,9 +288,7 @@ impl Exports {
                 "closes the old file, which has no other name: its content ends"
             );
         }
-        // Without waiting, because an examined open must not wait for the last flush of the old
-        // target. Errors are logged.
-        let _ = self.release(vec![old], Duration::ZERO);
+        let _ = self.release(vec![old], within);
         Ok(())
     }
 

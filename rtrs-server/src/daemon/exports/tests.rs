@@ -180,14 +180,25 @@ fn changed_options_close_a_file_that_was_just_deleted_by_force_only() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// Another export may hold the lock for as long as its target hangs.
+/// Another change of the export may run for as long as its target hangs.
 #[test]
 fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
     with_deleted(Path::new("/nonexistent/vol"), |exports| {
-        let changing = exports.changing.lock();
+        let turn = exports.turns.of("vol", Duration::ZERO);
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Outdated);
-        drop(changing);
+        drop(turn);
         // The new file cannot be opened, so the old one stays exported.
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
+    });
+}
+
+/// An export whose target hangs may be changed for long.
+#[test]
+fn a_change_of_an_export_delays_no_other() {
+    with_deleted(Path::new("/nonexistent/vol"), |exports| {
+        let _turn = exports.begin("other").unwrap();
+        assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
+        assert_eq!(exports.to_reopen(), Vec::<String>::new(), "it has just failed");
+        assert!(exports.begin("vol").is_ok());
     });
 }

@@ -1,0 +1,146 @@
+//! Turns of changes: an export is changed by one thread at a time, and by none while another one
+//! changes all exports. Changes of different exports do not wait for each other, because each may
+//! take as long as its target does.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::access_list::bare;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Names of the exports that are being changed.
+    names: BTreeSet<String>,
+    /// Whether all exports are being changed.
+    all: bool,
+    /// Number of changes of all exports that wait for their turn. Others begin after them.
+    waiting: usize,
+}
+
+impl State {
+    fn is_free_for(&self, name: &str) -> bool {
+        !self.all && self.waiting == 0 && !self.names.contains(name)
+    }
+}
+
+/// Turns of all threads that change exports.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    state: Mutex<State>,
+    /// Notified when a turn ends.
+    ended: Condvar,
+}
+
+/// The right to change one export, or all; ends when it is dropped.
+#[derive(Debug)]
+pub(in crate::daemon) struct Turn<'a> {
+    turns: &'a Turns,
+    /// Name of the export; `None` for all.
+    name: Option<String>,
+}
+
+impl Turns {
+    /// Waits up to `within` for the turn to change an export.
+    pub(super) fn of(&self, name: &str, within: Duration) -> Option<Turn<'_>> {
+        let name = bare(name);
+        let mut state = self.state.lock();
+        if !self.wait_until(&mut state, within, |state| state.is_free_for(name)) {
+            return None;
+        }
+        state.names.insert(name.to_owned());
+        Some(Turn { turns: self, name: Some(name.to_owned()) })
+    }
+
+    /// Waits up to `within` for the turn to change all exports.
+    pub(super) fn of_all(&self, within: Duration) -> Option<Turn<'_>> {
+        let mut state = self.state.lock();
+        state.waiting += 1;
+        let is_free =
+            self.wait_until(&mut state, within, |state| !state.all && state.names.is_empty());
+        state.waiting -= 1;
+        state.all |= is_free;
+        drop(state);
+        if is_free {
+            return Some(Turn { turns: self, name: None });
+        }
+        // Others have waited for this one.
+        self.ended.notify_all();
+        None
+    }
+
+    /// Whether a change of an export could begin.
+    pub(super) fn are_free_for(&self, name: &str) -> bool {
+        self.state.lock().is_free_for(bare(name))
+    }
+
+    fn wait_until(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        within: Duration,
+        is_free: impl Fn(&State) -> bool,
+    ) -> bool {
+        let until = Instant::now() + within;
+        while !is_free(state) {
+            if self.ended.wait_until(state, until).timed_out() {
+                return is_free(state);
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state.lock();
+        match &self.name {
+            Some(name) => drop(state.names.remove(name)),
+            None => state.all = false,
+        }
+        drop(state);
+        self.turns.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn changes_of_different_exports_do_not_wait_for_each_other() {
+        let turns = Turns::default();
+        let of_a = turns.of("a", Duration::ZERO).unwrap();
+        let of_b = turns.of("b", Duration::ZERO).unwrap();
+        assert!(turns.of("//a", Duration::ZERO).is_none() && !turns.are_free_for("a"));
+        drop(of_a);
+        assert!(turns.of("a", Duration::ZERO).is_some());
+        assert!(turns.of_all(Duration::ZERO).is_none());
+        drop(of_b);
+        let all = turns.of_all(Duration::ZERO).unwrap();
+        assert!(turns.of("a", Duration::ZERO).is_none());
+        assert!(turns.of_all(Duration::ZERO).is_none());
+        drop(all);
+        assert!(turns.are_free_for("a"));
+    }
+
+    #[test]
+    fn a_change_of_all_exports_precedes_later_ones() {
+        let turns = Turns::default();
+        let first = turns.of("a", Duration::ZERO).unwrap();
+        thread::scope(|scope| {
+            let all = scope.spawn(|| turns.of_all(LONG).is_some());
+            while turns.state.lock().waiting == 0 {
+                thread::yield_now();
+            }
+            assert!(turns.of("b", Duration::ZERO).is_none());
+            let later = scope.spawn(|| turns.of("b", LONG).is_some());
+            drop(first);
+            assert!(all.join().unwrap() && later.join().unwrap());
+        });
+    }
+}
