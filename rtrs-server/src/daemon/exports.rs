@@ -32,6 +32,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
+use self::access::ExportAccess;
 use self::attempts::{Attempts, Opened};
 pub(super) use self::change::Begun;
 pub(super) use self::entry::Entry;
@@ -43,7 +44,6 @@ use self::turns::{Turn, Turns};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::backend::{BackendError, OpenedTarget, open_target_at};
 use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
-use crate::daemon::access::ServerAccess;
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
@@ -218,16 +218,11 @@ pub(crate) struct Exports {
     control: ControlShard,
     entries: Mutex<BTreeMap<String, Entry>>,
     turns: Turns,
-    /// Held from a check whether changed access lists cost clients their access until the lists are
-    /// changed.
-    checking_losses: Mutex<()>,
     /// Exports whose path leads to a target that cannot be exported.
     not_reopened: Mutex<BTreeMap<String, NotReopened>>,
     failed: FailedExports,
     attempts: Arc<Attempts>,
-    access: Mutex<ServerAccess>,
-    /// Certificates or keys of clients, if configured.
-    keys: Option<Arc<TlsEndpoint>>,
+    pub(super) access: ExportAccess,
     audit: AuditSink,
     /// Settings at the start.
     set: Settings,
@@ -245,6 +240,7 @@ impl Exports {
     ) -> Self {
         let failed = FailedExports::new(&table);
         let exports = Self {
+            access: ExportAccess::new(set, &table, &control, keys),
             table,
             failed,
             attempts: Arc::clone(&opener.attempts),
@@ -252,10 +248,7 @@ impl Exports {
             control,
             entries: Mutex::default(),
             turns: Turns::default(),
-            checking_losses: Mutex::default(),
             not_reopened: Mutex::default(),
-            access: Mutex::new(ServerAccess::new(set)),
-            keys,
             audit,
             set: set.clone(),
         };
@@ -309,7 +302,7 @@ impl Exports {
         // Entries of exports whose removal ended after its command had timed out.
         entries.retain(|_, entry| entry.export.strong_count() > 0);
         let mut entries = entries.clone();
-        let access = self.access.lock();
+        let access = self.access.lists();
         entries.iter_mut().for_each(|(name, entry)| entry.spec.access = access.of(name));
         entries
     }
@@ -317,7 +310,7 @@ impl Exports {
     pub(super) fn entry(&self, name: &str) -> Option<Entry> {
         let entry = self.entries.lock().get(name).cloned();
         let mut entry = entry.filter(|entry| entry.export.strong_count() > 0)?;
-        entry.spec.access = self.access.lock().of(name);
+        entry.spec.access = self.access.of(name);
         Some(entry)
     }
 
@@ -353,7 +346,7 @@ impl Exports {
 
     /// Lists all exports without examining their targets.
     fn list_now(&self) -> Result<ExportList, String> {
-        let access = self.access();
+        let access = self.access.of_server();
         let policy = self.table.access();
         let open_to_everyone = policy.is_open_to_everyone();
         let open_to_named = policy.is_open_to_named();
@@ -364,7 +357,7 @@ impl Exports {
                 let is_named = |export: &&mut ExportSnapshot| {
                     !export.found && export.state != ExportState::Removing
                 };
-                let lists = self.access.lock();
+                let lists = self.access.lists();
                 for export in exports.iter_mut().filter(is_named) {
                     export.access = lists.of(&export.name);
                     export.access_limit = lists.limit_of(&export.name);
@@ -377,7 +370,6 @@ impl Exports {
                     failed.access_limit = lists.limit_of(&failed.name);
                     exports.push(failed);
                 }
-                drop(lists);
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
                 Some(ExportList {
                     exports,

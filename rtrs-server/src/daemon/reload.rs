@@ -226,14 +226,14 @@ impl Reload {
         let (set, renewed, mut read) = self.read()?;
         if accepts == Accepts::NoLoss {
             let access = exports.preview_lists(&set, &mut read);
-            exports.losses(&access)?.refusal().map_or(Ok(()), Err)?;
+            exports.access.losses(&access)?.refusal().map_or(Ok(()), Err)?;
         }
         *done = read;
         // Applied before the keys, which may assign a name to another client.
         let lists = exports.narrow_access(&set, done);
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
             done.warnings = endpoint.older_lists(&config);
-            exports.replace_keys(endpoint, config);
+            exports.access.replace_keys(endpoint, config);
             match &*done.keys_changed.join(", ") {
                 "" => tracing::info!("certificates or keys read again; none changed"),
                 changed => tracing::info!(changed, "certificates or keys read again"),
@@ -246,7 +246,7 @@ impl Reload {
         if let Some(UnlistedChange { before, after }) = &done.unlisted_changed {
             tracing::warn!(before, after, "access to exports without their own list has changed");
         }
-        done.losses.revoked = exports.check_access()?;
+        done.losses.revoked = exports.access.check()?;
         Ok(ReadConfig { set, lists, accepts, reading })
     }
 
@@ -256,8 +256,8 @@ impl Reload {
         let (set, renewed, mut done) = read;
         self.check_below(&set).map_err(|why| refused(&why, &Reloaded::default()))?;
         let access = exports.preview_lists(&set, &mut done);
-        done.needs_force = exports.losses(&access)?.refusal().is_some();
-        done.losses.revoked = exports.preview_access(&access, renewed.as_ref())?;
+        done.needs_force = exports.access.losses(&access)?.refusal().is_some();
+        done.losses.revoked = exports.access.preview(&access, renewed.as_ref())?;
         if let (Some(endpoint), Some(config)) = (&self.tls, &renewed) {
             done.warnings = endpoint.older_lists(config);
         }
@@ -332,7 +332,7 @@ impl Changes {
             elsewhere: defined.is_some() && file.is_none(),
             edited: defined.is_some_and(|spec| self.reload.is_edited(spec, running.as_ref())),
             access: running.map(|spec| spec.access).unwrap_or_default(),
-            opens_without_list: !has_other_list && self.exports.is_closed_to_unlisted(),
+            opens_without_list: !has_other_list && self.exports.access.is_closed_to_unlisted(),
             configuration,
             reloading,
             exports_dir,
@@ -455,7 +455,7 @@ fn apply(
         }
         match exports.unpublish(&name, false) {
             Ok((export, _)) => {
-                exports.forget_access(&name);
+                exports.access.forget(&name);
                 released.push(export);
                 done.removed.push(name);
             }

@@ -2,135 +2,94 @@
 //! authenticate clients.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use super::{Entry, Exports, Followed};
 use crate::control_protocol::{Changed, Losses, Reloaded};
 use crate::daemon::access::{Holders, ServerAccess};
+use crate::daemon::control_shard::ControlShard;
 use crate::engine::message::{AdminReply, AdminRequest};
+use crate::export::ExportTable;
 use crate::path::PathKey;
 use crate::settings::{AccessRule, ExportSpec, Settings};
 use crate::stats::Revoked;
 
-impl Exports {
+/// Access lists of a running server, and the certificates or keys of its clients.
+pub(in crate::daemon) struct ExportAccess {
+    lists: Mutex<ServerAccess>,
+    /// Held from a check whether changed lists cost clients their access until the lists are
+    /// changed.
+    checking_losses: Mutex<()>,
+    table: Arc<ExportTable>,
+    control: ControlShard,
+    /// Certificates or keys of clients, if configured.
+    keys: Option<Arc<TlsEndpoint>>,
+}
+
+impl ExportAccess {
+    pub(super) fn new(
+        set: &Settings,
+        table: &Arc<ExportTable>,
+        control: &ControlShard,
+        keys: Option<Arc<TlsEndpoint>>,
+    ) -> Self {
+        let (lists, checking_losses) = (Mutex::new(ServerAccess::new(set)), Mutex::default());
+        Self { lists, checking_losses, table: Arc::clone(table), control: control.clone(), keys }
+    }
+
+    /// Copy of all access lists.
+    pub(super) fn lists(&self) -> ServerAccess {
+        self.lists.lock().clone()
+    }
+
+    /// Access list of an export; if empty, the server's list applies.
+    pub(super) fn of(&self, name: &str) -> Vec<AccessRule> {
+        self.lists.lock().of(name)
+    }
+
+    /// Waits until no other thread is between a check for losses and its change of the lists.
+    pub(super) fn begin_check(&self) -> MutexGuard<'_, ()> {
+        self.checking_losses.lock()
+    }
+
     /// Changes the access lists. New opens and paths follow them at once, existing ones after
-    /// [`Self::check_access`].
-    pub(super) fn change_access(&self, change: impl FnOnce(&mut ServerAccess)) {
-        let mut access = self.access.lock();
+    /// [`Self::check`].
+    pub(super) fn change(&self, change: impl FnOnce(&mut ServerAccess)) {
+        let mut access = self.lists.lock();
         change(&mut access);
         self.table.set_access(access.policy());
     }
 
     /// Access list of the server.
-    pub(in crate::daemon) fn access(&self) -> Vec<AccessRule> {
-        self.access.lock().server().to_vec()
+    pub(in crate::daemon) fn of_server(&self) -> Vec<AccessRule> {
+        self.lists.lock().server().to_vec()
     }
 
     /// Whether exports without a list of their own are closed to clients that no list names.
     pub(in crate::daemon) fn is_closed_to_unlisted(&self) -> bool {
-        self.access.lock().is_closed()
-    }
-
-    /// Adopts the access lists of a configuration, of which only the restrictions apply until
-    /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
-    /// configuration is available only to the sessions that have it open. Records the differences
-    /// in `done`, and returns the number of the configuration.
-    pub(in crate::daemon) fn narrow_access(&self, set: &Settings, done: &mut Reloaded) -> u64 {
-        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
-        let mut number = 0;
-        self.change_access(|access| {
-            let before = access.clone();
-            access.narrow_to(set, others, &withdrawn);
-            record_changes(&before, access, done);
-            number = access.configuration();
-        });
-        number
-    }
-
-    /// Applies the permissions of the configuration with that number to the exports that match it.
-    /// The caller has the turn of all exports.
-    pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
-        let entries = self.entries();
-        let wanted: BTreeMap<&str, &ExportSpec> =
-            wanted.iter().map(|spec| (spec.name(), spec)).collect();
-        let as_wanted = |name: &str, entry: &Entry| match wanted.get(name) {
-            Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
-            None => !entry.configured,
-        };
-        // Done before the lists are locked: the control shard is asked whether an export is in use.
-        let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
-        // A failed export gets its list before it is served.
-        let failed = self.failed.specs();
-        let failed = failed.iter().filter(|(name, spec)| wanted.get(&***name) == Some(spec));
-        let failed = failed.map(|(name, _)| &**name);
-        let done: Vec<&str> = done.map(|(name, _)| &**name).chain(failed).collect();
-        self.change_access(|access| access.grant(number, done.into_iter()));
+        self.lists.lock().is_closed()
     }
 
     /// Forgets the list of a removed export.
-    pub(in crate::daemon) fn forget_access(&self, name: &str) {
-        self.change_access(|access| access.forget(name));
-    }
-
-    /// Returns the access lists that [`Self::narrow_access`] would result in, and records the
-    /// differences in `done`.
-    pub(in crate::daemon) fn preview_lists(
-        &self,
-        set: &Settings,
-        done: &mut Reloaded,
-    ) -> ServerAccess {
-        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
-        let before = self.access.lock().clone();
-        let mut access = before.clone();
-        access.narrow_to(set, others, &withdrawn);
-        record_changes(&before, &access, done);
-        access
-    }
-
-    /// Access lists of exports that commands have added.
-    fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
-        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
-        others.map(|(name, entry)| (name, entry.spec.access)).collect()
-    }
-
-    /// Exports that are no longer in the configuration, and the sessions that have them open.
-    fn withdrawn_by(&self, set: &Settings) -> BTreeMap<String, Holders> {
-        let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
-        let gone = self.entries().into_iter().filter(|(_, entry)| entry.configured);
-        // A failed export may be opened before the next reload: its list must not just vanish.
-        let gone = gone.map(|(name, _)| name).chain(self.failed.specs().into_keys());
-        let gone = gone.filter(|name| !wanted.contains(name.as_str()));
-        let gone: Vec<String> = gone.collect();
-        if gone.is_empty() {
-            return BTreeMap::new();
-        }
-        let asked = self.control.ask(AdminRequest::Holders(gone.clone()), |answer| match answer {
-            AdminReply::Holders(holders) => Some(holders),
-            _ => None,
-        });
-        // Clients that lose access must not benefit from a control shard that is busy.
-        asked.unwrap_or_else(|why| {
-            tracing::warn!(
-                "exports that left the configuration admit no client: cannot ask which sessions \
-                 have them open: {why}"
-            );
-            gone.into_iter().map(|name| (name, Holders::new())).collect()
-        })
+    pub(in crate::daemon) fn forget(&self, name: &str) {
+        self.change(|access| access.forget(name));
     }
 
     /// Replaces the certificates or keys. They apply to connected clients after
-    /// [`Self::check_access`].
+    /// [`Self::check`].
     pub(in crate::daemon) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
         let generation = endpoint.replace(config);
         // A client that authenticated against the previous configuration and is not admitted yet
         // must authenticate again, unless the keys are the same.
-        self.change_access(|access| access.generation = generation);
+        self.change(|access| access.generation = generation);
     }
 
     /// Ends the paths that may no longer do what their sessions do, and those of clients that are
     /// no longer accepted. Returns the losses of sessions.
-    pub(in crate::daemon) fn check_access(&self) -> Result<Vec<Revoked>, String> {
+    pub(in crate::daemon) fn check(&self) -> Result<Vec<Revoked>, String> {
         let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
         let ended = self.end_unknown();
         // A session may lose paths for both reasons.
@@ -168,7 +127,7 @@ impl Exports {
     }
 
     /// Losses of sessions under these access lists, and these certificates or keys.
-    pub(in crate::daemon) fn preview_access(
+    pub(in crate::daemon) fn preview(
         &self,
         access: &ServerAccess,
         keys: Option<&TlsServerConfig>,
@@ -198,14 +157,14 @@ impl Exports {
         if before.access == spec.access {
             return Ok(Vec::new());
         }
-        self.change_access(|access| access.set(spec));
-        self.check_access()
+        self.change(|access| access.set(spec));
+        self.check()
     }
 
     /// Access that clients would lose under these access lists.
     pub(in crate::daemon) fn losses(&self, access: &ServerAccess) -> Result<Losses, String> {
-        let closed = self.access.lock().closed_in(access);
-        Ok(Losses { closed, revoked: self.preview_access(access, None)? })
+        let closed = self.lists.lock().closed_in(access);
+        Ok(Losses { closed, revoked: self.preview(access, None)? })
     }
 
     /// Checks the list of an export that is about to be added or changed. Unless forced, refuses
@@ -215,7 +174,7 @@ impl Exports {
         spec: &ExportSpec,
         force: bool,
     ) -> Result<Vec<String>, String> {
-        let mut access = self.access.lock().clone();
+        let mut access = self.lists();
         if access.of(spec.name()) == spec.access {
             return Ok(Vec::new());
         }
@@ -225,6 +184,90 @@ impl Exports {
             Some(why) => Err(format!("cannot set the access list of {:?}: {why}", spec.name())),
             None => Ok(losses.closed),
         }
+    }
+}
+
+impl Exports {
+    /// Adopts the access lists of a configuration, of which only the restrictions apply until
+    /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
+    /// configuration is available only to the sessions that have it open. Records the differences
+    /// in `done`, and returns the number of the configuration.
+    pub(in crate::daemon) fn narrow_access(&self, set: &Settings, done: &mut Reloaded) -> u64 {
+        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
+        let mut number = 0;
+        self.access.change(|access| {
+            let before = access.clone();
+            access.narrow_to(set, others, &withdrawn);
+            record_changes(&before, access, done);
+            number = access.configuration();
+        });
+        number
+    }
+
+    /// Applies the permissions of the configuration with that number to the exports that match it.
+    /// The caller has the turn of all exports.
+    pub(in crate::daemon) fn grant_access(&self, number: u64, wanted: &[ExportSpec]) {
+        let entries = self.entries();
+        let wanted: BTreeMap<&str, &ExportSpec> =
+            wanted.iter().map(|spec| (spec.name(), spec)).collect();
+        let as_wanted = |name: &str, entry: &Entry| match wanted.get(name) {
+            Some(spec) => entry.is_as_set(spec) && self.standing(entry) == Followed::Same,
+            None => !entry.configured,
+        };
+        // Done before the lists are locked: the control shard is asked whether an export is in use.
+        let done = entries.iter().filter(|(name, entry)| as_wanted(name, entry));
+        // A failed export gets its list before it is served.
+        let failed = self.failed.specs();
+        let failed = failed.iter().filter(|(name, spec)| wanted.get(&***name) == Some(spec));
+        let failed = failed.map(|(name, _)| &**name);
+        let done: Vec<&str> = done.map(|(name, _)| &**name).chain(failed).collect();
+        self.access.change(|access| access.grant(number, done.into_iter()));
+    }
+
+    /// Returns the access lists that [`Self::narrow_access`] would result in, and records the
+    /// differences in `done`.
+    pub(in crate::daemon) fn preview_lists(
+        &self,
+        set: &Settings,
+        done: &mut Reloaded,
+    ) -> ServerAccess {
+        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
+        let before = self.access.lists();
+        let mut access = before.clone();
+        access.narrow_to(set, others, &withdrawn);
+        record_changes(&before, &access, done);
+        access
+    }
+
+    /// Access lists of exports that commands have added.
+    fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
+        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
+        others.map(|(name, entry)| (name, entry.spec.access)).collect()
+    }
+
+    /// Exports that are no longer in the configuration, and the sessions that have them open.
+    fn withdrawn_by(&self, set: &Settings) -> BTreeMap<String, Holders> {
+        let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
+        let gone = self.entries().into_iter().filter(|(_, entry)| entry.configured);
+        // A failed export may be opened before the next reload: its list must not just vanish.
+        let gone = gone.map(|(name, _)| name).chain(self.failed.specs().into_keys());
+        let gone = gone.filter(|name| !wanted.contains(name.as_str()));
+        let gone: Vec<String> = gone.collect();
+        if gone.is_empty() {
+            return BTreeMap::new();
+        }
+        let asked = self.control.ask(AdminRequest::Holders(gone.clone()), |answer| match answer {
+            AdminReply::Holders(holders) => Some(holders),
+            _ => None,
+        });
+        // Clients that lose access must not benefit from a control shard that is busy.
+        asked.unwrap_or_else(|why| {
+            tracing::warn!(
+                "exports that left the configuration admit no client: cannot ask which sessions \
+                 have them open: {why}"
+            );
+            gone.into_iter().map(|name| (name, Holders::new())).collect()
+        })
     }
 }
 

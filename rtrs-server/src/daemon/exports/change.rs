@@ -70,7 +70,7 @@ impl Exports {
                 self.control.ask(request, done)?;
             }
             self.note(spec, &export, entry.configured);
-            return self.change_list(&entry.spec, spec).map(Begun::Changed);
+            return self.access.change_list(&entry.spec, spec).map(Begun::Changed);
         }
         entry.keeps_memory(spec)?;
         if let Some(why) = entry.last_copy().filter(|_| !force) {
@@ -81,7 +81,7 @@ impl Exports {
                         while it is open";
             why + if open { only } else { "" }
         })?;
-        let revoked = self.change_list(&entry.spec, spec)?;
+        let revoked = self.access.change_list(&entry.spec, spec)?;
         let (entry, spec) = (entry.clone(), spec.clone());
         Ok(Begun::Closed(Box::new(Closed { entry, spec, export, revoked })))
     }
@@ -141,7 +141,7 @@ impl Exports {
         let opened = self.open_all(&specs);
         for ((why, change), opened) in changes.iter_mut().zip(opened) {
             let Entry { spec, configured, .. } = &change.entry;
-            let listed = self.change_list(&change.spec, spec);
+            let listed = self.access.change_list(&change.spec, spec);
             let published = opened.and_then(|export| {
                 listed?;
                 Ok(self.publish(spec, &export, *configured)?)

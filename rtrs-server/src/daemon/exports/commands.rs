@@ -46,14 +46,14 @@ impl Exports {
             None => why.why,
         })?;
         let _turn = self.begin(spec.name())?;
-        let checking_losses = self.checking_losses.lock();
-        let closed = self.check_losses(&spec, force)?;
+        let checking_losses = self.access.begin_check();
+        let closed = self.access.check_losses(&spec, force)?;
         // Set before any client can open it.
-        self.change_access(|access| access.set(&spec));
+        self.access.change(|access| access.set(&spec));
         drop(checking_losses);
         let published = self.publish(&spec, &export, false);
-        published.inspect_err(|_| self.change_access(|access| access.forget(spec.name())))?;
-        let losses = Losses { closed, revoked: self.check_access()? };
+        published.inspect_err(|_| self.access.change(|access| access.forget(spec.name())))?;
+        let losses = Losses { closed, revoked: self.access.check()? };
         Ok(self.changed(&spec, Some(losses)))
     }
 
@@ -136,9 +136,9 @@ impl Exports {
         if before.access == spec.access {
             return Ok(Losses::default());
         }
-        let mut access = self.access.lock().clone();
+        let mut access = self.access.lists();
         access.set(spec);
-        self.losses(&access)
+        self.access.losses(&access)
     }
 
     /// Removes an export, and waits up to `within` for its release.
@@ -160,8 +160,8 @@ impl Exports {
         let _turn = self.begin(name)?;
         if self.failed.remove(name) {
             self.attempts.abandon(name);
-            self.forget_access(name);
-            return Ok(removed(name, Vec::new(), self.check_access()?));
+            self.access.forget(name);
+            return Ok(removed(name, Vec::new(), self.access.check()?));
         }
         if let Some(why) = self.last_copy(name).filter(|_| !force) {
             return Err(format!("{why}{LAST_COPY_HINT}"));
@@ -172,11 +172,11 @@ impl Exports {
             .unpublish(name, force)
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
         // Its list may have been the only one that names a client.
-        self.change_access(|access| access.forget(name));
+        self.access.change(|access| access.forget(name));
         if !ended.is_empty() {
             std::thread::sleep(REMOVAL_NOTICE);
         }
-        let revoked = self.check_access()?;
+        let revoked = self.access.check()?;
         self.release(vec![export], within)?;
         Ok(Removed { ended, ..removed(name, users, revoked) })
     }
@@ -189,9 +189,9 @@ impl Exports {
             return Err(self.unknown(name));
         }
         let users = self.users(name)?;
-        let mut access = self.access.lock().clone();
+        let mut access = self.access.lists();
         access.forget(name);
-        let mut revoked = self.preview_access(&access, None)?;
+        let mut revoked = self.access.preview(&access, None)?;
         let removed = removed(name, users, Vec::new());
         // These lose the export first, and with it possibly the need for the list.
         revoked.retain(|one| !removed.ended.contains(&one.session));
@@ -209,12 +209,12 @@ impl Exports {
             // The file may have been deleted since the last examination.
             self.examine_target(name);
         }
-        let checking_losses = self.checking_losses.lock();
-        let closed = self.check_losses(&spec, force)?;
+        let checking_losses = self.access.begin_check();
+        let closed = self.access.check_losses(&spec, force)?;
         let (revoked, still_failed) = match found {
             Found::Served(entry) => (self.change(&entry, &spec, force, checking_losses)?, None),
             Found::Failed(before) => {
-                let revoked = self.change_list(&before, &spec)?;
+                let revoked = self.access.change_list(&before, &spec)?;
                 drop(checking_losses);
                 let failed = recovery::open_now(self, &spec).err();
                 ((before != spec).then_some(revoked), failed)

@@ -193,7 +193,7 @@ pub(in crate::daemon) fn reconfigure(
     for name in unwanted(exports, &wanted) {
         exports.failed.remove(&name);
         exports.attempts.abandon(&name);
-        exports.forget_access(&name);
+        exports.access.forget(&name);
         done.removed.push(name);
     }
     // All attempts begin before the first is awaited: several targets may hang.

@@ -75,7 +75,7 @@ fn an_access_change_disconnects_clients_with_invalid_credentials() {
     let opener = Arc::new(Opener::new(Sources::system(), state));
     let (table, settings) = (ExportTable::new(Vec::new()), Settings::default());
     let exports = Exports::new(table, opener, control, Some(keys), &settings, AuditSink::default());
-    exports.check_access().unwrap();
+    exports.access.check().unwrap();
     assert_eq!(ends.try_recv(), Ok(vec![PathKey(2)]));
     sender.send(Message::Wake);
     shard.join().unwrap();
