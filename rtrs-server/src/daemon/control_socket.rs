@@ -228,27 +228,27 @@ impl Shared {
             }
             Request::ExportList => reply(&stream, self.changes.exports.list()),
             Request::ExportAdd { export, force } => {
-                self.change(stream, move |changes| changes.exports.add(export, force));
+                self.change(stream, move |changes| changes.commands.add(export, force));
             }
             Request::ExportRemove { name, dry_run: true, .. } => {
-                self.change(stream, move |changes| changes.exports.preview_remove(&name));
+                self.change(stream, move |changes| changes.commands.preview_remove(&name));
             }
             Request::ExportRemove { name, force, within_ms, .. } => {
                 let within = Duration::from_millis(within_ms);
-                self.change(stream, move |changes| changes.exports.remove(&name, force, within));
+                self.change(stream, move |changes| changes.commands.remove(&name, force, within));
             }
             Request::ExportDrain { name, within_ms } => {
                 let within = Duration::from_millis(within_ms);
-                self.change(stream, move |changes| changes.exports.drain(&name, within));
+                self.change(stream, move |changes| changes.commands.drain(&name, within));
             }
             Request::ExportResize { name, size, force } => {
-                self.change(stream, move |changes| changes.exports.resize(&name, size, force));
+                self.change(stream, move |changes| changes.commands.resize(&name, size, force));
             }
             Request::ExportSet { name, options, dry_run: true, .. } => {
-                self.change(stream, move |changes| changes.exports.preview_set(&name, &options));
+                self.change(stream, move |changes| changes.commands.preview_set(&name, &options));
             }
             Request::ExportSet { name, options, force, .. } => {
-                self.change(stream, move |changes| changes.exports.set(&name, &options, force));
+                self.change(stream, move |changes| changes.commands.set(&name, &options, force));
             }
             Request::Reload { force } => {
                 let accepts = if force { Accepts::AllLosses } else { Accepts::NoLoss };
@@ -337,7 +337,7 @@ impl Shared {
             }
             Err(error) => return self.refuse_drain(&stream, &error.to_string(), FORCE_HINT),
         };
-        self.changes.exports.record_drain(None);
+        self.changes.commands.record_drain(None);
         give_up(&self.exports, until.saturating_duration_since(Instant::now()) / 2);
         let mut draining = self.draining.lock();
         let within = until.saturating_duration_since(Instant::now());
@@ -349,7 +349,7 @@ impl Shared {
     /// Ends a drain that has not begun.
     fn refuse_drain(&self, stream: &UnixStream, why: &str, hint: &str) {
         tracing::error!("not draining, still serving: {why}");
-        self.changes.exports.record_drain(Some(why));
+        self.changes.commands.record_drain(Some(why));
         self.busy.store(false, Ordering::SeqCst);
         refuse(stream, format!("not draining, still serving: {why}{hint}"));
     }

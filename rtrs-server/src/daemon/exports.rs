@@ -35,15 +35,16 @@ use rtrs_core::tls::TlsEndpoint;
 use self::access::ExportAccess;
 use self::attempts::{Attempts, Opened};
 pub(super) use self::change::Begun;
+pub(super) use self::commands::ExportCommands;
 pub(super) use self::entry::Entry;
 use self::failed::FailedExports;
 use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
 pub(super) use self::open_error::OpenError;
 use self::turns::{Turn, Turns};
-use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::audit::AuditSink;
 use crate::backend::{BackendError, OpenedTarget, open_target_at};
-use crate::control_protocol::{ExportDrained, ExportList, SavedExports};
+use crate::control_protocol::{ExportList, SavedExports};
 use crate::daemon::control_shard::ControlShard;
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
@@ -389,30 +390,6 @@ impl Exports {
         SavedExports { exports: all.into_values().collect() }
     }
 
-    /// Records that a command drains the server, or the reason why it does not.
-    pub(crate) fn record_drain(&self, why_not: Option<&str>) {
-        let result = if why_not.is_some() { AuditResult::Refused } else { AuditResult::Ok };
-        let reason = why_not.map(str::to_owned);
-        self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Drain, result) });
-    }
-
-    /// Records a command's change of an export.
-    pub(super) fn recorded<T>(
-        &self,
-        event: AuditKind,
-        name: &str,
-        done: Result<T, String>,
-        why: impl FnOnce(&T) -> Option<String>,
-    ) -> Result<T, String> {
-        let (result, reason) = match &done {
-            Ok(done) => (AuditResult::Ok, why(done)),
-            Err(error) => (AuditResult::Refused, Some(error.clone())),
-        };
-        let export = Some(name.to_owned());
-        self.audit.record(|| AuditEvent { export, reason, ..AuditEvent::new(event, result) });
-        done
-    }
-
     /// Opens an export without exporting it.
     pub(super) fn open(&self, spec: &ExportSpec) -> Opened {
         self.check_name(spec.name())?;
@@ -564,21 +541,6 @@ impl Exports {
             results[at] = flushed;
         }
         results
-    }
-
-    /// Makes another gateway serve an export.
-    pub(crate) fn drain(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
-        self.recorded(AuditKind::ExportDrain, name, self.drain_now(name, within), |_| None)
-    }
-
-    fn drain_now(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
-        let (_, export) = self.find(name)?;
-        let Some(gateway) = export.source.gateway() else {
-            return Err(format!("export {name:?} has no other gateway; see the option gateway"));
-        };
-        let drained = gateway.release(within);
-        drained.map_err(|error| format!("cannot hand over export {name:?}: {error}"))?;
-        Ok(ExportDrained { standby: export.name.clone() })
     }
 }
 

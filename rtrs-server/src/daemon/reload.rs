@@ -20,7 +20,8 @@ use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
 use crate::daemon::exports::{
-    Begun, Entry, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all, recovery,
+    Begun, Entry, ExportCommands, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all,
+    recovery,
 };
 use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
@@ -298,11 +299,18 @@ impl Reload {
 
 /// Changes of the server's exports.
 pub(super) struct Changes {
-    pub(super) exports: Exports,
+    pub(super) exports: Arc<Exports>,
+    pub(super) commands: ExportCommands,
     pub(super) reload: Reload,
 }
 
 impl Changes {
+    pub(super) fn new(exports: Exports, reload: Reload) -> Self {
+        let exports = Arc::new(exports);
+        let commands = ExportCommands::new(&exports);
+        Self { exports, commands, reload }
+    }
+
     /// Reloads the configuration.
     pub(super) fn reload(&self, accepts: Accepts) -> Result<Reloaded, String> {
         self.reload.run(&self.exports, accepts)

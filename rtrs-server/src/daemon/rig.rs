@@ -51,7 +51,7 @@ impl Rig {
             Plan::new(set)
         });
         let reload = Reload::new(&none, reread, AuditSink::default(), None);
-        let rig = Self { changes: Changes { exports, reload }, configuration, after_reading };
+        let rig = Self { changes: Changes::new(exports, reload), configuration, after_reading };
         rig.reload(set).expect("the first configuration");
         rig
     }
@@ -80,7 +80,7 @@ impl Rig {
 
     /// Runs the first half of a reload: reads the configuration, and applies the restrictions.
     pub(crate) fn read(&self) -> Result<ReadConfig<'_>, String> {
-        let Changes { exports, reload } = &self.changes;
+        let Changes { exports, reload, .. } = &self.changes;
         reload.read_and_restrict(exports, Accepts::LostAccess, &mut Reloaded::default())
     }
 

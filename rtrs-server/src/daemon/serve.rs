@@ -200,7 +200,7 @@ fn watch_changes(
     let (control, audit) = (setup.control(), setup.audit.clone());
     let exports = Exports::new(Arc::clone(table), opener, control, tls.clone(), set, audit);
     let reload = Reload::new(set, reread, setup.audit.clone(), tls);
-    let changes = Arc::new(Changes { exports, reload });
+    let changes = Arc::new(Changes::new(exports, reload));
     if let Err(error) = retry::watch(&changes, failures) {
         tracing::error!("cannot try failed exports again: cannot start a thread: {error}");
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rtrs_core::block::TargetSize;
 
 use super::control_shard::ControlShard;
-use super::exports::{Exports, wait_saved};
+use super::exports::{ExportCommands, wait_saved};
 use crate::audit::AuditKind;
 use crate::backend::SIZE_MAX;
 use crate::control_protocol::Resized;
@@ -49,7 +49,7 @@ fn announce(export: &Export, at: ExportIndex, control: &ControlShard) {
     control.0.send(Message::Control(ControlMessage::Resized(at)));
 }
 
-impl Exports {
+impl ExportCommands {
     /// Changes the size of an export to the given one, or to that of its target.
     pub(crate) fn resize(
         &self,
@@ -66,8 +66,8 @@ impl Exports {
     }
 
     fn resize_now(&self, name: &str, size: Option<u64>, force: bool) -> Result<Resized, String> {
-        let _turn = self.begin(name)?;
-        let (at, export) = self.find(name)?;
+        let _turn = self.exports.begin(name)?;
+        let (at, export) = self.exports.find(name)?;
         let cannot = |why: String| format!("cannot resize {name:?}: {why}");
         let geometry = export.source.geometry();
         let target = export.source.target_size().map_err(|error| cannot(error.to_string()))?;
@@ -89,7 +89,7 @@ impl Exports {
         let is_refused = target.is_fixed && to != bytes;
         if !force && !is_refused {
             let losses = Losses { had, to, target };
-            losses.allow(|| self.is_open(&export.name)).map_err(cannot)?;
+            losses.allow(|| self.exports.is_open(&export.name)).map_err(cannot)?;
         }
         if to != had || was_cut.is_some() || bytes != to {
             let check_growth = || {
@@ -113,9 +113,9 @@ impl Exports {
             };
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
-            self.note_size(&export.name, to);
+            self.exports.note_size(&export.name, to);
             export.note_size();
-            announce(&export, at, self.control());
+            announce(&export, at, self.exports.control());
         }
         let export = export.name.clone();
         Ok(Resized { export, size: to, size_before: had, saved: None })
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::audit::AuditSink;
     use crate::backend::MemorySource;
-    use crate::daemon::exports::Opener;
+    use crate::daemon::exports::{Exports, Opener};
     use crate::daemon::identity::Sources;
     use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
     use crate::engine::message::AdminReply;
@@ -206,7 +206,8 @@ mod tests {
             let exports =
                 Exports::new(table, opener, control, None, &settings, AuditSink::default());
 
-            let resized = exports.resize("vol", Some(4096), true);
+            let commands = ExportCommands::new(&Arc::new(exports));
+            let resized = commands.resize("vol", Some(4096), true);
             assert_eq!(export.epoch.rises(), 1);
             let size = export.source.geometry().size;
             if hangs {
@@ -282,7 +283,8 @@ mod tests {
         });
         let (control, settings) = (ControlShard(sender.clone()), Settings::default());
         let exports = Exports::new(table, opener, control, None, &settings, AuditSink::default());
-        let resized = exports.resize("vol", Some(to), force).map(|done| done.size);
+        let commands = ExportCommands::new(&Arc::new(exports));
+        let resized = commands.resize("vol", Some(to), force).map(|done| done.size);
         sender.send(Message::Wake);
         shard.join().unwrap();
         (resized, export.source.geometry().size, export.epoch.rises())

@@ -1,14 +1,16 @@
-//! The commands that add, change and remove exports.
+//! The commands that change exports. `export resize` is in `sizes.rs`.
+
+use std::sync::Arc;
 
 use rtrs_core::time::Duration;
 
 use super::in_time::in_time;
 use super::{Entry, Exports, LAST_COPY_HINT, check, recovery};
-use crate::audit::AuditKind;
-use crate::control_protocol::{Changed, Losses, Removed};
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
+use crate::control_protocol::{Changed, ExportDrained, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
 use crate::plan::{check_below, validate_export};
-use crate::settings::{ExportSpec, SearchSpec};
+use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::{ExportUser, Revoked, TRIES_AGAIN};
 
 /// Time for clients to learn over their paths that an export was removed, before paths that have
@@ -31,7 +33,20 @@ impl Found {
     }
 }
 
-impl Exports {
+/// The commands that change exports. Each is recorded in the audit log.
+pub(in crate::daemon) struct ExportCommands {
+    exports: Arc<Exports>,
+    audit: AuditSink,
+    /// Settings at the start.
+    set: Settings,
+}
+
+impl ExportCommands {
+    pub(in crate::daemon) fn new(exports: &Arc<Exports>) -> Self {
+        let (audit, set) = (exports.audit.clone(), exports.set.clone());
+        Self { exports: Arc::clone(exports), audit, set }
+    }
+
     /// Adds an export.
     pub(crate) fn add(&self, spec: ExportSpec, force: bool) -> Result<Changed, String> {
         let (name, lost) = (spec.name().to_owned(), |added: &Changed| added.lost());
@@ -41,19 +56,21 @@ impl Exports {
     fn add_now(&self, mut spec: ExportSpec, force: bool) -> Result<Changed, String> {
         // Before the lock, because the target may hang.
         self.check(&mut spec)?;
-        let export = self.open(&spec).map_err(|why| match self.holder_of(&spec.target) {
-            Some(holder) => format!("{why}; export {holder:?} has it open"),
-            None => why.why,
-        })?;
-        let _turn = self.begin(spec.name())?;
-        let checking_losses = self.access.begin_check();
-        let closed = self.access.check_losses(&spec, force)?;
+        let export =
+            self.exports.open(&spec).map_err(|why| match self.exports.holder_of(&spec.target) {
+                Some(holder) => format!("{why}; export {holder:?} has it open"),
+                None => why.why,
+            })?;
+        let _turn = self.exports.begin(spec.name())?;
+        let checking_losses = self.exports.access.begin_check();
+        let closed = self.exports.access.check_losses(&spec, force)?;
         // Set before any client can open it.
-        self.access.change(|access| access.set(&spec));
+        self.exports.access.change(|access| access.set(&spec));
         drop(checking_losses);
-        let published = self.publish(&spec, &export, false);
-        published.inspect_err(|_| self.access.change(|access| access.forget(spec.name())))?;
-        let losses = Losses { closed, revoked: self.access.check()? };
+        let published = self.exports.publish(&spec, &export, false);
+        published
+            .inspect_err(|_| self.exports.access.change(|access| access.forget(spec.name())))?;
+        let losses = Losses { closed, revoked: self.exports.access.check()? };
         Ok(self.changed(&spec, Some(losses)))
     }
 
@@ -89,10 +106,10 @@ impl Exports {
 
     /// Finds an export, and its settings with changed options.
     fn with_options(&self, name: &str, options: &[String]) -> Result<(Found, ExportSpec), String> {
-        let found = match (self.entry(name), self.failed.spec(name)) {
+        let found = match (self.exports.entry(name), self.exports.failed.spec(name)) {
             (Some(entry), _) => Found::Served(entry),
             (None, Some(spec)) => Found::Failed(spec),
-            (None, None) => return Err(self.unknown(name)),
+            (None, None) => return Err(self.exports.unknown(name)),
         };
         let mut spec = found.spec().with_options(options).map_err(|error| error.to_string())?;
         match &found {
@@ -109,11 +126,11 @@ impl Exports {
 
     /// Reports what [`Self::set`] would do. The target is checked, but not opened.
     pub(crate) fn preview_set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
-        let _turn = self.begin(name)?;
+        let _turn = self.exports.begin(name)?;
         let (found, spec) = self.with_options(name, options)?;
         let before = found.spec();
         if let Found::Served(entry) = &found {
-            let users = self.users(name)?;
+            let users = self.exports.users(name)?;
             let writes = || users.iter().any(|user| user.access.may_write());
             let open = (!users.is_empty()).then(writes);
             if let Some(why) = entry.obstacle(&spec, open).filter(|_| entry.spec != spec) {
@@ -122,7 +139,7 @@ impl Exports {
         }
         let losses = self.losses_by(before, &spec)?;
         let last_copy = match &found {
-            Found::Served(entry) if !entry.stays_open(&spec) => self.last_copy(name),
+            Found::Served(entry) if !entry.stays_open(&spec) => self.exports.last_copy(name),
             _ => None,
         };
         let needs_force = losses.refusal().is_some() || last_copy.is_some();
@@ -136,9 +153,9 @@ impl Exports {
         if before.access == spec.access {
             return Ok(Losses::default());
         }
-        let mut access = self.access.lists();
+        let mut access = self.exports.access.lists();
         access.set(spec);
-        self.access.losses(&access)
+        self.exports.access.losses(&access)
     }
 
     /// Removes an export, and waits up to `within` for its release.
@@ -157,70 +174,73 @@ impl Exports {
     }
 
     fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
-        let _turn = self.begin(name)?;
-        if self.failed.remove(name) {
-            self.attempts.abandon(name);
-            self.access.forget(name);
-            return Ok(removed(name, Vec::new(), self.access.check()?));
+        let _turn = self.exports.begin(name)?;
+        if self.exports.failed.remove(name) {
+            self.exports.attempts.abandon(name);
+            self.exports.access.forget(name);
+            return Ok(removed(name, Vec::new(), self.exports.access.check()?));
         }
-        if let Some(why) = self.last_copy(name).filter(|_| !force) {
+        if let Some(why) = self.exports.last_copy(name).filter(|_| !force) {
             return Err(format!("{why}{LAST_COPY_HINT}"));
         }
-        let users = self.users(name)?;
+        let users = self.exports.users(name)?;
         let hint = "; detach it there, or use --force";
         let (export, ended) = self
+            .exports
             .unpublish(name, force)
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
         // Its list may have been the only one that names a client.
-        self.access.change(|access| access.forget(name));
+        self.exports.access.change(|access| access.forget(name));
         if !ended.is_empty() {
             std::thread::sleep(REMOVAL_NOTICE);
         }
-        let revoked = self.access.check()?;
-        self.release(vec![export], within)?;
+        let revoked = self.exports.access.check()?;
+        self.exports.release(vec![export], within)?;
         Ok(Removed { ended, ..removed(name, users, revoked) })
     }
 
     /// Reports what [`Self::remove`] would do.
     pub(crate) fn preview_remove(&self, name: &str) -> Result<Removed, String> {
-        let _turn = self.begin(name)?;
-        let is_failed = self.failed.spec(name).is_some();
-        if self.entry(name).is_none() && !is_failed {
-            return Err(self.unknown(name));
+        let _turn = self.exports.begin(name)?;
+        let is_failed = self.exports.failed.spec(name).is_some();
+        if self.exports.entry(name).is_none() && !is_failed {
+            return Err(self.exports.unknown(name));
         }
-        let users = self.users(name)?;
-        let mut access = self.access.lists();
+        let users = self.exports.users(name)?;
+        let mut access = self.exports.access.lists();
         access.forget(name);
-        let mut revoked = self.access.preview(&access, None)?;
+        let mut revoked = self.exports.access.preview(&access, None)?;
         let removed = removed(name, users, Vec::new());
         // These lose the export first, and with it possibly the need for the list.
         revoked.retain(|one| !removed.ended.contains(&one.session));
-        let lost = self.last_copy(name);
+        let lost = self.exports.last_copy(name);
         let needs_force = !removed.ended.is_empty() || lost.is_some();
         Ok(Removed { needs_force, revoked, lost, ..removed })
     }
 
     fn set_now(&self, name: &str, options: &[String], force: bool) -> Result<Changed, String> {
-        let _turn = self.begin(name)?;
+        let _turn = self.exports.begin(name)?;
         let (found, spec) = self.with_options(name, options)?;
         if let Found::Served(entry) = &found
             && !entry.stays_open(&spec)
         {
             // The file may have been deleted since the last examination.
-            self.examine_target(name);
+            self.exports.examine_target(name);
         }
-        let checking_losses = self.access.begin_check();
-        let closed = self.access.check_losses(&spec, force)?;
+        let checking_losses = self.exports.access.begin_check();
+        let closed = self.exports.access.check_losses(&spec, force)?;
         let (revoked, still_failed) = match found {
-            Found::Served(entry) => (self.change(&entry, &spec, force, checking_losses)?, None),
+            Found::Served(entry) => {
+                (self.exports.change(&entry, &spec, force, checking_losses)?, None)
+            }
             Found::Failed(before) => {
-                let revoked = self.access.change_list(&before, &spec)?;
+                let revoked = self.exports.access.change_list(&before, &spec)?;
                 drop(checking_losses);
-                let failed = recovery::open_now(self, &spec).err();
+                let failed = recovery::open_now(&self.exports, &spec).err();
                 ((before != spec).then_some(revoked), failed)
             }
         };
-        self.give_up_writer_locks(name);
+        self.exports.give_up_writer_locks(name);
         let losses = revoked.map(|revoked| Losses { closed, revoked });
         let mut changed = self.changed(&spec, losses);
         changed.warnings.extend(
@@ -236,6 +256,45 @@ impl Exports {
         let (export, changed) = (spec.name().to_owned(), losses.is_some());
         let losses = losses.unwrap_or_default();
         Changed { export, changed, warnings, losses, needs_force: false, saved: None }
+    }
+
+    /// Records that a command drains the server, or the reason why it does not.
+    pub(crate) fn record_drain(&self, why_not: Option<&str>) {
+        let result = if why_not.is_some() { AuditResult::Refused } else { AuditResult::Ok };
+        let reason = why_not.map(str::to_owned);
+        self.audit.record(|| AuditEvent { reason, ..AuditEvent::new(AuditKind::Drain, result) });
+    }
+
+    /// Records a command's change of an export.
+    fn recorded<T>(
+        &self,
+        event: AuditKind,
+        name: &str,
+        done: Result<T, String>,
+        why: impl FnOnce(&T) -> Option<String>,
+    ) -> Result<T, String> {
+        let (result, reason) = match &done {
+            Ok(done) => (AuditResult::Ok, why(done)),
+            Err(error) => (AuditResult::Refused, Some(error.clone())),
+        };
+        let export = Some(name.to_owned());
+        self.audit.record(|| AuditEvent { export, reason, ..AuditEvent::new(event, result) });
+        done
+    }
+
+    /// Makes another gateway serve an export.
+    pub(crate) fn drain(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
+        self.recorded(AuditKind::ExportDrain, name, self.drain_now(name, within), |_| None)
+    }
+
+    fn drain_now(&self, name: &str, within: Duration) -> Result<ExportDrained, String> {
+        let (_, export) = self.exports.find(name)?;
+        let Some(gateway) = export.source.gateway() else {
+            return Err(format!("export {name:?} has no other gateway; see the option gateway"));
+        };
+        let drained = gateway.release(within);
+        drained.map_err(|error| format!("cannot hand over export {name:?}: {error}"))?;
+        Ok(ExportDrained { standby: export.name.clone() })
     }
 }
 

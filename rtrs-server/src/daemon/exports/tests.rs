@@ -137,7 +137,7 @@ impl BlockSource for Deleted {
 }
 
 /// Calls `test` with the unused export `vol` of a deleted file. The file at its path is `path`.
-fn with_deleted(path: &Path, test: impl FnOnce(&Exports)) {
+fn with_deleted(path: &Path, test: impl FnOnce(&Arc<Exports>)) {
     let (sender, inbox) = mailbox().unwrap();
     let shard = std::thread::spawn(move || {
         let ring = Ring::new(8).unwrap();
@@ -162,7 +162,8 @@ fn with_deleted(path: &Path, test: impl FnOnce(&Exports)) {
     let spec = ExportSpec::new(Some("vol".into()), Target::Path(path.to_owned()));
     let settings = Settings { export: vec![spec], ..Settings::default() };
     let control = ControlShard(sender.clone());
-    test(&Exports::new(table, opener, control, None, &settings, AuditSink::default()));
+    let exports = Exports::new(table, opener, control, None, &settings, AuditSink::default());
+    test(&Arc::new(exports));
     sender.send(Message::Wake);
     shard.join().unwrap();
 }
@@ -173,7 +174,8 @@ fn changed_options_close_a_file_that_was_just_deleted_by_force_only() {
     let file = std::env::temp_dir().join(format!("rtrs-exports-{}-set", std::process::id()));
     std::fs::write(&file, [0; 8192]).unwrap();
     with_deleted(&file, |exports| {
-        let refused = exports.set("vol", &["delay=1ms".to_owned()], false);
+        let commands = ExportCommands::new(exports);
+        let refused = commands.set("vol", &["delay=1ms".to_owned()], false);
         let why = refused.map(|_| ()).unwrap_err();
         assert!(why.contains("was deleted") && why.contains("--force"), "{why}");
     });
