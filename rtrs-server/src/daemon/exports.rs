@@ -1,11 +1,11 @@
 //! The exports of a running server, and their changes.
 //!
-//! Owns [`Exports`]. Changes run on threads of the control socket, of a signal or of the daemon, never
-//! on a shard, because opening, flushing and closing a file may block; each has the turn of its
-//! export, or of all of them (`turns.rs`). The control shard
-//! tracks which sessions have an export open (`engine/control/exports.rs`). A removed export is
-//! released when its last request has ended on every shard: a thread then flushes and closes it,
-//! which frees its lock, and records a failed flush for the next opener of the same file.
+//! Owns [`Exports`]. Changes run on threads of the control socket, of a signal or of the daemon,
+//! never on a shard, because opening, flushing and closing a file may block; each has the turn of
+//! its export, or of all of them (`turns.rs`). The control shard tracks which sessions have an
+//! export open (`engine/control/exports.rs`). A removed export is released when its last request
+//! has ended on every shard: a thread then flushes and closes it, which frees its lock, and records
+//! a failed flush for the next opener of the same file.
 
 mod access;
 mod attempts;
@@ -16,19 +16,15 @@ mod failed;
 mod in_time;
 mod last_copy;
 mod open_error;
+mod opener;
 pub(super) mod recovery;
 mod replaced;
 pub(super) mod startup;
 mod turns;
 
 use std::collections::BTreeMap;
-use std::path::{self, Path};
-use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::sync::Arc;
 
-use parking_lot::Mutex;
-use rtrs_core::block::TargetName;
-use rtrs_core::identity::ExportId;
 use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
@@ -41,155 +37,19 @@ use self::failed::FailedExports;
 use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
 pub(super) use self::open_error::OpenError;
-use self::turns::{Turn, Turns};
+pub(super) use self::opener::{Opener, epoch_key, wait_saved};
+use self::turns::Turns;
 use crate::audit::AuditSink;
-use crate::backend::{BackendError, OpenedTarget, open_target_at};
 use crate::control_protocol::{ExportList, SavedExports};
 use crate::daemon::control_shard::ControlShard;
-use crate::daemon::identity::Sources;
-use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
-use crate::engine::saved_writers::SavedWriters;
-use crate::error::{Error, ErrorKind, failed};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::plan::{check_export, validate_export};
-use crate::settings::{ExportSpec, Id, Migration, Settings, Target};
-use crate::state::StateDir;
+use crate::settings::{ExportSpec, Settings};
 use crate::stats::{ExportSnapshot, ExportState, ExportUser, TRIES_AGAIN};
 
-/// Maximum time to save an epoch when an export is flushed for the last time.
-const SAVE_MAX: Duration = Duration::from_secs(2);
-/// Interval of checks whether the last request of a removed export has ended.
-const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
-/// Maximum time that a change waits for another one: longer than a target may take to open.
-const TURN_MAX: Duration = Duration::from_secs(15);
-
-/// Opens exports.
-pub(super) struct Opener {
-    pub(super) sources: Sources,
-    pub(super) state: Arc<StateDir>,
-    /// Last epochs of released exports, by their ID.
-    past: Mutex<BTreeMap<ExportId, u64>>,
-    /// Attempts to open failed exports, and those that a start has not waited for.
-    attempts: Arc<Attempts>,
-}
-
-impl Opener {
-    pub(super) fn new(sources: Sources, state: Arc<StateDir>) -> Self {
-        Self { sources, state, past: Mutex::default(), attempts: Arc::default() }
-    }
-
-    /// Opens the target of an export.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Export`] for the target, [`ErrorKind::InUse`] for its epoch.
-    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Export, Error> {
-        let name = spec.name();
-        let opened = open_target_at(spec, None);
-        let OpenedTarget { source, file } = opened.map_err(|error| refused(spec, error))?;
-        let known = source.identity().filter(|_| spec.id.is_none());
-        let set = spec.id.as_ref().map(Id::get);
-        let id = known.or_else(|| self.sources.export(name, set, &spec.target));
-        let geometry = source.geometry();
-        tracing::info!(
-            export = name,
-            from = %spec.target,
-            size = geometry.size,
-            block_size = geometry.logical_block,
-            read_only = geometry.read_only,
-            export_id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
-            "exported"
-        );
-        let key = self.epoch_key(spec);
-        let (mut epoch, writers) = match key {
-            Some(key) => {
-                let kept = self.state.epoch_and_writers(&key, spec.ro);
-                let (epoch, writers) =
-                    kept.map_err(failed(ErrorKind::InUse, cannot_export(spec)))?;
-                let epoch = match spec.target {
-                    Target::Nbd(_) if !spec.ro => self.state.tie_to_process(&key, epoch),
-                    _ => epoch,
-                };
-                (epoch, writers)
-            }
-            None => (StateDir::unknown(), SavedWriters::default()),
-        };
-        // The same ID with another epoch number, which a client may know from before a failure.
-        let past = id.and_then(|id| self.past.lock().get(&id).copied());
-        if past.is_some_and(|past| past != epoch.number()) {
-            epoch = StateDir::unknown();
-        }
-        Ok(Export {
-            backing: spec.target.to_string(),
-            file,
-            read_only: spec.ro,
-            deny_migration: spec.migration == Migration::Deny,
-            id,
-            epoch,
-            writers,
-            ..Export::new(name, source)
-        })
-    }
-
-    /// Opens the target of an export that threads share.
-    fn open_shared(&self, spec: &ExportSpec) -> Opened {
-        self.open(spec).map(Arc::new).map_err(|error| OpenError::new(&error))
-    }
-
-    /// Key of an export's epoch in the state directory; `None` if the epoch is not saved. The same
-    /// file or disk has the same key under every name and path.
-    fn epoch_key(&self, spec: &ExportSpec) -> Option<String> {
-        let by_name = |target: &Path| format!("{}={}", spec.name(), target.display());
-        match &spec.target {
-            Target::Path(path) => Some(match self.sources.target(path) {
-                Some(id) => epoch_key(id),
-                // Two servers may have been started in different directories.
-                None => by_name(&path::absolute(path).unwrap_or_else(|_| path.clone())),
-            }),
-            // Gateways share no epoch, and have no cache that would need one.
-            Target::Rbd(_) if spec.gateway => None,
-            Target::Rbd(_) | Target::Nbd(_) => Some(by_name(Path::new(&spec.target.to_string()))),
-            // Memory ends with the export, and so do its losses: the next one has another epoch.
-            Target::Memory(_) | Target::Null(_) => None,
-        }
-    }
-
-    /// Flushes an export that is about to be closed and has no users. The error is for the
-    /// operator.
-    fn close(&self, export: &Export) -> Result<(), String> {
-        let flushed = export.source.settle().map_err(|error| {
-            // The export is closed anyway; the log reports an epoch that is not saved.
-            let _ = wait_saved(&export.epoch, export.epoch.raise());
-            let name = &export.name;
-            tracing::error!(export = &**name, %error, "cannot flush a removed export");
-            format!("export {name:?} was removed but could not be flushed: {error}")
-        });
-        if flushed.is_ok() {
-            wait_saved(&export.epoch, export.epoch.rises());
-            export.epoch.note_clean_stop();
-        }
-        if let Some(id) = export.id {
-            self.past.lock().insert(id, export.epoch.number());
-        }
-        flushed
-    }
-}
-
-fn cannot_export(spec: &ExportSpec) -> String {
-    format!("cannot export {:?}", spec.name())
-}
-
-/// Returns the error of an export whose target cannot be opened.
-fn refused(spec: &ExportSpec, error: BackendError) -> Error {
-    failed(ErrorKind::Export, cannot_export(spec))(error)
-}
-
-/// Key of the epoch of a file or block device in the state directory.
-pub(super) fn epoch_key(target: ExportId) -> String {
-    format!("id={target}")
-}
 
 /// A failed attempt to reopen an export.
 #[derive(Debug)]
@@ -215,10 +75,10 @@ pub(super) enum Followed {
 /// Exports of a running server.
 pub(crate) struct Exports {
     table: Arc<ExportTable>,
-    opener: Arc<Opener>,
+    pub(super) opener: Arc<Opener>,
     control: ControlShard,
     entries: Mutex<BTreeMap<String, Entry>>,
-    turns: Turns,
+    pub(super) turns: Turns,
     /// Exports whose path leads to a target that cannot be exported.
     not_reopened: Mutex<BTreeMap<String, NotReopened>>,
     failed: FailedExports,
@@ -248,7 +108,7 @@ impl Exports {
             opener,
             control,
             entries: Mutex::default(),
-            turns: Turns::default(),
+            turns: Turns::new(set),
             not_reopened: Mutex::default(),
             audit,
             set: set.clone(),
@@ -270,31 +130,6 @@ impl Exports {
     /// Attempts to open failed exports.
     pub(super) fn attempts(&self) -> Arc<Attempts> {
         Arc::clone(&self.attempts)
-    }
-
-    /// Waits for the turn to change all exports.
-    pub(super) fn begin_all(&self) -> Result<Turn<'_>, String> {
-        self.check_changeable()?;
-        let turn = self.turns.of_all(TURN_MAX);
-        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
-    }
-
-    /// Waits for the turn to change an export.
-    pub(super) fn begin(&self, name: &str) -> Result<Turn<'_>, String> {
-        self.check_changeable()?;
-        let turn = self.turns.of(name, TURN_MAX);
-        turn.ok_or_else(|| {
-            format!(
-                "another change of export {name:?}, or of all exports, is still running; try again"
-            )
-        })
-    }
-
-    fn check_changeable(&self) -> Result<(), String> {
-        if self.set.ping_only {
-            return Err("the server only answers pings (ping-only)".to_owned());
-        }
-        Ok(())
     }
 
     /// All named exports, by name.
@@ -399,18 +234,12 @@ impl Exports {
 
     /// Opens exports at the same time without exporting them. Refuses names that are taken.
     pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Vec<Opened> {
-        let opened = self.open_targets(specs).into_iter().zip(specs);
+        let opened = self.opener.open_all(specs).into_iter().zip(specs);
         let check = |(opened, spec): (Opened, &ExportSpec)| {
             self.check_name(spec.name())?;
             opened
         };
         opened.map(check).collect()
-    }
-
-    /// Opens targets at the same time.
-    fn open_targets(&self, specs: &[ExportSpec]) -> Vec<Opened> {
-        let opener = Arc::clone(&self.opener);
-        all_in_time(specs, move |spec: ExportSpec| opener.open_shared(&spec))
     }
 
     /// Refuses a name that is taken.
@@ -502,60 +331,6 @@ impl Exports {
     pub(super) fn is_open(&self, name: &str) -> Result<bool, String> {
         Ok(!self.users(name)?.is_empty())
     }
-
-    /// Flushes and closes exports when the last of their requests has ended, and waits up to
-    /// `within` for that. Work that takes longer continues in the background.
-    pub(super) fn release(
-        &self,
-        exports: Vec<Arc<Export>>,
-        within: Duration,
-    ) -> Result<(), String> {
-        let results = self.release_each(exports, within).into_iter();
-        let wrong: Vec<_> = results.filter_map(Result::err).collect();
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
-    }
-
-    /// Releases exports like [`Self::release`]. Returns the results in the order of the exports.
-    fn release_each(&self, exports: Vec<Arc<Export>>, within: Duration) -> Vec<Result<(), String>> {
-        let until = Instant::now() + within;
-        let late = |export: &Arc<Export>| {
-            let name = &export.name;
-            Err(format!(
-                "export {name:?} is removed, but the backend still runs requests of it; its file \
-                 stays locked until these finish"
-            ))
-        };
-        let mut results: Vec<_> = exports.iter().map(late).collect();
-        let (done, released) = mpsc::channel();
-        let opener = Arc::clone(&self.opener);
-        let exports = exports.into_iter().enumerate().collect();
-        let thread = std::thread::Builder::new().name("release".into());
-        if let Err(error) = thread.spawn(move || release(exports, &opener, &done)) {
-            let why = Err(format!("cannot start a thread: {error}"));
-            return vec![why; results.len()];
-        }
-        // Ends with the thread, which drops the sender.
-        while let Ok((at, flushed)) =
-            released.recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            results[at] = flushed;
-        }
-        results
-    }
-}
-
-/// Waits until a failure is saved for the next server, before it is reported. Returns false and
-/// logs an error if that takes too long.
-pub(super) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
-    let until = Instant::now() + SAVE_MAX;
-    while !epoch.is_saved(rises) {
-        if Instant::now() >= until {
-            tracing::error!("state-dir takes too long: a failed flush is not recorded there yet");
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    true
 }
 
 /// Extracts an answer without content.
@@ -582,31 +357,6 @@ pub(super) fn check(spec: &mut ExportSpec) -> Result<(), String> {
 /// Checks the settings of exports at the same time, as [`check`] does.
 pub(super) fn check_all(specs: &[ExportSpec]) -> Vec<Result<(), String>> {
     all_in_time(specs, |mut spec: ExportSpec| check(&mut spec))
-}
-
-/// Closes exports, each when no other references exist, and reports the results with the numbers of
-/// the exports.
-fn release(
-    mut exports: Vec<(usize, Arc<Export>)>,
-    opener: &Opener,
-    done: &mpsc::Sender<(usize, Result<(), String>)>,
-) {
-    loop {
-        let (free, used) = exports
-            .into_iter()
-            .partition::<Vec<_>, _>(|(_, export)| Arc::strong_count(export) == 1);
-        for (at, export) in free {
-            let flushed = opener.close(&export);
-            drop(export);
-            // The requester may have timed out.
-            let _ = done.send((at, flushed));
-        }
-        if used.is_empty() {
-            return;
-        }
-        exports = used;
-        std::thread::sleep(CHECK_INTERVAL);
-    }
 }
 
 #[cfg(test)]

@@ -176,7 +176,7 @@ impl Reload {
             return Ok(());
         }
         self.check_below(&set)?;
-        let turn = exports.begin_all()?;
+        let turn = exports.turns.begin_all()?;
         if !reading.may_apply() {
             tracing::warn!("{SUPERSEDED}");
             done.warnings.push(SUPERSEDED.to_owned());
@@ -264,7 +264,7 @@ impl Reload {
         }
         done.warnings.extend(warnings(&set));
         if !set.ping_only {
-            let turn = exports.begin_all();
+            let turn = exports.turns.begin_all();
             let looked = turn.and_then(|_turn| preview(exports, set.export, &mut done));
             looked.map_err(|why| would_be_refused(&why, &done))?;
         }
@@ -470,7 +470,7 @@ fn apply(
             Err((why, _)) => done.kept.push(Kept { name, why }),
         }
     }
-    if let Err(why) = exports.release(released, RELEASE_MAX) {
+    if let Err(why) = exports.opener.release(released, RELEASE_MAX) {
         done.failed.push(Kept { name: String::new(), why });
     }
     change(exports, changed, force, done);

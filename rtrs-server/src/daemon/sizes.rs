@@ -66,7 +66,7 @@ impl ExportCommands {
     }
 
     fn resize_now(&self, name: &str, size: Option<u64>, force: bool) -> Result<Resized, String> {
-        let _turn = self.exports.begin(name)?;
+        let _turn = self.exports.turns.begin(name)?;
         let (at, export) = self.exports.find(name)?;
         let cannot = |why: String| format!("cannot resize {name:?}: {why}");
         let geometry = export.source.geometry();

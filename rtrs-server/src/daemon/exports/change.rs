@@ -99,7 +99,7 @@ impl Exports {
                 (export, Change { entry, spec, revoked, failed: None })
             })
             .unzip();
-        let released = self.release_each(exports, RELEASE_MAX);
+        let released = self.opener.release_each(exports, RELEASE_MAX);
         let mut results = Vec::new();
         changes = changes
             .into_iter()

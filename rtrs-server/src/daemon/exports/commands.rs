@@ -61,7 +61,7 @@ impl ExportCommands {
                 Some(holder) => format!("{why}; export {holder:?} has it open"),
                 None => why.why,
             })?;
-        let _turn = self.exports.begin(spec.name())?;
+        let _turn = self.exports.turns.begin(spec.name())?;
         let checking_losses = self.exports.access.begin_check();
         let closed = self.exports.access.check_losses(&spec, force)?;
         // Set before any client can open it.
@@ -126,7 +126,7 @@ impl ExportCommands {
 
     /// Reports what [`Self::set`] would do. The target is checked, but not opened.
     pub(crate) fn preview_set(&self, name: &str, options: &[String]) -> Result<Changed, String> {
-        let _turn = self.exports.begin(name)?;
+        let _turn = self.exports.turns.begin(name)?;
         let (found, spec) = self.with_options(name, options)?;
         let before = found.spec();
         if let Found::Served(entry) = &found {
@@ -174,7 +174,7 @@ impl ExportCommands {
     }
 
     fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
-        let _turn = self.exports.begin(name)?;
+        let _turn = self.exports.turns.begin(name)?;
         if self.exports.failed.remove(name) {
             self.exports.attempts.abandon(name);
             self.exports.access.forget(name);
@@ -195,13 +195,13 @@ impl ExportCommands {
             std::thread::sleep(REMOVAL_NOTICE);
         }
         let revoked = self.exports.access.check()?;
-        self.exports.release(vec![export], within)?;
+        self.exports.opener.release(vec![export], within)?;
         Ok(Removed { ended, ..removed(name, users, revoked) })
     }
 
     /// Reports what [`Self::remove`] would do.
     pub(crate) fn preview_remove(&self, name: &str) -> Result<Removed, String> {
-        let _turn = self.exports.begin(name)?;
+        let _turn = self.exports.turns.begin(name)?;
         let is_failed = self.exports.failed.spec(name).is_some();
         if self.exports.entry(name).is_none() && !is_failed {
             return Err(self.exports.unknown(name));
@@ -219,7 +219,7 @@ impl ExportCommands {
     }
 
     fn set_now(&self, name: &str, options: &[String], force: bool) -> Result<Changed, String> {
-        let _turn = self.exports.begin(name)?;
+        let _turn = self.exports.turns.begin(name)?;
         let (found, spec) = self.with_options(name, options)?;
         if let Found::Served(entry) = &found
             && !entry.stays_open(&spec)

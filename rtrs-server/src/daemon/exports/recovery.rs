@@ -12,10 +12,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Exports;
 use super::attempts::Opened;
 use super::failed::{ATTEMPT_MAX, HANGS};
 use super::open_error::{Holder, OpenError};
-use super::{Exports, refused};
+use super::opener::refused;
 use crate::audit::{AuditEvent, AuditKind, AuditResult};
 use crate::backend::FileSource;
 use crate::control_protocol::{Kept, Reloaded};

@@ -169,7 +169,7 @@ impl Exports {
         let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
         let replaced = found.iter().filter_map(|found| found.as_ref().err());
         let specs: Vec<_> = replaced.map(|entry| entry.spec.clone()).collect();
-        let mut opened = self.open_targets(&specs).into_iter();
+        let mut opened = self.opener.open_all(&specs).into_iter();
         let follow = |found: Result<Followed, Entry>| {
             found.unwrap_or_else(|entry| {
                 let opened = opened.next().unwrap_or_else(|| Err("it was not opened".into()));
@@ -288,7 +288,7 @@ impl Exports {
                 "closes the old file, which has no other name: its content ends"
             );
         }
-        let _ = self.release(vec![old], within);
+        let _ = self.opener.release(vec![old], within);
         Ok(())
     }
 

@@ -1,9 +1,11 @@
 //! Tests of clients whose certificates or keys are no longer accepted, of epochs, and of exports
 //! whose file was deleted or replaced.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 
-use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
+use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, TargetName};
 use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::rt::{Ring, mailbox};
@@ -11,9 +13,12 @@ use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServer
 
 use super::*;
 use crate::backend::MemorySource;
+use crate::daemon::identity::Sources;
 use crate::engine::finder::Examined;
 use crate::engine::message::{ControlMessage, Message};
 use crate::path::PathKey;
+use crate::settings::Target;
+use crate::state::StateDir;
 
 fn key(seed: u8) -> PrivateKey {
     PrivateKey::from_seed([seed; 32]).unwrap()
@@ -198,9 +203,9 @@ fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
 #[test]
 fn a_change_of_an_export_delays_no_other() {
     with_deleted(Path::new("/nonexistent/vol"), |exports| {
-        let _turn = exports.begin("other").unwrap();
+        let _turn = exports.turns.begin("other").unwrap();
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
         assert_eq!(exports.to_reopen(), Vec::<String>::new(), "it has just failed");
-        assert!(exports.begin("vol").is_ok());
+        assert!(exports.turns.begin("vol").is_ok());
     });
 }

@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::access_list::bare;
+use crate::settings::Settings;
+
+/// Maximum time that a change waits for another one: longer than a target may take to open.
+const TURN_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Default)]
 struct State {
@@ -27,7 +31,9 @@ impl State {
 
 /// Turns of all threads that change exports.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(in crate::daemon) struct Turns {
+    /// Whether the server has no exports that could change.
+    ping_only: bool,
     state: Mutex<State>,
     /// Notified when a turn ends.
     ended: Condvar,
@@ -42,6 +48,34 @@ pub(in crate::daemon) struct Turn<'a> {
 }
 
 impl Turns {
+    pub(super) fn new(set: &Settings) -> Self {
+        Self { ping_only: set.ping_only, ..Self::default() }
+    }
+
+    /// Waits for the turn to change all exports.
+    pub(in crate::daemon) fn begin_all(&self) -> Result<Turn<'_>, String> {
+        self.check()?;
+        let turn = self.of_all(TURN_MAX);
+        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
+    }
+
+    /// Waits for the turn to change an export.
+    pub(in crate::daemon) fn begin(&self, name: &str) -> Result<Turn<'_>, String> {
+        self.check()?;
+        self.of(name, TURN_MAX).ok_or_else(|| {
+            format!(
+                "another change of export {name:?}, or of all exports, is still running; try again"
+            )
+        })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.ping_only {
+            return Err("the server only answers pings (ping-only)".to_owned());
+        }
+        Ok(())
+    }
+
     /// Waits up to `within` for the turn to change an export.
     pub(super) fn of(&self, name: &str, within: Duration) -> Option<Turn<'_>> {
         let name = bare(name);

@@ -1,0 +1,241 @@
+//! Opens targets for exports, and closes them.
+
+use std::collections::BTreeMap;
+use std::path::{self, Path};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rtrs_core::identity::ExportId;
+use rtrs_core::time::Duration;
+
+use super::attempts::{Attempts, Opened};
+use super::in_time::all_in_time;
+use super::open_error::OpenError;
+use crate::backend::{BackendError, OpenedTarget, open_target_at};
+use crate::daemon::identity::Sources;
+use crate::engine::epoch::SyncEpoch;
+use crate::engine::saved_writers::SavedWriters;
+use crate::error::{Error, ErrorKind, failed};
+use crate::export::Export;
+use crate::settings::{ExportSpec, Id, Migration, Target};
+use crate::state::StateDir;
+
+/// Maximum time to save an epoch when an export is flushed for the last time.
+const SAVE_MAX: Duration = Duration::from_secs(2);
+/// Interval of checks whether the last request of a removed export has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Opens and closes the targets of exports.
+pub(in crate::daemon) struct Opener {
+    pub(super) sources: Sources,
+    state: Arc<StateDir>,
+    /// Last epochs of released exports, by their ID.
+    past: Mutex<BTreeMap<ExportId, u64>>,
+    /// Attempts to open failed exports, and those that a start has not waited for.
+    pub(super) attempts: Arc<Attempts>,
+}
+
+impl Opener {
+    pub(in crate::daemon) fn new(sources: Sources, state: Arc<StateDir>) -> Self {
+        Self { sources, state, past: Mutex::default(), attempts: Arc::default() }
+    }
+
+    /// Opens the target of an export.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Export`] for the target, [`ErrorKind::InUse`] for its epoch.
+    pub(super) fn open(&self, spec: &ExportSpec) -> Result<Export, Error> {
+        let name = spec.name();
+        let opened = open_target_at(spec, None);
+        let OpenedTarget { source, file } = opened.map_err(|error| refused(spec, error))?;
+        let known = source.identity().filter(|_| spec.id.is_none());
+        let set = spec.id.as_ref().map(Id::get);
+        let id = known.or_else(|| self.sources.export(name, set, &spec.target));
+        let geometry = source.geometry();
+        tracing::info!(
+            export = name,
+            from = %spec.target,
+            size = geometry.size,
+            block_size = geometry.logical_block,
+            read_only = geometry.read_only,
+            export_id = id.map_or_else(|| "-".to_owned(), |id| id.to_string()),
+            "exported"
+        );
+        let key = self.epoch_key(spec);
+        let (mut epoch, writers) = match key {
+            Some(key) => {
+                let kept = self.state.epoch_and_writers(&key, spec.ro);
+                let (epoch, writers) =
+                    kept.map_err(failed(ErrorKind::InUse, cannot_export(spec)))?;
+                let epoch = match spec.target {
+                    Target::Nbd(_) if !spec.ro => self.state.tie_to_process(&key, epoch),
+                    _ => epoch,
+                };
+                (epoch, writers)
+            }
+            None => (StateDir::unknown(), SavedWriters::default()),
+        };
+        // The same ID with another epoch number, which a client may know from before a failure.
+        let past = id.and_then(|id| self.past.lock().get(&id).copied());
+        if past.is_some_and(|past| past != epoch.number()) {
+            epoch = StateDir::unknown();
+        }
+        Ok(Export {
+            backing: spec.target.to_string(),
+            file,
+            read_only: spec.ro,
+            deny_migration: spec.migration == Migration::Deny,
+            id,
+            epoch,
+            writers,
+            ..Export::new(name, source)
+        })
+    }
+
+    /// Opens the target of an export that threads share.
+    pub(super) fn open_shared(&self, spec: &ExportSpec) -> Opened {
+        self.open(spec).map(Arc::new).map_err(|error| OpenError::new(&error))
+    }
+
+    /// Opens targets at the same time.
+    pub(super) fn open_all(self: &Arc<Self>, specs: &[ExportSpec]) -> Vec<Opened> {
+        let opener = Arc::clone(self);
+        all_in_time(specs, move |spec: ExportSpec| opener.open_shared(&spec))
+    }
+
+    /// Key of an export's epoch in the state directory; `None` if the epoch is not saved. The same
+    /// file or disk has the same key under every name and path.
+    fn epoch_key(&self, spec: &ExportSpec) -> Option<String> {
+        let by_name = |target: &Path| format!("{}={}", spec.name(), target.display());
+        match &spec.target {
+            Target::Path(path) => Some(match self.sources.target(path) {
+                Some(id) => epoch_key(id),
+                // Two servers may have been started in different directories.
+                None => by_name(&path::absolute(path).unwrap_or_else(|_| path.clone())),
+            }),
+            // Gateways share no epoch, and have no cache that would need one.
+            Target::Rbd(_) if spec.gateway => None,
+            Target::Rbd(_) | Target::Nbd(_) => Some(by_name(Path::new(&spec.target.to_string()))),
+            // Memory ends with the export, and so do its losses: the next one has another epoch.
+            Target::Memory(_) | Target::Null(_) => None,
+        }
+    }
+
+    /// Flushes and closes exports when the last of their requests has ended, and waits up to
+    /// `within` for that. Work that takes longer continues in the background.
+    pub(in crate::daemon) fn release(
+        self: &Arc<Self>,
+        exports: Vec<Arc<Export>>,
+        within: Duration,
+    ) -> Result<(), String> {
+        let results = self.release_each(exports, within).into_iter();
+        let wrong: Vec<_> = results.filter_map(Result::err).collect();
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+    }
+
+    /// Releases exports like [`Self::release`]. Returns the results in the order of the exports.
+    pub(super) fn release_each(
+        self: &Arc<Self>,
+        exports: Vec<Arc<Export>>,
+        within: Duration,
+    ) -> Vec<Result<(), String>> {
+        let until = Instant::now() + within;
+        let late = |export: &Arc<Export>| {
+            let name = &export.name;
+            Err(format!(
+                "export {name:?} is removed, but the backend still runs requests of it; its file \
+                 stays locked until these finish"
+            ))
+        };
+        let mut results: Vec<_> = exports.iter().map(late).collect();
+        let (done, released) = mpsc::channel();
+        let opener = Arc::clone(self);
+        let exports = exports.into_iter().enumerate().collect();
+        let thread = std::thread::Builder::new().name("release".into());
+        if let Err(error) = thread.spawn(move || release(exports, &opener, &done)) {
+            let why = Err(format!("cannot start a thread: {error}"));
+            return vec![why; results.len()];
+        }
+        // Ends with the thread, which drops the sender.
+        while let Ok((at, flushed)) =
+            released.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            results[at] = flushed;
+        }
+        results
+    }
+
+    /// Flushes an export that is about to be closed and has no users. The error is for the
+    /// operator.
+    fn close(&self, export: &Export) -> Result<(), String> {
+        let flushed = export.source.settle().map_err(|error| {
+            // The export is closed anyway; the log reports an epoch that is not saved.
+            let _ = wait_saved(&export.epoch, export.epoch.raise());
+            let name = &export.name;
+            tracing::error!(export = &**name, %error, "cannot flush a removed export");
+            format!("export {name:?} was removed but could not be flushed: {error}")
+        });
+        if flushed.is_ok() {
+            wait_saved(&export.epoch, export.epoch.rises());
+            export.epoch.note_clean_stop();
+        }
+        if let Some(id) = export.id {
+            self.past.lock().insert(id, export.epoch.number());
+        }
+        flushed
+    }
+}
+
+fn cannot_export(spec: &ExportSpec) -> String {
+    format!("cannot export {:?}", spec.name())
+}
+
+/// Returns the error of an export whose target cannot be opened.
+pub(super) fn refused(spec: &ExportSpec, error: BackendError) -> Error {
+    failed(ErrorKind::Export, cannot_export(spec))(error)
+}
+
+/// Key of the epoch of a file or block device in the state directory.
+pub(in crate::daemon) fn epoch_key(target: ExportId) -> String {
+    format!("id={target}")
+}
+
+/// Waits until a failure is saved for the next server, before it is reported. Returns false and
+/// logs an error if that takes too long.
+pub(in crate::daemon) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
+    let until = Instant::now() + SAVE_MAX;
+    while !epoch.is_saved(rises) {
+        if Instant::now() >= until {
+            tracing::error!("state-dir takes too long: a failed flush is not recorded there yet");
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Closes exports, each when no other references exist, and reports the results with the numbers of
+/// the exports.
+fn release(
+    mut exports: Vec<(usize, Arc<Export>)>,
+    opener: &Opener,
+    done: &mpsc::Sender<(usize, Result<(), String>)>,
+) {
+    loop {
+        let (free, used) = exports
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, export)| Arc::strong_count(export) == 1);
+        for (at, export) in free {
+            let flushed = opener.close(&export);
+            drop(export);
+            // The requester may have timed out.
+            let _ = done.send((at, flushed));
+        }
+        if used.is_empty() {
+            return;
+        }
+        exports = used;
+        std::thread::sleep(CHECK_INTERVAL);
+    }
+}
