@@ -326,7 +326,7 @@ impl Shared {
     /// clients wait; then asks the control shard. [`ServerControl::close`] replies.
     fn drain(&self, stream: UnixStream, within: Duration, force: bool) {
         let until = Instant::now() + within;
-        if let Some(why) = self.changes.exports.last_copies().filter(|_| !force) {
+        if let Some(why) = self.changes.exports.targets.last_copies().filter(|_| !force) {
             return self.refuse_drain(&stream, &why, LAST_COPY_HINT);
         }
         let first_flush = match self.first_flush(within / 2) {

@@ -12,9 +12,11 @@ mod attempts;
 mod change;
 mod commands;
 mod entry;
+mod examine;
 mod failed;
 mod in_time;
 mod last_copy;
+mod not_reopened;
 mod open_error;
 mod opener;
 pub(super) mod recovery;
@@ -32,10 +34,12 @@ use self::access::ExportAccess;
 use self::attempts::{Attempts, Opened};
 pub(super) use self::change::Begun;
 pub(super) use self::commands::ExportCommands;
-pub(super) use self::entry::Entry;
+pub(super) use self::entry::{Entries, Entry};
+use self::examine::TargetExaminer;
 use self::failed::FailedExports;
 use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
+use self::not_reopened::NotReopened;
 pub(super) use self::open_error::OpenError;
 pub(super) use self::opener::{Opener, epoch_key, wait_saved};
 use self::turns::Turns;
@@ -50,13 +54,6 @@ use crate::stats::{ExportSnapshot, ExportState, ExportUser, TRIES_AGAIN};
 
 /// Maximum time to close an unused export.
 pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
-
-/// A failed attempt to reopen an export.
-#[derive(Debug)]
-struct NotReopened {
-    at: Instant,
-    why: String,
-}
 
 /// Result of examining an export's target.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,10 +74,11 @@ pub(crate) struct Exports {
     table: Arc<ExportTable>,
     pub(super) opener: Arc<Opener>,
     control: ControlShard,
-    entries: Mutex<BTreeMap<String, Entry>>,
+    pub(super) entries: Entries,
     pub(super) turns: Turns,
     /// Exports whose path leads to a target that cannot be exported.
-    not_reopened: Mutex<BTreeMap<String, NotReopened>>,
+    not_reopened: NotReopened,
+    pub(super) targets: TargetExaminer,
     failed: FailedExports,
     attempts: Arc<Attempts>,
     pub(super) access: ExportAccess,
@@ -102,14 +100,15 @@ impl Exports {
         let failed = FailedExports::new(&table);
         let exports = Self {
             access: ExportAccess::new(set, &table, &control, keys),
+            targets: TargetExaminer::new(&table),
             table,
             failed,
             attempts: Arc::clone(&opener.attempts),
             opener,
             control,
-            entries: Mutex::default(),
+            entries: Entries::default(),
             turns: Turns::new(set),
-            not_reopened: Mutex::default(),
+            not_reopened: NotReopened::default(),
             audit,
             set: set.clone(),
         };
@@ -121,7 +120,7 @@ impl Exports {
             let export = exports.table.find(spec.name().as_bytes());
             let export = export.and_then(|at| exports.table.get(at));
             if let Some(export) = export.filter(|export| export.name == spec.name()) {
-                exports.note(spec, &export, true);
+                exports.entries.insert(spec, &export, true);
             }
         }
         exports
@@ -132,51 +131,23 @@ impl Exports {
         Arc::clone(&self.attempts)
     }
 
-    /// All named exports, by name.
+    /// All named exports, by name, with their access lists.
     pub(super) fn entries(&self) -> BTreeMap<String, Entry> {
-        let mut entries = self.entries.lock();
-        // Entries of exports whose removal ended after its command had timed out.
-        entries.retain(|_, entry| entry.export.strong_count() > 0);
-        let mut entries = entries.clone();
-        let access = self.access.lists();
+        let (mut entries, access) = (self.entries.all(), self.access.lists());
         entries.iter_mut().for_each(|(name, entry)| entry.spec.access = access.of(name));
         entries
     }
 
+    /// A named export, with its access list.
     pub(super) fn entry(&self, name: &str) -> Option<Entry> {
-        let entry = self.entries.lock().get(name).cloned();
-        let mut entry = entry.filter(|entry| entry.export.strong_count() > 0)?;
+        let mut entry = self.entries.get(name)?;
         entry.spec.access = self.access.of(name);
         Some(entry)
     }
 
-    fn note(&self, spec: &ExportSpec, export: &Arc<Export>, configured: bool) {
-        let (spec_of, opened_ro) = (spec.clone(), export.read_only);
-        let export = Arc::downgrade(export);
-        let entry = Entry { spec: spec_of, export, opened_ro, resized: false, configured };
-        self.entries.lock().insert(spec.name().to_owned(), entry);
-    }
-
-    /// Records that an export is in the configuration.
-    pub(super) fn note_configured(&self, name: &str) {
-        if let Some(entry) = self.entries.lock().get_mut(name) {
-            entry.configured = true;
-        }
-    }
-
-    /// Records a changed size, which is part of the target of memory.
-    pub(super) fn note_size(&self, name: &str, size: u64) {
-        if let Some(entry) = self.entries.lock().get_mut(name)
-            && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target
-        {
-            *of = size;
-            entry.resized = true;
-        }
-    }
-
     /// Lists all exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
-        self.examine_targets();
+        self.targets.examine_all();
         self.list_now()
     }
 
@@ -188,7 +159,7 @@ impl Exports {
         let open_to_named = policy.is_open_to_named();
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
-                let entries = self.entries.lock();
+                let entries = self.entries.all();
                 // An export that is being removed may have the same name as a newer one.
                 let is_named = |export: &&mut ExportSnapshot| {
                     !export.found && export.state != ExportState::Removing
@@ -261,7 +232,7 @@ impl Exports {
         let added = self.table.add(export);
         let at = added.map_err(|error| format!("cannot export {:?}: {error}", spec.name()))?;
         notify_moves(export, at, &self.control);
-        self.note(spec, export, configured);
+        self.entries.insert(spec, export, configured);
         Ok(())
     }
 
@@ -281,7 +252,7 @@ impl Exports {
             _ => None,
         });
         let ended = ended.map_err(|why| (why, self.is_open(name).unwrap_or(false)))?;
-        self.entries.lock().remove(name);
+        self.entries.remove(name);
         Ok((export, ended))
     }
 

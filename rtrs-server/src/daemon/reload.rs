@@ -439,7 +439,7 @@ fn apply(
     force: bool,
     done: &mut Reloaded,
 ) -> Result<(), String> {
-    exports.examine_targets();
+    exports.targets.examine_all();
     let (failed, wanted) = recovery::partition(exports, wanted);
     let have = exports.entries();
     let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
@@ -481,7 +481,7 @@ fn apply(
         published.map_or_else(|why| recovery::note_failed(exports, spec.clone(), why), |()| ());
     }
     recovery::reconfigure(exports, failed, done);
-    same.iter().for_each(|name| exports.note_configured(name));
+    same.iter().for_each(|name| exports.entries.note_configured(name));
     let followed = exports.follow_all(&same, force);
     same.into_iter().zip(followed).for_each(|(name, followed)| note_same(done, name, followed));
     Ok(())
@@ -505,7 +505,7 @@ fn change(exports: &Exports, changed: Vec<(Entry, ExportSpec)>, force: bool, don
 }
 
 fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
-    exports.examine_targets();
+    exports.targets.examine_all();
     let (failed, wanted) = recovery::partition(exports, wanted);
     let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
     let changed = checked(&added, changed, done)?;
@@ -595,7 +595,7 @@ fn note_changed(
     let name = spec.name().to_owned();
     match changed {
         Ok(()) => {
-            exports.note_configured(&name);
+            exports.entries.note_configured(&name);
             done.changed.push(name);
         }
         Err(why) if exports.entry(&name).is_some_and(|entry| entry.spec != *spec) => {

@@ -113,7 +113,7 @@ impl ExportCommands {
             };
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
-            self.exports.note_size(&export.name, to);
+            self.exports.entries.note_size(&export.name, to);
             export.note_size();
             announce(&export, at, self.exports.control());
         }

@@ -69,7 +69,7 @@ impl Exports {
                 let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
                 self.control.ask(request, done)?;
             }
-            self.note(spec, &export, entry.configured);
+            self.entries.insert(spec, &export, entry.configured);
             return self.access.change_list(&entry.spec, spec).map(Begun::Changed);
         }
         entry.keeps_memory(spec)?;

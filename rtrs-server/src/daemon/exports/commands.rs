@@ -35,7 +35,7 @@ impl Found {
 
 /// The commands that change exports. Each is recorded in the audit log.
 pub(in crate::daemon) struct ExportCommands {
-    exports: Arc<Exports>,
+    pub(in crate::daemon) exports: Arc<Exports>,
     audit: AuditSink,
     /// Settings at the start.
     set: Settings,
@@ -139,7 +139,9 @@ impl ExportCommands {
         }
         let losses = self.losses_by(before, &spec)?;
         let last_copy = match &found {
-            Found::Served(entry) if !entry.stays_open(&spec) => self.exports.last_copy(name),
+            Found::Served(entry) if !entry.stays_open(&spec) => {
+                self.exports.targets.last_copy(name)
+            }
             _ => None,
         };
         let needs_force = losses.refusal().is_some() || last_copy.is_some();
@@ -180,7 +182,7 @@ impl ExportCommands {
             self.exports.access.forget(name);
             return Ok(removed(name, Vec::new(), self.exports.access.check()?));
         }
-        if let Some(why) = self.exports.last_copy(name).filter(|_| !force) {
+        if let Some(why) = self.exports.targets.last_copy(name).filter(|_| !force) {
             return Err(format!("{why}{LAST_COPY_HINT}"));
         }
         let users = self.exports.users(name)?;
@@ -213,7 +215,7 @@ impl ExportCommands {
         let removed = removed(name, users, Vec::new());
         // These lose the export first, and with it possibly the need for the list.
         revoked.retain(|one| !removed.ended.contains(&one.session));
-        let lost = self.exports.last_copy(name);
+        let lost = self.exports.targets.last_copy(name);
         let needs_force = !removed.ended.is_empty() || lost.is_some();
         Ok(Removed { needs_force, revoked, lost, ..removed })
     }
@@ -225,7 +227,7 @@ impl ExportCommands {
             && !entry.stays_open(&spec)
         {
             // The file may have been deleted since the last examination.
-            self.exports.examine_target(name);
+            self.exports.targets.examine(name);
         }
         let checking_losses = self.exports.access.begin_check();
         let closed = self.exports.access.check_losses(&spec, force)?;
@@ -266,7 +268,7 @@ impl ExportCommands {
     }
 
     /// Records a command's change of an export.
-    fn recorded<T>(
+    pub(in crate::daemon) fn recorded<T>(
         &self,
         event: AuditKind,
         name: &str,

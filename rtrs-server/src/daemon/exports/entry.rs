@@ -1,6 +1,9 @@
 //! The settings of an export, and which of them can change while it is open.
 
-use std::sync::Weak;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::last_copy::last_copy;
 use crate::export::Export;
@@ -84,5 +87,54 @@ impl Entry {
     /// known without an examination of its target.
     pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
         self.export.upgrade().and_then(|export| last_copy(&export))
+    }
+}
+
+/// Named exports, by name.
+#[derive(Debug, Default)]
+pub(in crate::daemon) struct Entries(Mutex<BTreeMap<String, Entry>>);
+
+impl Entries {
+    /// All exports, without their current access lists.
+    pub(super) fn all(&self) -> BTreeMap<String, Entry> {
+        let mut entries = self.0.lock();
+        // Entries of exports whose removal ended after its command had timed out.
+        entries.retain(|_, entry| entry.export.strong_count() > 0);
+        entries.clone()
+    }
+
+    /// An export, without its current access list.
+    pub(super) fn get(&self, name: &str) -> Option<Entry> {
+        let entry = self.0.lock().get(name).cloned();
+        entry.filter(|entry| entry.export.strong_count() > 0)
+    }
+
+    pub(super) fn remove(&self, name: &str) {
+        self.0.lock().remove(name);
+    }
+
+    /// Adds an export, or replaces its settings.
+    pub(super) fn insert(&self, spec: &ExportSpec, export: &Arc<Export>, configured: bool) {
+        let (spec_of, opened_ro) = (spec.clone(), export.read_only);
+        let export = Arc::downgrade(export);
+        let entry = Entry { spec: spec_of, export, opened_ro, resized: false, configured };
+        self.0.lock().insert(spec.name().to_owned(), entry);
+    }
+
+    /// Records that an export is in the configuration.
+    pub(in crate::daemon) fn note_configured(&self, name: &str) {
+        if let Some(entry) = self.0.lock().get_mut(name) {
+            entry.configured = true;
+        }
+    }
+
+    /// Records a changed size, which is part of the target of memory.
+    pub(in crate::daemon) fn note_size(&self, name: &str, size: u64) {
+        if let Some(entry) = self.0.lock().get_mut(name)
+            && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target
+        {
+            *of = size;
+            entry.resized = true;
+        }
     }
 }

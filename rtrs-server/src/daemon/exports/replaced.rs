@@ -5,26 +5,20 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
 
+use super::examine::LOOK_MAX;
 use super::in_time::in_time;
-use super::last_copy::{last_copy, orphan};
-use super::{Entry, Exports, Followed, NotReopened, Opened, RELEASE_MAX};
+use super::last_copy::orphan;
+use super::{Entry, Exports, Followed, Opened, RELEASE_MAX};
 use crate::engine::finder::Examined;
 use crate::export::Export;
 use crate::settings::Target;
 
-/// Maximum time to examine the target of a path, because file systems can hang.
-const LOOK_MAX: Duration = Duration::from_millis(500);
-
 /// Maximum time that an open waits for a running change of its export.
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
-
-/// Interval between attempts to reopen an export.
-const RETRY: Duration = Duration::from_secs(10);
 
 /// Reason why an export in use keeps its target.
 const IN_USE: &str = "its path leads to another file or device, and sessions have the old one \
@@ -37,39 +31,6 @@ const MISSING: &str = "its path leads nowhere; what was opened is still exported
                        before that";
 
 impl Exports {
-    /// Examines the targets of all exports.
-    pub(in crate::daemon) fn examine_targets(&self) {
-        let exports = self.table.all();
-        exports.iter().for_each(|(_, export)| export.source.examine_name(Duration::ZERO));
-        // They are examined in order, so it suffices to wait for the last one.
-        let mut named = exports.iter().rev();
-        if let Some((_, last)) = named.find(|(_, export)| export.source.target_name().is_some()) {
-            last.source.examine_name(LOOK_MAX);
-        }
-        exports.iter().for_each(|(_, export)| export.note_orphan());
-    }
-
-    /// Examines the target of an export, which is returned.
-    pub(super) fn examine_target(&self, name: &str) -> Option<Arc<Export>> {
-        let export = self.table.get(self.table.find(name.as_bytes())?)?;
-        export.source.examine_name(LOOK_MAX);
-        export.note_orphan();
-        Some(export)
-    }
-
-    /// Returns why an export should not be closed if its content would end with it.
-    pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
-        last_copy(&*self.examine_target(name)?)
-    }
-
-    /// Returns why the server should not end if the content of exports would end with it.
-    pub(in crate::daemon) fn last_copies(&self) -> Option<String> {
-        self.examine_targets();
-        let all: Vec<_> =
-            self.table.all().iter().filter_map(|(_, export)| last_copy(export)).collect();
-        (!all.is_empty()).then(|| all.join("; "))
-    }
-
     /// Names the export that has the same file or device open for writing as one that could not be
     /// opened.
     pub(super) fn holder_of(&self, target: &Target) -> Option<String> {
@@ -139,10 +100,8 @@ impl Exports {
             export.source.target_name() == Some(TargetName::Replaced)
                 || self.entry(&export.name).is_some_and(|entry| entry.keeps_writer_locks())
         });
-        let is_due = |name: &String| {
-            let failed = self.not_reopened.lock().get(name).map(|failure| failure.at);
-            failed.is_none_or(|at| at.elapsed() >= RETRY) && self.turns.are_free_for(name)
-        };
+        let is_due =
+            |name: &String| self.not_reopened.is_due(name) && self.turns.are_free_for(name);
         let mut due: Vec<_> = to_reopen.map(|export| export.name.clone()).filter(is_due).collect();
         if !due.is_empty() {
             // A control shard that does not answer is asked again at the next look.
@@ -186,7 +145,7 @@ impl Exports {
             Followed::Reopened => Err(entry),
             Followed::Orphan(_) if force => Err(entry),
             Followed::Orphan(why) => {
-                self.note_not_reopened(name, &why);
+                self.not_reopened.note(name, &why);
                 Ok(Followed::Orphan(why))
             }
             other => Ok(other),
@@ -199,7 +158,7 @@ impl Exports {
         let replaced = opened.map_err(|error| error.why);
         match replaced.and_then(|export| self.reopen(entry, &export, Duration::ZERO)) {
             Ok(()) => {
-                self.not_reopened.lock().remove(name);
+                self.not_reopened.forget(name);
                 tracing::info!(export = name, "opened again: the path leads to another target");
                 Followed::Reopened
             }
@@ -208,7 +167,7 @@ impl Exports {
                     "its path leads to another file or device, which cannot be exported: {why}; \
                      the old one is still exported"
                 );
-                self.note_not_reopened(name, &why);
+                self.not_reopened.note(name, &why);
                 Followed::Kept(why)
             }
         }
@@ -223,12 +182,12 @@ impl Exports {
         match self.open_for_reading(&entry) {
             Ok(None) => {}
             Ok(Some(export)) => match self.reopen(&entry, &export, RELEASE_MAX) {
-                Ok(()) => drop(self.not_reopened.lock().remove(name)),
-                Err(why) => self.note_not_reopened(name, &why),
+                Ok(()) => self.not_reopened.forget(name),
+                Err(why) => self.not_reopened.note(name, &why),
             },
             Err(why) => {
                 let why = format!("it is read-only now, but keeps the locks of a writer: {why}");
-                self.note_not_reopened(name, &why);
+                self.not_reopened.note(name, &why);
             }
         }
     }
@@ -248,15 +207,6 @@ impl Exports {
             if export.file == old.file { Ok(export) } else { Err("its path has changed".into()) }
         });
         opened.map(Some).map_err(|error| error.why)
-    }
-
-    /// Records why an export was not reopened, and logs a new reason.
-    fn note_not_reopened(&self, name: &str, why: &str) {
-        let failure = NotReopened { at: Instant::now(), why: why.to_owned() };
-        let known = self.not_reopened.lock().insert(name.to_owned(), failure);
-        if known.is_none_or(|known| known.why != why) {
-            tracing::error!(export = name, "not opened again: {why}");
-        }
     }
 
     /// Returns the result that [`Self::follow_all`] would have for an export.
