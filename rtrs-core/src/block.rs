@@ -411,8 +411,16 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Examines the target's path again. Blocks for about `within` at most.
-    fn examine_name(&self, _within: crate::time::Duration) {}
+    /// Requests an examination of the target's path. Returns its number for
+    /// [`is_examined`](Self::is_examined). Never blocks.
+    fn examine_name(&self) -> u64 {
+        0
+    }
+
+    /// Returns true if the examination with this number has ended. Never blocks.
+    fn is_examined(&self, _number: u64) -> bool {
+        true
+    }
 
     /// Returns why the target cannot be reached at present; its IO waits. Never blocks.
     fn outage(&self) -> Option<String> {

@@ -237,6 +237,9 @@ pub(crate) struct Resized {
     pub(crate) size: u64,
     /// Previous size in bytes.
     pub(crate) size_before: u64,
+    /// Length in bytes to which the target was cut before, so that IO beyond it failed.
+    #[serde(default)]
+    pub(crate) was_cut: Option<u64>,
     /// File in which the command saved the export (`--save`).
     #[serde(default)]
     pub(crate) saved: Option<PathBuf>,
@@ -373,6 +376,9 @@ pub(crate) struct Removed {
     /// Description of the data that the removal would destroy, if any.
     #[serde(default)]
     pub(crate) lost: Option<String>,
+    /// Reason why the removed export could not be flushed, or is not closed yet.
+    #[serde(default)]
+    pub(crate) not_closed: Option<String>,
     /// File from which the command removed the export (`--save`).
     #[serde(default)]
     pub(crate) saved: Option<PathBuf>,

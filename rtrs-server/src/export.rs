@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -77,6 +77,8 @@ pub struct Export {
     pub known_size: AtomicU64,
     /// Set once the file was deleted while nothing had taken its path.
     pub(crate) orphaned: AtomicBool,
+    /// Whether the last examination of the target did not end in time.
+    unexamined: AtomicBool,
     /// Ranges for changes that must take turns; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
 }
@@ -100,6 +102,7 @@ impl Export {
             frozen: AtomicBool::new(false),
             known_size: AtomicU64::new(size),
             orphaned: AtomicBool::new(false),
+            unexamined: AtomicBool::new(false),
             turns: OnceLock::new(),
         }
     }
@@ -133,6 +136,17 @@ impl Export {
     /// Whether the file is deleted, and was so before another one took its path.
     pub(crate) fn is_orphan(&self) -> bool {
         self.orphaned.load(Ordering::Relaxed) && self.source.is_deleted()
+    }
+
+    /// Records whether an examination of the target has ended in time.
+    pub(crate) fn note_examined(&self, ended: bool) {
+        self.unexamined.store(!ended, Ordering::Relaxed);
+    }
+
+    /// Whether the last examination of the target did not end in time, so that its state is
+    /// unknown.
+    pub(crate) fn is_unexamined(&self) -> bool {
+        self.unexamined.load(Ordering::Relaxed)
     }
 
     /// Forbids opens for writing, or permits them again.
@@ -199,6 +213,35 @@ struct Places {
     slots: Vec<Slot>,
     /// Named exports, by name without leading slashes.
     names: BTreeMap<Vec<u8>, ExportIndex>,
+    /// Names of exports of the configuration that could not be opened, without leading slashes.
+    failed: BTreeSet<Vec<u8>>,
+    /// Names of exports that are being changed, without leading slashes.
+    changing: BTreeSet<Vec<u8>>,
+}
+
+/// Result of looking up a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    Named(ExportIndex),
+    /// The export could not be opened.
+    Failed,
+    /// The export is closed, and about to be opened again.
+    Changing,
+    /// There is no named export.
+    Unknown,
+}
+
+/// Keeps the name of an export that is being changed from leading to a file below the search path.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    table: Arc<ExportTable>,
+    name: Vec<u8>,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.table.places.lock().changing.remove(&self.name);
+    }
 }
 
 impl Places {
@@ -229,10 +272,6 @@ pub struct ExportTable {
     closer: OnceLock<Box<dyn Closer>>,
     /// Whether any export has ever been able to move between servers.
     gateways: AtomicBool,
-    /// Number of exports that are being replaced by the current target of their path.
-    replacing: AtomicU32,
-    /// Names of exports of the configuration that could not be opened, without leading slashes.
-    failed: Mutex<BTreeSet<Vec<u8>>>,
     /// Access lists; replaced by the operator's threads.
     access: Mutex<Arc<AccessPolicy>>,
     places: Mutex<Places>,
@@ -284,8 +323,6 @@ impl ExportTable {
             examiner,
             closer,
             gateways,
-            replacing: AtomicU32::new(0),
-            failed: Mutex::default(),
             access,
             places,
             version: AtomicU64::new(0),
@@ -419,6 +456,17 @@ impl ExportTable {
         self.places.lock().names.get(bare(name)).copied()
     }
 
+    /// Looks up a name that a client opens.
+    pub(crate) fn lookup(&self, name: &[u8]) -> Lookup {
+        let (name, places) = (bare(name), self.places.lock());
+        match places.names.get(name) {
+            Some(index) => Lookup::Named(*index),
+            None if places.failed.contains(name) => Lookup::Failed,
+            None if places.changing.contains(name) => Lookup::Changing,
+            None => Lookup::Unknown,
+        }
+    }
+
     /// Whether any export has ever been able to move between servers.
     pub fn has_gateways(&self) -> bool {
         self.gateways.load(Ordering::Relaxed)
@@ -462,35 +510,25 @@ impl ExportTable {
         self.closer.get_or_init(|| closer);
     }
 
-    /// Records that the replacement of an export by the current target of its path begins or ends.
-    /// Meanwhile the table lacks the export.
-    pub(crate) fn set_replacing(&self, replacing: bool) {
-        let _ = match replacing {
-            true => self.replacing.fetch_add(1, Ordering::SeqCst),
-            false => self.replacing.fetch_sub(1, Ordering::SeqCst),
-        };
-    }
-
-    /// Whether an export is being replaced by the current target of its path.
-    pub(crate) fn is_replacing(&self) -> bool {
-        self.replacing.load(Ordering::SeqCst) > 0
+    /// Reserves the name of an export that is about to be closed and opened again, until the result
+    /// is dropped. One thread at a time changes an export.
+    pub(crate) fn reserve(self: &Arc<Self>, name: &str) -> Reserved {
+        let name = bare(name.as_bytes()).to_vec();
+        self.places.lock().changing.insert(name.clone());
+        Reserved { table: Arc::clone(self), name }
     }
 
     /// Records that an export of the configuration cannot be opened, or no longer.
     pub(crate) fn set_failed(&self, name: &str, failed: bool) {
-        let (name, mut all) = (bare(name.as_bytes()).to_vec(), self.failed.lock());
+        let (name, mut places) = (bare(name.as_bytes()).to_vec(), self.places.lock());
+        let all = &mut places.failed;
         let _ = if failed { all.insert(name) } else { all.remove(&name) };
-    }
-
-    /// Whether an export of the configuration has this name, but could not be opened.
-    pub(crate) fn is_failed(&self, name: &[u8]) -> bool {
-        self.failed.lock().contains(bare(name))
     }
 
     /// Names of exports of the configuration that could not be opened.
     pub(crate) fn failed_names(&self) -> Vec<String> {
-        let all = self.failed.lock();
-        all.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+        let places = self.places.lock();
+        places.failed.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
     }
 
     /// Sets the examiner of targets, once.

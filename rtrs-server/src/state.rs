@@ -320,17 +320,19 @@ impl Files {
     fn claim(&self, key: &str) -> io::Result<Arc<Claim>> {
         let path = self.path(key);
         let lock = path.with_extension("lock");
-        let mut claims = self.claims.lock();
-        claims.retain(|_, claim| claim.strong_count() > 0);
-        if let Some(claim) = claims.get(&path).and_then(Weak::upgrade) {
-            return Ok(claim);
-        }
         let end = Instant::now() + self.taken_max;
         loop {
             let file = File::options().write(true).create(true).truncate(false).open(&lock)?;
+            // Not held during waits: other exports are claimed meanwhile.
+            let mut claims = self.claims.lock();
+            claims.retain(|_, claim| claim.strong_count() > 0);
+            if let Some(claim) = claims.get(&path).and_then(Weak::upgrade) {
+                return Ok(claim);
+            }
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                    drop(claims);
                     thread::sleep(Duration::from_millis(20));
                     continue;
                 }
@@ -424,6 +426,7 @@ impl Save for EpochSave {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::sync::mpsc;
 
     use super::saver::RETRY;
     use super::*;
@@ -578,6 +581,26 @@ mod tests {
         first.raise();
         drop(first);
         assert_eq!(states[1].epoch("vol=/a/b", false).unwrap().number(), base + 1);
+    }
+
+    #[test]
+    fn an_export_that_another_server_has_delays_no_other() {
+        const LONG: Duration = Duration::from_secs(60);
+        let scratch = Scratch::new("waits");
+        let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0), None));
+        let held = states[0].epoch("vol=/a/b", false).unwrap();
+        states[1].store.as_mut().and_then(Arc::get_mut).unwrap().taken_max = 10 * LONG;
+        let second = &states[1];
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| second.epoch("vol=/a/b", false).map(drop).is_ok());
+            // Time to begin to wait.
+            thread::sleep(Duration::from_millis(50));
+            let (opened, other) = mpsc::channel();
+            scope.spawn(move || opened.send(second.epoch("other=/a/c", false).is_ok()));
+            let other = other.recv_timeout(LONG);
+            drop(held);
+            assert_eq!((other, waiting.join().unwrap()), (Ok(true), true));
+        });
     }
 
     #[test]

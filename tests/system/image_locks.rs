@@ -128,6 +128,35 @@ fn an_image_is_opened_when_its_holder_has_let_go_for_good() {
 }
 
 #[test]
+fn a_preview_finds_what_a_reload_finds() {
+    let scratch = Scratch::new();
+    let config = scratch.text("server.yaml");
+    std::fs::create_dir(scratch.path("exports.d")).expect("a directory");
+    std::fs::write(&config, "insecure-open: true\nexport: [mem=mem:1M]\n").expect("a file");
+    let server = Server::builder().args(&["--config", &config]).start();
+    sparse_file(&scratch.path("vm.img"), MIB);
+    let holder = File::open(scratch.path("vm.img")).expect("the image");
+    // The byte that says that others may not write.
+    lock_byte(&holder, 201).expect("the lock");
+    let text = format!("vm={}\n", scratch.text("vm.img"));
+    std::fs::write(scratch.path("exports.d/vm.yaml"), text).expect("a file");
+    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+        let _ = server.command(words).code(1).says("likely a virtual machine");
+    }
+    let text = format!("vm={},no-lock\n", scratch.text("vm.img"));
+    std::fs::write(scratch.path("exports.d/vm.yaml"), text).expect("a file");
+    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+        let _ = server.command(words).ok().says("added vm");
+    }
+    // A file without text, as a full disk leaves it, is not silently the end of its exports.
+    std::fs::write(scratch.path("exports.d/vm.yaml"), "").expect("a file");
+    for words in [&["reload", "--dry-run"][..], &["reload"]] {
+        let _ = server.command(words).ok().says("vm.yaml is empty: it defines no export");
+    }
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn an_image_that_qemu_has_open_is_not_exported_for_writing() {
     if !requires(&["qemu-storage-daemon"]) {
         return;

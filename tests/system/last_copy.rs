@@ -7,7 +7,7 @@ use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Finished, Proc, RawNbd, STOP_TIME_MAX, Scratch, Server, sparse_file,
     wait_for,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
@@ -163,5 +163,20 @@ fn files_that_are_not_read_and_names_in_two_files_are_reported() {
     let refused = server.command(&["reload"]).code(1).says("server.yaml");
     let _ = refused.says("exports.d/a.yaml");
     wait_for("the export", COMMAND_TIME_MAX, || (host.state("a") == "unused").then_some(()));
+    let _ = host.server.stop(STOP_TIME_MAX);
+}
+
+/// Its size was reduced by another program, so a flush fails.
+#[test]
+fn a_removal_is_saved_although_the_last_flush_fails() {
+    let host = Host::start(&["a", "b"]);
+    let file = fs::File::options().write(true).open(host.scratch.path("a.img"));
+    file.and_then(|file| file.set_len(4096)).expect("a shorter file");
+    wait_for("the server to notice", COMMAND_TIME_MAX, || (host.state("a") == "cut").then_some(()));
+    let remove = ["export", "remove", "a", "--save"];
+    let _ = host.server.command(&remove).code(1).says("could not be flushed");
+    assert!(!host.scratch.path("exports.d/a.yaml").exists());
+    let reloaded = host.server.command(&["reload", "-o", "json"]).ok().json();
+    assert_eq!(reloaded["added"], json!([]));
     let _ = host.server.stop(STOP_TIME_MAX);
 }

@@ -82,7 +82,8 @@ fn a_file_grows_under_load() {
     // The command extends the file.
     let shown = resize(&server, &["--size", "64M"]);
     let expected =
-        json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB, "saved": null});
+        json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB, "was_cut": null,
+               "saved": null});
     assert_eq!(shown, expected);
     await_size(&client, 64 * MIB);
     assert_eq!(fs::metadata(&path).expect("the file").len(), 64 * MIB);
@@ -205,7 +206,8 @@ fn a_truncated_file_is_accepted_only_by_force() {
     let _ = server.command(&["export", "list"]).ok().says(" cut ");
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(EIO));
     let refused = server.command(&["export", "resize", "vol0"]).code(1);
-    let _ = refused.says("its target was cut to ").says(" bytes, and it is open");
+    let refused = refused.says("its target was cut to ").says(" and has 33554432 bytes again");
+    let _ = refused.says(" bytes, and it is open");
     let _ = server.command(&["export", "resize", "vol0", "--force"]).ok();
     assert_eq!(export(&server)["state"], "open");
     await_size(&client, 32 * MIB);

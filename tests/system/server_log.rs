@@ -83,7 +83,7 @@ fn the_log_level_changes_while_both_ends_run() {
 
 #[test]
 fn repeated_refusals_are_logged_rarely_with_their_reason() {
-    let server = Server::builder().export("vol0=mem:16M").start();
+    let server = Server::builder().export("vol0=mem:16M").export("failed=/nonexistent").start();
     let portal = server.portal().to_owned();
     let attach = || {
         let builder = Client::attach("none").path(&portal).args(&["--session-name", "lost"]);
@@ -94,6 +94,10 @@ fn repeated_refusals_are_logged_rarely_with_their_reason() {
     let words = ["refused an open", "export=\"none\"", "client=lost", "errno=\"ENOENT\""];
     let refused = wait_line(&server, &words);
     assert!(refused.contains("there is no export of that name"), "{refused}");
+    let (_, done) = Client::attach("failed").path(&portal).try_start();
+    let _ = done.code(1).says("ENOENT");
+    let refused = wait_line(&server, &["refused an open", "export=\"failed\""]);
+    assert!(refused.contains("the export has failed"), "{refused}");
     let begun = std::time::Instant::now();
     for _ in 0..4 {
         attach();

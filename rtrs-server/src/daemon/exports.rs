@@ -32,7 +32,7 @@ use rtrs_core::tls::TlsEndpoint;
 
 use self::access::ExportAccess;
 use self::attempts::{Attempts, Opened};
-pub(super) use self::change::Begun;
+pub(super) use self::change::{Applied, Begun};
 pub(super) use self::commands::ExportCommands;
 pub(super) use self::entry::{Entries, Entry};
 use self::examine::TargetExaminer;
@@ -47,7 +47,7 @@ use crate::audit::AuditSink;
 use crate::control_protocol::{ExportList, SavedExports};
 use crate::daemon::control_shard::ControlShard;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
-use crate::export::{Export, ExportIndex, ExportTable};
+use crate::export::{Export, ExportIndex, ExportTable, Lookup};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Settings};
 use crate::stats::{ExportSnapshot, ExportState, ExportUser, TRIES_AGAIN};
@@ -147,7 +147,7 @@ impl Exports {
 
     /// Lists all exports.
     pub(crate) fn list(&self) -> Result<ExportList, String> {
-        self.targets.examine_all();
+        self.targets.look_at_all();
         self.list_now()
     }
 
@@ -215,8 +215,7 @@ impl Exports {
 
     /// Refuses a name that is taken.
     fn check_name(&self, name: &str) -> Result<(), String> {
-        let bytes = name.as_bytes();
-        if self.table.find(bytes).is_some() || self.table.is_failed(bytes) {
+        if self.table.lookup(name.as_bytes()) != Lookup::Unknown {
             return Err(format!("cannot export {name:?}: there is an export of this name already"));
         }
         Ok(())

@@ -20,15 +20,15 @@ use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
 use crate::daemon::exports::{
-    Begun, Entry, ExportCommands, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all,
-    recovery,
+    Applied, Begun, Entry, ExportCommands, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX,
+    check_all, recovery,
 };
 use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
 use crate::save_lock::SaveLock;
-use crate::settings::{ExportSpec, Settings, exports_dir};
+use crate::settings::{ExportSpec, Settings, Target, exports_dir};
 use crate::stats::Access;
 
 /// Reads flags and configuration file again, if there is one.
@@ -429,6 +429,13 @@ impl Difference {
         all.removed = gone.map(|(name, _)| name).collect();
         all
     }
+
+    /// Targets of the exports that are to be removed or changed.
+    fn leaving(&self, have: &BTreeMap<String, Entry>) -> Vec<Target> {
+        let leaves = self.removed.iter().filter_map(|name| have.get(name));
+        let leaves = leaves.chain(self.changed.iter().map(|(entry, _)| entry));
+        leaves.map(|entry| entry.spec.target.clone()).collect()
+    }
 }
 
 /// Changes the exports to the wanted ones. After an error they remain unchanged.
@@ -440,18 +447,20 @@ fn apply(
     done: &mut Reloaded,
 ) -> Result<(), String> {
     exports.targets.examine_all();
+    // Before the changes, which may lead to further failed exports.
+    let unwanted = recovery::unwanted(exports, &wanted);
     let (failed, wanted) = recovery::partition(exports, wanted);
     let have = exports.entries();
-    let Difference { added, removed, changed, same } = Difference::new(wanted, have.clone());
-    let leaves = removed.iter().filter_map(|name| have.get(name).map(|entry| &entry.spec));
-    let leaves = leaves.chain(changed.iter().map(|(entry, _)| &entry.spec));
-    let leaving: Vec<_> = leaves.map(|spec| spec.target.clone()).collect();
+    let difference = Difference::new(wanted, have.clone());
+    let leaving = difference.leaving(&have);
+    let Difference { added, removed, changed, same } = difference;
     let changed = checked(&added, changed, done)?;
     // A target that a removed export locks can be opened only after its removal.
     let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
     let (later, now) = added.into_iter().partition::<Vec<_>, _>(is_later);
     let opened = exports.open_all(&now).into_iter().collect::<Result<Vec<_>, _>>();
     let opened = opened.map_err(|error| error.why)?;
+    recovery::remove(exports, unwanted, done);
     for (spec, export) in now.iter().zip(opened) {
         note_added(done, spec.name(), exports.publish(spec, &export, true));
     }
@@ -480,7 +489,7 @@ fn apply(
         // The export that had the target is gone already.
         published.map_or_else(|why| recovery::note_failed(exports, spec.clone(), why), |()| ());
     }
-    recovery::reconfigure(exports, failed, done);
+    recovery::try_now(exports, failed, done);
     same.iter().for_each(|name| exports.entries.note_configured(name));
     let followed = exports.follow_all(&same, force);
     same.into_iter().zip(followed).for_each(|(name, followed)| note_same(done, name, followed));
@@ -500,15 +509,25 @@ fn change(exports: &Exports, changed: Vec<(Entry, ExportSpec)>, force: bool, don
         }
     }
     for (spec, result) in exports.finish_changes(closed) {
-        note_changed(exports, &spec, result.map(drop), done);
+        let result = result.map(|Applied { warnings, .. }| {
+            warn(warnings.clone());
+            done.warnings.extend(warnings);
+        });
+        note_changed(exports, &spec, result, done);
     }
 }
 
 fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
     exports.targets.examine_all();
+    let unwanted = recovery::unwanted(exports, &wanted);
     let (failed, wanted) = recovery::partition(exports, wanted);
-    let Difference { added, removed, changed, same } = Difference::new(wanted, exports.entries());
+    let have = exports.entries();
+    let difference = Difference::new(wanted, have.clone());
+    let leaving = difference.leaving(&have);
+    let Difference { added, removed, changed, same } = difference;
     let changed = checked(&added, changed, done)?;
+    let now: Vec<_> = added.iter().filter(|spec| !leaving.contains(&spec.target)).collect();
+    check_held(&now)?;
     let open: BTreeMap<String, bool> = exports
         .list()?
         .exports
@@ -537,6 +556,7 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
         }
     }
     done.added = added.iter().map(|spec| spec.name().to_owned()).collect();
+    done.removed.extend(unwanted);
     recovery::preview(exports, &failed, done);
     for name in same {
         let entry = exports.entry(&name);
@@ -548,6 +568,13 @@ fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> R
         }
     }
     Ok(())
+}
+
+/// Refuses images that other programs hold.
+fn check_held(specs: &[&ExportSpec]) -> Result<(), String> {
+    let specs: Vec<_> = specs.iter().map(|spec| (*spec).clone()).collect();
+    let free = recovery::look_at_all(&specs).into_iter().collect::<Result<(), _>>();
+    free.map_err(|error| error.why)
 }
 
 /// Checks the targets of new and changed exports. A new one that cannot be exported is an error; a

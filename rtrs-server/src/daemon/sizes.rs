@@ -118,9 +118,12 @@ impl ExportCommands {
             announce(&export, at, self.exports.control());
         }
         let export = export.name.clone();
-        Ok(Resized { export, size: to, size_before: had, saved: None })
+        Ok(Resized { export, size: to, size_before: had, was_cut, saved: None })
     }
 }
+
+/// What a forced resize of an open export does.
+const LOSES: &str = "which loses what lies beyond the end";
 
 /// Sizes by which a resize may lose data.
 struct Losses {
@@ -144,18 +147,22 @@ impl Losses {
                  --force if you want that"
             ));
         }
-        let why = match was_cut {
-            Some(end) => format!("its target was cut to {end} bytes"),
-            None if to < had => format!("{to} bytes are less than its {had}"),
+        let (why, forced) = match was_cut {
+            Some(end) if bytes > end => (
+                format!(
+                    "its target was cut to {end} bytes and has {bytes} bytes again, but not what \
+                     it had beyond {end} bytes"
+                ),
+                "which exports it as it is now",
+            ),
+            Some(end) => (format!("its target was cut to {end} bytes"), LOSES),
+            None if to < had => (format!("{to} bytes are less than its {had}"), LOSES),
             None => return Ok(()),
         };
         if !is_open()? {
             return Ok(());
         }
-        Err(format!(
-            "{why}, and it is open; detach it there, or use --force, which loses what lies beyond \
-             the end"
-        ))
+        Err(format!("{why}, and it is open; detach it there, or use --force, {forced}"))
     }
 }
 
@@ -288,6 +295,18 @@ mod tests {
         sender.send(Message::Wake);
         shard.join().unwrap();
         (resized, export.source.geometry().size, export.epoch.rises())
+    }
+
+    #[test]
+    fn a_refusal_says_what_the_target_has_now() {
+        let refusal = |bytes| {
+            let target = TargetSize { bytes, was_cut: Some(4096), is_fixed: false };
+            Losses { had: 8192, to: 8192, target }.allow(|| Ok(true)).unwrap_err()
+        };
+        assert!(refusal(4096).contains("was cut to 4096 bytes, and it is open"));
+        let why = refusal(8192);
+        assert!(why.contains("was cut to 4096 bytes and has 8192 bytes again"), "{why}");
+        assert!(why.ends_with("--force, which exports it as it is now"), "{why}");
     }
 
     #[test]

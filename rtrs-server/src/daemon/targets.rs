@@ -64,6 +64,7 @@ fn look(changes: &Weak<Changes>) {
     loop {
         thread::sleep(LOOK_EVERY);
         let Some(changes) = changes.upgrade() else { return };
+        changes.exports.opener.warn_of_slow_save();
         for name in changes.exports.to_reopen() {
             let (of_thread, one) = (Arc::clone(&changes), Arc::clone(&running));
             if Arc::strong_count(&running) > REOPENED_MAX + 1 {

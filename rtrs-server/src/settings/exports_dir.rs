@@ -32,7 +32,8 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Warns about files of the directory that look like files of exports but are not read.
+/// Warns about files of the directory that look like files of exports but are not read, and about
+/// empty ones, which may have been truncated by mistake.
 pub(crate) fn warnings(dir: &Path) -> Vec<String> {
     // A directory that cannot be read is an error.
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -45,7 +46,12 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
         let file = file.display();
         format!("{file} is not read: names of files in exports-dir end with .yaml; rename it")
     };
-    unread.into_iter().map(text).collect()
+    let is_empty = |file: &PathBuf| config_text(file).is_ok_and(|text| text.trim().is_empty());
+    let empty = files(dir).unwrap_or_default().into_iter().filter(is_empty);
+    let empty = empty.map(|file| {
+        format!("{} is empty: it defines no export; fill it again or delete it", file.display())
+    });
+    unread.into_iter().map(text).chain(empty).collect()
 }
 
 /// Reads the exports of one file. An empty file has none.
@@ -93,12 +99,13 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         symlink("root@host.123:456", dir.join(".#a.yaml")).unwrap();
         for name in ["b.yaml", "a.yaml", "a.yaml~", ".c.yaml", "d.yml"] {
-            fs::write(dir.join(name), "").unwrap();
+            fs::write(dir.join(name), if name == "a.yaml" { "[]" } else { "" }).unwrap();
         }
         let (found, warnings) = (files(&dir).unwrap(), warnings(&dir));
         fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(warnings.len(), 1);
+        assert_eq!(warnings.len(), 2);
         assert!(warnings[0].contains("d.yml is not read"), "{warnings:?}");
+        assert!(warnings[1].contains("b.yaml is empty"), "{warnings:?}");
         assert_eq!(found, [dir.join("a.yaml"), dir.join("b.yaml")]);
     }
 }

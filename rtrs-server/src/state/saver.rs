@@ -1,9 +1,12 @@
 //! Thread that writes files of the state directory, and repeats writes that fail.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Time between two attempts to save a file.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -27,11 +30,27 @@ enum Job<S> {
 
 /// Sends saves to the thread, which ends with the last sender.
 #[derive(Debug)]
-pub(super) struct Saver<S>(Sender<Job<S>>);
+pub(super) struct Saver<S> {
+    jobs: Sender<Job<S>>,
+    running: Arc<Running>,
+}
+
+/// Time since when a save runs; None if none does, or if it was reported.
+#[derive(Debug, Default)]
+struct Running(Mutex<Option<Instant>>);
+
+impl Running {
+    fn run<S: Save>(&self, save: S) -> Option<S> {
+        *self.0.lock() = Some(Instant::now());
+        let left = save.run();
+        *self.0.lock() = None;
+        left
+    }
+}
 
 impl<S> Clone for Saver<S> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { jobs: self.jobs.clone(), running: Arc::clone(&self.running) }
     }
 }
 
@@ -39,24 +58,31 @@ impl<S: Save> Saver<S> {
     /// Starts the thread, with this name.
     pub(super) fn start(name: &str) -> io::Result<Self> {
         let (jobs, inbox) = mpsc::channel();
-        thread::Builder::new().name(name.into()).spawn(move || run(&inbox))?;
-        Ok(Self(jobs))
+        let running = Arc::<Running>::default();
+        let of_thread = Arc::clone(&running);
+        thread::Builder::new().name(name.into()).spawn(move || run(&inbox, &of_thread))?;
+        Ok(Self { jobs, running })
     }
 
     /// Saves a file, without waiting.
     pub(super) fn save(&self, save: S) {
         // The thread has not ended, because this sender exists.
-        drop(self.0.send(Job::Save(save)));
+        drop(self.jobs.send(Job::Save(save)));
+    }
+
+    /// Whether a save has been running for this time. Returns true once for each save.
+    pub(super) fn take_slow(&self, after: Duration) -> bool {
+        self.running.0.lock().take_if(|since| since.elapsed() >= after).is_some()
     }
 
     /// Waits up to `within` until everything is saved. Returns whether it is.
     pub(super) fn finish(&self, within: Duration) -> bool {
         let (done, saved) = mpsc::channel();
-        self.0.send(Job::Finish(done)).is_ok() && saved.recv_timeout(within) == Ok(true)
+        self.jobs.send(Job::Finish(done)).is_ok() && saved.recv_timeout(within) == Ok(true)
     }
 }
 
-fn run<S: Save>(inbox: &Receiver<Job<S>>) {
+fn run<S: Save>(inbox: &Receiver<Job<S>>, running: &Running) {
     let mut failed: Vec<S> = Vec::new();
     let mut retry = Instant::now();
     loop {
@@ -71,15 +97,15 @@ fn run<S: Save>(inbox: &Receiver<Job<S>>) {
                 if failed.is_empty() {
                     retry = Instant::now() + RETRY;
                 }
-                failed.extend(save.run());
+                failed.extend(running.run(save));
             }
             Ok(Job::Finish(done)) => {
-                failed = failed.into_iter().filter_map(Save::run).collect();
+                failed = failed.into_iter().filter_map(|save| running.run(save)).collect();
                 // The requester may have stopped waiting.
                 let _ = done.send(failed.is_empty());
             }
             Err(RecvTimeoutError::Timeout) => {
-                failed = failed.into_iter().filter_map(Save::run).collect();
+                failed = failed.into_iter().filter_map(|save| running.run(save)).collect();
                 retry = Instant::now() + RETRY;
             }
             Err(RecvTimeoutError::Disconnected) => return,
@@ -128,5 +154,31 @@ mod tests {
         assert_eq!([(); 2].map(|()| seen.recv_timeout(LONG)), [Ok(3); 2], "without a request");
         save(4, u32::MAX);
         assert!(!saver.finish(LONG));
+    }
+    /// A save that ends with the sender.
+    struct Hanging(Receiver<()>);
+
+    impl Save for Hanging {
+        fn has_file_of(&self, _other: &Self) -> bool {
+            true
+        }
+
+        fn run(self) -> Option<Self> {
+            let _ = self.0.recv();
+            None
+        }
+    }
+
+    #[test]
+    fn a_save_that_hangs_is_reported_once() {
+        let saver = Saver::start("test").unwrap();
+        let (end, hanging) = mpsc::channel();
+        saver.save(Hanging(hanging));
+        while !saver.take_slow(Duration::ZERO) {
+            thread::yield_now();
+        }
+        assert!(!saver.take_slow(Duration::ZERO));
+        drop(end);
+        assert!(saver.finish(LONG));
     }
 }

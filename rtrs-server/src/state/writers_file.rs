@@ -22,6 +22,9 @@ use super::{Claim, Files, StateDir, Taken, files_as};
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::saved_writers::{SavedWriters, SessionHash, WriterLists, WriterStore};
 
+/// Time after which a save that has not ended is reported.
+const SLOW: Duration = Duration::from_secs(5);
+
 /// Lists of an export that are not saved yet.
 #[derive(Debug, Default)]
 struct Unsaved {
@@ -166,6 +169,17 @@ impl StateDir {
         };
         let (unsaved, saver) = (Arc::default(), files.writers.clone());
         SavedWriters::kept(lists, Box::new(WritersFile { unsaved, claim, saver }))
+    }
+
+    /// Warns if a save of last writers takes long, once for each such save.
+    pub(crate) fn warn_of_slow_save(&self) {
+        if let Some(files) = self.store.as_ref().filter(|files| files.writers.take_slow(SLOW)) {
+            tracing::warn!(
+                "{} does not answer; if this server restarts before a write there succeeds, a \
+                 client that returns may write although another one has written meanwhile",
+                files.dir.display()
+            );
+        }
     }
 
     /// Waits until the last writers of all open exports are saved, at most for this time. Returns

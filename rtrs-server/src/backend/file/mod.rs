@@ -44,7 +44,6 @@ use rtrs_core::block::{
 };
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::{self, DirectAlign, OpenMode};
-use rtrs_core::time::Duration;
 
 use self::lock::Locks;
 use self::queue::FileDevice;
@@ -217,8 +216,12 @@ impl BlockSource for FileSource {
         self.shared.name.is_deleted()
     }
 
-    fn examine_name(&self, within: Duration) {
-        self.shared.look_within(within);
+    fn examine_name(&self) -> u64 {
+        self.shared.request_look()
+    }
+
+    fn is_examined(&self, number: u64) -> bool {
+        self.shared.has_looked(number)
     }
 
     fn resize(&self, size: u64, lost: &Lost<'_>) -> io::Result<()> {

@@ -18,8 +18,6 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::Instant;
 
 use rtrs_core::block::{Lost, TargetName, TargetSize};
 use rtrs_core::rt::blkdev;
@@ -138,14 +136,17 @@ impl Shared {
         Ok((if same { TargetName::Kept } else { TargetName::Replaced }, deleted))
     }
 
-    /// Examines the target, and waits up to `within` for the result.
-    pub(super) fn look_within(&self, within: Duration) {
-        let end = Instant::now() + within;
-        let begun = self.looks_begun.load(Ordering::SeqCst);
+    /// Requests an examination of the target. Returns its number; one that runs already may have
+    /// seen an older state.
+    pub(super) fn request_look(&self) -> u64 {
+        let number = self.looks_begun.load(Ordering::SeqCst) + 1;
         self.look();
-        while self.looks_ended.load(Ordering::SeqCst) <= begun && Instant::now() < end {
-            thread::sleep(Duration::from_millis(1));
-        }
+        number
+    }
+
+    /// Whether the examination with this number, or a later one, has ended.
+    pub(super) fn has_looked(&self, number: u64) -> bool {
+        self.looks_ended.load(Ordering::SeqCst) >= number
     }
 
     /// Whether the device must adapt to a length.
@@ -232,8 +233,8 @@ impl Shared {
         };
         let loses = size < had || has > size || self.is_cut_unreported();
         let noted = || if loses { lost() } else { Ok(()) };
-        let set_len = || if has == size { Ok(()) } else { self.file.set_len(size) };
-        if let Err(error) = ended().and_then(|()| noted()).and_then(|()| set_len()) {
+        let set = ended().and_then(|()| noted()).and_then(|()| self.set_len(size, loses));
+        if let Err(error) = set {
             self.size.set(had);
             self.follows.store(followed, Ordering::SeqCst);
             return Err(error);
@@ -243,6 +244,21 @@ impl Shared {
         self.reported.store(u64::MAX, Ordering::SeqCst);
         self.size.set(size);
         Ok(())
+    }
+
+    /// Sets the length of a file. One that has grown since it was measured is truncated only if
+    /// `may_truncate`.
+    pub(super) fn set_len(&self, size: u64, may_truncate: bool) -> io::Result<()> {
+        if self.device {
+            return Ok(());
+        }
+        let (len, _) = measure(&self.file, false)?;
+        let has = self.whole_blocks(len);
+        if has > size && !may_truncate {
+            let why = format!("its file has grown to {has} bytes meanwhile; try again");
+            return Err(io::Error::other(why));
+        }
+        if has == size { Ok(()) } else { self.file.set_len(size) }
     }
 
     /// Returns the result of an otherwise successful flush: it fails if the target was truncated

@@ -15,7 +15,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::mem::Region;
 use rtrs_core::prng::Prng;
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Duration, Instant, earliest};
+use rtrs_core::time::{Instant, earliest};
 
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
@@ -120,8 +120,20 @@ impl BlockSource for Layer {
         self.inner.target_name()
     }
 
-    fn examine_name(&self, within: Duration) {
-        self.inner.examine_name(within);
+    fn is_deleted(&self) -> bool {
+        self.inner.is_deleted()
+    }
+
+    fn examine_name(&self) -> u64 {
+        self.inner.examine_name()
+    }
+
+    fn is_examined(&self, number: u64) -> bool {
+        self.inner.is_examined(number)
+    }
+
+    fn outage(&self) -> Option<String> {
+        self.inner.outage()
     }
 
     fn gateway(&self) -> Option<&dyn Gateway> {

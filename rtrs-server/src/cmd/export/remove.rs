@@ -7,7 +7,7 @@ use super::store::{Store, unsaved_text};
 use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, Within};
 use crate::cmd::text::{NEEDS_FORCE, all_revoked_text, counted, from_text};
 use crate::control_protocol::{Removed, Request};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -52,7 +52,8 @@ pub(super) fn run(args: &RemoveArgs) -> Result<(), Error> {
     let saved =
         store.map_or(Ok(None), |store| store.remove(&server)).map(|file| removed.saved = file);
     selected.output.print(&removed, |removed| text(removed, *dry_run))?;
-    saved
+    saved?;
+    removed.not_closed.map_or(Ok(()), |why| Err(Error::new(ErrorKind::System, why)))
 }
 
 fn text(removed: &Removed, dry_run: bool) -> String {

@@ -55,10 +55,13 @@ pub(super) fn run(args: &ResizeArgs) -> Result<(), Error> {
 }
 
 fn text(resized: &Resized) -> String {
-    let Resized { export, size, size_before, saved } = resized;
+    let Resized { export, size, size_before, was_cut, saved } = resized;
     let (export, saved) = (printable(export), saved_text(saved.as_deref()));
-    match size == size_before {
-        true => format!("{export} has {size} bytes already\n{saved}"),
-        false => format!("{export} has {size} bytes now, and had {size_before}\n{saved}"),
+    match (size == size_before, was_cut) {
+        (true, None) => format!("{export} has {size} bytes already\n{saved}"),
+        (true, Some(end)) => {
+            format!("{export} has {size} bytes again; its target was cut to {end}\n{saved}")
+        }
+        (false, _) => format!("{export} has {size} bytes now, and had {size_before}\n{saved}"),
     }
 }

@@ -77,7 +77,10 @@ impl Attempts {
         let started = named.spawn(move || attempts.run(number, &spec, open));
         started.map_err(|error| format!("cannot start a thread: {error}"))?;
         state.threads.insert(number, target);
-        state.latest.insert(attempt.spec.name().to_owned(), attempt);
+        let abandoned = state.latest.insert(attempt.spec.name().to_owned(), attempt);
+        drop(state);
+        // Closing the target that it has opened may take long.
+        drop(abandoned);
         Ok(true)
     }
 
@@ -154,7 +157,10 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::sync::mpsc;
+
+    use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry};
 
     use super::*;
 
@@ -191,6 +197,39 @@ mod tests {
         assert_eq!(attempts.ended(), std::slice::from_ref(&hanging));
         assert_eq!(why(attempts.take(&hanging, until)), Some("late".into()));
         assert!(attempts.take(&hanging, until).is_none());
+    }
+
+    /// A target that looks, when it is closed, whether the attempts are locked.
+    #[derive(Debug)]
+    struct Closing(Arc<Attempts>, mpsc::Sender<bool>);
+
+    impl Drop for Closing {
+        fn drop(&mut self) {
+            self.1.send(self.0.state.try_lock().is_some()).unwrap();
+        }
+    }
+
+    impl BlockSource for Closing {
+        fn geometry(&self) -> Geometry {
+            Geometry::plain(4096)
+        }
+
+        fn open(&self, _core: &Core) -> io::Result<Box<dyn BlockDevice>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    #[test]
+    fn an_abandoned_target_is_closed_without_the_lock() {
+        let attempts = Arc::<Attempts>::default();
+        let [first, second]: [ExportSpec; 2] =
+            ["a=/same", "a=/other"].map(|text| text.parse().unwrap());
+        let (closed, was_free) = mpsc::channel();
+        let source = Arc::new(Closing(Arc::clone(&attempts), closed));
+        attempts.begin(&first, move |_| Ok(Arc::new(Export::new("a", source)))).unwrap();
+        assert!(attempts.wait(LONG));
+        attempts.begin(&second, |_| refused("second")).unwrap();
+        assert_eq!(was_free.recv_timeout(LONG), Ok(true));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 
 use super::{Entry, Exports, LAST_COPY_HINT, RELEASE_MAX, done, recovery};
 use crate::engine::message::AdminRequest;
-use crate::export::Export;
+use crate::export::{Export, Reserved};
 use crate::settings::ExportSpec;
 use crate::stats::{Revoked, TRIES_AGAIN};
 
@@ -16,39 +16,46 @@ pub(in crate::daemon) struct Closed {
     entry: Entry,
     spec: ExportSpec,
     export: Arc<Export>,
-    /// Losses of sessions by the changed access list.
-    revoked: Vec<Revoked>,
+    applied: Applied,
+    /// Kept until the export is open again or has failed.
+    reserved: Reserved,
+}
+
+/// What a change of settings has led to.
+#[derive(Debug, Default)]
+pub(in crate::daemon) struct Applied {
+    /// Losses of sessions by the changed access list; None if the settings matched already.
+    pub(super) revoked: Option<Vec<Revoked>>,
+    /// Problems that did not keep the settings from being applied.
+    pub(in crate::daemon) warnings: Vec<String>,
 }
 
 /// Beginning of a change of settings.
 pub(in crate::daemon) enum Begun {
     /// The settings matched already.
     Unchanged,
-    /// The settings apply, with these losses of sessions.
-    Changed(Vec<Revoked>),
+    /// The settings apply.
+    Changed(Applied),
     Closed(Box<Closed>),
 }
 
 impl Exports {
     /// Applies changed settings to an export like [`Self::begin_change`] and
-    /// [`Self::finish_changes`]. Returns the losses of sessions, or None if the settings already
-    /// match. Others may check lists for losses as soon as those of the export are changed.
+    /// [`Self::finish_changes`]. Others may check lists for losses as soon as those of the export
+    /// are changed.
     pub(super) fn change(
         &self,
         entry: &Entry,
         spec: &ExportSpec,
         force: bool,
         checking_losses: MutexGuard<'_, ()>,
-    ) -> Result<Option<Vec<Revoked>>, String> {
+    ) -> Result<Applied, String> {
         let begun = self.begin_change(entry, spec, force);
         drop(checking_losses);
         match begun? {
-            Begun::Unchanged => Ok(None),
-            Begun::Changed(revoked) => Ok(Some(revoked)),
-            Begun::Closed(closed) => {
-                let mut results = self.finish_changes(vec![*closed]);
-                results.remove(0).1.map(Some)
-            }
+            Begun::Unchanged => Ok(Applied::default()),
+            Begun::Changed(applied) => Ok(applied),
+            Begun::Closed(closed) => self.finish_changes(vec![*closed]).remove(0).1,
         }
     }
 
@@ -70,61 +77,61 @@ impl Exports {
                 self.control.ask(request, done)?;
             }
             self.entries.insert(spec, &export, entry.configured);
-            return self.access.change_list(&entry.spec, spec).map(Begun::Changed);
+            let revoked = Some(self.access.change_list(&entry.spec, spec)?);
+            return Ok(Begun::Changed(Applied { revoked, warnings: Vec::new() }));
         }
         entry.keeps_memory(spec)?;
         if let Some(why) = entry.last_copy().filter(|_| !force) {
             return Err(format!("{why}{LAST_COPY_HINT}"));
         }
+        let reserved = self.table.reserve(name);
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
             let only = "; only access, and ro of an export that was opened for writing, can change \
                         while it is open";
             why + if open { only } else { "" }
         })?;
-        let revoked = self.access.change_list(&entry.spec, spec)?;
+        // The export must be opened again whatever has become of the list.
+        let (revoked, problem) = match self.access.change_list(&entry.spec, spec) {
+            Ok(revoked) => (revoked, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let warnings = problem.into_iter().collect();
+        let applied = Applied { revoked: Some(revoked), warnings };
         let (entry, spec) = (entry.clone(), spec.clone());
-        Ok(Begun::Closed(Box::new(Closed { entry, spec, export, revoked })))
+        Ok(Begun::Closed(Box::new(Closed { entry, spec, export, applied, reserved })))
     }
 
     /// Opens closed exports with their changed settings, and those that fail with their old ones.
-    /// Returns the settings with the losses of sessions, or the reason of the failure. An export
-    /// that cannot be released in time is not opened again.
+    /// The server tries again to open those that fail with both. Returns the settings with what the
+    /// changes have led to, or with the reasons of failures.
     pub(in crate::daemon) fn finish_changes(
         &self,
         all: Vec<Closed>,
-    ) -> Vec<(ExportSpec, Result<Vec<Revoked>, String>)> {
+    ) -> Vec<(ExportSpec, Result<Applied, String>)> {
         let (exports, mut changes): (Vec<_>, Vec<_>) = all
             .into_iter()
-            .map(|Closed { entry, spec, export, revoked }| {
-                (export, Change { entry, spec, revoked, failed: None })
+            .map(|Closed { entry, spec, export, applied, reserved }| {
+                (export, Change { entry, spec, applied, failed: None, _reserved: reserved })
             })
             .unzip();
         let released = self.opener.release_each(exports, RELEASE_MAX);
-        let mut results = Vec::new();
-        changes = changes
-            .into_iter()
-            .zip(released)
-            .filter_map(|(change, released)| match released {
-                Ok(()) => Some(change),
-                Err(why) => {
-                    results.push((change.spec, Err(why)));
-                    None
-                }
-            })
-            .collect();
+        for (change, released) in changes.iter_mut().zip(released) {
+            change.applied.warnings.extend(released.err());
+        }
         self.open_changed(&mut changes);
         self.reopen_unchanged(&mut changes);
-        results.extend(changes.into_iter().map(|change| match change.failed {
-            None => (change.spec, Ok(change.revoked)),
-            Some(why) => (change.spec, Err(why)),
-        }));
-        results
+        let result = |change: Change| {
+            let Applied { warnings, .. } = &change.applied;
+            let failed = change.failed.map(|why| [&warnings[..], &[why]].concat().join("; "));
+            (change.spec, failed.map_or(Ok(change.applied), Err))
+        };
+        changes.into_iter().map(result).collect()
     }
 
     /// Opens the exports with their changed settings.
     fn open_changed(&self, changes: &mut [Change]) {
         let specs: Vec<_> = changes.iter().map(|change| change.spec.clone()).collect();
-        for (change, opened) in changes.iter_mut().zip(self.open_all(&specs)) {
+        for (change, opened) in changes.iter_mut().zip(self.opener.open_all(&specs)) {
             let published = opened.and_then(|export| {
                 Ok(self.publish(&change.spec, &export, change.entry.configured)?)
             });
@@ -132,20 +139,17 @@ impl Exports {
         }
     }
 
-    /// Opens the exports whose change has failed with their old settings. The server tries again to
-    /// open those that fail.
+    /// Opens the exports whose change has failed with their old settings.
     fn reopen_unchanged(&self, changes: &mut [Change]) {
         let mut changes: Vec<_> =
             changes.iter_mut().filter_map(|change| Some((change.failed.take()?, change))).collect();
         let specs: Vec<_> = changes.iter().map(|(_, change)| change.entry.spec.clone()).collect();
-        let opened = self.open_all(&specs);
+        let opened = self.opener.open_all(&specs);
         for ((why, change), opened) in changes.iter_mut().zip(opened) {
             let Entry { spec, configured, .. } = &change.entry;
-            let listed = self.access.change_list(&change.spec, spec);
-            let published = opened.and_then(|export| {
-                listed?;
-                Ok(self.publish(spec, &export, *configured)?)
-            });
+            change.applied.warnings.extend(self.access.change_list(&change.spec, spec).err());
+            let published =
+                opened.and_then(|export| Ok(self.publish(spec, &export, *configured)?));
             change.failed = Some(match published {
                 Ok(()) => format!("{why}; the export keeps its old options"),
                 Err(again) => {
@@ -165,7 +169,8 @@ impl Exports {
 struct Change {
     entry: Entry,
     spec: ExportSpec,
-    revoked: Vec<Revoked>,
+    applied: Applied,
     /// Reason why it is not open with the changed settings.
     failed: Option<String>,
+    _reserved: Reserved,
 }

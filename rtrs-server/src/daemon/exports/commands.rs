@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rtrs_core::time::Duration;
 
 use super::in_time::in_time;
-use super::{Entry, Exports, LAST_COPY_HINT, check, recovery};
+use super::{Applied, Entry, Exports, LAST_COPY_HINT, check, recovery};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Changed, ExportDrained, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
@@ -62,6 +62,8 @@ impl ExportCommands {
                 None => why.why,
             })?;
         let _turn = self.exports.turns.begin(spec.name())?;
+        // Another command may have added it meanwhile, and its list must stay.
+        self.exports.check_name(spec.name())?;
         let checking_losses = self.exports.access.begin_check();
         let closed = self.exports.access.check_losses(&spec, force)?;
         // Set before any client can open it.
@@ -169,7 +171,9 @@ impl ExportCommands {
     ) -> Result<Removed, String> {
         let ended = |removed: &Removed| {
             let ended = removed.ended.join(", ");
-            (!ended.is_empty()).then(|| format!("it was opened by {ended}"))
+            let ended = (!ended.is_empty()).then(|| format!("it was opened by {ended}"));
+            let all: Vec<String> = ended.into_iter().chain(removed.not_closed.clone()).collect();
+            (!all.is_empty()).then(|| all.join("; "))
         };
         let removed = self.remove_now(name, force, within);
         self.recorded(AuditKind::ExportRemove, name, removed, ended)
@@ -196,9 +200,9 @@ impl ExportCommands {
         if !ended.is_empty() {
             std::thread::sleep(REMOVAL_NOTICE);
         }
-        let revoked = self.exports.access.check()?;
-        self.exports.opener.release(vec![export], within)?;
-        Ok(Removed { ended, ..removed(name, users, revoked) })
+        let revoked = self.exports.access.check();
+        let not_closed = self.exports.opener.release(vec![export], within).err();
+        Ok(Removed { ended, not_closed, ..removed(name, users, revoked?) })
     }
 
     /// Reports what [`Self::remove`] would do.
@@ -231,24 +235,22 @@ impl ExportCommands {
         }
         let checking_losses = self.exports.access.begin_check();
         let closed = self.exports.access.check_losses(&spec, force)?;
-        let (revoked, still_failed) = match found {
-            Found::Served(entry) => {
-                (self.exports.change(&entry, &spec, force, checking_losses)?, None)
-            }
+        let Applied { revoked, warnings } = match found {
+            Found::Served(entry) => self.exports.change(&entry, &spec, force, checking_losses)?,
             Found::Failed(before) => {
                 let revoked = self.exports.access.change_list(&before, &spec)?;
                 drop(checking_losses);
                 let failed = recovery::open_now(&self.exports, &spec).err();
-                ((before != spec).then_some(revoked), failed)
+                let warning = failed
+                    .map(|why| format!("export {name:?} is not served yet: {why}; {TRIES_AGAIN}"));
+                let revoked = (before != spec).then_some(revoked);
+                Applied { revoked, warnings: warning.into_iter().collect() }
             }
         };
         self.exports.give_up_writer_locks(name);
         let losses = revoked.map(|revoked| Losses { closed, revoked });
         let mut changed = self.changed(&spec, losses);
-        changed.warnings.extend(
-            still_failed
-                .map(|why| format!("export {name:?} is not served yet: {why}; {TRIES_AGAIN}")),
-        );
+        changed.warnings.extend(warnings);
         Ok(changed)
     }
 
@@ -316,6 +318,7 @@ fn removed(name: &str, users: Vec<ExportUser>, revoked: Vec<Revoked>) -> Removed
         revoked,
         needs_force: false,
         lost: None,
+        not_closed: None,
         saved: None,
     }
 }

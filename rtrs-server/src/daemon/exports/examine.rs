@@ -2,6 +2,8 @@
 //! was deleted.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
 
 use rtrs_core::time::Duration;
 
@@ -10,6 +12,9 @@ use crate::export::{Export, ExportTable};
 
 /// Maximum time to examine the target of a path, because file systems can hang.
 pub(super) const LOOK_MAX: Duration = Duration::from_millis(500);
+/// The same before an export is closed whose file may have been deleted. Another target that hangs
+/// can delay an examination by a second.
+const LOOK_BEFORE_CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Examines the targets of the exports in a table.
 pub(in crate::daemon) struct TargetExaminer(Arc<ExportTable>);
@@ -19,24 +24,25 @@ impl TargetExaminer {
         Self(Arc::clone(table))
     }
 
-    /// Examines the targets of all exports.
-    pub(in crate::daemon) fn examine_all(&self) {
-        let exports = self.0.all();
-        exports.iter().for_each(|(_, export)| export.source.examine_name(Duration::ZERO));
-        // They are examined in order, so it suffices to wait for the last one.
-        let mut named = exports.iter().rev();
-        if let Some((_, last)) = named.find(|(_, export)| export.source.target_name().is_some()) {
-            last.source.examine_name(LOOK_MAX);
-        }
-        exports.iter().for_each(|(_, export)| export.note_orphan());
+    /// Examines the targets of all exports for a list.
+    pub(super) fn look_at_all(&self) {
+        examine(&self.exports(), LOOK_MAX);
     }
 
-    /// Examines the target of an export, which is returned.
+    /// Examines the targets of all exports, of which some are about to be closed.
+    pub(in crate::daemon) fn examine_all(&self) {
+        examine_before_close(&self.exports());
+    }
+
+    /// Examines the target of an export that is about to be closed. Returns the export.
     pub(super) fn examine(&self, name: &str) -> Option<Arc<Export>> {
         let export = self.0.get(self.0.find(name.as_bytes())?)?;
-        export.source.examine_name(LOOK_MAX);
-        export.note_orphan();
+        examine_before_close(std::slice::from_ref(&export));
         Some(export)
+    }
+
+    fn exports(&self) -> Vec<Arc<Export>> {
+        self.0.all().into_iter().map(|(_, export)| export).collect()
     }
 
     /// Returns why an export should not be closed if its content would end with it.
@@ -49,5 +55,27 @@ impl TargetExaminer {
         self.examine_all();
         let all: Vec<_> = self.0.all().iter().filter_map(|(_, export)| last_copy(export)).collect();
         (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
+/// Examines the targets of exports, and waits up to `within` for the results. Returns for each
+/// whether its result is known.
+pub(super) fn examine(exports: &[Arc<Export>], within: Duration) -> Vec<bool> {
+    let looks: Vec<_> =
+        exports.iter().map(|export| (export, export.source.examine_name())).collect();
+    let until = Instant::now() + within;
+    let has_ended = |(export, number): &(&Arc<Export>, u64)| export.source.is_examined(*number);
+    while !looks.iter().all(has_ended) && Instant::now() < until {
+        thread::sleep(Duration::from_millis(1));
+    }
+    exports.iter().for_each(|export| export.note_orphan());
+    looks.iter().map(has_ended).collect()
+}
+
+/// Examines the targets of exports that are about to be closed, and records which are unknown.
+fn examine_before_close(exports: &[Arc<Export>]) {
+    let examined = examine(exports, LOOK_BEFORE_CLOSE_MAX);
+    for (export, ended) in exports.iter().zip(examined) {
+        export.note_examined(ended);
     }
 }

@@ -162,6 +162,7 @@ impl FailedExports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::Lookup;
 
     fn failed(table: &Arc<ExportTable>) -> (FailedExports, ExportSpec) {
         let spec: ExportSpec = "vol0=/none".parse().unwrap();
@@ -204,13 +205,17 @@ mod tests {
     fn the_table_knows_failed_names_until_they_are_served_or_removed() {
         let table = ExportTable::new(Vec::new());
         let (all, spec) = failed(&table);
-        assert!(table.is_failed(b"vol0") && table.is_failed(b"//vol0"));
-        assert!(!table.is_failed(b"vol1"));
+        assert_eq!(
+            ["vol0", "//vol0"].map(|name| table.lookup(name.as_bytes())),
+            [Lookup::Failed; 2]
+        );
+        assert_eq!(table.lookup(b"vol1"), Lookup::Unknown);
         let listed = all.snapshots();
         assert_eq!((listed.len(), listed[0].state), (1, ExportState::Failed));
         assert_eq!(listed[0].reason.as_deref(), Some("missing"));
         assert!(all.has(&spec) && all.remove("vol0") && !all.remove("vol0"));
-        assert!(!table.is_failed(b"vol0") && all.wait(Instant::now()).is_none());
+        assert_eq!(table.lookup(b"vol0"), Lookup::Unknown);
+        assert_eq!(all.wait(Instant::now()), None);
     }
 
     #[test]

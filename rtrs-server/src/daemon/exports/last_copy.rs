@@ -15,13 +15,20 @@ use crate::export::Export;
 /// Hint for a refused command that would close a deleted file.
 pub(in crate::daemon) const LAST_COPY_HINT: &str = ", or use --force";
 
-/// Returns why an export should not be closed if it has the only copy of its content.
+/// Returns why an export should not be closed if it has the only copy of its content, or if that is
+/// unknown. The caller has examined the target.
 pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;
-    export.source.is_deleted().then(|| {
-        format!(
+    if export.source.is_deleted() {
+        return Some(format!(
             "{backing} of export {name:?} was deleted, and its content ends when it is closed; {}",
             how_to_copy(export)
+        ));
+    }
+    export.is_unexamined().then(|| {
+        format!(
+            "{backing} of export {name:?} may have been deleted, and then its content ends when it \
+             is closed: its file system does not answer; try again when it does"
         )
     })
 }
@@ -73,16 +80,19 @@ mod tests {
         let dir = TestDir::new("last-copy");
         let path = dir.0.join("a.img");
         // Each was deleted at the same path.
-        let exports = [1, 2].map(|blocks| {
+        let exports = [(1, ""), (2, ",delay=1ms")].map(|(blocks, options)| {
             fs::write(&path, vec![0; blocks * 4096]).unwrap();
-            let spec = path.to_str().unwrap().parse().unwrap();
+            let spec = format!("{}{options}", path.display()).parse().unwrap();
             let OpenedTarget { source, file } = open_target_at(&spec, None).unwrap();
             fs::remove_file(&path).unwrap();
             let backing = path.display().to_string();
             (blocks as u64 * 4096, Export { backing, file, ..Export::new("a", source) })
         });
         for (size, export) in exports {
-            export.source.examine_name(rtrs_core::time::Duration::from_secs(60));
+            let number = export.source.examine_name();
+            while !export.source.is_examined(number) {
+                std::thread::yield_now();
+            }
             let advice = last_copy(&export).unwrap();
             let from = advice.split_whitespace().find(|word| word.starts_with("/proc/")).unwrap();
             assert_eq!(fs::metadata(from).unwrap().len(), size, "{advice}");

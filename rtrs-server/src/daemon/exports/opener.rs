@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{self, Path};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -26,19 +26,33 @@ const SAVE_MAX: Duration = Duration::from_secs(2);
 /// Interval of checks whether the last request of a removed export has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
+/// A closed export whose requests still run at the backend.
+struct Closing {
+    backing: String,
+    export: Weak<Export>,
+}
+
 /// Opens and closes the targets of exports.
 pub(in crate::daemon) struct Opener {
     pub(super) sources: Sources,
     state: Arc<StateDir>,
     /// Last epochs of released exports, by their ID.
     past: Mutex<BTreeMap<ExportId, u64>>,
+    /// Closed exports whose requests still run.
+    closing: Mutex<Vec<Closing>>,
     /// Attempts to open failed exports, and those that a start has not waited for.
     pub(super) attempts: Arc<Attempts>,
 }
 
 impl Opener {
     pub(in crate::daemon) fn new(sources: Sources, state: Arc<StateDir>) -> Self {
-        Self { sources, state, past: Mutex::default(), attempts: Arc::default() }
+        let (past, closing, attempts) = (Mutex::default(), Mutex::default(), Arc::default());
+        Self { sources, state, past, closing, attempts }
+    }
+
+    /// Warns if the state directory does not answer.
+    pub(in crate::daemon) fn warn_of_slow_save(&self) {
+        self.state.warn_of_slow_save();
     }
 
     /// Opens the target of an export.
@@ -47,6 +61,7 @@ impl Opener {
     /// [`ErrorKind::Export`] for the target, [`ErrorKind::InUse`] for its epoch.
     pub(super) fn open(&self, spec: &ExportSpec) -> Result<Export, Error> {
         let name = spec.name();
+        self.check_closed(spec)?;
         let opened = open_target_at(spec, None);
         let OpenedTarget { source, file } = opened.map_err(|error| refused(spec, error))?;
         let known = source.identity().filter(|_| spec.id.is_none());
@@ -91,6 +106,21 @@ impl Opener {
             writers,
             ..Export::new(name, source)
         })
+    }
+
+    /// Refuses a target that nothing locks while requests of its former export still run: these
+    /// must not take effect after later ones.
+    fn check_closed(&self, spec: &ExportSpec) -> Result<(), Error> {
+        if !matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)) {
+            return Ok(());
+        }
+        let (mut closing, target) = (self.closing.lock(), spec.target.to_string());
+        closing.retain(|closing| closing.export.strong_count() > 0);
+        if closing.iter().all(|closing| closing.backing != target) {
+            return Ok(());
+        }
+        let why = "requests of the export that had its target before still run at the backend";
+        Err(Error::new(ErrorKind::Export, format!("{}: {why}", cannot_export(spec))))
     }
 
     /// Opens the target of an export that threads share.
@@ -144,11 +174,19 @@ impl Opener {
         let late = |export: &Arc<Export>| {
             let name = &export.name;
             Err(format!(
-                "export {name:?} is removed, but the backend still runs requests of it; its file \
-                 stays locked until these finish"
+                "export {name:?} is not closed yet: the backend still runs requests of it, and its \
+                 file stays locked until these finish"
             ))
         };
         let mut results: Vec<_> = exports.iter().map(late).collect();
+        let closing = |export: &Arc<Export>| {
+            let backing = export.backing.clone();
+            Closing { backing, export: Arc::downgrade(export) }
+        };
+        let mut all = self.closing.lock();
+        all.retain(|closing| closing.export.strong_count() > 0);
+        all.extend(exports.iter().map(closing));
+        drop(all);
         let (done, released) = mpsc::channel();
         let opener = Arc::clone(self);
         let exports = exports.into_iter().enumerate().collect();
@@ -173,8 +211,8 @@ impl Opener {
             // The export is closed anyway; the log reports an epoch that is not saved.
             let _ = wait_saved(&export.epoch, export.epoch.raise());
             let name = &export.name;
-            tracing::error!(export = &**name, %error, "cannot flush a removed export");
-            format!("export {name:?} was removed but could not be flushed: {error}")
+            tracing::error!(export = &**name, %error, "cannot flush a closed export");
+            format!("export {name:?} could not be flushed when it was closed: {error}")
         });
         if flushed.is_ok() {
             wait_saved(&export.epoch, export.epoch.rises());

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::Exports;
 use super::attempts::Opened;
 use super::failed::{ATTEMPT_MAX, HANGS};
+use super::in_time::all_in_time;
 use super::open_error::{Holder, OpenError};
 use super::opener::refused;
 use crate::audit::{AuditEvent, AuditKind, AuditResult};
@@ -184,19 +185,18 @@ fn failed_again(exports: &Exports, spec: &ExportSpec, why: OpenError) {
     }
 }
 
-/// Adapts the failed exports to a configuration: `wanted` are those that it still names, which are
-/// tried at once. The caller has the turn of all exports.
-pub(in crate::daemon) fn reconfigure(
-    exports: &Exports,
-    wanted: Vec<ExportSpec>,
-    done: &mut Reloaded,
-) {
-    for name in unwanted(exports, &wanted) {
+/// Removes failed exports. The caller has the turn of all exports.
+pub(in crate::daemon) fn remove(exports: &Exports, names: Vec<String>, done: &mut Reloaded) {
+    for name in names {
         exports.failed.remove(&name);
         exports.attempts.abandon(&name);
         exports.access.forget(&name);
         done.removed.push(name);
     }
+}
+
+/// Tries at once to open failed exports of a configuration. The caller has the turn of all exports.
+pub(in crate::daemon) fn try_now(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) {
     // All attempts begin before the first is awaited: several targets may hang.
     let until = Instant::now() + ATTEMPT_MAX;
     let begun: Vec<_> = wanted.iter().map(|spec| begin_attempt(exports, spec)).collect();
@@ -214,20 +214,30 @@ pub(in crate::daemon) fn reconfigure(
     }
 }
 
-/// Reports what [`reconfigure`] would do. Targets are checked, but not opened.
+/// Reports what [`try_now`] would do. Targets are checked, but not opened.
 pub(in crate::daemon) fn preview(exports: &Exports, wanted: &[ExportSpec], done: &mut Reloaded) {
-    done.removed.extend(unwanted(exports, wanted));
-    for spec in wanted {
+    let free = look_at_all(wanted);
+    for (spec, free) in wanted.iter().zip(free) {
         let name = spec.name().to_owned();
-        match check_export(spec).and_then(|()| check_below(spec, &exports.set.search_path)) {
+        let checked = check_export(spec).and_then(|()| check_below(spec, &exports.set.search_path));
+        let checked = checked.map_err(|error| error.chain().to_string());
+        match checked.and_then(|()| free.map_err(|error| error.why)) {
             Ok(()) => done.added.push(name),
-            Err(error) => done.failed.push(Kept { name, why: error.chain().to_string() }),
+            Err(why) => done.failed.push(Kept { name, why }),
         }
     }
 }
 
+/// Looks at the same time whether other programs hold images. The error is that of an open.
+pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), OpenError>> {
+    all_in_time(specs, |spec: ExportSpec| match look_at(&spec) {
+        Image::Held(why) if !spec.no_lock => Err(why),
+        _ => Ok(()),
+    })
+}
+
 /// Failed exports that a configuration does not name.
-fn unwanted(exports: &Exports, wanted: &[ExportSpec]) -> Vec<String> {
+pub(in crate::daemon) fn unwanted(exports: &Exports, wanted: &[ExportSpec]) -> Vec<String> {
     let mut left = exports.failed.specs();
     wanted.iter().for_each(|spec| drop(left.remove(spec.name())));
     left.into_keys().collect()
@@ -254,7 +264,7 @@ mod tests {
     use crate::audit::AuditSink;
     use crate::daemon::control_shard::ControlShard;
     use crate::daemon::identity::Sources;
-    use crate::export::ExportTable;
+    use crate::export::{ExportTable, Lookup};
     use crate::settings::Settings;
     use crate::state::StateDir;
 
@@ -298,7 +308,7 @@ mod tests {
         }
 
         fn is_served(&self) -> bool {
-            !self.table.is_failed(b"vol0") && self.table.find(b"vol0").is_some()
+            self.table.find(b"vol0").is_some()
         }
     }
 
@@ -315,7 +325,7 @@ mod tests {
         rig.try_again();
         let why = rig.reason();
         assert!(why.contains("does not exist") && !why.contains("truncate"), "{why}");
-        assert!(rig.table.is_failed(b"vol0") && rig.table.find(b"vol0").is_none());
+        assert_eq!(rig.table.lookup(b"vol0"), Lookup::Failed);
         assert_eq!(
             rig.exports.save().exports,
             std::slice::from_ref(&rig.spec),
@@ -344,6 +354,9 @@ mod tests {
         assert!(why.contains("likely a virtual machine"), "{why}");
         rig.try_again();
         assert_eq!(rig.reason(), why);
+        let unlocked = ExportSpec { no_lock: true, ..rig.spec.clone() };
+        let free = look_at_all(&[rig.spec.clone(), unlocked]);
+        assert_eq!(free.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true]);
         drop(holder);
         rig.try_again();
         // A virtual machine that is restarted takes its image again.

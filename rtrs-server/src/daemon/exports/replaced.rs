@@ -9,12 +9,12 @@ use std::sync::Arc;
 use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
 
-use super::examine::LOOK_MAX;
+use super::examine::{LOOK_MAX, examine};
 use super::in_time::in_time;
 use super::last_copy::orphan;
 use super::{Entry, Exports, Followed, Opened, RELEASE_MAX};
 use crate::engine::finder::Examined;
-use crate::export::Export;
+use crate::export::{Export, Lookup};
 use crate::settings::Target;
 
 /// Maximum time that an open waits for a running change of its export.
@@ -54,14 +54,13 @@ impl Exports {
     /// open must be refused.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
-            // A running replacement may be about to publish this name again.
-            if self.table.is_replacing() {
+            // A running change may be about to publish this name again.
+            if self.table.lookup(name) == Lookup::Changing {
                 drop(self.turns.of(&String::from_utf8_lossy(name), OPEN_TURN_MAX));
             }
             return Examined::Yes;
         };
-        export.source.examine_name(LOOK_MAX);
-        export.note_orphan();
+        examine(std::slice::from_ref(&export), LOOK_MAX);
         if export.source.is_cut() {
             tracing::warn!(
                 export = &*export.name,
@@ -228,10 +227,9 @@ impl Exports {
     /// of that. Errors of the release are logged.
     fn reopen(&self, entry: &Entry, export: &Arc<Export>, within: Duration) -> Result<(), String> {
         // Opens wait until the export is back.
-        self.table.set_replacing(true);
-        let replaced = self.exchange(entry, export);
-        self.table.set_replacing(false);
-        let old = replaced?;
+        let reserved = self.table.reserve(entry.spec.name());
+        let old = self.exchange(entry, export)?;
+        drop(reserved);
         if old.source.is_deleted() {
             tracing::warn!(
                 export = entry.spec.name(),

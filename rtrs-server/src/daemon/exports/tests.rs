@@ -1,19 +1,21 @@
 //! Tests of clients whose certificates or keys are no longer accepted, of epochs, and of exports
 //! whose file was deleted or replaced.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, TargetName};
 use rtrs_core::fabric::PeerIdentity;
 use rtrs_core::ids::{PathUuid, SessionId};
-use rtrs_core::rt::{Ring, mailbox};
+use rtrs_core::rt::{Ring, Sender, mailbox};
+use rtrs_core::tests::certificates::TestDir;
 use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
 
 use super::*;
 use crate::backend::MemorySource;
 use crate::daemon::identity::Sources;
+use crate::daemon::rig::Rig;
 use crate::engine::finder::Examined;
 use crate::engine::message::{ControlMessage, Message};
 use crate::path::PathKey;
@@ -132,8 +134,9 @@ impl BlockSource for Deleted {
         self.is_known.load(Ordering::SeqCst)
     }
 
-    fn examine_name(&self, _within: Duration) {
+    fn examine_name(&self) -> u64 {
         self.is_known.store(true, Ordering::SeqCst);
+        0
     }
 
     fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
@@ -141,36 +144,249 @@ impl BlockSource for Deleted {
     }
 }
 
-/// Calls `test` with the unused export `vol` of a deleted file. The file at its path is `path`.
-fn with_deleted(path: &Path, test: impl FnOnce(&Arc<Exports>)) {
-    let (sender, inbox) = mailbox().unwrap();
-    let shard = std::thread::spawn(move || {
-        let ring = Ring::new(8).unwrap();
-        let mut inbox = inbox.arm(&ring).unwrap();
-        loop {
-            ring.turn().unwrap();
-            match inbox.take_or_watch() {
-                None => drop(ring.turn_or_sleep(None).unwrap()),
-                Some(Message::Control(ControlMessage::Admin { reply, .. })) => {
-                    reply.send(AdminReply::Exports(Vec::new()));
+/// A control shard that removes exports from its table.
+struct Shard {
+    table: Arc<ExportTable>,
+    /// Whether sessions have the exports open.
+    in_use: bool,
+    /// Called when sessions lose paths.
+    on_check: Box<dyn FnMut() + Send>,
+}
+
+impl Shard {
+    fn of(table: &Arc<ExportTable>) -> Self {
+        Self { table: Arc::clone(table), in_use: false, on_check: Box::new(|| ()) }
+    }
+
+    fn answer(&mut self, request: AdminRequest) -> AdminReply {
+        match request {
+            AdminRequest::ExportRemove { name, .. } => match self.table.find(name.as_bytes()) {
+                Some(at) if !self.in_use => {
+                    self.table.remove(at, false);
+                    AdminReply::ExportRemoved { ended: Vec::new() }
                 }
-                Some(Message::Control(_)) => {}
-                Some(_) => return,
+                _ => AdminReply::Refused("it is open".to_owned()),
+            },
+            AdminRequest::CheckAccess => {
+                (self.on_check)();
+                AdminReply::Revoked(Vec::new())
             }
+            AdminRequest::WouldEnd { .. } => AdminReply::Revoked(Vec::new()),
+            AdminRequest::Holders(_) => AdminReply::Holders(BTreeMap::new()),
+            _ => AdminReply::Exports(Vec::new()),
         }
-    });
-    let memory = MemorySource::new(1 << 20, 512);
-    let source = Deleted { memory, is_known: AtomicBool::new(false) };
-    let table = ExportTable::new(vec![Export::new("vol", Arc::new(source))]);
+    }
+
+    /// Calls `test` while the shard runs.
+    fn run(mut self, test: impl FnOnce(Sender<Message>)) {
+        let (sender, inbox) = mailbox().unwrap();
+        let shard = std::thread::spawn(move || {
+            let ring = Ring::new(8).unwrap();
+            let mut inbox = inbox.arm(&ring).unwrap();
+            loop {
+                ring.turn().unwrap();
+                match inbox.take_or_watch() {
+                    None => drop(ring.turn_or_sleep(None).unwrap()),
+                    Some(Message::Control(ControlMessage::Admin { request, reply })) => {
+                        reply.send(self.answer(request));
+                    }
+                    Some(Message::Control(_)) => {}
+                    Some(_) => return,
+                }
+            }
+        });
+        test(sender.clone());
+        sender.send(Message::Wake);
+        shard.join().unwrap();
+    }
+}
+
+/// Serves the exports of a table, of which `vol` has this path.
+fn serve(table: Arc<ExportTable>, path: &Path, control: Sender<Message>) -> Arc<Exports> {
     let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
     let opener = Arc::new(Opener::new(Sources::system(), state));
     let spec = ExportSpec::new(Some("vol".into()), Target::Path(path.to_owned()));
-    let settings = Settings { export: vec![spec], ..Settings::default() };
-    let control = ControlShard(sender.clone());
-    let exports = Exports::new(table, opener, control, None, &settings, AuditSink::default());
-    test(&Arc::new(exports));
-    sender.send(Message::Wake);
-    shard.join().unwrap();
+    let set = Settings { export: vec![spec], ..Settings::default() };
+    let (control, audit) = (ControlShard(control), AuditSink::default());
+    Arc::new(Exports::new(table, opener, control, None, &set, audit))
+}
+
+/// Calls `test` with the unused export `vol` of this source. The file at its path is `path`.
+fn with_source(
+    source: impl BlockSource + 'static,
+    path: &Path,
+    test: impl FnOnce(&Arc<Exports>, &ExportCommands),
+) {
+    let table = ExportTable::new(vec![Export::new("vol", Arc::new(source))]);
+    Shard::of(&table).run(|control| {
+        let exports = serve(table, path, control);
+        test(&exports, &ExportCommands::new(&exports));
+    });
+}
+
+/// Calls `test` with the unused export `vol` of a deleted file. The file at its path is `path`.
+fn with_deleted(path: &Path, test: impl FnOnce(&Arc<Exports>)) {
+    let memory = MemorySource::new(1 << 20, 512);
+    let source = Deleted { memory, is_known: AtomicBool::new(false) };
+    with_source(source, path, |exports, _| test(exports));
+}
+
+/// A file whose last flush fails, or whose file system does not answer.
+#[derive(Debug)]
+struct Broken {
+    memory: MemorySource,
+    answers: bool,
+}
+
+impl Broken {
+    fn new(answers: bool) -> Self {
+        Self { memory: MemorySource::new(1 << 20, 512), answers }
+    }
+}
+
+impl BlockSource for Broken {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn target_name(&self) -> Option<TargetName> {
+        Some(TargetName::Kept)
+    }
+
+    fn is_examined(&self, _number: u64) -> bool {
+        self.answers
+    }
+
+    fn settle(&self) -> std::io::Result<()> {
+        Err(std::io::Error::other("the disk is gone"))
+    }
+
+    fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
+        self.memory.open(core)
+    }
+}
+
+/// A file for exports, in a directory of its own.
+fn file(name: &str) -> (TestDir, PathBuf) {
+    let dir = TestDir::new(name);
+    let path = dir.0.join("vol.img");
+    std::fs::write(&path, [0; 8192]).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn an_export_whose_last_flush_fails_is_opened_again() {
+    let (_dir, path) = file("exports-flush");
+    with_source(Broken::new(true), &path, |exports, commands| {
+        let changed = commands.set("vol", &["delay=1ms".to_owned()], false).unwrap();
+        let warned = changed.warnings.iter().any(|why| why.contains("could not be flushed"));
+        assert!(warned, "{:?}", changed.warnings);
+        assert!(exports.entry("vol").is_some());
+    });
+}
+
+#[test]
+fn a_removed_export_is_gone_although_its_last_flush_fails() {
+    let (_dir, path) = file("exports-remove");
+    with_source(Broken::new(true), &path, |_, commands| {
+        let removed = commands.remove("vol", false, RELEASE_MAX).unwrap();
+        assert!(removed.not_closed.is_some_and(|why| why.contains("could not be flushed")));
+    });
+}
+
+/// The file may have been deleted since its file system has answered last.
+#[test]
+fn an_export_whose_file_system_does_not_answer_is_closed_by_force_only() {
+    let (_dir, path) = file("exports-hang");
+    with_source(Broken::new(false), &path, |exports, commands| {
+        let why = commands.remove("vol", false, RELEASE_MAX).map(|_| ()).unwrap_err();
+        assert!(why.contains("does not answer") && why.ends_with(LAST_COPY_HINT), "{why}");
+        let why = commands.set("vol", &["delay=1ms".to_owned()], false).map(|_| ()).unwrap_err();
+        assert!(why.contains("does not answer"), "{why}");
+        assert!(exports.targets.last_copies().is_some_and(|why| why.contains("does not answer")));
+        commands.remove("vol", true, RELEASE_MAX).unwrap();
+    });
+}
+
+/// With a search path, a client would get the file of that name there.
+#[test]
+fn a_name_stays_reserved_while_its_export_is_changed() {
+    let (_dir, path) = file("exports-reserved");
+    let source = MemorySource::new(1 << 20, 512);
+    let table = ExportTable::new(vec![Export::new("vol", Arc::new(source))]);
+    let (of_shard, (found, lookups)) = (Arc::clone(&table), mpsc::channel());
+    let on_check = Box::new(move || found.send(of_shard.lookup(b"vol")).unwrap());
+    Shard { on_check, ..Shard::of(&table) }.run(|control| {
+        let exports = serve(Arc::clone(&table), &path, control);
+        let commands = ExportCommands::new(&exports);
+        let options = ["delay=1ms", "access=anyone@10.0.0.1:ro"].map(str::to_owned);
+        commands.set("vol", &options, true).unwrap();
+        assert!(matches!(table.lookup(b"vol"), Lookup::Named(_)));
+        assert_eq!(lookups.try_iter().next(), Some(Lookup::Changing));
+        commands.remove("vol", true, RELEASE_MAX).unwrap();
+        assert_eq!(table.lookup(b"vol"), Lookup::Unknown, "no reservation is left");
+    });
+}
+
+#[test]
+fn of_two_commands_that_add_an_export_the_second_changes_nothing() {
+    let source = MemorySource::new(1 << 20, 512);
+    with_source(source, Path::new("/nonexistent/vol"), |exports, commands| {
+        for round in 0..20 {
+            let spec = format!("x{round}=null:1M,access=anyone@10.1.1.1:rw");
+            let spec: ExportSpec = spec.parse().unwrap();
+            let added = std::thread::scope(|scope| {
+                let add = || commands.add(spec.clone(), true).is_ok();
+                [(); 4].map(|()| scope.spawn(add)).map(|adding| adding.join().unwrap())
+            });
+            assert_eq!(added.iter().filter(|added| **added).count(), 1);
+            assert_eq!(exports.entry(spec.name()).unwrap().spec.access, spec.access);
+        }
+    });
+}
+
+/// A server with a file as its only export `a`.
+fn with_reload(in_use: bool, path: &Path, test: impl FnOnce(&Rig, &dyn Fn(&str) -> Settings)) {
+    let table = ExportTable::new(Vec::new());
+    let shard = Shard { in_use, ..Shard::of(&table) };
+    let settings = |export: &str| {
+        let (name, options) = export.split_once(',').unwrap_or((export, ""));
+        let spec = format!("{name}={},{options}", path.display());
+        let export = vec![spec.trim_end_matches(',').parse().unwrap()];
+        Settings { export, insecure_open: true, ..Settings::default() }
+    };
+    shard.run(|control| {
+        let rig = Rig::new(&settings("a"), Arc::clone(&table), control);
+        test(&rig, &settings);
+        table.clear();
+    });
+}
+
+#[test]
+fn an_export_that_a_reload_has_closed_is_tried_again() {
+    let (dir, path) = file("exports-reload");
+    with_reload(false, &path, |rig, settings| {
+        // The path leads to a file that another program has locked.
+        std::fs::rename(&path, dir.0.join("old.img")).unwrap();
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let holder = std::fs::File::open(&path).unwrap();
+        holder.lock().unwrap();
+        let done = rig.reload(&settings("a,block-size=4096")).unwrap();
+        assert!(done.removed.is_empty(), "{done:?}");
+        assert!(done.failed[0].why.contains(TRIES_AGAIN), "{done:?}");
+        assert_eq!(rig.saved(), settings("a").export, "it is kept, with its old options");
+    });
+}
+
+#[test]
+fn an_export_that_a_reload_cannot_rename_in_use_is_tried_again() {
+    let (_dir, path) = file("exports-rename");
+    with_reload(true, &path, |rig, settings| {
+        let done = rig.reload(&settings("b")).unwrap();
+        assert_eq!((done.removed.len(), done.kept.len(), done.failed.len()), (0, 1, 1), "{done:?}");
+        let names: Vec<_> = rig.saved().iter().map(|spec| spec.name().to_owned()).collect();
+        assert_eq!(names, ["a", "b"]);
+    });
 }
 
 /// The regular examination may have been before the file was deleted.

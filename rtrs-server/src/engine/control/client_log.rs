@@ -19,7 +19,7 @@ use super::registry::{Registry, Session};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::engine::device_table::DeviceId;
 use crate::engine::session::SessionShared;
-use crate::export::ExportTable;
+use crate::export::{ExportTable, Lookup};
 use crate::path::{PathEnd, PathShared};
 use crate::stats::Access;
 
@@ -58,13 +58,12 @@ pub(super) struct Opener {
 pub(super) struct Asked {
     export: Name,
     pub(super) access: AccessMode,
-    /// Whether an export of that name exists.
-    known: bool,
+    found: Lookup,
 }
 
 impl Asked {
     pub(super) fn new(export: Name, access: AccessMode, exports: &ExportTable) -> Self {
-        Self { export, access, known: exports.find(export.as_bytes()).is_some() }
+        Self { export, access, found: exports.lookup(export.as_bytes()) }
     }
 
     pub(super) fn export(&self) -> &Name {
@@ -352,7 +351,11 @@ impl ClientLog {
             _ if why.is_some() => why.unwrap_or_default(),
             errno::EPERM => "another session has it open for writing",
             errno::EACCES => "it is read-only, or not accessible below the search path",
-            errno::ENOENT => "there is no export of that name",
+            errno::ENOENT => match asked.found {
+                Lookup::Failed => "the export has failed: its target could not be opened",
+                Lookup::Changing => "the export is closed while it is changed",
+                Lookup::Named(_) | Lookup::Unknown => "there is no export of that name",
+            },
             errno::EBUSY => "requests of its previous open are still running",
             errno::ESTALE => "the session was evicted",
             errno::EBADE => "another client has opened it for writing since this one had it open",
@@ -361,7 +364,8 @@ impl ClientLog {
             _ => "see the preceding log lines",
         };
         // A client can request any number of nonexistent names.
-        let detail_of_open = asked.known.then(|| detail(&format!("{reason}: {export}")));
+        let known = asked.found != Lookup::Unknown;
+        let detail_of_open = known.then(|| detail(&format!("{reason}: {export}")));
         let kind = (Source::of(peer.ip()), what, detail_of_open.unwrap_or_default());
         let event = || AuditEvent {
             export: Some(export.to_string()),

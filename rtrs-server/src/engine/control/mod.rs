@@ -88,7 +88,7 @@ use crate::engine::message::{
     ShardMessage,
 };
 use crate::engine::session::{SessionParams, SessionShared};
-use crate::export::{Export, ExportTable};
+use crate::export::{Export, ExportTable, Lookup};
 use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::{MemorySnapshot, SessionSnapshot};
@@ -319,12 +319,11 @@ impl Control {
         });
         // Looked up before the access lists are checked, which may already apply to the next export
         // of that name.
-        let replacing = self.exports.is_replacing();
-        let index = self.exports.find(name.as_bytes());
-        if replacing && index.is_none() && self.opens.waits(reply_to, name, mode) {
+        let found = self.exports.lookup(name.as_bytes());
+        if found == Lookup::Changing && self.opens.waits(reply_to, name, mode) {
             return None;
         }
-        let named = index.is_some() || self.exports.is_failed(name.as_bytes());
+        let named = found != Lookup::Unknown;
         let (id, access) = (session.id, mode.access);
         let asked = OpenCheck { session: id, name, named, access };
         // The list of a removed export went with it, and its users must learn of that.
@@ -340,7 +339,7 @@ impl Control {
             self.log.open_refused(ctx.now, &client, asked, errno::EBUSY, why);
             return Some(ControlAnswer::Refused(errno::EBUSY));
         }
-        let asked = (reply_to, (name, index), mode);
+        let asked = (reply_to, (name, found), mode);
         let answer = self.opens.open(&session, session_name, asked, ctx)?;
         let asked = Asked::new(*name, mode.access, &self.exports);
         let by = OpenedBy { session: &session, path: reply_to.path, peer };

@@ -26,7 +26,7 @@ use crate::engine::ledger::FlushLedger;
 use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardMessage};
 use crate::engine::partial::takes_partial_writes;
 use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
-use crate::export::{Export, ExportIndex, ExportTable, bare};
+use crate::export::{Export, ExportIndex, ExportTable, Lookup, bare};
 use crate::stats::OpenSnapshot;
 
 /// Exports that sessions have open.
@@ -54,14 +54,14 @@ impl Opens {
         }
     }
 
-    /// Processes OPEN of the named export at `index`, from a session with this name. Returns `None`
-    /// if the finder was asked, whose answer arrives as a message, or the examiner, which sends the
-    /// request again.
+    /// Processes OPEN of a name with this result of its lookup, from a session with this name.
+    /// Returns `None` if the finder was asked, whose answer arrives as a message, or the examiner,
+    /// which sends the request again.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
         session_name: Option<Name>,
-        (reply_to, (name, index), mode): (ReplyTo, (&Name, Option<ExportIndex>), OpenMode),
+        (reply_to, (name, found), mode): (ReplyTo, (&Name, Lookup), OpenMode),
         ctx: &mut Ctx<'_>,
     ) -> Option<ControlAnswer> {
         let bytes = name.as_bytes();
@@ -71,20 +71,25 @@ impl Opens {
         if self.is_removed(session.id, name, mode) {
             return Some(ControlAnswer::Refused(errno::EIDRM));
         }
-        if let Some(index) = index {
-            match mode.examined {
-                Examined::No if self.is_examined_first(index, reply_to, name, mode) => return None,
-                // A session on the old target would lose its writes with the last close.
-                Examined::Outdated if self.is_outdated(index) => {
-                    return Some(ControlAnswer::Refused(errno::EBUSY));
+        match found {
+            Lookup::Named(index) => {
+                match mode.examined {
+                    Examined::No if self.is_examined_first(index, reply_to, name, mode) => {
+                        return None;
+                    }
+                    // A session on the old target would lose its writes with the last close.
+                    Examined::Outdated if self.is_outdated(index) => {
+                        return Some(ControlAnswer::Refused(errno::EBUSY));
+                    }
+                    _ => {}
                 }
-                _ => {}
+                return Some(self.open_export(session, index, mode, ctx));
             }
-            return Some(self.open_export(session, index, mode, ctx));
-        }
-        // A file below the search path must not stand in for a named export.
-        if self.exports.is_failed(bytes) {
-            return Some(ControlAnswer::Refused(errno::ENOENT));
+            // A file below the search path must not stand in for a named export.
+            Lookup::Failed | Lookup::Changing => {
+                return Some(ControlAnswer::Refused(errno::ENOENT));
+            }
+            Lookup::Unknown => {}
         }
         let asked = self.exports.finder().zip(session_name).is_some_and(|(finder, session)| {
             finder.find(Search { reply_to, mode, session, name: *name })
@@ -120,8 +125,8 @@ impl Opens {
         name == Some(TargetName::Replaced) && self.access.opens(index).is_empty()
     }
 
-    /// Gives an open of an unknown name to the examiner, because the export may be about to return
-    /// with another target. Returns false if the open was examined before.
+    /// Gives an open of an export that is being changed to the examiner, because the export is
+    /// about to return. Returns false if the open was examined before.
     pub(super) fn waits(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool {
         let examiner = self.exports.examiner().filter(|_| mode.examined == Examined::No);
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))

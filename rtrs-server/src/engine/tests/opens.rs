@@ -344,11 +344,11 @@ fn an_open_waits_while_its_export_is_replaced() {
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     let refused = peer.open_device(&mut fixture, "vol", AccessMode::ReadOnly);
     assert_eq!(refused.unwrap_err(), errno::ENOENT, "nothing replaces it");
-    fixture.exports.set_replacing(true);
+    let reserved = fixture.exports.reserve("vol");
     peer.send_open(14, "vol", AccessMode::ReadOnly);
     assert!(peer.replies(&mut fixture).is_empty());
     fixture.exports.add(&export).expect("room");
-    fixture.exports.set_replacing(false);
+    drop(reserved);
     let (reply_to, name, mode) = opens.lock().pop().expect("the open");
     let mode = OpenMode { examined: Examined::Yes, ..mode };
     let request = ControlRequest::Open { name: Box::new(name), mode };

@@ -4,6 +4,14 @@ use rtrs_core::block::TargetName;
 
 use super::*;
 
+/// Waits until the target's path is examined.
+fn examine(source: &FileSource) {
+    let number = source.examine_name();
+    while !source.is_examined(number) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_path_leading_to_another_file_is_detected() {
     let scratch = Scratch::disk();
@@ -11,7 +19,7 @@ fn a_path_leading_to_another_file_is_detected() {
     let (other, aside) = (scratch.file("other", 1 << 20), path.with_extension("aside"));
     let source = open(&path);
     let look = || {
-        source.examine_name(Duration::from_secs(60));
+        examine(&source);
         source.target_name().unwrap()
     };
     assert_eq!(look(), TargetName::Kept);
@@ -29,6 +37,21 @@ fn a_path_leading_to_another_file_is_detected() {
     std::fs::remove_file(&path).unwrap();
     assert_eq!(look(), TargetName::Missing);
     assert!(source.is_deleted());
+}
+
+#[test]
+fn a_file_that_has_grown_meanwhile_is_not_truncated_unasked() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("grown", 1 << 20);
+    let source = open(&path);
+    let len = || std::fs::metadata(&path).unwrap().len();
+    let why = source.shared.set_len(1 << 16, false).unwrap_err().to_string();
+    assert!(why.contains("grown to 1048576 bytes meanwhile"), "{why}");
+    assert_eq!(len(), 1 << 20);
+    source.shared.set_len(1 << 16, true).unwrap();
+    assert_eq!(len(), 1 << 16);
+    source.shared.set_len(1 << 20, false).unwrap();
+    assert_eq!(len(), 1 << 20);
 }
 
 /// A write that a queue has begun does not run after the cut.
