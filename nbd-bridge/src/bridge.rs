@@ -155,14 +155,15 @@ impl Bridge {
         self.conns[slot].is_some()
     }
 
-    /// Closes the oldest connection that has been in its handshake for a while, so that clients
-    /// that send nothing do not keep out others. Returns false if there is none.
+    /// Closes the oldest connection that has been in its handshake for a while, or whose client is
+    /// gone, so that clients that send nothing do not keep out others. [`Relays`](crate::Relays)
+    /// may have closed it just now for the new connection. Returns false if there is none.
     fn close_silent(&mut self, now: Instant) -> bool {
         let conns = self.conns.iter_mut().flatten();
-        let silent = conns.filter_map(|conn| Some((conn.handshake_since()?, conn)));
-        let oldest = silent.min_by_key(|(since, _)| *since);
-        let oldest = oldest.filter(|(since, _)| now.since(*since) >= SILENT_AFTER);
-        let Some((_, conn)) = oldest else { return false };
+        let shaking = conns.filter_map(|conn| Some((conn.handshake_since()?, conn)));
+        let silent = shaking
+            .filter(|(since, conn)| now.since(*since) >= SILENT_AFTER || conn.is_client_gone());
+        let Some((_, conn)) = silent.min_by_key(|(since, _)| *since) else { return false };
         conn.abort(&self.port, &mut self.shared);
         true
     }

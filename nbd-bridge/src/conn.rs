@@ -153,6 +153,11 @@ impl Conn {
         matches!(self.phase, Phase::Handshake(_)).then_some(self.opened)
     }
 
+    /// Whether the client has disconnected, whether or not the ring has reported that.
+    pub(crate) fn is_client_gone(&self) -> bool {
+        self.link.peer_end() != PeerEnd::Open
+    }
+
     /// Number of rows of this connection.
     pub(crate) fn rows(&self) -> usize {
         self.rows

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rtrs_core::log_limit::{LogLimit, LogLimits};
+use rtrs_core::proto::quota::{Quota, Source};
 use rtrs_core::rt::{Clock, PeerEnd, peer_end};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::tls::{ProofError, TlsConfigError, TlsDir, TlsServerConfig, cipher_name};
@@ -44,10 +45,17 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
 /// Time for which the loaded certificate files are used for new connections without rereading.
 const REREAD: Duration = Duration::from_secs(1);
+/// Time after which a connection in its negotiation gives way to a new one of the same source. A
+/// negotiation takes a few round trips.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
 
 /// The two sockets of a connection.
 #[derive(Debug)]
 struct Ends {
+    /// Number of the connection; it increases with time.
+    number: u64,
+    source: Source,
+    since: Instant,
     client: TcpStream,
     engine: UnixStream,
     /// Negotiation is complete and requests are passed to the engine.
@@ -65,8 +73,54 @@ impl Ends {
 #[derive(Default)]
 struct Open {
     ends: Vec<Arc<Ends>>,
+    /// Connections in their negotiation, by source.
+    negotiating: Quota<u64>,
+    /// Connections whose negotiation is complete.
+    served: usize,
+    last_number: u64,
     stopping: bool,
     full: LogLimit,
+}
+
+impl Open {
+    /// Makes room for a connection of this source. Evicts the oldest connection in its negotiation
+    /// of the source that has the most, so that silent clients do not keep others out. Returns
+    /// false if there is no room.
+    fn make_room(&mut self, source: Source, max: usize, now: Instant) -> bool {
+        let negotiating = usize::try_from(self.negotiating.total()).unwrap_or(usize::MAX);
+        if self.served + negotiating < max {
+            return true;
+        }
+        // Evicted connections count until their threads have ended.
+        let victim = self.negotiating.victim().filter(|_| self.ends.len() < 2 * max);
+        let victim = victim.and_then(|number| self.ends.iter().find(|ends| ends.number == number));
+        let Some(ends) = victim else { return false };
+        let has_more = self.negotiating.peers_of(ends.source) > self.negotiating.peers_of(source);
+        if !has_more && now.since(ends.since) < SILENT_AFTER {
+            return false;
+        }
+        self.negotiating.remove(ends.number);
+        ends.close();
+        true
+    }
+
+    /// Records that the negotiation of a connection is complete. Returns false if the connection
+    /// was evicted or has to end.
+    fn served(&mut self, ends: &Ends) -> bool {
+        if self.stopping || !self.negotiating.remove(ends.number) {
+            return false;
+        }
+        self.served += 1;
+        ends.serving.store(true, Ordering::SeqCst);
+        true
+    }
+
+    /// Removes a connection that has ended.
+    fn remove(&mut self, ends: &Arc<Ends>) {
+        self.negotiating.remove(ends.number);
+        self.served -= usize::from(ends.serving.load(Ordering::SeqCst));
+        self.ends.retain(|other| !Arc::ptr_eq(other, ends));
+    }
 }
 
 /// The certificates, and the time when they were read.
@@ -131,23 +185,26 @@ impl Relays {
 
     /// Takes over a client. Returns the engine's end, or None if there are too many clients.
     pub(crate) fn start(self: &Arc<Self>, now: Instant, client: OwnedFd) -> Option<OwnedFd> {
+        let (peer, client) = (peer(&client), TcpStream::from(client));
+        let source = Source::of(client.peer_addr().ok()?.ip());
         let mut open = lock(&self.open);
-        if open.stopping || open.ends.len() >= self.max {
+        if open.stopping || !open.make_room(source, self.max, now) {
             let count = open.ends.len();
             if let Some(more) = open.full.admit(now) {
-                let peer = peer(&client);
                 tracing::warn!(%peer, more, "NBD client turned away: {count} connections for TLS");
             }
             return None;
         }
-        let peer = peer(&client);
+        open.last_number += 1;
+        let number = open.last_number;
         let started = UnixStream::pair().and_then(|(engine, other)| {
-            let client = TcpStream::from(client);
-            let ends = Arc::new(Ends { client, engine, serving: AtomicBool::new(false) });
+            let serving = AtomicBool::new(false);
+            let ends = Arc::new(Ends { number, source, since: now, client, engine, serving });
             let (relays, own) = (Arc::clone(self), Arc::clone(&ends));
             let thread = std::thread::Builder::new().name("nbd-tls".into());
             // The thread removes itself from the list when it ends.
             drop(thread.spawn(move || relays.serve(&own))?);
+            open.negotiating.add(number, source);
             open.ends.push(ends);
             Ok(other)
         });
@@ -202,8 +259,7 @@ impl Relays {
         let peer = ends.client.peer_addr();
         match self.connect(ends, peer.as_ref().ok()) {
             Ok(Some(wire)) => {
-                ends.serving.store(true, Ordering::SeqCst);
-                if lock(&self.open).stopping {
+                if !lock(&self.open).served(ends) {
                     return;
                 }
                 let ended = Pipe::new(&ends.client, &ends.engine, wire).run(|| self.look(ends));
@@ -371,7 +427,7 @@ impl Drop for Gone<'_> {
         // Requests that the engine has not read are not carried out, unless the client disconnected
         // in order.
         let _ = own.engine.shutdown(Shutdown::Both);
-        lock(&relays.open).ends.retain(|ends| !Arc::ptr_eq(ends, own));
+        lock(&relays.open).remove(own);
     }
 }
 

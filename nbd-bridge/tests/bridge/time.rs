@@ -95,6 +95,11 @@ fn connections_that_send_nothing_give_way_to_clients() {
     let mut early = timed.socket();
     timed.settle();
     assert!(is_closed(&mut early), "more than the limit");
+    // One whose client is gone gives way at once, before the ring reports that.
+    drop(silent.remove(1));
+    silent.push(timed.socket());
+    timed.settle();
+    assert_eq!(timed.bridge.connections(), config().connections_max);
     timed.pass(1);
     let mut clients = vec![user];
     for oldest in &mut silent {

@@ -7,6 +7,7 @@ use rtrs_core::tests::certificates::{Authority, TestDir, Wanted, certificates};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use socket2::{Domain, Socket, Type};
 
 use super::*;
 use crate::proto::wire::{Greeting, OptionHeader, OptionReplyHeader, magic, opt, rep};
@@ -35,10 +36,18 @@ impl Place {
 
     /// Connects a client. Returns the engine's end of the connection too, if there is one.
     fn connect(&self) -> (TcpStream, Option<UnixStream>) {
-        let client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        self.connect_from(1, Clock.now())
+    }
+
+    /// Connects a client at 127.0.0.`host` at this time.
+    fn connect_from(&self, host: u8, now: Instant) -> (TcpStream, Option<UnixStream>) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+        socket.connect(&self.listener.local_addr().unwrap().into()).unwrap();
+        let client = TcpStream::from(socket);
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         let (accepted, _) = self.listener.accept().unwrap();
-        let engine = self.relays.start(Clock.now(), accepted.into()).map(UnixStream::from);
+        let engine = self.relays.start(now, accepted.into()).map(UnixStream::from);
         if let Some(engine) = &engine {
             engine.set_read_timeout(Some(PATIENCE)).unwrap();
         }
@@ -74,9 +83,13 @@ impl Place {
     }
 
     fn wait_gone(&self) {
+        self.wait_until("all are gone", |open| open.ends.is_empty());
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&Open) -> bool) {
         let until = std::time::Instant::now() + PATIENCE;
-        while self.relays.count() > 0 {
-            assert!(std::time::Instant::now() < until, "{:?}", self.relays);
+        while !is_so(&lock(&self.relays.open)) {
+            assert!(std::time::Instant::now() < until, "{what}: {:?}", self.relays);
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -343,6 +356,74 @@ fn connections_are_bounded_and_close_on_request() {
     place.relays.abort();
     assert!(is_closed(&mut served) && is_closed(&mut engine));
     place.wait_gone();
+}
+
+#[test]
+fn silent_clients_do_not_keep_others_out() {
+    let place = Place::new(TlsMode::Require, 4, (PATIENCE, PATIENCE));
+    let (_served, _engine) = place.secure();
+    place.wait_until("a client is served", |open| open.served == 1);
+    let begin = Clock.now();
+    let mut silent: Vec<_> = (0..3).map(|_| place.connect_from(1, begin).0).collect();
+    // Another source gets a place at once: that of the oldest of the source with the most.
+    let (mut other, other_engine) = place.connect_from(2, begin);
+    let mut other_engine = other_engine.unwrap();
+    assert!(is_closed(&mut silent[0]));
+    // The same source gets one once a client has been silent for a while.
+    let (mut refused, none) = place.connect_from(1, begin);
+    assert!(none.is_none() && is_closed(&mut refused));
+    let later = begin + SILENT_AFTER;
+    let (mut client, engine) = place.connect_from(1, later);
+    assert!(engine.is_some() && is_closed(&mut silent[1]));
+    let (_newest, newest_engine) = place.connect_from(1, later);
+    assert!(newest_engine.is_some() && is_closed(&mut silent[2]));
+    // A source with one client keeps it, though it is the oldest, while another source has two.
+    let (_third, third_engine) = place.connect_from(3, later);
+    assert!(third_engine.is_some() && is_closed(&mut client));
+    let greeting = Greeting { version: magic::OPTION, flags: 3 }.encode();
+    other_engine.write_all(&greeting).unwrap();
+    assert_eq!(take::<{ Greeting::LEN }>(&mut other), greeting);
+    assert_eq!(lock(&place.relays.open).served, 1, "it does not give way");
+    place.relays.abort();
+    place.wait_gone();
+}
+
+#[test]
+fn evicted_clients_count_until_their_threads_have_ended() {
+    let mut open = Open::default();
+    let now = Clock.now();
+    let source = Source::V4;
+    let add = |open: &mut Open, host, now| {
+        let ends = ends(open, source(host), now);
+        open.negotiating.add(ends.number, ends.source);
+        open.ends.push(ends);
+    };
+    for _ in 0..2 {
+        assert!(open.make_room(source(1), 2, now));
+        add(&mut open, 1, now);
+    }
+    for host in 2..4 {
+        assert!(open.make_room(source(host), 2, now + SILENT_AFTER));
+        add(&mut open, host, now);
+    }
+    assert_eq!((open.negotiating.total(), open.ends.len()), (2, 4));
+    assert!(!open.make_room(source(4), 2, now + SILENT_AFTER));
+    let first = Arc::clone(&open.ends[0]);
+    open.remove(&first);
+    assert!(open.make_room(source(4), 2, now + SILENT_AFTER));
+    // One that was evicted is not served, even if its negotiation has just ended.
+    let evicted = Arc::clone(&open.ends[0]);
+    assert!(!open.served(&evicted));
+}
+
+/// Creates a connection of this source that no thread serves.
+fn ends(open: &mut Open, source: Source, since: Instant) -> Arc<Ends> {
+    open.last_number += 1;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (engine, _) = UnixStream::pair().unwrap();
+    let serving = AtomicBool::new(false);
+    Arc::new(Ends { number: open.last_number, source, since, client, engine, serving })
 }
 
 /// Writes until the engine, which reads nothing, accepts no more bytes. Leaves room for the
