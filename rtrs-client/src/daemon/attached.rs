@@ -261,6 +261,7 @@ impl AttachedSession {
                     self.finish(at);
                 }
             }
+            Wake::Session(Event::PathsChanged) => self.on_paths_changed(),
             Wake::Session(
                 Event::Ready(device, _)
                 | Event::Failed(device, _)
@@ -549,7 +550,7 @@ impl AttachedSession {
         {
             match self.volumes[at].step {
                 Step::Opening(_) => {
-                    if self.look_at_paths(at, now) {
+                    if self.fail_without_paths(at) {
                         continue;
                     }
                     let device = self.volumes[at].identity.index;

@@ -43,6 +43,8 @@ pub(crate) enum Message {
     ServeFront(DeviceIndex),
     /// Removes the front end of a removed device.
     RemoveFront(DeviceIndex),
+    /// Requests an event for the next progress of a path; for shard 0.
+    WatchPaths,
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
     /// Requests the clients of a device whose connections a detach would cut.
@@ -213,6 +215,7 @@ impl ClientShard {
             }
             Message::ServeFront(device) => self.fronts.serve(device),
             Message::RemoveFront(device) => self.fronts.remove(device),
+            Message::WatchPaths => self.notices.watch_paths(&self.engine),
             Message::Query(reported, reply) => {
                 let report = self.report(now, reported);
                 if reply.send(report).is_err() {

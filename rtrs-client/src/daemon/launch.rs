@@ -54,6 +54,12 @@ impl ShardHandle {
         reports
     }
 
+    /// Requests an event for the next progress of a path. A report that is requested afterwards
+    /// shows all earlier progress.
+    pub(crate) fn watch_paths(&self) {
+        self.0[0].send(Message::WatchPaths);
+    }
+
     /// Returns the clients of a device whose connections a detach would cut, each once; None if a
     /// shard does not answer.
     pub(crate) fn clients(&self, device: DeviceIndex) -> Option<Vec<FrontEndClient>> {

@@ -6,7 +6,7 @@ use rtrs_core::time::{Duration, Instant};
 
 use super::endings::LeftToUsers;
 use super::saved::UsedExport;
-use crate::engine::{ClientEngine, DeviceIndex, SessionFailure};
+use crate::engine::{ClientEngine, DeviceIndex, PathProgress, SessionFailure};
 
 /// Notification from shard 0.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub(crate) enum Event {
     },
     /// The session has closed the volume of this export.
     VolumeGone(String),
+    /// Paths have connected, failed or been refused a volume since the process began to watch them.
+    PathsChanged,
     /// A shard's thread ended with this error.
     ShardFailed(CoreIndex, String),
     /// Epoch of the server's cache, to be saved for a process that takes over.
@@ -101,6 +103,8 @@ pub(crate) struct Notices {
     next_look: Instant,
     /// Whether a check was skipped.
     skipped: bool,
+    /// Progress of the paths when the process began to watch them, until it changes.
+    watched: Option<Vec<PathProgress>>,
 }
 
 impl Notices {
@@ -122,6 +126,11 @@ impl Notices {
         self.ending.extend(export);
     }
 
+    /// Makes [`Self::changes`] report the next progress of a path, once.
+    pub(crate) fn watch_paths(&mut self, engine: &ClientEngine) {
+        self.watched = engine.path_progress();
+    }
+
     fn known(&mut self, device: DeviceIndex) -> &mut Known {
         let at = self.volumes.iter().position(|known| known.device == device);
         let at = at.unwrap_or_else(|| {
@@ -137,20 +146,24 @@ impl Notices {
         self.skipped.then_some(self.next_look)
     }
 
-    /// Returns the changes of these devices' volumes.
+    /// Returns the changes of these devices' volumes, and whether a path has made progress.
     pub(crate) fn changes(
         &mut self,
         now: Instant,
         devices: impl Iterator<Item = DeviceIndex> + Clone,
         engine: &ClientEngine,
     ) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.watched.is_some() && self.watched != engine.path_progress() {
+            self.watched = None;
+            events.push(Event::PathsChanged);
+        }
         let many = self.volumes.len() > 1;
         self.skipped = many && self.ending.is_empty() && now < self.next_look;
         if self.skipped {
-            return Vec::new();
+            return events;
         }
         self.next_look = now + LOOK_EVERY;
-        let mut events = Vec::new();
         // A reused device number starts without a known state.
         self.volumes.retain(|known| devices.clone().any(|device| device == known.device));
         for device in devices {

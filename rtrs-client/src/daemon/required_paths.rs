@@ -7,7 +7,7 @@ use rtrs_core::block::Geometry;
 
 use super::attached::AttachedSession;
 use super::events::{READY_TIMEOUT, Wake};
-use super::volume::Step;
+use super::volume::{Step, Volume};
 use crate::control_protocol::{PathInfo, Status};
 use crate::path::state::PathState;
 use crate::settings::RequirePaths;
@@ -16,8 +16,6 @@ use crate::settings::RequirePaths;
 const REQUIRED_PATIENCE: Duration = Duration::from_secs(10);
 /// Time for the first result of each other path before the attach is reported.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(1);
-/// Interval between checks.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Returns which paths are missing and why, if fewer than required are connected.
 fn lacking(status: &Status, required: RequirePaths) -> Option<String> {
@@ -38,35 +36,46 @@ fn is_settled(path: &PathInfo) -> bool {
 }
 
 impl AttachedSession {
-    /// Whether an open volume has the paths that it requires. Otherwise it waits for them.
+    /// Whether an open volume has the paths that it requires. Otherwise it waits for
+    /// [`Event::PathsChanged`](super::notices::Event::PathsChanged).
     pub(super) fn has_required_paths(&mut self, at: usize, geometry: &Geometry) -> bool {
         let volume = &self.volumes[at];
         let required = volume.require_paths;
         if required.of(usize::MAX) == 1 {
             return true;
         }
+        self.shards.watch_paths();
         let status = self.status(&volume.identity.name);
         if status.is_none_or(|status| lacking(&status, required).is_none()) {
             return true;
         }
-        let now = Instant::now();
         let volume = &mut self.volumes[at];
         if volume.waits_for_paths.is_none() {
             let patience = volume.patience.saturating_sub(READY_TIMEOUT).max(REQUIRED_PATIENCE);
-            volume.step = Step::Opening(now + patience);
+            volume.step = Step::Opening(Instant::now() + patience);
         }
-        volume.waits_for_paths = Some((geometry.clone(), now + LOOK_EVERY));
+        volume.waits_for_paths = Some(geometry.clone());
         false
     }
 
-    /// Looks at the paths of a volume that waits for them. Returns false if it does not wait.
-    pub(super) fn look_at_paths(&mut self, at: usize, now: Instant) -> bool {
+    /// Serves the volumes that have waited for paths and have enough now.
+    pub(super) fn on_paths_changed(&mut self) {
+        let waits = |volume: &Volume| {
+            let is_opening = matches!(volume.step, Step::Opening(_));
+            Some((volume.identity.index, volume.waits_for_paths.clone()?)).filter(|_| is_opening)
+        };
+        let waiting: Vec<_> = self.volumes.iter().filter_map(waits).collect();
+        for (device, geometry) in waiting {
+            self.on_open(device, &geometry);
+        }
+    }
+
+    /// Fails a volume whose paths took too long. Returns false if it does not wait for paths.
+    pub(super) fn fail_without_paths(&mut self, at: usize) -> bool {
         let volume = &self.volumes[at];
         let (device, required) = (volume.identity.index, volume.require_paths);
-        let Some((geometry, _)) = volume.waits_for_paths.clone() else { return false };
-        if matches!(volume.step, Step::Opening(until) if now < until) {
-            self.on_open(device, &geometry);
-            return true;
+        if volume.waits_for_paths.is_none() {
+            return false;
         }
         let status = self.status(&volume.identity.name);
         let why = status.and_then(|status| lacking(&status, required));
@@ -81,11 +90,12 @@ impl AttachedSession {
         while !self.is_over() && Instant::now() < deadline {
             let attached = self.volumes.iter().find(|volume| volume.step == Step::Attached);
             let Some(name) = attached.map(|volume| &volume.identity.name) else { return };
+            self.shards.watch_paths();
             let status = self.status(name);
             if status.is_none_or(|status| status.paths().iter().all(is_settled)) {
                 return;
             }
-            self.step(inbox, Some(Instant::now() + LOOK_EVERY));
+            self.step(inbox, Some(deadline));
         }
     }
 }

@@ -76,8 +76,8 @@ pub(crate) struct Volume {
     pub(crate) patience: Duration,
     /// Number of connected paths that the attach needs.
     pub(crate) require_paths: RequirePaths,
-    /// Geometry of a volume that is open and waits for paths, and when to look at them again.
-    pub(crate) waits_for_paths: Option<(Geometry, Instant)>,
+    /// Geometry of a volume that is open and waits for paths.
+    pub(crate) waits_for_paths: Option<Geometry>,
     /// Time limit for requests in flight during a detach.
     pub(crate) detached_by: Option<Instant>,
     /// Commands that wait for the detach.
@@ -150,11 +150,7 @@ impl Volume {
     /// Time at which something about the volume is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.step {
-            Step::Opening(at) => {
-                let look = self.waits_for_paths.as_ref().map(|(_, look)| *look);
-                Some(look.map_or(at, |look| look.min(at)))
-            }
-            Step::Stopping(at) | Step::Closing(at) => Some(at),
+            Step::Opening(at) | Step::Stopping(at) | Step::Closing(at) => Some(at),
             Step::Attached | Step::Disconnecting => None,
         }
     }

@@ -37,7 +37,7 @@ use self::control::SessionControl;
 pub use self::control::change::{Change, ChangeError, Leaving};
 pub use self::control::failure::SessionFailure;
 pub(crate) use self::control::no_path::NoPathWait;
-pub(crate) use self::control::status::{PathStatus, VolumeStatus};
+pub(crate) use self::control::status::{PathProgress, PathStatus, VolumeStatus};
 use self::control::view::SessionView;
 use self::ctx::{Ctx, Fabrics};
 pub use self::device_set::DeviceIndex;
@@ -380,6 +380,11 @@ impl ClientEngine {
     /// shard only.
     pub(crate) fn has_volume(&self, export: &str) -> bool {
         self.view().is_some_and(|view| view.has_volume(export))
+    }
+
+    /// Returns the progress of the paths on which an attach depends; on the control shard only.
+    pub(crate) fn path_progress(&self) -> Option<Vec<PathProgress>> {
+        self.view().map(SessionView::progress)
     }
 
     /// Returns the failure of a volume, if any; on the control shard only.

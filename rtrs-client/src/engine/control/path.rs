@@ -19,7 +19,7 @@ use super::leave::{Departure, Leave, Why};
 use super::path_fence::Carried;
 use super::path_proof::PathProof;
 use super::path_volumes::{PathVolumes, STEP_TIMEOUT};
-use super::status::PathStatus;
+use super::status::{PathProgress, PathStatus};
 use super::terms::Asked;
 use super::volume::Volume;
 use crate::engine::ctx::Ctx;
@@ -529,6 +529,16 @@ impl Path {
             self.state.advance(PathState::Gone);
         }
         self.state.is_up()
+    }
+
+    /// Progress of the path on which an attach depends.
+    pub(super) fn progress(&self) -> PathProgress {
+        PathProgress {
+            id: self.id,
+            state: self.state,
+            ends: self.attempts.reconnect.failed(),
+            refused: self.volumes.terms.refused(),
+        }
     }
 
     /// State of the path for listings.

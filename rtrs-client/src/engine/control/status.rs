@@ -6,7 +6,7 @@ use rtrs_core::ids::PathId;
 use super::failure::SessionFailure;
 use super::heartbeat::HeartbeatCount;
 use super::no_path::NoPathWait;
-use crate::engine::device_set::DeviceIndex;
+use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::path_end::PathEnd;
 use crate::path::state::PathState;
 
@@ -32,6 +32,17 @@ pub(crate) struct VolumeStatus {
     pub(crate) memory: bool,
     /// Reasons why connected paths do not serve the volume, by path name.
     pub(crate) refusals: Vec<(String, PathEnd)>,
+}
+
+/// Progress of a path on which an attach depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PathProgress {
+    pub(super) id: PathId,
+    pub(super) state: PathState,
+    /// Number of failed attempts and lost connections.
+    pub(super) ends: u64,
+    /// Volumes that the path does not serve although it is connected.
+    pub(super) refused: DeviceSet,
 }
 
 /// Status of a path, as listings show it.

@@ -228,6 +228,16 @@ impl Terms {
         self.get(volume)?.refused.as_ref().map(|refused| &refused.why)
     }
 
+    /// Volumes that were refused in this attempt.
+    pub(super) fn refused(&self) -> DeviceSet {
+        let mut refused = DeviceSet::default();
+        let terms = DeviceIndex::all().zip(&self.rows);
+        terms
+            .filter(|(_, term)| term.refused.is_some())
+            .for_each(|(volume, _)| refused.insert(volume));
+        refused
+    }
+
     /// Whether a volume was opened or refused in this attempt.
     pub(super) fn is_tried(&self, volume: DeviceIndex) -> bool {
         self.serves(volume) || self.is_standby(volume) || self.refusal(volume).is_some()

@@ -8,7 +8,7 @@ use super::failure::SessionFailure;
 use super::identity::PinnedServer;
 use super::path::Path;
 use super::paths::Paths;
-use super::status::{PathStatus, VolumeStatus};
+use super::status::{PathProgress, PathStatus, VolumeStatus};
 use super::volume::Volume;
 use super::volumes::Volumes;
 use crate::engine::cache_epoch::Outstanding;
@@ -107,6 +107,11 @@ impl<'a> SessionView<'a> {
     /// All paths, for listings.
     pub(crate) fn paths(self) -> Vec<PathStatus> {
         self.paths.listed().map(Path::status).collect()
+    }
+
+    /// Progress of all listed paths on which an attach depends.
+    pub(crate) fn progress(self) -> Vec<PathProgress> {
+        self.paths.listed().map(Path::progress).collect()
     }
 
     /// Names of all paths by slot, including removed ones.

@@ -326,3 +326,27 @@ fn a_session_that_attaches_or_detaches_is_not_changed() {
     let refused = fixture.change(remove(0)).expect_err("detaching").to_string();
     assert!(refused.contains("being detached"), "{refused}");
 }
+
+#[test]
+fn an_attach_learns_of_the_progress_of_each_path() {
+    let mut fixture = Fixture::open(|s| s.spare = 1);
+    let progress = |s: &Fixture| s.client.control.view().progress();
+    let before = progress(&fixture);
+    fixture.run(SEC);
+    assert_eq!(progress(&fixture), before, "nothing has changed");
+    fixture.change(add(1, 0)).expect("a new path");
+    let added = progress(&fixture);
+    assert_ne!(added, before);
+    fixture.until("the path", SEC, Fixture::is_whole);
+    let connected = progress(&fixture);
+    assert_ne!(connected, added);
+    fixture.link_down(1);
+    fixture.until("a failure", SEC, |s| s.client.states()[1] == PathState::Waiting);
+    assert_ne!(progress(&fixture), connected);
+    // A later failure of the same kind counts too.
+    let waiting = progress(&fixture);
+    let ends = |s: &Fixture| s.client.control.view().paths()[1].ends;
+    let failed = ends(&fixture);
+    fixture.until("another failure", 10 * SEC, |s| ends(s) > failed);
+    assert_ne!(progress(&fixture), waiting);
+}
