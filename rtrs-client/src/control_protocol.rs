@@ -50,6 +50,9 @@ pub(crate) enum Request {
     PathAdd {
         /// Path in the form of `attach --path`.
         path: String,
+        /// Paths that the new one may duplicate, because they will be removed.
+        #[serde(default)]
+        replaces: Vec<String>,
     },
     /// Remove a path permanently; reply: [`Changed`].
     PathRemove(Leave),

@@ -28,7 +28,7 @@ use super::saved;
 use super::signals::serve_signals;
 use super::volume::{Prepared, Volume, prepare};
 use crate::control_protocol::NotAttached;
-use crate::engine::{DeviceIndex, Reported, SessionConfig};
+use crate::engine::{DeviceIndex, PathTarget, Reported, SessionConfig};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
 use crate::session_log::{has_starter_ended, is_in_background};
@@ -95,7 +95,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     }
     let config = config_of(plan, &prepared)?;
     let of_session = identity(plan, &config);
-    for warning in plan.session.warnings() {
+    for warning in plan.session.warnings().into_iter().chain(duplicates(&config.paths)) {
         tracing::warn!("{warning}");
     }
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
@@ -153,6 +153,18 @@ fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
              session has this socket or listen"
         );
     }
+}
+
+/// Returns warnings about paths that lead to the same address as an earlier one. They are no error:
+/// a volume must be attached at boot even if two names have become one host.
+fn duplicates(paths: &[PathTarget]) -> impl Iterator<Item = String> {
+    paths.iter().enumerate().filter_map(|(at, path)| {
+        let first = paths[..at].iter().find(|first| path.duplicates(first))?;
+        Some(format!(
+            "path {} leads to the same address as path {}; when one fails, the other does too",
+            path.name, first.name
+        ))
+    })
 }
 
 /// Returns the configuration of the session with its prepared volumes.

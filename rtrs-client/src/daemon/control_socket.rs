@@ -79,7 +79,7 @@ impl Session {
                 let (name, settings) = (name.clone(), settings.clone());
                 return self.pass_on(Wake::Add(Add { name, settings, stream }));
             }
-            Request::PathAdd { path } => self.addition(path),
+            Request::PathAdd { path, replaces } => self.addition(path, replaces),
             Request::PathRemove(leave) => Ok(Change::Remove(leaving(leave))),
             Request::PathDisconnect(leave) => Ok(Change::Disconnect(leaving(leave))),
             Request::PathReconnect(leave) => Ok(Change::Reconnect(leaving(leave))),
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    fn addition(&self, path: &str) -> Result<Change, String> {
+    fn addition(&self, path: &str, replaces: &[String]) -> Result<Change, String> {
         let portal: Portal = path.parse().map_err(|e| format!("path {path:?}: {e}"))?;
         portal.check_connect().map_err(|e| e.to_string())?;
         self.registry.open(portal.scheme())?;
@@ -156,7 +156,7 @@ impl Session {
         let target = path_target(&portal, provider, invalidate_reads, heartbeat)
             .map_err(|e| e.chain().to_string())?;
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
-        Ok(Change::Add { target, uuid })
+        Ok(Change::Add { target, uuid, replaces: replaces.to_vec() })
     }
 }
 

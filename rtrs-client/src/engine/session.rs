@@ -67,6 +67,14 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
+    /// Whether the path leads to no other address than this one, from the same address of this
+    /// host: together they survive no failure that one of them does not.
+    pub(crate) fn duplicates(&self, other: &Self) -> bool {
+        let origin = |path: &Self| (path.provider, path.local);
+        origin(self) == origin(other)
+            && self.remotes.iter().all(|remote| other.remotes.contains(remote))
+    }
+
     /// Server address for an attempt, counted from 0; attempts rotate through the addresses.
     pub(crate) fn remote(&self, attempt: u32) -> SocketAddr {
         let unspecified = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

@@ -138,7 +138,8 @@ impl Cluster {
             self.added = self.added.wrapping_add(1);
             let (client, added) = (self.clients_started, self.added);
             let uuid = [client, added, 0xa0 + path as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-            Change::Add { target: path_target(&self.options, path), uuid }
+            let target = path_target(&self.options, path);
+            Change::Add { target, uuid, replaces: Vec::new() }
         };
         self.change(now, change);
     }

@@ -130,7 +130,8 @@ fn change_in_order(
     for path in task.to_add() {
         let (path, goal) = (path.to_owned(), Goal::Added);
         done.push(format!("added path {path}"));
-        let request = Request::PathAdd { path: path.clone() };
+        let replaces = task.to_remove().map(str::to_owned).collect();
+        let request = Request::PathAdd { path: path.clone(), replaces };
         let step = Step { goal, path, request, within_ms: 0 };
         let outcome = carry_out(session, &step).inspect_err(|_| drop(done.pop()))?;
         let why = outcome.error.map(|why| format!("{}: {why}", step.path));

@@ -118,7 +118,7 @@ impl PathCommand {
             Self::Add(args) => {
                 check_path(&args.path)?;
                 let path = args.path.to_string();
-                let request = Request::PathAdd { path: path.clone() };
+                let request = Request::PathAdd { path: path.clone(), replaces: Vec::new() };
                 return Ok(Some(Step { goal: Goal::Added, path, request, within_ms: 0 }));
             }
             Self::Remove(args) => (Goal::Removed, args),

@@ -14,6 +14,8 @@ pub enum Change {
         target: PathTarget,
         /// Identity of the path at the server.
         uuid: [u8; 16],
+        /// Paths that the new one may duplicate, because they will be removed.
+        replaces: Vec<String>,
     },
     /// Remove the path; once gone, it is no longer listed.
     Remove(Leaving),
@@ -75,6 +77,17 @@ pub enum ChangeError {
         name: String,
         /// Whether the path is being taken out of use.
         leaving: bool,
+    },
+    /// The session has a path to the same addresses.
+    #[error(
+        "path {name} would duplicate path {existing}, which leads to the same address; use another \
+         address of the server, or of this host (tcp://LOCAL@HOST)"
+    )]
+    DuplicatePath {
+        /// Name of the new path.
+        name: String,
+        /// Name of the path that the session has.
+        existing: String,
     },
     /// The session has the maximum number of paths.
     #[error("the session already has {PATHS_MAX} paths, the maximum")]

@@ -166,8 +166,8 @@ impl SessionControl {
             return Err(ChangeError::Failed(failure.clone()));
         }
         match change {
-            Change::Add { target, uuid } => {
-                let path = self.routes.paths.add(ctx.now, target.clone(), uuid)?;
+            Change::Add { target, uuid, replaces } => {
+                let path = self.routes.paths.add(ctx.now, target.clone(), uuid, &replaces)?;
                 tracing::info!(path = %target.name, "path added");
                 self.routes.notify(&ShardMessage::AddPath { path, target: Box::new(target) }, ctx);
                 Ok(())

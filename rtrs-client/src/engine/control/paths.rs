@@ -41,16 +41,24 @@ impl Paths {
         self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));
     }
 
-    /// Adds a path in the slot of a removed one or in a new one.
+    /// Adds a path in the slot of a removed one or in a new one. It may lead to the same addresses
+    /// as the paths that it `replaces`.
     pub(super) fn add(
         &mut self,
         now: Instant,
         target: PathTarget,
         uuid: [u8; 16],
+        replaces: &[String],
     ) -> Result<PathId, ChangeError> {
         if let Some(path) = self.named(&target.name) {
             let leaving = self[path].is_leaving();
             return Err(ChangeError::PathExists { name: target.name, leaving });
+        }
+        let mut others = self.listed().map(|path| path.channel.target());
+        let is_kept = |other: &&PathTarget| !replaces.contains(&other.name);
+        if let Some(other) = others.find(|other| is_kept(other) && target.duplicates(other)) {
+            let existing = other.name.clone();
+            return Err(ChangeError::DuplicatePath { name: target.name, existing });
         }
         if self.listed().count() >= PATHS_MAX {
             return Err(ChangeError::TooManyPaths);

@@ -5,7 +5,9 @@ use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
 
 use super::fixture::{Fixture, MS, SEC, TestIo, target};
-use crate::engine::{Change, Failover, HeartbeatSettings, Leaving, NoPath, Policy, Tuning};
+use crate::engine::{
+    Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, Tuning,
+};
 use crate::path::state::PathState;
 
 fn leaving(path: usize, within: rtrs_core::time::Duration) -> Leaving {
@@ -17,7 +19,8 @@ fn remove(path: usize) -> Change {
 }
 
 fn add(path: usize, life: u8) -> Change {
-    Change::Add { target: target(path), uuid: [0xa0 + path as u8 + 16 * life; 16] }
+    let uuid = [0xa0 + path as u8 + 16 * life; 16];
+    Change::Add { target: target(path), uuid, replaces: Vec::new() }
 }
 
 fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
@@ -349,4 +352,26 @@ fn an_attach_learns_of_the_progress_of_each_path() {
     let failed = ends(&fixture);
     fixture.until("another failure", 10 * SEC, |s| ends(s) > failed);
     assert_ne!(progress(&fixture), waiting);
+}
+
+#[test]
+fn a_path_to_the_address_of_another_is_refused() {
+    let mut fixture = Fixture::open(|s| s.spare = 1);
+    let alias = |path: usize, replaces: &[&str]| Change::Add {
+        target: PathTarget { name: "alias".into(), ..target(path) },
+        uuid: [0xb0; 16],
+        replaces: replaces.iter().map(ToString::to_string).collect(),
+    };
+    let refused = fixture.change(alias(0, &["other"])).expect_err("a duplicate").to_string();
+    assert!(refused.starts_with("path alias would duplicate path path0"), "{refused}");
+    assert_eq!(names(&fixture), ["path0"]);
+    // From another address of this host it is another path, as is one to a further address.
+    let other = PathTarget { local: None, ..target(0) };
+    assert!(!other.duplicates(&target(0)) && !target(0).duplicates(&other));
+    let both = [target(0), target(1)].iter().flat_map(|path| path.remotes.clone()).collect();
+    let both = PathTarget { remotes: both, ..target(0) };
+    assert!(!both.duplicates(&target(0)) && target(0).duplicates(&both));
+    // A path that is about to be replaced does not count.
+    assert_eq!(fixture.change(alias(0, &["path0"])), Ok(()));
+    assert_eq!(names(&fixture), ["path0", "alias"]);
 }
