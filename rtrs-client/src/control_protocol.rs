@@ -407,8 +407,14 @@ pub(crate) struct PathInfo {
     pub(crate) heartbeats: Heartbeats,
     /// Impossible states that ended the path, which are bugs of this client.
     pub(crate) internal_errors: u64,
-    /// Reason for the last end of the path.
+    /// Last error that has ended the path or an attempt, also if it is connected again.
     pub(crate) last_error: Option<String>,
+    /// Time since that error in milliseconds.
+    #[serde(default)]
+    pub(crate) last_error_age_ms: Option<u64>,
+    /// Number of such errors since the path was added.
+    #[serde(default)]
+    pub(crate) errors: u64,
     /// Reason why the connected path does not serve this volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
@@ -434,9 +440,9 @@ impl PathInfo {
         self.is_up() && self.refused.is_none()
     }
 
-    /// Reason why the path carries no IO, or why it last ended.
+    /// Reason why the path carries no IO of the volume; None if it does or may.
     pub(crate) fn why(&self) -> Option<&str> {
-        self.refused.as_deref().or(self.last_error.as_deref())
+        self.refused.as_deref().or(self.last_error.as_deref().filter(|_| !self.is_up()))
     }
 
     /// Describes a path that is not connected, with the reason.

@@ -3,7 +3,7 @@
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session};
 use super::sessions::{Answer, REPLY_TIMEOUT, Silent, ask};
-use super::text::{errors_text, or_dash, size_text, slow_text};
+use super::text::{errors_text, or_dash, path_errors_text, size_text, slow_text};
 use crate::control_protocol::{OldestIo, PathInfo, Status};
 use crate::error::{Error, ErrorKind};
 
@@ -95,6 +95,10 @@ fn oldest_text(OldestIo { age_ms, waits_for, path }: &OldestIo) -> String {
 fn path_text(path: &PathInfo) -> String {
     // A host name does not show which of its addresses is in use.
     let at = Some(&path.address).filter(|at| !path.path.ends_with(*at));
+    let why = match path.why() {
+        Some(why) => Some(format!(" ({why})")),
+        None => path_errors_text(path).map(|errors| format!(", {errors}")),
+    };
     format!(
         "path {:<28} {:<12} {} connections, {} reconnects, heartbeat {}{}{}\n",
         path.path,
@@ -103,7 +107,7 @@ fn path_text(path: &PathInfo) -> String {
         path.reconnects,
         or_dash(path.heartbeat_us.map(|us| format!("{us} us"))),
         at.map_or_else(String::new, |at| format!(", at {at}")),
-        path.why().map_or_else(String::new, |error| format!(" ({error})")),
+        why.unwrap_or_default(),
     )
 }
 
@@ -174,6 +178,16 @@ mod tests {
         let shown = text(&Status { read_only_fallback: true, ..status() });
         let line = "\naccess           auto (read-only, because the server refused rw)\n";
         assert!(shown.contains(line), "{shown}");
+    }
+
+    #[test]
+    fn a_path_that_is_connected_again_shows_its_last_error() {
+        let flapped =
+            PathInfo { errors: 3, last_error_age_ms: Some(5000), ..path("connected", 3, 3) };
+        let shown = path_text(&flapped);
+        assert!(shown.ends_with(", 3 errors, the last 5 s ago: why\n"), "{shown}");
+        assert!(path_text(&path("waiting", 3, 3)).ends_with(" (why)\n"));
+        assert!(path_text(&path("connected", 0, 0)).ends_with("heartbeat -\n"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use crate::control_protocol::{IoError, IoErrors, SlowRequests};
+use crate::control_protocol::{IoError, IoErrors, PathInfo, SlowRequests};
 
 /// Formats a value, or a dash if there is none.
 pub(super) fn or_dash<T: Display>(value: Option<T>) -> String {
@@ -47,6 +47,13 @@ pub(super) fn errors_text(errors: &IoErrors) -> Option<String> {
     };
     let details = last.unwrap_or_default() + &lost;
     (errors.count > 0).then(|| format!("{}{details}", errors.count))
+}
+
+/// Formats the errors of a path that carries IO; None if it never had one.
+pub(super) fn path_errors_text(path: &PathInfo) -> Option<String> {
+    let last = path.last_error.as_ref()?;
+    let ago = path.last_error_age_ms.map(|ms| format!(" {} ago", age_text(ms)));
+    Some(format!("{} errors, the last{}: {last}", path.errors, ago.unwrap_or_default()))
 }
 
 /// Formats a time since an event.

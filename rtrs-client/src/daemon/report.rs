@@ -214,7 +214,7 @@ fn path_info(
 ) -> PathInfo {
     let mut refusals = volume.into_iter().flat_map(|volume| &volume.refusals);
     let refused = refusals.find(|(of, _)| *of == path.path).map(|(_, why)| why);
-    let why = refused.or(path.last_end.as_ref());
+    let (why, now) = (refused.or(path.last_end.as_ref()), Clock.now());
     PathInfo {
         path: path.path.clone(),
         transport: path.transport.to_owned(),
@@ -228,7 +228,9 @@ fn path_info(
         silence_max_ms: path.silence_max_ms,
         heartbeats: heartbeats(path),
         internal_errors: path.internal_errors,
-        last_error: path.last_end.as_ref().map(ToString::to_string),
+        last_error: path.errors.last.as_ref().map(|(_, why)| why.to_string()),
+        last_error_age_ms: path.errors.last.as_ref().map(|(at, _)| millis(now.since(*at))),
+        errors: path.errors.count,
         refused: refused.map(ToString::to_string),
         mismatch: why.is_some_and(PathEnd::is_mismatch),
         slow: is_slow(path, reports),

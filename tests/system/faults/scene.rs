@@ -148,7 +148,7 @@ impl Scene {
         let (status, stats) = (self.status(), self.stats());
         let shown = self.path(&status, path);
         assert_eq!(shown["reconnects"], 0, "{shown}");
-        assert_eq!(shown["last_error"], Value::Null, "{shown}");
+        assert_eq!(shown["state"], "connected", "{shown}");
         assert_eq!(self.path(&stats, path)["failovers"], 0, "{stats}");
     }
 

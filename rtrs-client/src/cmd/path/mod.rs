@@ -8,7 +8,7 @@ use rtrs_core::settings::Portal;
 use self::change::{Goal, Step};
 use super::global::GlobalArgs;
 use super::session::{NameArgs, Session, Within};
-use super::text::or_dash;
+use super::text::{or_dash, path_errors_text};
 use crate::control_protocol::{Changed, Leave, PathInfo, Request};
 use crate::error::{Error, usage};
 use crate::plan::{check_path, path_name};
@@ -165,7 +165,7 @@ fn text(paths: &[PathInfo]) -> String {
             path.transport,
             path.address,
             path.reconnects,
-            or_dash(path.why())
+            or_dash(path.why().map(str::to_owned).or_else(|| path_errors_text(path)))
         );
     }
     out

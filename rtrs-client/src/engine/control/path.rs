@@ -19,7 +19,7 @@ use super::leave::{Departure, Leave, Why};
 use super::path_fence::Carried;
 use super::path_proof::PathProof;
 use super::path_volumes::{PathVolumes, STEP_TIMEOUT};
-use super::status::{PathProgress, PathStatus};
+use super::status::{PathErrors, PathProgress, PathStatus};
 use super::terms::Asked;
 use super::volume::Volume;
 use crate::engine::ctx::Ctx;
@@ -46,7 +46,17 @@ pub(super) struct Path {
     pub(super) volumes: PathVolumes,
     attempts: Attempts,
     departure: Departure,
+    /// Reason for the last end, until the path is connected again.
     last_end: Option<PathEnd>,
+    errors: PathErrors,
+}
+
+/// Other paths of the session when one ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Others {
+    pub(super) are_connected: bool,
+    /// The session is being detached.
+    pub(super) are_ending: bool,
 }
 
 impl Path {
@@ -73,6 +83,7 @@ impl Path {
             attempts: Attempts::new(now, target.remotes.len(), waits, seed),
             departure: Departure::default(),
             last_end: None,
+            errors: PathErrors::default(),
             channel: Channel::new(id, uuid, epoch, target, config),
         }
     }
@@ -109,7 +120,7 @@ impl Path {
         self.volumes.terms.asked().is_some() && !self.channel.fences()
     }
 
-    /// Reason for the last end of the path.
+    /// Reason for the last end of the path, unless it is connected.
     pub(super) fn last_end(&self) -> Option<&PathEnd> {
         self.last_end.as_ref()
     }
@@ -302,7 +313,7 @@ impl Path {
         self.state.advance(PathState::Connected);
         // A leaving path reconnected only to prove that none of its requests is left.
         if !self.is_leaving() {
-            self.attempts.reconnect.connected();
+            self.attempts.reconnect.connected(now);
             self.last_end = None;
             self.channel.watch(now);
             self.volumes.fence.connected(chunks);
@@ -471,9 +482,9 @@ impl Path {
         true
     }
 
-    /// Ends the connections on all shards. Returns false when there are none or they are ending
-    /// already.
-    pub(super) fn end(&mut self, end: End, detaching: bool, ctx: &mut Ctx<'_>) -> bool {
+    /// Ends the connections on all shards. `others` describes the other paths. Returns false when
+    /// there are none or they are ending already.
+    pub(super) fn end(&mut self, end: End, others: Others, ctx: &mut Ctx<'_>) -> bool {
         if !self.state.is_up() {
             return false;
         }
@@ -481,11 +492,13 @@ impl Path {
             if self.channel.target().remotes.len() > 1 {
                 why = PathEnd::At(self.channel.remote(), Box::new(why));
             }
-            if !detaching && self.last_end.as_ref() != Some(&why) {
+            if !others.are_ending && self.last_end.as_ref() != Some(&why) {
                 tracing::warn!(path = %self.channel.name(), "path down: {why}");
             }
+            self.errors.add(ctx.now, &why);
             self.last_end = Some(why);
         }
+        self.attempts.reconnect.lost(ctx.now, others.are_connected);
         self.state.advance(PathState::Closing);
         self.attempts.until = ctx.now + CLOSE_TIMEOUT;
         self.opening = None;
@@ -499,6 +512,19 @@ impl Path {
         self.volumes.fence.died(self.epoch(), recon_cnt, carried);
         self.channel.end(end.in_order, ctx);
         true
+    }
+
+    /// Makes the next attempt due soon if the path waits for longer only because it has ended soon
+    /// after each connect. No other path is connected now.
+    pub(super) fn hurry(&mut self, now: Instant) {
+        match self.state {
+            PathState::Waiting if self.attempts.hurry(now) => {
+                let path = self.channel.name();
+                tracing::info!(%path, "no other path is connected: trying soon");
+            }
+            PathState::Closing => self.attempts.reconnect.forget_flaps(),
+            _ => {}
+        }
     }
 
     /// Aborts connections whose end takes too long.
@@ -566,6 +592,7 @@ impl Path {
             heartbeats: self.channel.heartbeat.count(),
             internal_errors: self.channel.internal_errors(),
             last_end: self.last_end.clone(),
+            errors: self.errors.clone(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::PathId;
+use rtrs_core::time::Instant;
 
 use super::failure::SessionFailure;
 use super::heartbeat::HeartbeatCount;
@@ -45,6 +46,21 @@ pub(crate) struct PathProgress {
     pub(super) refused: DeviceSet,
 }
 
+/// Errors that have ended a path or an attempt, since the path was added.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PathErrors {
+    pub(crate) count: u64,
+    /// Last error and its time.
+    pub(crate) last: Option<(Instant, PathEnd)>,
+}
+
+impl PathErrors {
+    pub(super) fn add(&mut self, now: Instant, why: &PathEnd) {
+        self.count += 1;
+        self.last = Some((now, why.clone()));
+    }
+}
+
 /// Status of a path, as listings show it.
 #[derive(Clone, Debug)]
 pub(crate) struct PathStatus {
@@ -76,6 +92,8 @@ pub(crate) struct PathStatus {
     pub heartbeats: HeartbeatCount,
     /// Number of impossible states encountered, which are bugs of this end.
     pub internal_errors: u64,
-    /// Reason for the last end of the path.
+    /// Reason for the last end of the path, unless it is connected.
     pub last_end: Option<PathEnd>,
+    /// Errors of the path since it was added.
+    pub errors: PathErrors,
 }
