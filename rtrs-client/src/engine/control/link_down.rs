@@ -31,6 +31,6 @@ fn is_replaced(path: &Path, paths: &Paths, addresses: &[IpAddr]) -> bool {
         other.is_connected() && !other.is_leaving() && other.channel.comes_from_elsewhere(addresses)
     };
     let others = || paths.others(path.id()).filter(stays);
-    let is_carried = |device| others().any(|other| other.volumes.carries(device));
+    let is_carried = |device| others().any(|other| other.carries(device));
     others().next().is_some() && path.volumes.terms.served().all(|served| is_carried(served.device))
 }

@@ -302,6 +302,14 @@ impl Path {
         self.is_connected() && self.volumes.terms.serves(volume)
     }
 
+    /// Whether IO to a volume can use the path.
+    pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
+        let carries = self.volumes.carries(volume);
+        // The end of a path ends both at once.
+        debug_assert!(!carries || self.is_connected(), "{:?} carries IO", self.state);
+        carries
+    }
+
     /// Connects the path once its first volume is open.
     pub(super) fn connected(&mut self, now: Instant) -> Result<(), PathEnd> {
         let chunks = self.opening.take().filter(|_| self.state == PathState::Opening);

@@ -91,7 +91,7 @@ impl Routes {
             return;
         }
         // A connected path that still waits for fences cannot carry IO.
-        if !self.paths.iter().any(|path| path.volumes.carries(at)) {
+        if !self.paths.iter().any(|path| path.carries(at)) {
             volume.no_path.begin(ctx.now);
         }
         if volume.is_settling() {
