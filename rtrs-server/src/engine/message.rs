@@ -101,8 +101,8 @@ pub enum ControlAnswer {
     Challenged(Box<[u8]>),
     /// Refusal with this errno.
     Refused(u16),
-    /// Refusal with EACCES and the reason, for a client with room for the long response.
-    NotAllowed([u8; OpenRspTail::LONG_LEN]),
+    /// Refusal with this errno and the reason, for a client with room for the long response.
+    RefusedWith(u16, [u8; OpenRspTail::LONG_LEN]),
 }
 
 impl ControlAnswer {
@@ -114,8 +114,8 @@ impl ControlAnswer {
             // A client without room for the long form knows only the short one, and no reasons.
             Self::Opened(bytes) if room >= bytes.len() => (0, bytes),
             Self::Opened(bytes) => (0, &bytes[..OpenRsp::LEN]),
-            Self::NotAllowed(why) if room >= why.len() => (errno::EACCES, why),
-            Self::NotAllowed(_) => (errno::EACCES, &[]),
+            Self::RefusedWith(errno, why) if room >= why.len() => (*errno, why),
+            Self::RefusedWith(errno, _) => (*errno, &[]),
             Self::Page(bytes) | Self::Challenged(bytes) => (0, bytes),
         }
     }

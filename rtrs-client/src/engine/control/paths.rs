@@ -54,10 +54,10 @@ impl Paths {
             let leaving = self[path].is_leaving();
             return Err(ChangeError::PathExists { name: target.name, leaving });
         }
-        let mut others = self.listed().map(|path| path.channel.target());
-        let is_kept = |other: &&PathTarget| !replaces.contains(&other.name);
-        if let Some(other) = others.find(|other| is_kept(other) && target.duplicates(other)) {
-            let existing = other.name.clone();
+        let duplicated =
+            |other: &&PathTarget| !replaces.contains(&other.name) && target.duplicates(other);
+        let existing = self.listed().map(|path| path.channel.target()).find(duplicated);
+        if let Some(existing) = existing.map(|existing| existing.name.clone()) {
             return Err(ChangeError::DuplicatePath { name: target.name, existing });
         }
         if self.listed().count() >= PATHS_MAX {

@@ -188,16 +188,19 @@ impl Volume {
         }
         let fell_back = asked == AccessMode::ReadOnly && self.config.read_only_fallback;
         let before = if fell_back { ", and rw was refused before (access: auto)" } else { "" };
+        // A server answers ENOENT for an export that it cannot open yet, and tries again.
+        let may_pass = matches!(errno, errno::EPERM | errno::EBUSY | errno::ENOENT);
+        // A volume that was open waits anyway.
+        let retry = if self.was_open() { "" } else { "; --retry-for waits for it" };
         let failure = SessionFailure::OpenRefused {
             export: self.config.export.clone(),
             errno: errno_name(errno).to_owned(),
             hint: match why {
+                Some(why) if may_pass => format!(": {}{retry}", why.text()),
                 Some(why) => format!(": {}{before} (see the server's setting access)", why.text()),
                 None => open_hint(errno, asked).to_owned(),
             },
         };
-        // A server answers ENOENT for an export that it cannot open yet, and tries again.
-        let may_pass = matches!(errno, errno::EPERM | errno::EBUSY | errno::ENOENT);
         let may_pass = may_pass && self.is_patient(now);
         if !may_pass {
             self.fail(failure.clone());
@@ -328,10 +331,17 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
             ": the server has no export of that name (rtrs-client discover lists them), or cannot \
              open it yet (its export list says why; --retry-for waits for it)"
         }
-        1 => ": another session has it open for writing (end that session, or use --access ro)",
+        1 => {
+            ": another session has it open for writing (end that session, --access ro, or --access \
+             migration while a virtual machine moves)"
+        }
         13 => ": the export is read-only (use --access ro)",
         15 => ": that is not a block device, and a kernel server exports nothing else",
-        16 => ": it is in use, or another gateway serves it",
+        16 => {
+            ": it is in use: by requests of an earlier session, by a program on the server, or by \
+             another gateway (close it there, and check with rtrs-server export list and session \
+             list; --retry-for waits for it)"
+        }
         22 => ": the server does not accept this name",
         30 => ": the export is read-only (use --access ro)",
         36 => ": the name is too long for the server",

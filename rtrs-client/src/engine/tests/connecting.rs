@@ -443,7 +443,7 @@ fn a_refused_open_fails_the_session_with_an_explanation() {
         ),
         (1, "EPERM", "--access ro"),
         (15, "ENOTBLK", ": that is not a block device"),
-        (16, "EBUSY", ": it is in use"),
+        (16, "EBUSY", "--retry-for waits for it"),
         (22, "EINVAL", ": the server does not accept this name"),
         (5, "EIO", ""),
     ] {

@@ -75,7 +75,7 @@ use self::drain::{Drain, Order};
 use self::fence::{Fencing, Own, fence};
 use self::known::KnownPeers;
 use self::limiter::Limiter;
-use self::open::Opens;
+use self::open::{NOT_OPEN_YET, Opens};
 use self::permission::{OpenCheck, check_open, identities, revoked, to_end};
 use self::proofs::{NOT_PROVED, Proofs};
 use self::registry::Registry;
@@ -381,7 +381,7 @@ impl Control {
         let asked = Asked::new(*asked.name, asked.access, &self.exports);
         self.log.refused.count("access");
         self.log.open_refused(ctx.now, &client, asked, errno::EACCES, Some(&why));
-        Some(ControlAnswer::NotAllowed(OpenRefusal::new(&why).encode()))
+        Some(ControlAnswer::RefusedWith(errno::EACCES, OpenRefusal::new(&why).encode()))
     }
 
     /// Logs and records an open that arrived over a path, before it is answered.
@@ -408,6 +408,9 @@ impl Control {
                     self.registry.hurry(&users, session.id, ctx);
                 }
                 self.log.open_refused(ctx.now, &client, asked, *errno, why);
+            }
+            ControlAnswer::RefusedWith(errno, _) => {
+                self.log.open_refused(ctx.now, &client, asked, *errno, Some(NOT_OPEN_YET));
             }
             ControlAnswer::Opened(_) => {
                 gateway::note_writer(asked.export(), asked.access, session, &self.exports);

@@ -12,7 +12,7 @@ use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, SessionId};
 use rtrs_core::limits::{Limits, SECTOR_SIZE, SEGMENTS_MAX};
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{AccessMode, Name, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{AccessMode, Name, OpenRefusal, OpenRsp, OpenRspTail, errno};
 
 use super::close::Closings;
 use super::ended::{Ended, Known};
@@ -28,6 +28,11 @@ use crate::engine::partial::takes_partial_writes;
 use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable, Lookup, bare};
 use crate::stats::OpenSnapshot;
+
+/// Reason for refusing a failed export, for the log and for clients that can show it. Its target
+/// may be slow at the start of the server.
+pub(super) const NOT_OPEN_YET: &str =
+    "the server cannot open this export yet (rtrs-server export list says why)";
 
 /// Exports that sessions have open.
 #[derive(Debug)]
@@ -87,7 +92,8 @@ impl Opens {
             }
             // A file below the search path must not stand in for a named export.
             Lookup::Failed | Lookup::Changing => {
-                return Some(ControlAnswer::Refused(errno::ENOENT));
+                let why = OpenRefusal::new(NOT_OPEN_YET).encode();
+                return Some(ControlAnswer::RefusedWith(errno::ENOENT, why));
             }
             Lookup::Unknown => {}
         }

@@ -7,7 +7,9 @@ use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, TargetName};
 use rtrs_core::identity::ExportId;
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::time::Duration;
-use rtrs_core::wire::{AccessMode, IoHeader, Name, Open, OpenRsp, OpenRspTail, Rw, errno};
+use rtrs_core::wire::{
+    AccessMode, IoHeader, Name, Open, OpenRefusal, OpenRsp, OpenRspTail, Rw, errno,
+};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
@@ -330,6 +332,29 @@ fn no_session_starts_on_a_replaced_target_that_could_not_be_reopened_in_time() {
             fixture.send(Message::Control(ControlMessage::Request { reply_to, request }));
         }
         assert_eq!(peer.reply(&mut fixture).errno, errno, "{examined:?}");
+    }
+}
+
+#[test]
+fn an_export_that_is_not_open_yet_is_refused_with_the_reason() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    fixture.exports.set_failed("slow", true);
+    let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
+    for (name, room, is_explained) in [
+        ("slow", OpenRspTail::LONG_LEN, true),
+        // A kernel client sees the same as for a missing export.
+        ("slow", OpenRsp::LEN, false),
+        ("none", OpenRsp::LEN, false),
+        ("none", OpenRspTail::LONG_LEN, false),
+    ] {
+        peer.clear_result();
+        peer.send_open_for(15, name, AccessMode::ReadWrite, room);
+        assert_eq!(peer.reply(&mut fixture).errno, errno::ENOENT);
+        let result = peer.result(192);
+        let why = OpenRefusal::decode(&result).map(|why| why.text().to_owned());
+        let expected = "the server cannot open this export yet (rtrs-server export list says why)";
+        assert_eq!(why.as_deref(), is_explained.then_some(expected), "{name} {room}");
+        assert!(is_explained || result.iter().all(|byte| *byte == 0xee), "no data");
     }
 }
 
