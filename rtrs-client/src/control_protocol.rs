@@ -394,10 +394,12 @@ pub(crate) struct PathInfo {
     /// Reason why the path is being closed: `remove`, `disconnect` or `reconnect`.
     pub(crate) leaving: Option<String>,
     /// Number of connections, including the service connection.
+    #[serde(default)]
     pub(crate) connections: u16,
     /// Number of reconnects.
     pub(crate) reconnects: u64,
     /// Number of failed attempts and lost connections.
+    #[serde(default)]
     pub(crate) ends: u64,
     /// Last heartbeat round trip in microseconds, if known.
     pub(crate) heartbeat_us: Option<u64>,
@@ -406,6 +408,7 @@ pub(crate) struct PathInfo {
     /// Heartbeats sent by this end.
     pub(crate) heartbeats: Heartbeats,
     /// Impossible states that ended the path, which are bugs of this client.
+    #[serde(default)]
     pub(crate) internal_errors: u64,
     /// Last error that has ended the path or an attempt, also if it is connected again.
     pub(crate) last_error: Option<String>,
@@ -585,22 +588,9 @@ pub(crate) struct PartTimes {
 /// Counters of a path.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PathStats {
-    /// Name of the path.
-    pub(crate) path: String,
-    /// Transport: `tcp` or `rdma`.
-    pub(crate) transport: String,
-    /// Server address.
-    pub(crate) address: String,
-    /// State of the path.
-    pub(crate) state: PathState,
-    /// Whether the path is left out because it is far slower than others.
-    pub(crate) slow: bool,
-    /// Number of reconnects.
-    pub(crate) reconnects: u64,
-    /// Last heartbeat round trip in microseconds, if known.
-    pub(crate) heartbeat_us: Option<u64>,
-    /// Heartbeats sent by this end.
-    pub(crate) heartbeats: Heartbeats,
+    /// Status of the path, as in `path list`.
+    #[serde(flatten)]
+    pub(crate) status: PathInfo,
     /// Number of unanswered requests.
     pub(crate) inflight: u32,
     /// Time from a request to its answer.

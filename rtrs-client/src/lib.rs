@@ -32,7 +32,7 @@ pub use cmd::{LowArgs, without_aliases};
 pub use engine::{
     Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
     Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, VOLUMES_MAX,
-    VolumeConfig, VolumeView,
+    VolumeConfig, VolumeStatus,
 };
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nbd_bridge::{BufferPools, Group, Seat};
-use rtrs_client::engine::{ClientEngine, PathView};
+use rtrs_client::engine::{ClientEngine, PathStatus};
 use rtrs_client::{Change, DeviceIndex, Leaving};
 use rtrs_core::fabric::sim::{NodeId, World};
 use rtrs_core::ids::CoreIndex;
@@ -316,7 +316,7 @@ impl Cluster {
         self.wake_all();
     }
 
-    pub(super) fn paths(&self) -> Vec<PathView> {
+    pub(super) fn paths(&self) -> Vec<PathStatus> {
         self.client.first().map(|home| home.core.paths()).unwrap_or_default()
     }
 
@@ -326,7 +326,7 @@ impl Cluster {
             && self.is_settled()
             && self.guest.iter().filter_map(guest::Guest::work).all(Workload::is_open)
             && self.paths().len() == self.options.paths
-            && self.paths().iter().all(|path| path.connected)
+            && self.paths().iter().all(|path| path.is_connected())
             && self.client.iter().all(|host| host.work.is_open() && host.inbox.deadline().is_none())
             && self.is_second_whole()
     }
@@ -496,12 +496,13 @@ impl Cluster {
             if self.states.len() <= at {
                 self.states.push(String::new());
             }
-            if self.states[at] != path.state {
+            let state = path.state_name();
+            if self.states[at] != state {
                 self.log.event(now, "path", [at as u64, path.reconnects], || {
-                    let why = path.last_error.as_deref().unwrap_or("");
-                    format!("{} {} {why}", path.name, path.state)
+                    let why = path.last_error().unwrap_or_default();
+                    format!("{} {} {why}", path.path, state)
                 });
-                self.states[at] = path.state;
+                self.states[at] = state;
             }
         }
     }

@@ -626,7 +626,7 @@ impl Run {
     fn check(&self, restarts: u64) -> Result<(), String> {
         for (at, client) in self.clients.iter().enumerate() {
             for path in client.core.paths() {
-                if !path.connected || path.reconnects != restarts {
+                if !path.is_connected() || path.reconnects != restarts {
                     return Err(format!("client {at} after {restarts} restarts: {path:?}"));
                 }
             }

@@ -371,9 +371,9 @@ pub(super) fn not_live(cluster: &Cluster, what: &str, bound: Duration) -> Failur
         text += &format!("; the session gave up: {why}");
     }
     for (at, path) in cluster.paths().into_iter().enumerate() {
-        if !path.connected {
-            let why = path.last_error.unwrap_or_default();
-            text += &format!("; path {at} is {}: {why}", path.state);
+        if !path.is_connected() {
+            let why = path.last_error().unwrap_or_default();
+            text += &format!("; path {at} is {}: {why}", path.state_name());
         }
     }
     text += &cluster.other_sizes();

@@ -50,7 +50,7 @@ fn text(stats: &Stats) -> String {
 /// Breakdown of the time of requests, for the device, and for each path if there are several.
 fn parts_text(stats: &Stats) -> String {
     let paths: &[PathStats] = if stats.paths.len() > 1 { &stats.paths } else { &[] };
-    let of_paths = paths.iter().map(|path| (&*path.path, &path.parts_us));
+    let of_paths = paths.iter().map(|path| (&*path.status.path, &path.parts_us));
     let mut out = format!(
         "{:<14} {:>12} {:>10} {:>10} {:>10}  PATH\n",
         "PART", "COUNT", "P50 US", "P99 US", "MAX US"
@@ -63,12 +63,13 @@ fn parts_text(stats: &Stats) -> String {
     out
 }
 
-fn path_text(path: &PathStats) -> String {
-    let failovers = match path.failovers {
+fn path_text(stats: &PathStats) -> String {
+    let path = &stats.status;
+    let failovers = match stats.failovers {
         0 => String::new(),
         count => format!(", {count} failovers"),
     };
-    let slow = match path.slow_requests {
+    let slow = match stats.slow_requests {
         0 => String::new(),
         count => format!(", {count} slow requests"),
     };
@@ -77,12 +78,12 @@ fn path_text(path: &PathStats) -> String {
          in flight {}, {}, heartbeats: {} sent, {} missed\n",
         path.path,
         path.state.to_string(),
-        path.requests,
-        size_text(path.bytes),
-        path.errors,
+        stats.requests,
+        size_text(stats.bytes),
+        stats.errors,
         path.reconnects,
-        path.inflight,
-        latency_text(path.latency_us.as_ref()),
+        stats.inflight,
+        latency_text(stats.latency_us.as_ref()),
         path.heartbeats.sent,
         path.heartbeats.missed
     )

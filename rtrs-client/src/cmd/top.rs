@@ -90,7 +90,7 @@ fn entry(name: &str, path: &Path, timeout: Duration) -> Option<Entry> {
 fn session(status: &Status, stats: Option<&Stats>) -> Entry {
     let of_path = |path: &PathInfo| {
         let all = stats.map_or(&[][..], |stats| stats.paths.as_slice());
-        path_entry(path, all.iter().find(|stats| stats.path == path.path))
+        path_entry(path, all.iter().find(|stats| stats.status.path == path.path))
     };
     Entry {
         name: status.name.clone(),

@@ -1,7 +1,6 @@
 //! Metrics of a session, for scrapes and for `rtrs-client metrics`, collected from the reports that
 //! `status` and `stats` use. This runs on the requesting thread.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
@@ -91,33 +90,23 @@ pub(crate) fn samples(
         add_path(&mut out, name, path);
     }
     if counts_session {
-        add_session(&mut out, name, &status, &stats, reports);
+        add_session(&mut out, name, &stats, reports);
     }
     out
 }
 
 /// Adds the samples of the session as a whole.
-fn add_session(
-    out: &mut Samples,
-    name: &str,
-    status: &Status,
-    stats: &Stats,
-    reports: &[ClientShardReport],
-) {
+fn add_session(out: &mut Samples, name: &str, stats: &Stats, reports: &[ClientShardReport]) {
     add_parts(out, name, reports);
     for (transport, fabric) in &stats.transports {
         out.add(&m::CRC_ERRORS, &[ROLE, name, transport], fabric.crc_errors);
         out.add(&m::RECEIVED, &[ROLE, name, transport], fabric.bytes_received);
         out.add(&m::SENT, &[ROLE, name, transport], fabric.bytes_sent);
     }
-    let internal = status.paths().iter().map(|path| path.internal_errors).sum::<u64>();
+    let internal = stats.paths.iter().map(|path| path.status.internal_errors).sum::<u64>();
     out.add(&m::INTERNAL_ERRORS, &[ROLE, name], internal);
-    let of_paths = stats.paths.iter().map(|path| (&*path.path, path));
-    let of_paths: BTreeMap<&str, &PathStats> = of_paths.collect();
-    for path in status.paths() {
-        if let Some(stats) = of_paths.get(&*path.path) {
-            count_path(out, name, path, stats);
-        }
+    for path in &stats.paths {
+        count_path(out, name, path);
     }
 }
 
@@ -163,7 +152,8 @@ fn add_path(out: &mut Samples, name: &str, path: &PathInfo) {
 }
 
 /// Adds the counters of a path.
-fn count_path(out: &mut Samples, name: &str, path: &PathInfo, stats: &PathStats) {
+fn count_path(out: &mut Samples, name: &str, stats: &PathStats) {
+    let path = &stats.status;
     let labels = &[name, &*path.path][..];
     out.add(&m::PATH_INFLIGHT, labels, u64::from(stats.inflight));
     if let Some(us) = path.heartbeat_us.filter(|_| path.is_up()) {

@@ -373,13 +373,17 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
         inflight: r.engine.inflight,
         nbd_connections: connections(identity, r),
     });
+    let of_path = |path: &PathStatus| {
+        let status = path_info(path, identity.volume(reports), reports);
+        path_stats(path.id, status, &total, reports, with_times)
+    };
     Stats {
         name: identity.name.clone(),
         ops,
         latency_us: latency(&device.latency),
         times: with_times.then(|| buckets(&device.latency)),
         parts_us: parts(&total.parts(), with_times),
-        paths: paths.iter().map(|path| path_stats(path, &total, reports, with_times)).collect(),
+        paths: paths.iter().map(of_path).collect(),
         cores: shards.collect(),
         fabric,
         transports,
@@ -398,22 +402,16 @@ pub(crate) fn set_paths(settings: &mut [SettingValue], reports: &[ClientShardRep
 }
 
 fn path_stats(
-    path: &PathStatus,
+    path: PathId,
+    status: PathInfo,
     total: &ShardStats,
     reports: &[ClientShardReport],
     with_times: bool,
 ) -> PathStats {
-    let at = path.id.index();
+    let at = path.index();
     let count = total.paths.get(at).copied().unwrap_or_default();
     PathStats {
-        path: path.path.clone(),
-        transport: path.transport.to_owned(),
-        address: path.address.clone(),
-        state: path.state,
-        slow: is_slow(path, reports),
-        reconnects: path.reconnects,
-        heartbeat_us: path.heartbeat_us,
-        heartbeats: heartbeats(path),
+        status,
         inflight: reports.iter().filter_map(|r| r.engine.path_inflight.get(at)).sum(),
         latency_us: total.path_latency.get(at).map(latency),
         times: total.path_latency.get(at).filter(|_| with_times).map(buckets),

@@ -37,7 +37,8 @@ use self::control::SessionControl;
 pub use self::control::change::{Change, ChangeError, Leaving};
 pub use self::control::failure::SessionFailure;
 pub(crate) use self::control::no_path::NoPathWait;
-pub(crate) use self::control::status::{PathProgress, PathStatus, VolumeStatus};
+pub(crate) use self::control::status::PathProgress;
+pub use self::control::status::{PathStatus, VolumeStatus};
 use self::control::view::SessionView;
 use self::ctx::{Ctx, Fabrics};
 pub use self::device_set::DeviceIndex;
@@ -56,46 +57,7 @@ pub use self::session::{
     Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
     VOLUMES_MAX, VolumeConfig,
 };
-use crate::path::state::PathState;
 use crate::stats::ShardStats;
-
-/// Status of a path, as known to the control shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathView {
-    /// Name of the path.
-    pub name: String,
-    /// Whether the path is connected and carries IO.
-    pub connected: bool,
-    /// Whether the path is being taken out of use by hand.
-    pub leaving: bool,
-    /// Name of the state, as in listings.
-    pub state: String,
-    /// Number of volumes that the path serves.
-    pub volumes: usize,
-    /// Number of reconnects.
-    pub reconnects: u64,
-    /// Reason for the last end of the path.
-    pub last_error: Option<String>,
-}
-
-/// Status of a volume, as known to the control shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeView {
-    /// Device of the volume on each shard.
-    pub device: DeviceIndex,
-    /// Export name.
-    pub export: String,
-    /// Whether a user has the volume; false from its release until the session has closed it.
-    pub used: bool,
-    /// Whether the volume is open at the server.
-    pub open: bool,
-    /// Whether the volume has failed.
-    pub failed: bool,
-    /// Reason for the failure, or the problem found when the volume was last tried.
-    pub obstacle: Option<String>,
-    /// Paths that do not serve the volume, and the reasons.
-    pub refusals: Vec<(String, String)>,
-}
 
 /// State and counters of one shard of a session.
 #[derive(Debug)]
@@ -307,17 +269,8 @@ impl ClientEngine {
     }
 
     /// Returns the volumes, including those being closed; on the control shard only.
-    pub fn volumes(&self, now: Instant) -> Vec<VolumeView> {
-        let volumes = self.view().map(|view| view.volumes(now));
-        let view = |volume: VolumeStatus| {
-            let VolumeStatus { device, export, used, open, failed, obstacle, refusals, .. } =
-                volume;
-            let obstacle = obstacle.map(|obstacle| obstacle.to_string());
-            let refusals = refusals.into_iter().map(|(path, why)| (path, why.to_string()));
-            let refusals = refusals.collect();
-            VolumeView { device, export, used, open, failed, obstacle, refusals }
-        };
-        volumes.into_iter().flatten().map(view).collect()
+    pub fn volumes(&self, now: Instant) -> Vec<VolumeStatus> {
+        self.view().map(|view| view.volumes(now)).unwrap_or_default()
     }
 
     /// Returns the time of the next poll even if nothing happens.
@@ -433,20 +386,8 @@ impl ClientEngine {
     }
 
     /// Returns the session's paths; empty except on the control shard.
-    pub fn paths(&self) -> Vec<PathView> {
-        let status = self.view().map(SessionView::paths).unwrap_or_default();
-        status
-            .into_iter()
-            .map(|path| PathView {
-                name: path.path,
-                leaving: path.leaving.is_some(),
-                connected: matches!(path.state, PathState::Connected | PathState::Standby),
-                state: path.state.to_string(),
-                volumes: path.volumes,
-                reconnects: path.reconnects,
-                last_error: path.last_end.map(|end| end.to_string()),
-            })
-            .collect()
+    pub fn paths(&self) -> Vec<PathStatus> {
+        self.view().map(SessionView::paths).unwrap_or_default()
     }
 
     /// Returns the number of unfinished IOs on this shard.

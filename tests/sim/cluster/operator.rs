@@ -119,9 +119,9 @@ impl Cluster {
         let mut whole = true;
         for path in 0..self.options.paths {
             let name = path_name(path);
-            let found = there.iter().find(|one| one.name == name);
-            whole &= found.is_some_and(|one| !one.leaving);
-            if found.is_none_or(|one| one.state == "disconnected") {
+            let found = there.iter().find(|one| one.path == name);
+            whole &= found.is_some_and(|one| !one.is_leaving());
+            if found.is_none_or(|one| one.state_name() == "disconnected") {
                 whole = false;
                 self.ensure_path(now, path, Duration::ZERO);
             }
@@ -132,7 +132,7 @@ impl Cluster {
     /// Adds or reconnects a path of the session.
     pub(super) fn ensure_path(&mut self, now: Instant, path: usize, within: Duration) {
         let name = path_name(path);
-        let change = if self.paths().iter().any(|one| one.name == name) {
+        let change = if self.paths().iter().any(|one| one.path == name) {
             Change::Reconnect(Leaving { path: name, within, force: false })
         } else {
             self.added = self.added.wrapping_add(1);
@@ -205,7 +205,7 @@ impl Cluster {
         self.client.first().is_some_and(|home| home.core.failure() == removed)
             && self.workloads().all(Workload::is_idle)
             && self.left_at_client() == (0, 0)
-            && !self.paths().iter().any(|path| path.connected)
+            && !self.paths().iter().any(|path| path.is_connected())
             && (sessions, requests, block) == (neighbors, 0, 0)
             && self.exports.held.strong_count() == 0
     }
@@ -247,7 +247,7 @@ impl Cluster {
     /// Describes the remains of a session whose export was removed, for a failure report.
     fn what_removal_left(&self) -> String {
         let why = self.gave_up().unwrap_or_else(|| "it did not end".to_owned());
-        let paths: Vec<_> = self.paths().into_iter().map(|path| path.state).collect();
+        let paths: Vec<_> = self.paths().into_iter().map(|path| path.state_name()).collect();
         format!(
             "{} s after its export was removed: the session says: {why}; paths {paths:?}; IOs and \
              permits of the client {:?}; sessions, connections, requests and block IO of the \

@@ -246,7 +246,7 @@ impl Cluster {
             return;
         }
         let is_there = self.second.as_ref().is_some_and(|second| second.is_there);
-        let failed = |volume: &rtrs_client::VolumeView| volume.device == INDEX && volume.failed;
+        let failed = |volume: &rtrs_client::VolumeStatus| volume.device == INDEX && volume.failed;
         if is_there && self.client[0].core.volumes(now).iter().any(failed) {
             self.close_second(now);
         }

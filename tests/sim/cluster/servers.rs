@@ -361,7 +361,8 @@ impl Cluster {
     /// Otherwise the session may legitimately switch to another, and the run proves nothing.
     pub(super) fn check_first_path(&self) -> Result<(), Failure> {
         let stays = self.other_servers.is_on() && self.other_servers.is_beside() && self.is_loaded;
-        if !stays || self.paths().first().is_some_and(|path| path.connected && path.reconnects == 0)
+        if !stays
+            || self.paths().first().is_some_and(|path| path.is_connected() && path.reconnects == 0)
         {
             return Ok(());
         }

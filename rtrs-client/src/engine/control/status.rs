@@ -13,18 +13,19 @@ use crate::path::state::PathState;
 
 /// Status of a volume, as known to the control shard.
 #[derive(Clone, Debug)]
-pub(crate) struct VolumeStatus {
-    pub(crate) device: DeviceIndex,
+pub struct VolumeStatus {
+    /// Device of the volume on each shard.
+    pub device: DeviceIndex,
     /// Export name.
-    pub(crate) export: String,
-    /// Whether a user has the volume; false once it was released.
-    pub(crate) used: bool,
+    pub export: String,
+    /// Whether a user has the volume; false from its release until the session has closed it.
+    pub used: bool,
     /// Whether the volume is open at the server.
-    pub(crate) open: bool,
+    pub open: bool,
     /// Whether the volume has failed.
-    pub(crate) failed: bool,
+    pub failed: bool,
     /// Reason for the failure, or the problem found when it was last tried.
-    pub(crate) obstacle: Option<SessionFailure>,
+    pub obstacle: Option<SessionFailure>,
     /// Treatment of IO while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
     /// Identity that the volume is pinned to.
@@ -63,37 +64,59 @@ impl PathErrors {
 
 /// Status of a path, as listings show it.
 #[derive(Clone, Debug)]
-pub(crate) struct PathStatus {
+pub struct PathStatus {
     /// Slot of the path in the session's tables.
-    pub id: PathId,
+    pub(crate) id: PathId,
     /// Name as the user wrote it.
     pub path: String,
     /// Transport of the path: `tcp` or `rdma`.
-    pub transport: &'static str,
+    pub(crate) transport: &'static str,
     /// Server address of the current or last attempt.
-    pub address: String,
+    pub(crate) address: String,
     /// State of the path.
-    pub state: PathState,
+    pub(crate) state: PathState,
     /// Reason why the path is being taken out of use: `remove`, `disconnect` or `reconnect`.
-    pub leaving: Option<&'static str>,
+    pub(crate) leaving: Option<&'static str>,
     /// Number of volumes that the path serves.
     pub volumes: usize,
     /// Number of connections, including the service connection.
-    pub connections: u16,
+    pub(crate) connections: u16,
     /// Number of reconnects.
     pub reconnects: u64,
     /// Number of failed attempts and lost connections.
-    pub ends: u64,
+    pub(crate) ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
-    pub heartbeat_us: Option<u64>,
+    pub(crate) heartbeat_us: Option<u64>,
     /// Longest silence of a path that counts as alive; absent while it is not connected.
-    pub silence_max_ms: Option<u64>,
+    pub(crate) silence_max_ms: Option<u64>,
     /// Heartbeats sent by this end.
-    pub heartbeats: HeartbeatCount,
+    pub(crate) heartbeats: HeartbeatCount,
     /// Number of impossible states encountered, which are bugs of this end.
-    pub internal_errors: u64,
+    pub(crate) internal_errors: u64,
     /// Reason for the last end of the path, unless it is connected.
-    pub last_end: Option<PathEnd>,
+    pub(crate) last_end: Option<PathEnd>,
     /// Errors of the path since it was added.
-    pub errors: PathErrors,
+    pub(crate) errors: PathErrors,
+}
+
+impl PathStatus {
+    /// Whether the path is connected, whatever it serves.
+    pub fn is_connected(&self) -> bool {
+        matches!(self.state, PathState::Connected | PathState::Standby)
+    }
+
+    /// Whether the path is being taken out of use by hand.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Name of the state, as in listings.
+    pub fn state_name(&self) -> String {
+        self.state.to_string()
+    }
+
+    /// Reason for the last end of the path, unless it is connected.
+    pub fn last_error(&self) -> Option<String> {
+        self.last_end.as_ref().map(ToString::to_string)
+    }
 }
