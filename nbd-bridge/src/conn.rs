@@ -193,6 +193,24 @@ impl Conn {
         }
     }
 
+    /// Handles a client that neither sends nor reads any more.
+    fn on_gone(&mut self, port: &Port, shared: &mut Shared) {
+        if self.link.has_read_everything() {
+            self.note_left(shared);
+        }
+        self.abort(port, shared);
+    }
+
+    /// Settles the losses reported to a client that leaves, if it waits for no reply. It must have
+    /// received the replies that were sent.
+    fn note_left(&self, shared: &Shared) {
+        if let Some(losses) = &shared.losses
+            && self.rows == 0
+        {
+            self.reports.leave(losses);
+        }
+    }
+
     /// Checks whether the client has disconnected, on behalf of a connection that waits for this
     /// round. Bytes that the client sent and that have not been read are dropped, because those
     /// requests would be carried out after newer ones. A TCP client that has only shut down its
@@ -205,7 +223,7 @@ impl Conn {
         }
         let own = self.gate.is_only_one_of(due);
         match self.link.peer_end() {
-            PeerEnd::Gone => self.abort(port, shared),
+            PeerEnd::Gone => self.on_gone(port, shared),
             PeerEnd::SendsNoMore if self.link.is_tcp() && !own => self.depart(port, shared),
             PeerEnd::SendsNoMore | PeerEnd::Open => {}
         }
@@ -283,7 +301,7 @@ impl Conn {
             return;
         }
         match self.link.peer_end() {
-            PeerEnd::Gone => self.abort(port, shared),
+            PeerEnd::Gone => self.on_gone(port, shared),
             PeerEnd::SendsNoMore => self.link.set_half_closed(),
             PeerEnd::Open => {}
         }

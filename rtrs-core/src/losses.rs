@@ -5,7 +5,8 @@
 //! matter which user wrote the lost data: where several connections present one device (NBD's
 //! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
 //! starts with the losses known at the device's last successful flush, so a client that reconnects
-//! still receives a loss that was not reported on its last connection.
+//! still receives a loss that was not reported on its last connection. A user that received a report
+//! and left counts like a successful flush: programs that flush once each would all fail otherwise.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +18,7 @@ pub struct Losses {
     count: AtomicU64,
     /// Number of losses that may affect any earlier acknowledged write.
     shared: AtomicU64,
-    /// Number of losses known at the last successful flush.
+    /// Number of losses known at the last successful flush, or reported to a user that has left.
     settled: AtomicU64,
     /// Highest number of losses reported to any user.
     reported: AtomicU64,
@@ -55,6 +56,11 @@ impl Losses {
         self.settled.load(Ordering::SeqCst)
     }
 
+    /// Records that a user has left after it received the reports of `reported` losses.
+    pub fn settle(&self, reported: u64) {
+        self.settled.fetch_max(reported, Ordering::SeqCst);
+    }
+
     /// Returns the count reported to the common user.
     pub fn common(&self) -> u64 {
         self.common.load(Ordering::SeqCst)
@@ -84,7 +90,7 @@ impl Losses {
         let known = count <= once.unwrap_or(reported) || crate::mutated!(LossUnreported);
         match status {
             IoStatus::Ok if known => {
-                self.settled.fetch_max(reported, Ordering::SeqCst);
+                self.settle(reported);
                 (status, reported)
             }
             // The flush did not reach the device, so its outcome reveals nothing about earlier

@@ -23,6 +23,8 @@ pub(super) struct Link {
     /// Connected over TCP, where a disconnected client looks like one that only shut down its
     /// sending side.
     tcp: bool,
+    /// Accepted by a listener of unix sockets, so the other end is the client itself and no relay.
+    local: bool,
     /// The other end is the kernel, which has no timeouts.
     kernel: bool,
     receiving: Option<OpId>,
@@ -42,11 +44,14 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(fd: Fd, slot: usize, kernel: bool, now: Instant) -> std::io::Result<Self> {
-        let tcp = !socket2::SockRef::from(&fd).local_addr()?.is_unix();
+        let address = socket2::SockRef::from(&fd).local_addr()?;
+        let tcp = !address.is_unix();
+        let local = !tcp && !address.is_unnamed();
         Ok(Self {
             fd,
             slot: slot as u64,
             tcp,
+            local,
             kernel,
             receiving: None,
             sending: None,
@@ -74,6 +79,13 @@ impl Link {
     /// State of the other end of the socket.
     pub(super) fn peer_end(&self) -> PeerEnd {
         peer_end(&self.fd)
+    }
+
+    /// Whether the other end, which is gone, has read everything that was sent. False if unknown.
+    /// The kernel reports a unix socket that was closed with unread data by ECONNRESET.
+    pub(super) fn has_read_everything(&self) -> bool {
+        let error = || socket2::SockRef::from(&self.fd).take_error();
+        self.local && !self.is_sending() && matches!(error(), Ok(None))
     }
 
     /// Number of bytes that have arrived and have not been received.

@@ -98,6 +98,13 @@ impl LossReports {
         self.older = self.older.map(|(reported, _)| (reported, arrived));
     }
 
+    /// Records that the client has left after it received all replies.
+    pub(super) fn leave(&self, losses: &Losses) {
+        if !self.kernel {
+            losses.settle(self.reported);
+        }
+    }
+
     /// Ends a flush, which fails if a loss has not been reported to the client. Returns true when
     /// its status changed.
     pub(super) fn end_flush(&mut self, index: u32, row: &mut NbdRow, losses: &Losses) -> bool {

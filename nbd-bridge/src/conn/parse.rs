@@ -141,6 +141,7 @@ impl Conn {
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
         if request.op == Op::Disconnect {
             self.in_order = true;
+            self.note_left(shared);
             self.depart(port, shared);
             return false;
         }

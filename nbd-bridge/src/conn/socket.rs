@@ -31,7 +31,7 @@ impl Conn {
             }
             // At the end of the stream, requests in flight are still answered if the client only
             // shut down its sending side.
-            Ok(_) if self.link.peer_end() == PeerEnd::Gone => self.abort(port, shared),
+            Ok(_) if self.link.peer_end() == PeerEnd::Gone => self.on_gone(port, shared),
             Ok(_) => self.depart(port, shared),
             Err(_) => self.abort(port, shared),
         }

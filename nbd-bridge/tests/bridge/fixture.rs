@@ -1,7 +1,9 @@
 //! A bridge on a real ring in a thread of its own, with the queries that tests need.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
@@ -14,6 +16,9 @@ use rtrs_core::time::{Instant, earliest};
 
 use crate::client::Client;
 use crate::device::{Switches, TestDevice};
+
+/// Maximum time of anything that a test waits for.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) enum Message {
     Adopt(OwnedFd),
@@ -179,10 +184,23 @@ impl Fixture {
     /// Returns a connected socket, before the handshake.
     pub(crate) fn socket(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        ours.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        ours.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        ours.set_write_timeout(Some(WAIT_MAX)).unwrap();
         self.mail.send(Message::Adopt(theirs.into()));
         ours
+    }
+
+    /// Returns a client past the handshake, which was accepted by a listener.
+    pub(crate) fn accepted_client(&self) -> Client {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("bridge-{}-{}", std::process::id(), COUNT.fetch_add(1, SeqCst));
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let ours = UnixStream::connect_addr(&address).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        self.mail.send(Message::Adopt(theirs.into()));
+        Client::go(ours, true)
     }
 
     /// Returns a client past the handshake.
@@ -193,18 +211,18 @@ impl Fixture {
     pub(crate) fn report(&self) -> Report {
         let (reply, answer) = mpsc::channel();
         self.mail.send(Message::Query(reply));
-        answer.recv_timeout(Duration::from_secs(10)).expect("the bridge's core answers")
+        answer.recv_timeout(WAIT_MAX).expect("the bridge's core answers")
     }
 
     /// Waits until the report satisfies `wanted`.
     pub(crate) fn wait(&self, what: &str, wanted: impl Fn(&Report) -> bool) -> Report {
-        let end = StdInstant::now() + Duration::from_secs(10);
+        let end = StdInstant::now() + WAIT_MAX;
         loop {
             let report = self.report();
             if wanted(&report) {
                 return report;
             }
-            assert!(StdInstant::now() < end, "no {what} within ten seconds: {report:?}");
+            assert!(StdInstant::now() < end, "no {what} within {WAIT_MAX:?}: {report:?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -31,6 +31,43 @@ fn a_loss_fails_one_flush_per_client_and_is_counted() {
     assert_eq!((stats.completed, stats.failed), (4, 2));
 }
 
+#[test]
+fn clients_that_flush_once_are_not_told_of_a_loss_forever() {
+    for disconnects in [true, false] {
+        let fixture = Fixture::new();
+        fixture.switches.losses.add();
+        let mut first = fixture.accepted_client();
+        assert_eq!(first.error_of(FLUSH, 0, 0, 0), 5);
+        if disconnects {
+            first.disconnect();
+        } else {
+            drop(first);
+            fixture.wait("its end", |report| report.connections == 0);
+        }
+        let mut second = fixture.accepted_client();
+        assert_eq!(second.error_of(FLUSH, 0, 0, 0), 0);
+        second.disconnect();
+        fixture.finish();
+    }
+}
+
+#[test]
+fn a_client_that_left_without_its_reply_may_return_for_the_loss() {
+    let fixture = Fixture::new();
+    let mut early = fixture.accepted_client();
+    fixture.switches.losses.add();
+    early.send(FLUSH, 0, 1, 0, 0);
+    fixture.wait("the failed flush", |report| report.stats.failed == 1);
+    drop(early);
+    fixture.wait("its end", |report| report.connections == 0);
+    let mut again = fixture.accepted_client();
+    // Leaving without a flush settles nothing.
+    fixture.accepted_client().disconnect();
+    assert_eq!(again.error_of(FLUSH, 0, 0, 0), 5);
+    again.disconnect();
+    fixture.finish();
+}
+
 /// A flush by another client during the write does not report the loss.
 #[test]
 fn a_loss_between_parts_of_a_write_is_reported_after_its_end() {
