@@ -449,7 +449,7 @@ mod tests {
     }
 
     fn wait_saved(epoch: &SyncEpoch, rises: u32) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while !epoch.is_saved(rises) {
             assert!(Instant::now() < end, "not saved");
             thread::sleep(Duration::from_millis(1));

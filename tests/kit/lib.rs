@@ -45,11 +45,12 @@ pub use transport::Transport;
 use std::time::{Duration, Instant};
 
 /// Maximum time of a command that only talks to daemons.
-pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
+pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a program that moves data.
-pub const COPY_TIME_MAX: Duration = Duration::from_secs(180);
-/// Maximum time of a daemon from SIGTERM to its exit: the documented bound and a margin.
-pub const STOP_TIME_MAX: Duration = Duration::from_secs(20);
+pub const COPY_TIME_MAX: Duration = Duration::from_secs(300);
+/// Maximum time of a daemon from SIGTERM to its exit: the documented bound, and a margin for a busy
+/// machine.
+pub const STOP_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Polls `check` until it returns a value; panics with `what` after `limit`.
 ///

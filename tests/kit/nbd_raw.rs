@@ -377,7 +377,7 @@ impl Innocent {
     /// Panics when neither happens in time.
     pub fn progress(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
-        wait_for("progress of the innocent client", Duration::from_secs(10), || {
+        wait_for("progress of the innocent client", Duration::from_secs(60), || {
             let thread = self.thread.as_ref().expect("started");
             (self.rounds.load(Ordering::Relaxed) > before + 3 || thread.is_finished()).then_some(())
         });

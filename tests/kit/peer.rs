@@ -21,7 +21,7 @@ pub use rtrs_core::tests::{Answer, Data, PathOptions as PeerOptions, read_messag
 use crate::transport::Transport;
 
 /// Maximum time for each answer of the server.
-const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(20);
+const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(60);
 
 /// Client's end of one path.
 #[derive(Debug)]

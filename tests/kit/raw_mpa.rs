@@ -8,7 +8,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Maximum time for the server to answer or to close.
-const TIME_MAX: Duration = Duration::from_secs(10);
+const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// First bytes of an MPA request.
 pub const REQUEST_KEY: &[u8; 16] = b"MPA ID Req Frame";

@@ -16,7 +16,7 @@ use crate::transport::Transport;
 use crate::{COMMAND_TIME_MAX, wait_for};
 
 /// Maximum time until the server reports that it listens.
-const READY_TIME_MAX: Duration = Duration::from_secs(20);
+const READY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Start of the line with each address in the server's output.
 const READY_WORDS: &str = "listening on ";
 

@@ -13,7 +13,7 @@ use crate::scratch::Scratch;
 use crate::server::{Server, ServerBuilder};
 
 /// Maximum time of any single reply of an NBD server.
-const REPLY_TIME_MAX: Duration = Duration::from_secs(30);
+const REPLY_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// A server, a session, a directory.
 #[derive(Debug)]

@@ -654,7 +654,7 @@ fn nbd_connections_open_and_close() {
             raw.send_request(0, consts::CMD_DISC, 0, 0);
         }
     }
-    wait_for("closed connections to be freed", Duration::from_secs(30), || {
+    wait_for("closed connections to be freed", COMMAND_TIME_MAX, || {
         (descriptors() <= before + 2).then_some(())
     });
     let grown = resident_memory(pid).saturating_sub(memory);

@@ -57,14 +57,14 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     dumpcap.args(["-P", "-w", file]);
     let mut capture = Proc::start(dumpcap);
     // dumpcap creates the file just before it starts to capture.
-    wait_for("dumpcap to start", Duration::from_secs(20), || {
+    wait_for("dumpcap to start", COMMAND_TIME_MAX, || {
         std::fs::metadata(file).ok().filter(|meta| meta.len() > 0)
     });
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_secs(1));
     meanwhile();
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_secs(1));
     capture.signal("INT");
-    let ended = capture.wait(Duration::from_secs(20));
+    let ended = capture.wait(COMMAND_TIME_MAX);
     assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
 }
 

@@ -12,7 +12,7 @@ use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
 use rtrs_tests::{Peer, PeerOptions, Server, wait_for};
 
 /// Maximum time of a refusal, long before the heartbeat would have ended the path.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK: u32 = 512;
 /// Connection and permit that the test uses.
 const AT: (usize, u16) = (1, 6);

@@ -30,15 +30,15 @@ const MIB: u64 = 1 << 20;
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
 /// Handshake timeout of the servers here over TCP, for start-up steps and handshakes.
-const HANDSHAKE: Duration = Duration::from_secs(4);
+const HANDSHAKE: Duration = Duration::from_secs(12);
 /// Handshake timeout in an emulated machine with a software RDMA device.
 const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
 /// Maximum time in which a violation closes the connection, long before any timeout. An emulated
 /// machine with a software RDMA device gets more, and has longer timeouts.
-const AT_ONCE: Duration = Duration::from_millis(2500);
+const AT_ONCE: Duration = Duration::from_secs(10);
 const AT_ONCE_RDMA: Duration = Duration::from_secs(15);
 /// Maximum time in which a path ends for any reason.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const RESET: i16 = -(errno::ECONNRESET.cast_signed());
 
@@ -69,14 +69,16 @@ impl Scene {
             .export("vol1=mem:1M")
             .export("vol2=mem:1M,block-size=4096")
             .export("ro=mem:1M,ro")
-            .export("slow=mem:1M,delay=500ms")
+            .export("slow=mem:1M,delay=3s")
             .args(&["--queue-depth", "24", "--chunk-size", "64k"])
             .args(&["--handshake-timeout", &format!("{}ms", within.as_millis())])
             .args(&["--shards", "2"])
             // Silence ends no path here, so an ignored violation is noticed.
             .args(&["--heartbeat", "1m"])
             .args(args);
-        let stand = Stand::start(Scratch::new(), server, |client: ClientBuilder| client);
+        let stand = Stand::start(Scratch::new(), server, |client: ClientBuilder| {
+            client.args(&["--heartbeat", "1m"])
+        });
         let innocent = Innocent::start(stand.client.front(), "vol0");
         let server: SocketAddr = stand.server.address().parse().expect("an address");
         let pid = stand.server.pid();

@@ -29,7 +29,7 @@ fn up(session: &Value) -> Vec<&Value> {
 
 /// Waits until the only session has that many paths up.
 fn wait_up(server: &Server, count: usize) -> Value {
-    wait_for("the session's paths", Duration::from_secs(30), || {
+    wait_for("the session's paths", COMMAND_TIME_MAX, || {
         let sessions = server.sessions();
         let whole = sessions.len() == 1 && up(&sessions[0]).len() == count;
         whole.then(|| sessions[0].clone())
@@ -206,7 +206,7 @@ fn a_drain_and_a_new_server_cause_only_a_pause() {
         let _ = wait_up(&server, 2);
         let _ = server.command(&["drain"]).ok().says("drained");
         // The process has ended when the command returns: address and file are free.
-        let _ = server.wait(Duration::from_secs(1)).code(0);
+        let _ = server.wait(STOP_TIME_MAX).code(0);
         server = start();
         innocent.progress();
     }
@@ -221,8 +221,8 @@ fn a_drain_and_a_new_server_cause_only_a_pause() {
 
 #[test]
 fn a_drain_completes_running_io() {
-    // Each IO takes 300 ms on the server, so some are in flight when the drain begins.
-    let server = Server::builder().export("vol0=mem:16M,delay=300ms").start();
+    // The write is in flight when the drain begins.
+    let server = Server::builder().export("vol0=mem:16M,delay=5s").start();
     let client = attach(&[server.portal().to_owned()], &["--no-path", "fail"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
     let cookie = raw.send_request(0, consts::CMD_WRITE, 4096, 4096);
@@ -368,7 +368,7 @@ fn a_hanging_backend_blocks_no_other_client() {
     let begin = Instant::now();
     let evict = ["session", "evict", "hung", "--within", "300ms"];
     let _ = server.command(&evict).code(1).says("the backend still runs 1 of its requests");
-    assert!(begin.elapsed() < Duration::from_secs(10), "took {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(60), "took {:?}", begin.elapsed());
     assert_eq!(hung()["state"], "evicted");
     // The session's name is free; the export that it may still write to is not.
     let words = ["--session-name", "hung"];
@@ -377,7 +377,7 @@ fn a_hanging_backend_blocks_no_other_client() {
     innocent.progress();
     let begin = Instant::now();
     let _ = server.command(&["drain", "--within", "2s"]).code(1).says("1 requests did not finish");
-    assert!(begin.elapsed() < Duration::from_secs(20), "took {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(60), "took {:?}", begin.elapsed());
     let _ = server.wait(STOP_TIME_MAX).code(1).says("drained, but 1 requests did not finish");
     drop(innocent);
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Finished, Front, Innocent, Proc, RawNbd, STOP_TIME_MAX, Scratch,
-    Server, bin, run, wait_for,
+    Server, bin, free_port, run, wait_for,
 };
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ impl Host {
             server = server.export(format!("vol{n}=mem:16M"));
         }
         for ip in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
-            server = server.listen(format!("tcp://{ip}:0"));
+            server = server.listen(format!("tcp://{ip}:{}", free_port()));
         }
         let server = server.start();
         let paths = server.portals().to_vec();
@@ -142,7 +142,7 @@ fn a_file_can_be_applied_repeatedly() {
 fn a_mistyped_address_removes_no_connected_path() {
     let host = Host::new();
     let _ = host.with(&[host.entry("vol0", &[0, 1], "")], &["apply"]).ok();
-    let dead = format!("tcp://127.0.0.1:{}", rtrs_tests::free_port());
+    let dead = format!("tcp://127.0.0.1:{}", free_port());
     let wrong = host.entry("vol0", &[0], "  policy: round-robin\n").replace(&host.paths[0], &dead);
     let done = host.with(&[wrong], &["apply"]).code(1);
     let done = done.says("no added path is connected").says(&host.paths[0]);

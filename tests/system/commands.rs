@@ -92,9 +92,11 @@ fn a_detach_with_a_long_timeout_is_shortened_by_a_second_one() {
     let client = Client::attach("vol0").path(server.portal()).start();
     let mut raw = RawNbd::go(client.front(), "vol0");
     let _ = raw.send_request(0, consts::CMD_READ, 0, 4096);
-    std::thread::sleep(Duration::from_millis(200));
+    wait_for("the read", COMMAND_TIME_MAX, || (client.status()["inflight"] == 1).then_some(()));
     let patient = Proc::start(command(&client, &["detach", "vol0", "--force", "--within", "10m"]));
-    std::thread::sleep(Duration::from_millis(500));
+    wait_for("the detach", COMMAND_TIME_MAX, || {
+        (client.status()["state"] == "detaching").then_some(())
+    });
     let hurried = client.command(&["detach", "vol0", "--force", "--within", "0", "-o", "json"]);
     let hurried = hurried.code(1).says("1 IO request did not end in time and failed");
     assert_eq!(hurried.json()["abandoned"], 1, "{hurried:#?}");
@@ -127,9 +129,9 @@ fn a_detach_counts_abandoned_io_on_every_shard() {
 
 #[test]
 fn a_detach_waits_for_writes_of_closed_clients() {
-    let server = Server::builder().export("vol0=mem:16M,delay=1s").start();
+    let server = Server::builder().export("vol0=mem:16M,delay=10s").start();
     let client = Client::attach("vol0").path(server.portal()).start();
-    for (within, code, abandoned) in [("100ms", 1, 1), ("20s", 0, 0)] {
+    for (within, code, abandoned) in [("100ms", 1, 1), ("1m", 0, 0)] {
         let mut raw = RawNbd::go(client.front(), "vol0");
         let _ = raw.send_request(0, consts::CMD_WRITE, 0, 4096);
         raw.send(&[1; 4096]);
@@ -369,7 +371,7 @@ fn a_bench_ends_cleanly_when_its_terminal_closes() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let scratch = Scratch::new();
     let bench = format!(
-        "{} bench vol0 --path {} --runtime 4s --run-dir {}",
+        "{} bench vol0 --path {} --runtime 8s --run-dir {}",
         bin("rtrs-client").display(),
         server.portal(),
         scratch.text("run")

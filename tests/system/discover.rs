@@ -89,9 +89,9 @@ fn a_server_that_does_not_list_is_named_with_the_reason() {
     let silent = format!("tcp://{}", silent.local_addr().expect("an address"));
     let nobody = "tcp://127.0.0.1:1";
     let started = Instant::now();
-    let paths = [server.portal(), off.portal(), nobody, &silent, "-W", "500ms", "-o", "json"];
+    let paths = [server.portal(), off.portal(), nobody, &silent, "-W", "5s", "-o", "json"];
     let ended = discover(&paths).code(1);
-    assert!(started.elapsed() < Duration::from_secs(10), "{ended:?}");
+    assert!(started.elapsed() < Duration::from_secs(60), "{ended:?}");
     let listed = ended.json();
     let error = |at: usize| listed["servers"][at]["error"].as_str().unwrap_or_default().to_owned();
     assert_eq!(listed["servers"][0]["exports"][0]["name"], "vol0", "{listed}");

@@ -4,7 +4,8 @@ use std::fs::{self, DirEntry};
 use std::path::Path;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, sparse_file, wait_for,
+    COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, free_port,
+    sparse_file, wait_for,
 };
 
 const BLOCK: usize = 4096;
@@ -64,7 +65,8 @@ fn return_after_another_writer(restarts: bool) {
         let args = ["--state-dir", &scratch.text("state")];
         Server::builder().export(format!("v={image}")).listen(portal).args(&args).start()
     };
-    let mut server = start("tcp://127.0.0.1:0");
+    let portal = format!("tcp://127.0.0.1:{}", free_port());
+    let mut server = start(&portal);
     let first = attach(&server, "first");
     write(&first, 3);
     let mut late = RawNbd::go(first.front(), "v");
@@ -76,7 +78,6 @@ fn return_after_another_writer(restarts: bool) {
     write(&second, 8);
     second.detach();
     if restarts {
-        let portal = server.portal().to_owned();
         let _ = server.stop(STOP_TIME_MAX);
         server = start(&portal);
     }
@@ -107,12 +108,12 @@ fn a_restart_during_a_migration_ends_neither_side() {
         let args = ["--state-dir", &scratch.text("state")];
         Server::builder().export(format!("v={image}")).listen(portal).args(&args).start()
     };
-    let server = start("tcp://127.0.0.1:0");
+    let portal = format!("tcp://127.0.0.1:{}", free_port());
+    let server = start(&portal);
     let source = attach(&server, "source");
     write(&source, 1);
     let target = join(&server);
     write(&target, 2);
-    let portal = server.portal().to_owned();
     let _ = server.stop(STOP_TIME_MAX);
     let _server = start(&portal);
     write(&target, 3);

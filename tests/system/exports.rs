@@ -143,7 +143,7 @@ fn a_forced_removal_fails_the_client_permanently() {
 
 #[test]
 fn an_export_is_released_once_its_disk_responds() {
-    let server = Server::builder().export("slow=mem:16M,delay=3s").start();
+    let server = Server::builder().export("slow=mem:16M,delay=10s").start();
     let client = attach(&server, "slow", &[]);
     let mut raw = RawNbd::go(client.front(), "slow");
     let _ = raw.send_request(0, consts::CMD_WRITE, 0, 4096);
@@ -359,7 +359,7 @@ fn a_missing_export_does_not_keep_the_others_down() {
     let _ = set.says("late.img does not exist").says("the server tries again");
     let _ = server.command(&["export", "set", "late", "ro=x"]).code(2);
     let waiting = Client::attach("late").path(server.portal()).args(&["--retry-for", "2m"]);
-    let waiting = std::thread::scope(|scope| {
+    let waiting = thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting.start());
         let _ = server.wait_output("export=\"late\"");
         sparse_file(&scratch.path("late.img"), MIB);
@@ -390,7 +390,7 @@ fn a_target_that_hangs_delays_no_other() {
     let (_held, _) = listener.accept().expect("an attempt");
     sparse_file(&scratch.path("late.img"), MIB);
     let state = |name: &str| export(&server, name)["state"].clone();
-    let long = COMMAND_TIME_MAX.max(Duration::from_secs(60));
+    let long = COMMAND_TIME_MAX;
     wait_for("the other export", long, || (state("late") == "unused").then_some(()));
     wait_for("the reason", long, || {
         let hanging = export(&server, "hang");
@@ -474,25 +474,25 @@ fn a_memory_export_keeps_its_data_when_its_size_changes() {
 }
 
 #[test]
-fn a_thousand_exports_are_reloaded() {
+fn hundreds_of_exports_are_reloaded() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |size: &str| {
-        let exports = (0..1000).map(|n| format!("  - vol{n}=null:{size}\n"));
+        let exports = (0..300).map(|n| format!("  - vol{n}=null:{size}\n"));
         fs::write(&config, "export:\n".to_owned() + &exports.collect::<String>()).expect("a file");
     };
     fs::write(&config, "export: [vol0=null:1M]\n").expect("a file");
     let server = Server::builder().args(&["--config", &config]).start();
     write("1M");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
-    assert_eq!((names(&report, "added").len(), &report["unchanged"]), (999, &json!(1)));
+    assert_eq!((names(&report, "added").len(), &report["unchanged"]), (299, &json!(1)));
     write("2M");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
-    assert_eq!(names(&report, "changed").len(), 1000, "{report}");
-    assert_eq!(export(&server, "vol999")["size"], 2 * MIB);
+    assert_eq!(names(&report, "changed").len(), 300, "{report}");
+    assert_eq!(export(&server, "vol299")["size"], 2 * MIB);
     fs::write(&config, "export: [vol0=null:2M]\n").expect("a file");
     let report = server.command(&["reload", "-o", "json"]).ok().json();
-    assert_eq!((names(&report, "removed").len(), &report["unchanged"]), (999, &json!(1)));
+    assert_eq!((names(&report, "removed").len(), &report["unchanged"]), (299, &json!(1)));
     assert_eq!(exports(&server).len(), 1);
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -514,7 +514,7 @@ fn an_export_that_a_change_has_closed_is_tried_again() {
     let saved = server.command(&["export", "save", "-o", "json"]).ok().json();
     assert_eq!(saved[0]["name"], "v", "{saved}");
     drop(holder);
-    wait_for("the export to be served", Duration::from_secs(60), || {
+    wait_for("the export to be served", COMMAND_TIME_MAX, || {
         (export(&server, "v")["state"] == "unused").then_some(())
     });
     let _ = server.stop(STOP_TIME_MAX);

@@ -2,11 +2,10 @@
 //! and which are refused. Chunks of 64 KiB count in groups of three, 204 KiB.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use rtrs_tests::{
-    Client, Innocent, Peer, PeerOptions, RawNbd, Reply, STOP_TIME_MAX, Server, ServerBuilder,
-    wait_for,
+    COMMAND_TIME_MAX, Client, Innocent, Peer, PeerOptions, RawNbd, Reply, STOP_TIME_MAX, Server,
+    ServerBuilder, wait_for,
 };
 use serde_json::Value;
 
@@ -68,7 +67,7 @@ fn under_memory_pressure_new_sessions_get_less_and_old_ones_reconnect() {
         let path = |session: &Value| session["paths"][0]["path"].as_u64();
         let before = path(&session(&server, name));
         let _ = server.command(&["session", "disconnect", name]).ok();
-        let again = wait_for("the path to come back", Duration::from_secs(30), || {
+        let again = wait_for("the path to come back", COMMAND_TIME_MAX, || {
             let sessions = server.sessions();
             let found = sessions.into_iter().find(|session| session["name"] == name)?;
             let up = found["paths"][0]["state"] == "connected" && path(&found) != before;

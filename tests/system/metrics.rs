@@ -9,14 +9,13 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use rtrs_core::ids::{PathUuid, SessionId};
 use rtrs_core::metrics::Metric;
 use rtrs_core::wire::AccessMode;
 use rtrs_tests::{
-    Client, Exposition, Peer, PeerOptions, RawNbd, Reply, STOP_TIME_MAX, Server, quick, requires,
-    scrape, scrape_tcp, wait_for,
+    COMMAND_TIME_MAX, Client, Exposition, Peer, PeerOptions, RawNbd, Reply, STOP_TIME_MAX, Server,
+    quick, requires, scrape, scrape_tcp, wait_for,
 };
 
 use super::settings::{holds, root};
@@ -36,7 +35,7 @@ pub(super) const CLIENT: &[&Metric] = rtrs_client::metrics::ALL;
 
 /// Returns the address at which a daemon serves its metrics.
 fn address(server: &Server) -> String {
-    wait_for("the address of the metrics", Duration::from_secs(20), || {
+    wait_for("the address of the metrics", COMMAND_TIME_MAX, || {
         let output = server.output();
         let at = output.split_once("serving metrics address=http://")?.1;
         Some(at.split_once("/metrics")?.0.to_owned())

@@ -68,7 +68,7 @@ impl Place {
 
     /// Waits for a line of the session's log and returns it.
     fn says(&self, text: &str) -> String {
-        wait_for(&format!("{text:?} in the log"), Duration::from_secs(20), || {
+        wait_for(&format!("{text:?} in the log"), COMMAND_TIME_MAX, || {
             let log = self.client.command(&["logs", "vol0"]).ok().stdout;
             log.lines().find(|line| line.contains(text)).map(str::to_owned)
         })
@@ -211,12 +211,17 @@ fn clients_without_a_valid_certificate_are_refused() {
     let _ = fails(place.nbdinfo("none"));
     let _ = place.nbdinfo("tls").ok();
     // A revoked certificate, without a restart.
+    let wait_admitted = |admitted: bool| {
+        wait_for("the list to be read again", COMMAND_TIME_MAX, || {
+            ((place.nbdinfo("tls").code == Some(0)) == admitted).then_some(())
+        });
+    };
     place.authority.revoke(&tls, &[Wanted::CLIENT.serial]);
-    std::thread::sleep(Duration::from_millis(1100));
-    let _ = fails(place.nbdinfo("tls"));
+    wait_admitted(false);
     place.authority.revoke(&tls, &[]);
-    std::thread::sleep(Duration::from_millis(1100));
+    wait_admitted(true);
     fs::remove_file(tls.join("ca-crl.pem")).expect("the list");
+    // Time to read it again.
     std::thread::sleep(Duration::from_millis(1100));
     let _ = place.nbdinfo("tls").ok();
     place.finish();

@@ -22,6 +22,9 @@ fn attach(server: &Server, export: &str, args: &[&str]) -> Client {
     Client::attach(export).path(server.portal()).args(&args).start()
 }
 
+/// Heartbeat at both ends with which no path ends on a busy machine.
+const LONG_SILENCE: [&str; 2] = ["--heartbeat", "1m"];
+
 fn set_len(path: &Path, size: u64) {
     let file = OpenOptions::new().write(true).open(path).expect("the file");
     file.set_len(size).expect("another length");
@@ -57,8 +60,9 @@ fn a_file_grows_under_load() {
     let path = scratch.path("a.img");
     sparse_file(&path, 16 * MIB);
     let spec = format!("vol0={}", scratch.text("a.img"));
-    let server = Server::builder().export(&spec).export("vol1=mem:16M").start();
-    let (client, beside) = (attach(&server, "vol0", &[]), attach(&server, "vol1", &[]));
+    let server = Server::builder().export(&spec).export("vol1=mem:16M").args(&LONG_SILENCE).start();
+    let attach = |export: &str| attach(&server, export, &LONG_SILENCE);
+    let (client, beside) = (attach("vol0"), attach("vol1"));
     let loads = [
         Innocent::start(client.front(), "vol0"),
         Innocent::start_at(client.front(), "vol0", MIB),
@@ -81,8 +85,7 @@ fn a_file_grows_under_load() {
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(0));
     // The command extends the file.
     let shown = resize(&server, &["--size", "64M"]);
-    let expected =
-        json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB, "was_cut": null,
+    let expected = json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB, "was_cut": null,
                "saved": null});
     assert_eq!(shown, expected);
     await_size(&client, 64 * MIB);
@@ -197,8 +200,7 @@ fn a_truncated_file_is_accepted_only_by_force() {
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(0));
     set_len(&path, 8 * MIB);
     assert_eq!(raw.read(12 * MIB, &mut [0; 4096]), Err(Reply::Error(EIO)));
-    // The server checks the file once a second.
-    sleep(Duration::from_secs(2));
+    wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
     set_len(&path, 32 * MIB);
     sleep(Duration::from_secs(3));
     assert_eq!(size_in_list(&server), 16 * MIB, "a cut file does not grow by itself");

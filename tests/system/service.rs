@@ -2,9 +2,10 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
-use std::time::Duration;
 
-use rtrs_tests::{Client, Proc, STOP_TIME_MAX, Scratch, Server, bin, free_port, wait_for};
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Proc, STOP_TIME_MAX, Scratch, Server, bin, free_port, wait_for,
+};
 
 /// A service manager that receives the messages.
 struct Manager {
@@ -33,7 +34,7 @@ impl Manager {
 
     /// Waits for a message with this prefix.
     fn wait_message(&self, start: &str) -> String {
-        wait_for(start, Duration::from_secs(20), || {
+        wait_for(start, COMMAND_TIME_MAX, || {
             self.next_message().filter(|message| message.starts_with(start))
         })
     }

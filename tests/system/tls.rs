@@ -52,7 +52,7 @@ impl Place {
 
 /// Returns the only session once it has this many paths up.
 fn only_session(server: &Server, paths: usize) -> Value {
-    wait_for("the session's paths", Duration::from_secs(30), || {
+    wait_for("the session's paths", COMMAND_TIME_MAX, || {
         let sessions = server.sessions();
         let up = |session: &Value| {
             let paths = session["paths"].as_array().expect("paths");
@@ -163,7 +163,7 @@ fn a_revoked_certificate_ends_only_its_sessions() {
     assert!(metrics.contains(line), "{metrics}");
     place.authority.revoke(Path::new(&tls_dir), &[Wanted::CLIENT.serial]);
     let _ = server.command(&["reload"]).ok();
-    wait_for("the end of the session", Duration::from_secs(1), || {
+    wait_for("the end of the session", COMMAND_TIME_MAX, || {
         server.sessions().is_empty().then_some(())
     });
     let got = place.doctor(server.portal()).code(1).stdout;
@@ -220,7 +220,7 @@ fn raw_keys_carry_sessions_and_a_reload_revokes_them() {
     fs::write(&clients, "# nobody\n").expect("the list");
     server.signal("HUP");
     let _ = server.wait_output("certificates or keys read again");
-    wait_for("the end of the session", Duration::from_secs(1), || {
+    wait_for("the end of the session", COMMAND_TIME_MAX, || {
         server.sessions().is_empty().then_some(())
     });
     let doctor = [&["doctor", server.portal()][..], &tls].concat();
@@ -353,10 +353,10 @@ fn no_data_is_readable_on_the_wire() {
             &file,
         ]);
         let mut capture = Proc::start(dumpcap);
-        wait_for("dumpcap to start", Duration::from_secs(20), || {
+        wait_for("dumpcap to start", COMMAND_TIME_MAX, || {
             fs::metadata(&file).ok().filter(|meta| meta.len() > 0)
         });
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_secs(1));
         let dir = place.dir();
         let client = Client::attach("vol0").path(portal).args(&["--tls-dir", &dir]).start();
         let mut raw = RawNbd::go(client.front(), "vol0");
@@ -366,9 +366,9 @@ fn no_data_is_readable_on_the_wire() {
         assert_eq!(back, block);
         drop(raw);
         client.detach();
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_secs(1));
         capture.signal("INT");
-        assert_eq!(capture.wait(Duration::from_secs(20)).code, Some(0));
+        assert_eq!(capture.wait(COMMAND_TIME_MAX).code, Some(0));
         let bytes = fs::read(&file).expect("the capture");
         assert!(bytes.len() > 2 * block.len(), "too little was captured");
         let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
@@ -447,7 +447,7 @@ fn revoked_clients_are_disconnected_despite_an_expired_server_certificate() {
     });
     assert!(short, "no reload in 32 s");
     let preview = || server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
-    wait_for("the end of the certificate", Duration::from_secs(60), || {
+    wait_for("the end of the certificate", COMMAND_TIME_MAX, || {
         let certificate = preview()["certificate"].clone();
         certificate.as_str().is_some_and(|why| why.contains("expired on")).then_some(())
     });
@@ -461,7 +461,7 @@ fn revoked_clients_are_disconnected_despite_an_expired_server_certificate() {
     assert_eq!(preview()["revoked"][0]["session"], "one");
     let done = server.command(&["reload", "-o", "json"]).ok().json();
     assert_eq!(done["revoked"][0]["session"], "one", "{done}");
-    wait_for("the end of the session", Duration::from_secs(1), || {
+    wait_for("the end of the session", COMMAND_TIME_MAX, || {
         server.sessions().is_empty().then_some(())
     });
     let _ = server.wait_output("it is still in use, and clients refuse it");
@@ -506,7 +506,7 @@ fn a_failed_reload_reports_what_it_changed() {
     let got = got["error"].as_str().expect("an error");
     let applied = "but this was applied: ca-crl.pem; sessions that lost paths: sess";
     assert!(got.starts_with("no export changed: ") && got.ends_with(applied), "{got}");
-    wait_for("the end of the session", Duration::from_secs(1), || {
+    wait_for("the end of the session", COMMAND_TIME_MAX, || {
         server.sessions().is_empty().then_some(())
     });
     drop(client);
@@ -607,7 +607,7 @@ fn both_keys_of_a_server_are_accepted_during_its_rotation() {
     let path = only_session(&server, 1)["paths"][0]["path"].clone();
     let session = only_session(&server, 1)["name"].as_str().expect("a name").to_owned();
     let _ = server.command(&["session", "disconnect", &session, "--path", &path.to_string()]).ok();
-    wait_for("the path with the new key", Duration::from_secs(30), || {
+    wait_for("the path with the new key", COMMAND_TIME_MAX, || {
         let now = server.sessions().first()?["paths"][0].clone();
         (now["state"] == "connected" && now["path"] != path).then_some(())
     });

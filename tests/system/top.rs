@@ -101,18 +101,20 @@ fn sessions_starting_and_ending_do_not_end_top() {
     assert_eq!(next()["sessions"][0]["name"], "vol0");
     assert_eq!(client.command(&["top", "other", "--once"]).code(1).stdout, "");
     let _ = client.command(&["detach", "vol0"]).ok();
-    wait_for("the session to leave", Duration::from_secs(20), || {
+    wait_for("the session to leave", COMMAND_TIME_MAX, || {
         next()["sessions"].as_array()?.is_empty().then_some(())
     });
     top.kill().expect("end rtrs-client top");
     let _ = top.wait();
     let mut server_top = Command::new(bin("rtrs-server"));
-    server_top.args(["top", "--interval", "100ms", "--count", "5", "--run-dir"]);
+    server_top.args(["top", "--interval", "100ms", "--count", "50", "--run-dir"]);
     server_top.arg(server.run_dir());
-    let server_top = Proc::start(server_top);
-    std::thread::sleep(Duration::from_millis(150));
+    let mut server_top = Proc::start(server_top);
+    let _ = server_top.wait_lines("SESSIONS", 1, COMMAND_TIME_MAX);
+    // No interval ends while the server stops, so the last one has nothing to show.
+    server_top.signal("STOP");
     let _ = server.stop(STOP_TIME_MAX);
-    // The last interval has nothing to show.
+    server_top.signal("CONT");
     let ended = server_top.wait(COMMAND_TIME_MAX).code(1);
     let _ = ended.says("no server has a control socket in ");
 }

@@ -87,7 +87,7 @@ impl Shard {
     }
 
     fn connect(&mut self, ours: UnixStream, theirs: UnixStream) -> Client {
-        ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         self.bridge.adopt(self.now, theirs.into());
         let thread = std::thread::spawn(move || Client::go(ours, false));
         while !thread.is_finished() {

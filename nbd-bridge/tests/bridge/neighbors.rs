@@ -55,7 +55,7 @@ impl Many {
 
     pub(crate) fn client(&mut self, at: usize, structured: bool) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         self.bridges[at].adopt(self.now, theirs.into());
         let thread = std::thread::spawn(move || Client::go(ours, structured));
         while !thread.is_finished() {

@@ -55,7 +55,7 @@ impl Drop for Scratch {
 /// Runs a program. Returns None, with a message, when it is not installed.
 fn program(name: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("timeout");
-    command.arg("60").arg(name).args(arguments).stdin(Stdio::null());
+    command.arg("300").arg(name).args(arguments).stdin(Stdio::null());
     let probe = Command::new(name).arg("--version").stdout(Stdio::null()).status();
     if probe.is_err() {
         eprintln!("SKIPPED: {name} is not installed");

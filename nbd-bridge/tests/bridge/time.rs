@@ -54,7 +54,7 @@ impl Timed {
 
     fn socket(&mut self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         self.bridge.adopt(self.now, theirs.into());
         ours
     }
@@ -62,14 +62,14 @@ impl Timed {
     /// A kernel socket with nothing in it, so that the first reply lacks its first bytes.
     fn kernel_unread(&mut self) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
         Client::past_handshake(ours, false)
     }
 
     fn kernel(&mut self) -> Client {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         theirs.write_all(&FIRST_BYTES).unwrap();
         assert!(self.bridge.adopt_kernel(self.now, theirs.into()));
         Client::past_handshake(ours, false)

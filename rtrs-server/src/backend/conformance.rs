@@ -17,7 +17,7 @@ use rtrs_core::rt::{Clock, Inbox, Ring, mailbox};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Duration;
 
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Number of bytes at either end of the device that the suite uses.
 const WINDOW: u64 = 1 << 20;
 

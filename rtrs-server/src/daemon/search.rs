@@ -434,7 +434,7 @@ mod tests {
         let at = |name: &str| tree.0.join("vols").join(name);
         let fails = |name: &str, export: Arc<Export>| {
             let rises = export.epoch.raise();
-            let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
             while !export.epoch.is_saved(rises) {
                 assert!(std::time::Instant::now() < end, "{name}: not saved");
                 thread::sleep(std::time::Duration::from_millis(1));

@@ -44,7 +44,7 @@ fn an_epoch_opened_on_a_full_disk_is_saved_when_there_is_room() {
     fill(&path);
     let epoch = state.epoch("vol", false).unwrap();
     let (base, rises) = (epoch.number(), epoch.raise());
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while !epoch.is_saved(rises) {
         assert!(Instant::now() < end, "not saved");
         thread::sleep(Duration::from_millis(1));

@@ -91,14 +91,14 @@ fn silence_at_each_step() {
     half.connect(0).expect("connection 0");
     // One byte at a time does not extend the timeout.
     let mut slow = RawMpa::connect(scene.server);
-    let start = Instant::now();
+    let (start, pause) = (Instant::now(), HANDSHAKE * 5 / 4 / whole.len() as u32);
     for byte in &whole {
         slow.write(&[*byte]);
-        std::thread::sleep(Duration::from_millis(60));
+        std::thread::sleep(pause);
     }
     let took = start.elapsed();
     assert!(took > HANDSHAKE, "the test was too fast to test anything: {took:?}");
-    let ended = slow.ended("a trickle", Duration::from_millis(500));
+    let ended = slow.ended("a trickle", PATIENCE);
     assert!(ended.bytes.is_empty(), "a trickle was answered: {:02x?}", ended.bytes);
     for mut raw in silent {
         let _ = raw.ended("silence", HANDSHAKE + PATIENCE);
@@ -142,8 +142,8 @@ fn connect_from(host: u8, server: SocketAddr) -> Option<TcpStream> {
 fn a_session_reconnects_beside_a_thousand_handshakes() {
     const COUNT: usize = 1024;
     assert!(raise_descriptors(2600) >= 2600, "too few descriptors are left for this test");
-    let minute = Duration::from_secs(60);
-    let mut scene = Scene::with_handshakes(minute, &["--sessions-max", "1100"]);
+    let minutes = Duration::from_secs(300);
+    let mut scene = Scene::with_handshakes(minutes, &["--sessions-max", "1100"]);
     let server = &scene.stand.server;
     let mut strangers: Vec<TcpStream> = (0..COUNT)
         .map(|_| connect_from(3, scene.server).expect("a connection that is silent"))

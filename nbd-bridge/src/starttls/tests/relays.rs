@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use super::*;
 use crate::proto::wire::{Greeting, OptionHeader, OptionReplyHeader, magic, opt, rep};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Place {
     dir: TestDir,
