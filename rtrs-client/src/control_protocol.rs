@@ -278,8 +278,14 @@ impl Status {
 
     /// Remedy for a session that serves no IO, such that no waiting IO is lost; None for others.
     pub(crate) fn remedy(&self) -> Option<&'static str> {
+        let is_refused = match self.state {
+            SessionState::Failed => true,
+            // The reason is a refusal by the server.
+            SessionState::NoPath => self.reason.is_some(),
+            _ => false,
+        };
         match self.state {
-            SessionState::Failed if !self.io_fails => Some(
+            _ if is_refused && !self.io_fails => Some(
                 "do not detach it, because the IO that waits would fail; once the cause above is \
                  removed at the server, the session continues by itself",
             ),
@@ -445,7 +451,7 @@ impl PathInfo {
 
     /// Reason why the path carries no IO of the volume; None if it does or may.
     pub(crate) fn why(&self) -> Option<&str> {
-        self.refused.as_deref().or(self.last_error.as_deref().filter(|_| !self.is_up()))
+        self.refused.as_deref().or_else(|| self.last_error.as_deref().filter(|_| !self.is_up()))
     }
 
     /// Describes a path that is not connected, with the reason.

@@ -78,7 +78,7 @@ pub struct Export {
     /// Set once the file was deleted while nothing had taken its path.
     pub(crate) orphaned: AtomicBool,
     /// Whether the last examination of the target did not end in time.
-    unexamined: AtomicBool,
+    pub(crate) unexamined: AtomicBool,
     /// Ranges for changes that must take turns; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Front, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server,

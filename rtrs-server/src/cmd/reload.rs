@@ -64,6 +64,9 @@ fn text(done: &Reloaded, dry_run: bool) -> String {
     out.extend(failed.iter().map(|one| line("failed", one)));
     if !restart.is_empty() {
         out += &format!("needs a restart: {}\n", restart.join(", "));
+        if restart.iter().any(|setting| setting == "log") {
+            out += "until then, `rtrs-server set log=LEVEL` changes the log\n";
+        }
     }
     out += &warnings_text(done.certificate.iter().chain(&done.warnings));
     out.extend(done.access_changed.iter().map(|change| {

@@ -94,7 +94,9 @@ impl Server {
             _ => {
                 let names: Vec<String> = running.iter().map(Self::name).collect();
                 let names = names.join(", ");
-                let text = format!("several servers are running; select one with --name: {names}");
+                let text = format!(
+                    "several servers are running; select one with --name after the command: {names}"
+                );
                 Err(Error::new(ErrorKind::Usage, text))
             }
         }

@@ -12,7 +12,7 @@ use rtrs_core::fabric::{ConnRequest, PeerIdentity, PrivateData};
 use rtrs_core::gateway::GatewayEvent;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PermitId, ProviderIndex, SessionId};
 use rtrs_core::time::{Duration, Instant};
-use rtrs_core::wire::{Challenge, Fence, Move, Name, OpenRsp, OpenRspTail, errno};
+use rtrs_core::wire::{Challenge, Fence, Move, Name, OpenRsp, OpenRspTail};
 
 use crate::access_list::AccessPolicy;
 use crate::engine::authenticator::ProofDone;

@@ -46,7 +46,8 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
         let file = file.display();
         format!("{file} is not read: names of files in exports-dir end with .yaml; rename it")
     };
-    let is_empty = |file: &PathBuf| config_text(file).is_ok_and(|text| text.trim().is_empty());
+    let is_empty =
+        |file: &PathBuf| fs::read_to_string(file).is_ok_and(|text| text.trim().is_empty());
     let empty = files(dir).unwrap_or_default().into_iter().filter(is_empty);
     let empty = empty.map(|file| {
         format!("{} is empty: it defines no export; fill it again or delete it", file.display())

@@ -336,7 +336,10 @@ fn open_hint(errno: u16, asked: AccessMode) -> &'static str {
              migration while a virtual machine moves)"
         }
         13 => ": the export is read-only (use --access ro)",
-        15 => ": that is not a block device, and a kernel server exports nothing else",
+        15 => {
+            ": the server has something else of that name (a directory, or a file that a kernel \
+               server does not export)"
+        }
         16 => {
             ": it is in use: by requests of an earlier session, by a program on the server, or by \
              another gateway (close it there, and check with rtrs-server export list and session \

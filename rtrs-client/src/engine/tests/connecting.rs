@@ -442,7 +442,7 @@ fn a_refused_open_fails_the_session_with_an_explanation() {
             ": the server has no export of that name (rtrs-client discover lists them), or cannot",
         ),
         (1, "EPERM", "--access ro"),
-        (15, "ENOTBLK", ": that is not a block device"),
+        (15, "ENOTBLK", ": the server has something else of that name"),
         (16, "EBUSY", "--retry-for waits for it"),
         (22, "EINVAL", ": the server does not accept this name"),
         (5, "EIO", ""),

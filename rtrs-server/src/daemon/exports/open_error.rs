@@ -38,6 +38,7 @@ impl OpenError {
     }
 
     /// Reason of an export whose image another program holds.
+    #[cfg(test)]
     pub(super) fn held(why: String) -> Self {
         Self { why, holder: Holder::Holds }
     }

@@ -30,6 +30,13 @@ const MISSING: &str = "its path leads nowhere; what was opened is still exported
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
 
+/// Result of the comparison of an export with its path.
+enum Found {
+    /// The target stays as it is.
+    Stays(Followed),
+    ToReopen(Box<Entry>),
+}
+
 impl Exports {
     /// Names the export that has the same file or device open for writing as one that could not be
     /// opened.
@@ -125,29 +132,32 @@ impl Exports {
     /// The caller has the turn of the exports.
     pub(in crate::daemon) fn follow_all(&self, names: &[String], force: bool) -> Vec<Followed> {
         let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
-        let replaced = found.iter().filter_map(|found| found.as_ref().err());
-        let specs: Vec<_> = replaced.map(|entry| entry.spec.clone()).collect();
-        let mut opened = self.opener.open_all(&specs).into_iter();
-        let follow = |found: Result<Followed, Entry>| {
-            found.unwrap_or_else(|entry| {
+        let specs = found.iter().filter_map(|found| match found {
+            Found::ToReopen(entry) => Some(entry.spec.clone()),
+            Found::Stays(_) => None,
+        });
+        let mut opened = self.opener.open_all(&specs.collect::<Vec<_>>()).into_iter();
+        let follow = |found: Found| match found {
+            Found::Stays(followed) => followed,
+            Found::ToReopen(entry) => {
                 let opened = opened.next().unwrap_or_else(|| Err("it was not opened".into()));
                 self.replace(&entry, opened)
-            })
+            }
         };
         found.into_iter().map(follow).collect()
     }
 
-    /// Compares an export with its path. The error is the entry of one that is to be reopened.
-    fn find_replaced(&self, name: &str, force: bool) -> Result<Followed, Entry> {
-        let Some(entry) = self.entry(name) else { return Ok(Followed::Same) };
+    /// Compares an export with its path.
+    fn find_replaced(&self, name: &str, force: bool) -> Found {
+        let Some(entry) = self.entry(name) else { return Found::Stays(Followed::Same) };
         match self.standing(&entry) {
-            Followed::Reopened => Err(entry),
-            Followed::Orphan(_) if force => Err(entry),
+            Followed::Reopened => Found::ToReopen(Box::new(entry)),
+            Followed::Orphan(_) if force => Found::ToReopen(Box::new(entry)),
             Followed::Orphan(why) => {
                 self.not_reopened.note(name, &why);
-                Ok(Followed::Orphan(why))
+                Found::Stays(Followed::Orphan(why))
             }
-            other => Ok(other),
+            other => Found::Stays(other),
         }
     }
 

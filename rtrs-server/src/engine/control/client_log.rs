@@ -204,10 +204,14 @@ impl ClientLog {
         });
         let (client, identity) = (shown(event.address), event.identity.as_deref());
         let identity = identity.unwrap_or("-");
-        tracing::info!(
-            %client, identity, reason, left_out,
-            "repeated; left_out counts the similar lines that were suppressed"
-        );
+        if left_out == 0 {
+            tracing::info!(%client, identity, reason, "delayed, as there were similar lines");
+        } else {
+            tracing::info!(
+                %client, identity, reason, left_out,
+                "repeated; left_out counts the similar lines that were suppressed"
+            );
+        }
         self.audit.record(|| AuditEvent { left_out, ..event });
     }
 

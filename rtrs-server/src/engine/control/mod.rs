@@ -75,7 +75,7 @@ use self::drain::{Drain, Order};
 use self::fence::{Fencing, Own, fence};
 use self::known::KnownPeers;
 use self::limiter::Limiter;
-use self::open::{NOT_OPEN_YET, Opens};
+use self::open::Opens;
 use self::permission::{OpenCheck, check_open, identities, revoked, to_end};
 use self::proofs::{NOT_PROVED, Proofs};
 use self::registry::Registry;
@@ -410,7 +410,7 @@ impl Control {
                 self.log.open_refused(ctx.now, &client, asked, *errno, why);
             }
             ControlAnswer::RefusedWith(errno, _) => {
-                self.log.open_refused(ctx.now, &client, asked, *errno, Some(NOT_OPEN_YET));
+                self.log.open_refused(ctx.now, &client, asked, *errno, None);
             }
             ControlAnswer::Opened(_) => {
                 gateway::note_writer(asked.export(), asked.access, session, &self.exports);

@@ -29,9 +29,9 @@ use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable, Lookup, bare};
 use crate::stats::OpenSnapshot;
 
-/// Reason for refusing a failed export, for the log and for clients that can show it. Its target
-/// may be slow at the start of the server.
-pub(super) const NOT_OPEN_YET: &str =
+/// Reason for refusing a failed export, for clients that can show it. Its target may be slow at the
+/// start of the server.
+const NOT_OPEN_YET: &str =
     "the server cannot open this export yet (rtrs-server export list says why)";
 
 /// Exports that sessions have open.
