@@ -5,8 +5,9 @@
 //! matter which user wrote the lost data: where several connections present one device (NBD's
 //! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
 //! starts with the losses known at the device's last successful flush, so a client that reconnects
-//! still receives a loss that was not reported on its last connection. A user that received a report
-//! and left counts like a successful flush: programs that flush once each would all fail otherwise.
+//! still receives a loss that was not reported on its last connection. A user that received a
+//! report and left counts like a successful flush: programs that flush once each would all fail
+//! otherwise.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -85,8 +85,10 @@ fn a_file_grows_under_load() {
     assert_eq!(before.write(0, 16 * MIB, &[1; 4096]), Reply::Error(0));
     // The command extends the file.
     let shown = resize(&server, &["--size", "64M"]);
-    let expected = json!({"export": "vol0", "size": 64 * MIB, "size_before": 32 * MIB, "was_cut": null,
-               "saved": null});
+    let (size, size_before) = (64 * MIB, 32 * MIB);
+    let expected = json!({
+        "export": "vol0", "size": size, "size_before": size_before, "was_cut": null, "saved": null,
+    });
     assert_eq!(shown, expected);
     await_size(&client, 64 * MIB);
     assert_eq!(fs::metadata(&path).expect("the file").len(), 64 * MIB);

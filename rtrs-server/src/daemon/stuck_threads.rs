@@ -1,5 +1,5 @@
-//! Threads that cannot take a signal, because they wait in the kernel for a file system or disk that
-//! does not answer.
+//! Threads that cannot take a signal, because they wait in the kernel for a file system or disk
+//! that does not answer.
 //!
 //! The C library changes the user of all threads by a signal to each, and waits for all of them
 //! without a limit. Meanwhile no thread can start or end, so a server that waits there cannot even

@@ -1,5 +1,5 @@
-//! Examination of targets: whether the paths of exports still lead to what is open, and whether that
-//! was deleted.
+//! Examination of targets: whether the paths of exports still lead to what is open, and whether
+//! that was deleted.
 
 use std::sync::Arc;
 use std::thread;

@@ -57,8 +57,8 @@ impl Exports {
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
-    /// leads elsewhere. If another change of the export takes too long, because the target hangs, the
-    /// open must be refused.
+    /// leads elsewhere. If another change of the export takes too long, because the target hangs,
+    /// the open must be refused.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
             // A running change may be about to publish this name again.
@@ -119,8 +119,8 @@ impl Exports {
         due
     }
 
-    /// Opens an export again if that is to be done, and no session uses the export. A running change
-    /// of the export does that itself.
+    /// Opens an export again if that is to be done, and no session uses the export. A running
+    /// change of the export does that itself.
     pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
         let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
         let _ = self.follow_all(&[name.to_owned()], false);
@@ -201,8 +201,8 @@ impl Exports {
         }
     }
 
-    /// Opens the target of a read-only export that has it open for writing. Returns None if the path
-    /// leads to another one.
+    /// Opens the target of a read-only export that has it open for writing. Returns None if the
+    /// path leads to another one.
     fn open_for_reading(&self, entry: &Entry) -> Result<Option<Arc<Export>>, String> {
         let Some(old) = entry.export.upgrade() else { return Ok(None) };
         if old.source.target_name() != Some(TargetName::Kept) {

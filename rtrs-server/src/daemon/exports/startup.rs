@@ -3,8 +3,8 @@
 //! All targets are opened at the same time, each on its own thread: one that does not answer, for
 //! example a file of an NFS server that is down, delays no other. Once an export can be served, the
 //! start waits for the others only while they make progress. An attempt that is left continues, and
-//! the retry thread exports its target when it is open ([`super::recovery`]). Where none may be left,
-//! the start fails instead, after a longer time.
+//! the retry thread exports its target when it is open ([`super::recovery`]). Where none may be
+//! left, the start fails instead, after a longer time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,8 +67,8 @@ impl Stalled {
         }
         let names: Vec<_> = left.iter().map(|spec| format!("{:?}", spec.name())).collect();
         let text = format!(
-            "cannot export {}: no answer from the target; make its file system or server answer, or \
-             remove the export",
+            "cannot export {}: no answer from the target; make its file system or server answer, \
+             or remove the export",
             names.join(", ")
         );
         Err(Error::new(ErrorKind::Export, text))

@@ -7,13 +7,13 @@
 //! open before gets it for writing only if no other session has opened it for exclusive writing
 //! since. A kernel client does not say that it returns.
 //!
-//! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the process,
-//! also of exports that were removed meanwhile, so it refuses the sessions that it does not list.
-//! [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is what the state directory has of an
-//! export from earlier processes. A save may have failed, so it refuses only the sessions that it
-//! lists as displaced. It counts until the first open for exclusive writing by a session that is new
-//! to this process. After a restart, a session that returns is no sign that others were displaced,
-//! because both sides of a migration return.
+//! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the
+//! process, also of exports that were removed meanwhile, so it refuses the sessions that it does
+//! not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is what the state
+//! directory has of an export from earlier processes. A save may have failed, so it refuses only
+//! the sessions that it lists as displaced. It counts until the first open for exclusive writing by
+//! a session that is new to this process. After a restart, a session that returns is no sign that
+//! others were displaced, because both sides of a migration return.
 //!
 //! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
 //! the one opened longest ago is dropped first.
