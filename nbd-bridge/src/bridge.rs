@@ -16,7 +16,7 @@ use rtrs_core::time::{Duration, Instant, earliest};
 use crate::buffer_pool::BufferPools;
 use crate::buffers::Buffers;
 use crate::config::BridgeConfig;
-use crate::conn::{Conn, TOKEN_SEND, may_return};
+use crate::conn::{Conn, TOKEN_SEND, is_client_gone, may_return};
 use crate::group::{RECHECK, Seat};
 use crate::notices::{self, Notice};
 use crate::peer::Peer;
@@ -162,7 +162,7 @@ impl Bridge {
         let conns = self.conns.iter_mut().flatten();
         let shaking = conns.filter_map(|conn| Some((conn.handshake_since()?, conn)));
         let silent = shaking
-            .filter(|(since, conn)| now.since(*since) >= SILENT_AFTER || conn.is_client_gone());
+            .filter(|(since, conn)| now.since(*since) >= SILENT_AFTER || is_client_gone(conn));
         let Some((_, conn)) = silent.min_by_key(|(since, _)| *since) else { return false };
         conn.abort(&self.port, &mut self.shared);
         true

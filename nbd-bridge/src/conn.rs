@@ -153,11 +153,6 @@ impl Conn {
         matches!(self.phase, Phase::Handshake(_)).then_some(self.opened)
     }
 
-    /// Whether the client has disconnected, whether or not the ring has reported that.
-    pub(crate) fn is_client_gone(&self) -> bool {
-        self.link.peer_end() != PeerEnd::Open
-    }
-
     /// Number of rows of this connection.
     pub(crate) fn rows(&self) -> usize {
         self.rows
@@ -195,20 +190,10 @@ impl Conn {
 
     /// Handles a client that neither sends nor reads any more.
     fn on_gone(&mut self, port: &Port, shared: &mut Shared) {
-        if self.link.has_read_everything() {
-            self.note_left(shared);
+        if self.rows == 0 && self.link.has_read_everything() {
+            self.reports.leave(shared.losses.as_deref());
         }
         self.abort(port, shared);
-    }
-
-    /// Settles the losses reported to a client that leaves, if it waits for no reply. It must have
-    /// received the replies that were sent.
-    fn note_left(&self, shared: &Shared) {
-        if let Some(losses) = &shared.losses
-            && self.rows == 0
-        {
-            self.reports.leave(losses);
-        }
     }
 
     /// Checks whether the client has disconnected, on behalf of a connection that waits for this
@@ -344,43 +329,11 @@ impl Conn {
             any = true;
         }
         if !self.link.is_broken() && self.deadline().is_some_and(|at| at <= now) {
-            self.log_overdue(now, shared);
+            log_overdue(self, now, shared);
             self.abort(port, shared);
             any = true;
         }
         any
-    }
-
-    /// Logs why an overdue connection is closed.
-    fn log_overdue(&self, now: Instant, shared: &mut Shared) {
-        let notice = if self.waits_for_round() {
-            Notice::ShardNotResponding
-        } else if matches!(self.phase, Phase::Handshake(_)) && self.input.buffer().is_none() {
-            Notice::NoBuffers
-        } else {
-            tracing::debug!("NBD client stopped in the middle of a message");
-            return;
-        };
-        let Some(left_out) = shared.notices.admit(now, notice) else { return };
-        let (export, peer) = (shared.terms.name(), self.link.peer());
-        if notice == Notice::NoBuffers {
-            tracing::warn!(
-                export,
-                %peer,
-                left_out,
-                "NBD client turned away: all buffers of this shard are in use; set a larger \
-                 buffer-size, or attach fewer volumes to the session"
-            );
-        } else {
-            tracing::warn!(
-                export,
-                %peer,
-                left_out,
-                "NBD client closed: a shard has not served its connections for {} s; the client \
-                 must reconnect",
-                ROUND_TIMEOUT.as_secs()
-            );
-        }
     }
 
     /// Returns the time by which the client must make progress.
@@ -401,6 +354,43 @@ impl Conn {
         let to_receive = rtrs_core::time::earliest(to_receive, to_begin);
         rtrs_core::time::earliest(to_receive, self.link.send_by())
     }
+}
+
+/// Logs why an overdue connection is closed.
+fn log_overdue(conn: &Conn, now: Instant, shared: &mut Shared) {
+    let notice = if conn.waits_for_round() {
+        Notice::ShardNotResponding
+    } else if matches!(conn.phase, Phase::Handshake(_)) && conn.input.buffer().is_none() {
+        Notice::NoBuffers
+    } else {
+        tracing::debug!("NBD client stopped in the middle of a message");
+        return;
+    };
+    let Some(left_out) = shared.notices.admit(now, notice) else { return };
+    let (export, peer) = (shared.terms.name(), conn.link.peer());
+    if notice == Notice::NoBuffers {
+        tracing::warn!(
+            export,
+            %peer,
+            left_out,
+            "NBD client turned away: all buffers of this shard are in use; set a larger \
+             buffer-size, or attach fewer volumes to the session"
+        );
+    } else {
+        tracing::warn!(
+            export,
+            %peer,
+            left_out,
+            "NBD client closed: a shard has not served its connections for {} s; the client \
+             must reconnect",
+            ROUND_TIMEOUT.as_secs()
+        );
+    }
+}
+
+/// Whether the client has disconnected, whether or not the ring has reported that.
+pub(crate) fn is_client_gone(conn: &Conn) -> bool {
+    conn.link.peer_end() != PeerEnd::Open
 }
 
 /// Whether the client used the export and sent no disconnect request. False for the kernel.

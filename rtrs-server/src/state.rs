@@ -18,6 +18,7 @@
 //! If the directory cannot be used, every start of the server counts as a new cache epoch: clients
 //! may then see a loss that did not happen, but miss none.
 
+mod claim;
 mod clean_stop;
 mod disk_file;
 #[cfg(test)]
@@ -39,11 +40,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rtrs_core::rt::{Account, FilesAs, effective_user, random_number};
+use rtrs_core::rt::{Account, effective_user, random_number};
 
 use crate::engine::epoch::{EpochState, EpochStore, SyncEpoch};
 use crate::engine::epoch_file::{EpochFile, Medium, Saved, fnv1a};
+use crate::engine::saved_writers::SavedWriters;
 
+use claim::{Claim, files_as};
 use disk_file::DiskFile;
 pub(crate) use probe::check_directory;
 use saver::{Save, Saver};
@@ -54,6 +57,9 @@ const STEM_MAX: usize = 40;
 
 /// Maximum time that an open waits for a save of the same export.
 const WRITE_MAX: Duration = Duration::from_secs(5);
+
+/// Time after which a save that has not ended is reported.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// Maximum time to wait for another server that holds an export's epoch, since it may be shutting
 /// down.
@@ -88,41 +94,6 @@ struct Files {
 
 /// An export's epoch, and the right to write its files if this server has it.
 type Kept = (Arc<SyncEpoch>, Option<Arc<Claim>>);
-
-/// The right to write an export's files, held by one server at a time.
-#[derive(Debug)]
-struct Claim {
-    lock: PathBuf,
-    /// Holds the lock until it is closed.
-    _locked: File,
-    path: PathBuf,
-    /// Opened with the export.
-    file: Mutex<Option<EpochFile<DiskFile>>>,
-    /// Whether a failed save was logged, and no save has succeeded since.
-    logged: AtomicBool,
-}
-
-impl Claim {
-    /// Logs that the file is empty because it could not be written, unless that is known.
-    fn log_cleared(&self, number: u64, error: &io::Error) {
-        if !self.logged.swap(true, Ordering::Relaxed) {
-            tracing::error!(
-                epoch = number,
-                "cannot write {}: {error}; clients treat the next start of this server as a loss \
-                 of unflushed data; free space there",
-                self.path.display()
-            );
-        }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // Removed while the lock is held: a server that waits for it then finds the name missing
-        // and starts over.
-        let _ = fs::remove_file(&self.lock);
-    }
-}
 
 /// File of an export that this server may change.
 #[derive(Debug)]
@@ -212,6 +183,41 @@ impl StateDir {
             }
         }
     }
+
+    /// Returns the epoch of an export like [`Self::epoch`], and its last writers from this process
+    /// and earlier ones.
+    ///
+    /// # Errors
+    /// Those of [`Self::epoch`].
+    pub(crate) fn epoch_and_writers(
+        &self,
+        key: &str,
+        read_only: bool,
+    ) -> Result<(Arc<SyncEpoch>, SavedWriters), Taken> {
+        let (epoch, claim) = self.epoch_and_claim(key, read_only)?;
+        let Some((files, claim)) = self.store.as_ref().zip(claim) else {
+            return Ok((epoch, SavedWriters::default()));
+        };
+        let writers = writers_file::open(claim, files.writers.clone(), self.owner.as_ref());
+        Ok((epoch, writers))
+    }
+
+    /// Warns if a save of last writers takes long, once for each such save.
+    pub(crate) fn warn_of_slow_save(&self) {
+        if let Some(files) = self.store.as_ref().filter(|files| files.writers.take_slow(SLOW)) {
+            tracing::warn!(
+                "{} does not answer; if this server restarts before a write there succeeds, a \
+                 client that returns may write although another one has written meanwhile",
+                files.dir.display()
+            );
+        }
+    }
+
+    /// Waits until the last writers of all open exports are saved, at most for this time. Returns
+    /// whether they are.
+    pub(crate) fn save_writers(&self, within: Duration) -> bool {
+        self.store.as_ref().is_none_or(|files| files.writers.finish(within))
+    }
 }
 
 /// Tests whether the state directory can be used, and creates nothing. Returns the warning of a
@@ -229,11 +235,6 @@ pub(crate) fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
     let is_root = effective_user() == 0;
     let default = || default_dir(is_root, |name| env::var_os(name));
     given.map(Path::to_path_buf).or_else(default)
-}
-
-/// Switches this thread's file accesses to the owner, if there is one.
-fn files_as(owner: Option<&Account>) -> io::Result<Option<FilesAs>> {
-    owner.map(FilesAs::begin).transpose()
 }
 
 /// Returns a random epoch number for an export whose last one is unknown; small enough for every

@@ -1,7 +1,9 @@
 //! Socket of a connection, and its operations on the ring.
 
 use rtrs_core::mem::{IoVecs, MemSlice};
-use rtrs_core::rt::{Fd, Op as RingOp, OpId, PeerEnd, Port, peer_end, unread};
+use rtrs_core::rt::{
+    Fd, Op as RingOp, OpId, PeerEnd, Port, peer_end, unacknowledged_bytes, unread,
+};
 use rtrs_core::time::{Duration, Instant};
 
 use crate::peer::Peer;
@@ -82,10 +84,14 @@ impl Link {
     }
 
     /// Whether the other end, which is gone, has read everything that was sent. False if unknown.
-    /// The kernel reports a unix socket that was closed with unread data by ECONNRESET.
+    /// The kernel reports a unix socket that was closed with unread data by ECONNRESET; one that
+    /// was only shut down keeps the data.
     pub(super) fn has_read_everything(&self) -> bool {
         let error = || socket2::SockRef::from(&self.fd).take_error();
-        self.local && !self.is_sending() && matches!(error(), Ok(None))
+        self.local
+            && !self.is_sending()
+            && matches!(unacknowledged_bytes(&self.fd), Ok(0))
+            && matches!(error(), Ok(None))
     }
 
     /// Number of bytes that have arrived and have not been received.

@@ -99,8 +99,8 @@ impl LossReports {
     }
 
     /// Records that the client has left after it received all replies.
-    pub(super) fn leave(&self, losses: &Losses) {
-        if !self.kernel {
+    pub(super) fn leave(&self, losses: Option<&Losses>) {
+        if let Some(losses) = losses.filter(|_| !self.kernel) {
             losses.settle(self.reported);
         }
     }

@@ -141,7 +141,10 @@ impl Conn {
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
         if request.op == Op::Disconnect {
             self.in_order = true;
-            self.note_left(shared);
+            // The client has received the reports of losses if it waits for no reply.
+            if self.rows == 0 {
+                self.reports.leave(shared.losses.as_deref());
+            }
             self.depart(port, shared);
             return false;
         }

@@ -1,6 +1,7 @@
 //! Losses of acknowledged writes, and the flushes that report them to clients.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ fn a_client_that_left_without_its_reply_may_return_for_the_loss() {
     fixture.switches.losses.add();
     early.send(FLUSH, 0, 1, 0, 0);
     fixture.wait("the failed flush", |report| report.stats.failed == 1);
-    drop(early);
+    early.stream.shutdown(Shutdown::Both).unwrap();
     fixture.wait("its end", |report| report.connections == 0);
     let mut again = fixture.accepted_client();
     // Leaving without a flush settles nothing.

@@ -9,8 +9,8 @@
 
 mod access;
 mod attempts;
-mod change;
-mod commands;
+pub(super) mod change;
+pub(super) mod commands;
 mod entry;
 mod examine;
 mod failed;
@@ -20,6 +20,7 @@ mod not_reopened;
 mod open_error;
 mod opener;
 pub(super) mod recovery;
+mod reloaded_access;
 mod replaced;
 pub(super) mod startup;
 mod turns;
@@ -32,8 +33,6 @@ use rtrs_core::tls::TlsEndpoint;
 
 use self::access::ExportAccess;
 use self::attempts::{Attempts, Opened};
-pub(super) use self::change::{Applied, Begun};
-pub(super) use self::commands::ExportCommands;
 pub(super) use self::entry::{Entries, Entry};
 use self::examine::TargetExaminer;
 use self::failed::FailedExports;

@@ -19,9 +19,10 @@ use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
+use crate::daemon::exports::change::{Applied, Begun};
+use crate::daemon::exports::commands::ExportCommands;
 use crate::daemon::exports::{
-    Applied, Begun, Entry, ExportCommands, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX,
-    check_all, recovery,
+    Entry, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all, recovery,
 };
 use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
@@ -487,7 +488,9 @@ fn apply(
         let published = opened.and_then(|export| Ok(exports.publish(spec, &export, true)?));
         note_added(done, spec.name(), published.clone().map_err(|error| error.why));
         // The export that had the target is gone already.
-        published.map_or_else(|why| recovery::note_failed(exports, spec.clone(), why), |()| ());
+        if let Err(why) = published {
+            recovery::note_failed(exports, spec.clone(), true, why);
+        }
     }
     recovery::try_now(exports, failed, done);
     same.iter().for_each(|name| exports.entries.note_configured(name));

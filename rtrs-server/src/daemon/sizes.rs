@@ -14,7 +14,8 @@ use std::time::Duration;
 use rtrs_core::block::TargetSize;
 
 use super::control_shard::ControlShard;
-use super::exports::{ExportCommands, wait_saved};
+use super::exports::commands::ExportCommands;
+use super::exports::wait_saved;
 use crate::audit::AuditKind;
 use crate::backend::SIZE_MAX;
 use crate::control_protocol::Resized;
@@ -122,7 +123,7 @@ impl ExportCommands {
     }
 }
 
-/// What a forced resize of an open export does.
+/// Effect of a forced resize of an open export.
 const LOSES: &str = "which loses what lies beyond the end";
 
 /// Sizes by which a resize may lose data.

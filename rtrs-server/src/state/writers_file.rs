@@ -12,18 +12,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use parking_lot::Mutex;
+use rtrs_core::rt::Account;
 
+use super::claim::{Claim, files_as};
 use super::disk_file::sync_directory;
 use super::saver::{Save, Saver};
-use super::{Claim, Files, StateDir, Taken, files_as};
-use crate::engine::epoch::SyncEpoch;
 use crate::engine::saved_writers::{SavedWriters, SessionHash, WriterLists, WriterStore};
-
-/// Time after which a save that has not ended is reported.
-const SLOW: Duration = Duration::from_secs(5);
 
 /// Lists of an export that are not saved yet.
 #[derive(Debug, Default)]
@@ -133,60 +129,28 @@ fn parse(text: &str) -> Option<WriterLists> {
     Some(lists)
 }
 
-impl StateDir {
-    /// Returns the epoch of an export like [`Self::epoch`], and its last writers from this process
-    /// and earlier ones.
-    ///
-    /// # Errors
-    /// Those of [`Self::epoch`].
-    pub(crate) fn epoch_and_writers(
-        &self,
-        key: &str,
-        read_only: bool,
-    ) -> Result<(Arc<SyncEpoch>, SavedWriters), Taken> {
-        let (epoch, claim) = self.epoch_and_claim(key, read_only)?;
-        let kept = self.store.as_ref().zip(claim);
-        let writers = kept.map(|(files, claim)| self.writers(files, claim));
-        Ok((epoch, writers.unwrap_or_default()))
-    }
-
-    /// Reads the last writers of an export. Nothing else writes the file now.
-    fn writers(&self, files: &Files, claim: Arc<Claim>) -> SavedWriters {
-        let path = claim.path.with_extension("writers");
-        let read = files_as(self.owner.as_ref()).and_then(|_as| fs::read_to_string(&path));
-        let lists = match read.map(|text| parse(&text)) {
-            Ok(Some(lists)) => lists,
-            Ok(None) => {
-                tracing::warn!("{} is damaged; no earlier writer is known", path.display());
-                WriterLists::default()
-            }
-            Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    tracing::warn!("cannot read {}: {error}", path.display());
-                }
-                WriterLists::default()
-            }
-        };
-        let (unsaved, saver) = (Arc::default(), files.writers.clone());
-        SavedWriters::kept(lists, Box::new(WritersFile { unsaved, claim, saver }))
-    }
-
-    /// Warns if a save of last writers takes long, once for each such save.
-    pub(crate) fn warn_of_slow_save(&self) {
-        if let Some(files) = self.store.as_ref().filter(|files| files.writers.take_slow(SLOW)) {
-            tracing::warn!(
-                "{} does not answer; if this server restarts before a write there succeeds, a \
-                 client that returns may write although another one has written meanwhile",
-                files.dir.display()
-            );
+/// Reads the last writers of an export. Nothing else writes the file now.
+fn read(path: &Path, owner: Option<&Account>) -> WriterLists {
+    let text = files_as(owner).and_then(|_as| fs::read_to_string(path));
+    match text.map(|text| parse(&text)) {
+        Ok(Some(lists)) => return lists,
+        Ok(None) => {
+            tracing::warn!("{} is damaged; no earlier writer is known", path.display());
         }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!("cannot read {}: {error}", path.display()),
     }
+    WriterLists::default()
+}
 
-    /// Waits until the last writers of all open exports are saved, at most for this time. Returns
-    /// whether they are.
-    pub(crate) fn save_writers(&self, within: Duration) -> bool {
-        self.store.as_ref().is_none_or(|files| files.writers.finish(within))
-    }
+/// Reads the last writers of an export that is open under this claim. They are saved from now on.
+pub(super) fn open(
+    claim: Arc<Claim>,
+    saver: Saver<WritersSave>,
+    owner: Option<&Account>,
+) -> SavedWriters {
+    let lists = read(&claim.path.with_extension("writers"), owner);
+    SavedWriters::kept(lists, Box::new(WritersFile { unsaved: Arc::default(), claim, saver }))
 }
 
 #[cfg(test)]
@@ -194,11 +158,12 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use rtrs_core::ids::SessionId;
 
     use super::*;
+    use crate::state::StateDir;
 
     #[test]
     fn lists_are_read_as_they_were_written() {

@@ -564,43 +564,45 @@ impl Path {
         }
         self.state.is_up()
     }
+}
 
-    /// Progress of the path on which an attach depends.
-    pub(super) fn progress(&self) -> PathProgress {
-        PathProgress {
-            id: self.id,
-            state: self.state,
-            ends: self.attempts.reconnect.failed(),
-            refused: self.volumes.terms.refused(),
+impl From<&Path> for PathProgress {
+    fn from(path: &Path) -> Self {
+        Self {
+            id: path.id,
+            state: path.state,
+            ends: path.attempts.reconnect.failed(),
+            refused: path.volumes.terms.refused(),
         }
     }
+}
 
-    /// State of the path for listings.
-    pub(super) fn status(&self) -> PathStatus {
-        let (target, connections) = (self.channel.target(), self.channel.connections());
-        PathStatus {
-            id: self.id,
+impl From<&Path> for PathStatus {
+    fn from(path: &Path) -> Self {
+        let (target, connections) = (path.channel.target(), path.channel.connections());
+        Self {
+            id: path.id,
             path: target.name.clone(),
             transport: target.transport,
             address: connections.remote().to_string(),
-            state: match self.state {
-                PathState::Connected if self.volumes.terms.are_standby() => PathState::Standby,
+            state: match path.state {
+                PathState::Connected if path.volumes.terms.are_standby() => PathState::Standby,
                 state => state,
             },
-            leaving: self.departure.why().map(Why::name),
-            volumes: self.volumes.terms.served().count(),
+            leaving: path.departure.why().map(Why::name),
+            volumes: path.volumes.terms.served().count(),
             connections: connections.count(),
-            reconnects: self.attempts.reconnect.reconnects(),
-            ends: self.attempts.reconnect.failed(),
+            reconnects: path.attempts.reconnect.reconnects(),
+            ends: path.attempts.reconnect.failed(),
             heartbeat_us: match connections.shared().latency_ns() {
                 0 => None,
                 ns => Some(ns / 1000),
             },
-            silence_max_ms: self.channel.heartbeat.silence_max_ms(),
-            heartbeats: self.channel.heartbeat.count(),
-            internal_errors: self.channel.internal_errors(),
-            last_end: self.last_end.clone(),
-            errors: self.errors.clone(),
+            silence_max_ms: path.channel.heartbeat.silence_max_ms(),
+            heartbeats: path.channel.heartbeat.count(),
+            internal_errors: path.channel.internal_errors(),
+            last_end: path.last_end.clone(),
+            errors: path.errors.clone(),
         }
     }
 }

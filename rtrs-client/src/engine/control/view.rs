@@ -106,12 +106,12 @@ impl<'a> SessionView<'a> {
 
     /// All paths, for listings.
     pub(crate) fn paths(self) -> Vec<PathStatus> {
-        self.paths.listed().map(Path::status).collect()
+        self.paths.listed().map(PathStatus::from).collect()
     }
 
     /// Progress of all listed paths on which an attach depends.
     pub(crate) fn progress(self) -> Vec<PathProgress> {
-        self.paths.listed().map(Path::progress).collect()
+        self.paths.listed().map(PathProgress::from).collect()
     }
 
     /// Names of all paths by slot, including removed ones.

@@ -21,7 +21,7 @@ pub(in crate::daemon) struct Closed {
     reserved: Reserved,
 }
 
-/// What a change of settings has led to.
+/// Result of a change of settings.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Applied {
     /// Losses of sessions by the changed access list; None if the settings matched already.
@@ -157,7 +157,7 @@ impl Exports {
                         "{why}; and it could not be opened with its old options, with which \
                          {TRIES_AGAIN}: {again}"
                     );
-                    recovery::note_failed(self, spec.clone(), again);
+                    recovery::note_failed(self, spec.clone(), *configured, again);
                     text
                 }
             });

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use rtrs_core::time::Duration;
 
+use super::change::Applied;
 use super::in_time::in_time;
-use super::{Applied, Entry, Exports, LAST_COPY_HINT, check, recovery};
+use super::{Entry, Exports, LAST_COPY_HINT, check, recovery};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Changed, ExportDrained, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;

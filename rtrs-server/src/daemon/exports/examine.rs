@@ -12,8 +12,8 @@ use crate::export::{Export, ExportTable};
 
 /// Maximum time to examine the target of a path, because file systems can hang.
 pub(super) const LOOK_MAX: Duration = Duration::from_millis(500);
-/// The same before an export is closed whose file may have been deleted. Another target that hangs
-/// can delay an examination by a second.
+/// Maximum time to examine a file that may have been deleted, before its export is closed. Another
+/// target that hangs can delay an examination by a second.
 const LOOK_BEFORE_CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Examines the targets of the exports in a table.

@@ -31,6 +31,8 @@ pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the f
 #[derive(Clone, Debug)]
 struct Failed {
     spec: ExportSpec,
+    /// Whether the configuration defines the export; false if a command added it.
+    configured: bool,
     why: OpenError,
     /// Time between the last attempt and the next one.
     delay: Duration,
@@ -40,7 +42,7 @@ struct Failed {
 
 impl Failed {
     fn new(spec: ExportSpec, why: OpenError, now: Instant) -> Self {
-        Self { spec, why, delay: DELAY_MIN, next: now + DELAY_MIN }
+        Self { spec, configured: true, why, delay: DELAY_MIN, next: now + DELAY_MIN }
     }
 
     /// Records another failure. Returns whether the reason is a new one.
@@ -91,11 +93,37 @@ impl FailedExports {
         Self { table: Arc::clone(table), all: Mutex::default() }
     }
 
-    /// Adds a failed export, or replaces its settings.
+    /// Adds a failed export of the configuration, or replaces the settings of a failed export.
     pub(super) fn put(&self, spec: ExportSpec, why: OpenError) {
+        let configured = self.is_configured(spec.name());
+        self.put_as(configured, spec, why);
+    }
+
+    /// Adds a failed export. `configured` is false if a command has added it: reloads then leave it
+    /// alone.
+    pub(super) fn put_as(&self, configured: bool, spec: ExportSpec, why: OpenError) {
         self.table.set_failed(spec.name(), true);
-        let failed = Failed::new(spec, why, Instant::now());
+        let failed = Failed { configured, ..Failed::new(spec, why, Instant::now()) };
         self.all.lock().insert(failed.spec.name().to_owned(), failed);
+    }
+
+    /// Whether the configuration defines an export, unless it is a failed one that a command added.
+    pub(super) fn is_configured(&self, name: &str) -> bool {
+        self.all.lock().get(name).is_none_or(|failed| failed.configured)
+    }
+
+    /// Records that the configuration defines an export.
+    pub(super) fn set_configured(&self, name: &str) {
+        if let Some(failed) = self.all.lock().get_mut(name) {
+            failed.configured = true;
+        }
+    }
+
+    /// Settings of the failed exports of the configuration, or of those that commands added.
+    pub(super) fn specs_as(&self, configured: bool) -> BTreeMap<String, ExportSpec> {
+        let all = self.all.lock();
+        let wanted = all.iter().filter(|(_, failed)| failed.configured == configured);
+        wanted.map(|(name, failed)| (name.clone(), failed.spec.clone())).collect()
     }
 
     /// Removes a failed export. Returns false if there is none of this name.

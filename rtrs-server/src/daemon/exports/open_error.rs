@@ -20,8 +20,8 @@ pub(super) enum Holder {
     #[default]
     None,
     Holds,
-    /// It has held the image, and did not at the last look. It may take the image again: a virtual
-    /// machine that is restarted lets go of its image for a moment.
+    /// A program that held the image did not at the last look. It may take the image again: a
+    /// virtual machine that is restarted lets go of its image for a moment.
     HasLetGo,
 }
 

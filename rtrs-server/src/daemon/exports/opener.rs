@@ -192,8 +192,10 @@ impl Opener {
         let exports = exports.into_iter().enumerate().collect();
         let thread = std::thread::Builder::new().name("release".into());
         if let Err(error) = thread.spawn(move || release(exports, &opener, &done)) {
-            let why = Err(format!("cannot start a thread: {error}"));
-            return vec![why; results.len()];
+            // The exports were closed without a flush.
+            tracing::error!("cannot start a thread to flush exports that are closed: {error}");
+            let why = format!("it was closed without a flush: cannot start a thread: {error}");
+            return vec![Err(why); results.len()];
         }
         // Ends with the thread, which drops the sender.
         while let Ok((at, flushed)) =

@@ -68,7 +68,7 @@ fn open_checked(exports: &Exports) -> impl FnOnce(&ExportSpec) -> Opened + Send 
 enum Image {
     Held(OpenError),
     Free,
-    /// It cannot be looked at; the error of an open says why.
+    /// Nothing is known of the image; the error of an open says why.
     Unknown,
 }
 
@@ -107,7 +107,7 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
 
 /// Exports an opened target. The caller has the turn of the export.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
-    exports.publish(spec, export, true)?;
+    exports.publish(spec, export, exports.failed.is_configured(spec.name()))?;
     exports.failed.remove(spec.name());
     tracing::info!(export = spec.name(), "failed export opened; it is served now");
     record(exports, spec, AuditResult::Ok, None);
@@ -136,11 +136,17 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Ope
     }
 }
 
-/// Adds an export that a change has closed and that could not be opened again.
-pub(in crate::daemon) fn note_failed(exports: &Exports, spec: ExportSpec, why: OpenError) {
+/// Adds an export that a change has closed and that could not be opened again. `configured` is
+/// false if a command had added it.
+pub(in crate::daemon) fn note_failed(
+    exports: &Exports,
+    spec: ExportSpec,
+    configured: bool,
+    why: OpenError,
+) {
     tracing::error!(export = spec.name(), "export failed; {TRIES_AGAIN}: {why}");
     record(exports, &spec, AuditResult::Refused, Some(why.why.clone()));
-    exports.failed.put(spec, why);
+    exports.failed.put_as(configured, spec, why);
 }
 
 /// Starts to open the failed exports whose next attempt is due, and exports those that are open.
@@ -202,6 +208,7 @@ pub(in crate::daemon) fn try_now(exports: &Exports, wanted: Vec<ExportSpec>, don
     let begun: Vec<_> = wanted.iter().map(|spec| begin_attempt(exports, spec)).collect();
     for (spec, begun) in wanted.into_iter().zip(begun) {
         let name = spec.name().to_owned();
+        exports.failed.set_configured(&name);
         let begun = begun.map_err(OpenError::from);
         let opened = begun.and_then(|is_new| open(exports, &spec, is_new, until));
         match opened.and_then(|export| serve(exports, &spec, &export)) {
@@ -236,9 +243,9 @@ pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), Ope
     })
 }
 
-/// Failed exports that a configuration does not name.
+/// Failed exports that a configuration does not name anymore.
 pub(in crate::daemon) fn unwanted(exports: &Exports, wanted: &[ExportSpec]) -> Vec<String> {
-    let mut left = exports.failed.specs();
+    let mut left = exports.failed.specs_as(true);
     wanted.iter().for_each(|spec| drop(left.remove(spec.name())));
     left.into_keys().collect()
 }
@@ -317,6 +324,19 @@ mod tests {
             self.table.clear();
             let _ = std::fs::remove_dir_all(&self.dir);
         }
+    }
+
+    #[test]
+    fn a_failed_export_that_a_command_added_outlives_reloads() {
+        let rig = Rig::new("failed-added");
+        assert_eq!(unwanted(&rig.exports, &[]), ["vol0"]);
+        note_failed(&rig.exports, rig.spec.clone(), false, "closed".into());
+        assert!(unwanted(&rig.exports, &[]).is_empty());
+        std::fs::write(&rig.path, [0; 4096]).unwrap();
+        rig.try_again();
+        assert!(rig.is_served());
+        let entry = rig.exports.entry("vol0").unwrap();
+        assert!(!entry.configured, "the next reload would remove it");
     }
 
     #[test]

@@ -41,12 +41,12 @@ pub(in crate::daemon) struct Started {
     pub(in crate::daemon) failures: Vec<(ExportSpec, OpenError)>,
 }
 
-/// What a start does about targets that make no progress.
+/// Treatment of targets that make no progress at a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon) enum Stalled {
-    /// It leaves them once it can serve another export.
+    /// The start leaves them once it can serve another export.
     Left,
-    /// It fails.
+    /// The start fails.
     Refused,
 }
 

@@ -12,6 +12,7 @@ use rtrs_core::rt::{Ring, Sender, mailbox};
 use rtrs_core::tests::certificates::TestDir;
 use rtrs_core::tls::{Clients, PrivateKey, ProofFacts, TlsClientConfig, TlsServerConfig};
 
+use super::commands::ExportCommands;
 use super::*;
 use crate::backend::MemorySource;
 use crate::daemon::identity::Sources;
