@@ -40,6 +40,7 @@ const UNSAFE_FILES: &[&str] = &[
     "rtrs-core/src/fabric/verbs/sys/device.rs",
     "rtrs-core/src/fabric/verbs/sys/qp.rs",
     "rtrs-core/src/fabric/verbs/sys/queue.rs",
+    "rtrs-core/base/src/mem/iovecs.rs",
     "rtrs-core/base/src/mem/region.rs",
     "rtrs-core/base/src/mem/shared.rs",
     "rtrs-core/src/rbd.rs",

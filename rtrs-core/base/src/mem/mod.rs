@@ -1,17 +1,21 @@
-//! Memory accessed by sockets, disks and peers: page-aligned regions and their slices, fixed pools,
-//! and memory shared between processes.
+//! Memory accessed by sockets, disks and peers: regions and their slices, scattered buffers, fixed
+//! pools, and memory shared between processes.
 
 mod crc;
+mod iovecs;
 mod pool;
 mod region;
+mod scatter;
 mod shared;
 mod usage;
 
 pub use crc::crc32c_append;
+pub use iovecs::IoVecs;
 pub use pool::Pool;
 #[cfg(any(test, feature = "test-util"))]
 pub use region::skip_ids_to;
-pub use region::{IoVecs, MemSlice, Region};
+pub use region::{MemSlice, Region};
+pub use scatter::{PIECES_MAX, ScatterError};
 pub use shared::SharedMemory;
 pub(crate) use usage::unit_of;
 pub use usage::{Counting, MemoryMeter};

@@ -4,11 +4,14 @@ use std::io;
 use std::sync::Arc;
 
 use super::region::{MemSlice, Region};
+use super::scatter::{Scatter, ScatterError};
 
 /// Equal buffers cut from one region, handed out and taken back by index.
 #[derive(Debug)]
 pub struct Pool {
     region: Arc<Region>,
+    /// Pieces of the buffers, if they are scattered.
+    scatter: Option<Arc<Scatter>>,
     buffer_len: usize,
     free: Vec<u32>,
     taken: Vec<bool>,
@@ -23,12 +26,23 @@ impl Pool {
         let bytes = (count as usize)
             .checked_mul(buffer_len)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "pool too large"))?;
-        Ok(Self {
-            region: Region::new(bytes)?,
-            buffer_len,
-            free: (0..count).rev().collect(),
-            taken: vec![false; count as usize],
-        })
+        Ok(Self::of(Region::new(bytes)?, count, buffer_len))
+    }
+
+    /// Creates a pool of `count` buffers of `buffer_len` bytes each, whose bytes lie in pieces of
+    /// other regions: [`Self::assign`] says in which.
+    ///
+    /// # Errors
+    /// See [`Self::new`].
+    pub fn scattered(count: u32, buffer_len: usize) -> io::Result<Self> {
+        let scatter = Scatter::new(count, buffer_len)?;
+        let region = Region::scattered(Arc::clone(&scatter) as Arc<_>);
+        Ok(Self { scatter: Some(scatter), ..Self::of(region, count, buffer_len) })
+    }
+
+    fn of(region: Arc<Region>, count: u32, buffer_len: usize) -> Self {
+        let (free, taken) = ((0..count).rev().collect(), vec![false; count as usize]);
+        Self { region, scatter: None, buffer_len, free, taken }
     }
 
     /// Returns the region that contains all buffers, for registration.
@@ -43,9 +57,31 @@ impl Pool {
         Some(index)
     }
 
-    /// Returns a buffer to the pool. Panics if it was not taken, which is a bug of the caller.
+    /// Assigns pieces to a taken buffer of a scattered pool, and returns the bytes that they hold.
+    /// The regions of the pieces stay alive until the buffer has other pieces or none, and until
+    /// the last operation that names its bytes has ended.
+    ///
+    /// # Errors
+    /// The rule that the pieces break; the buffer has no pieces then.
+    pub fn assign(
+        &mut self,
+        index: u32,
+        pieces: impl IntoIterator<Item = MemSlice>,
+    ) -> Result<MemSlice, ScatterError> {
+        assert!(self.taken[index as usize], "pieces of the free buffer {index}");
+        let scatter = self.scatter.as_ref().ok_or(ScatterError::Whole)?;
+        let len = scatter.assign(index, pieces)?;
+        self.slice(index).slice(0, len).ok_or(ScatterError::Length)
+    }
+
+    /// Returns a buffer to the pool, without pieces. Panics if it was not taken, which is a bug of
+    /// the caller.
     pub fn give(&mut self, index: u32) {
         assert!(std::mem::take(&mut self.taken[index as usize]), "buffer {index} returned twice");
+        if let Some(scatter) = &self.scatter {
+            // No pieces break no rule.
+            let _ = scatter.assign(index, []);
+        }
         self.free.push(index);
     }
 

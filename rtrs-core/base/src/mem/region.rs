@@ -1,15 +1,18 @@
-//! Page-aligned regions of memory that the kernel and remote peers may write at any time.
+//! Regions of memory that the kernel and remote peers may write at any time.
 //!
 //! A [`Region`] is mapped once and unmapped when its last owner is dropped. No Rust reference into
 //! it exists while there is any other holder of the region: bytes are copied in and out through raw
 //! pointers, because a peer or the kernel may change them at any time. Code that validates bytes
 //! copies them out first. [`MemSlice`] names a part of a region and keeps the region alive; an
 //! operation in flight owns its slices until its completion, so memory in use by the kernel is
-//! never unmapped. [`IoVecs`] is the reusable vector form that `sendmsg` and `recvmsg` take.
+//! never unmapped. That includes memory of others ([`Region::foreign`], [`Region::shared`]): its
+//! owner drops the region, and the memory is released after the last IO that names it.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,13 +32,57 @@ pub fn skip_ids_to(id: u64) {
     NEXT_ID.fetch_max(id, Ordering::Relaxed);
 }
 
-/// Page-aligned anonymous memory of fixed length.
+/// Memory behind a region.
+enum Backing {
+    /// Mapping of this region, which only this process and its peers access.
+    Private,
+    /// Mapping of this region, which other processes access too.
+    Shared,
+    /// Memory of an owner, which is dropped with the region.
+    Foreign { _owner: Box<dyn Any + Send + Sync> },
+    /// Parts of other regions; the base is that of the bounce memory.
+    Scattered(Arc<dyn Parts>),
+}
+
+/// Parts of memory in which the bytes of a scattered region lie.
+pub(super) trait Parts: Send + Sync {
+    /// Returns memory in one piece, of the same length.
+    fn bounce(&self) -> &Arc<Region>;
+
+    /// Returns the memory of the first bytes of a range that is not empty: as many as lie in one
+    /// part.
+    fn first_part(&self, offset: usize, len: usize) -> MemSlice;
+
+    /// Calls `act` for the parts of a range, in order, with the number of bytes before each.
+    fn each(&self, offset: usize, len: usize, act: &mut dyn FnMut(usize, &MemSlice)) {
+        let mut done = 0;
+        while done < len {
+            let part = self.first_part(offset + done, len - done);
+            act(done, &part);
+            done += part.len;
+        }
+    }
+
+    /// Returns the length of the start of a range that lies in at most `count` parts.
+    fn len_of(&self, count: usize, offset: usize, len: usize) -> usize {
+        let mut done = 0;
+        for _ in 0..count {
+            if done < len {
+                done += self.first_part(offset + done, len - done).len;
+            }
+        }
+        done
+    }
+}
+
+/// Memory of fixed length; page-aligned unless it is foreign.
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
     stride: usize,
     id: u64,
     usage: Option<Box<RegionUsage>>,
+    backing: Backing,
 }
 
 // SAFETY: a Region is a plain mapping; all access uses raw copies that tolerate concurrent changes
@@ -77,13 +124,52 @@ impl Region {
         Ok(Arc::new(region))
     }
 
+    /// Maps a part of a file that other processes map too, such as the memory of a guest. The
+    /// offset is a multiple of the page size. The caller trusts those who can shorten the file: an
+    /// access beyond its end kills the process.
+    ///
+    /// # Errors
+    /// See [`Region::new`].
+    pub fn shared(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Arc<Self>> {
+        let len = whole_pages(len)?;
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: a mapping at an address chosen by the kernel overlaps no existing memory.
+        let base = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        Ok(Arc::new(Self::of_mapping(base, len, 0, Backing::Shared)?))
+    }
+
+    /// Makes a region of memory that belongs to `owner`, which is dropped when the last holder of
+    /// the region is: the memory is in use until then.
+    ///
+    /// # Safety
+    /// The `len` bytes at `base` are mapped for reading and writing until `owner` is dropped, and
+    /// no Rust reference to them is used meanwhile.
+    pub unsafe fn foreign(
+        base: NonNull<u8>,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Arc<Self> {
+        Arc::new(Self::of(base, len, 0, Backing::Foreign { _owner: Box::new(owner) }))
+    }
+
+    /// Makes a region whose bytes lie in these parts.
+    pub(super) fn scattered(parts: Arc<dyn Parts>) -> Arc<Self> {
+        let Self { base, len, stride, .. } = **parts.bounce();
+        Arc::new(Self::of(base, len, stride, Backing::Scattered(parts)))
+    }
+
     fn map(len: usize, stride: usize) -> io::Result<Self> {
-        if len == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a region of zero bytes"));
-        }
-        let len = len
-            .checked_next_multiple_of(4096)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "region too large"))?;
+        let len = whole_pages(len)?;
         // SAFETY: an anonymous private mapping at an address chosen by the kernel overlaps no
         // existing memory.
         let base = unsafe {
@@ -96,13 +182,41 @@ impl Region {
                 0,
             )
         };
+        Self::of_mapping(base, len, stride, Backing::Private)
+    }
+
+    /// Makes a region of the result of mmap.
+    fn of_mapping(
+        base: *mut libc::c_void,
+        len: usize,
+        stride: usize,
+        backing: Backing,
+    ) -> io::Result<Self> {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| io::Error::other("mmap returned a null address"))?;
+        Ok(Self::of(base, len, stride, backing))
+    }
+
+    fn of(base: NonNull<u8>, len: usize, stride: usize, backing: Backing) -> Self {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { base, len, stride, id, usage: None })
+        Self { base, len, stride, id, usage: None, backing }
+    }
+
+    /// Returns true if the bytes lie in pieces of other regions.
+    #[inline]
+    pub fn is_scattered(&self) -> bool {
+        matches!(self.backing, Backing::Scattered(_))
+    }
+
+    #[inline]
+    pub(super) fn parts(&self) -> Option<&dyn Parts> {
+        match &self.backing {
+            Backing::Scattered(parts) => Some(&**parts),
+            _ => None,
+        }
     }
 
     /// Returns the number of bytes that count against the limit of [`Region::metered`]; 0 without a
@@ -130,7 +244,7 @@ impl Region {
         self.usage.as_ref().is_none_or(|usage| usage.admit(offset, len))
     }
 
-    /// Returns the length in bytes, a multiple of the page size.
+    /// Returns the length in bytes; a multiple of the page size unless the memory is foreign.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -140,9 +254,9 @@ impl Region {
         self.stride
     }
 
-    /// Always returns false: a region has at least one page.
+    /// Returns true if the region has zero bytes, which only foreign memory may have.
     pub fn is_empty(&self) -> bool {
-        false
+        self.len == 0
     }
 
     /// Returns the number of this region, unique within the process.
@@ -167,6 +281,11 @@ impl Region {
     /// region: callers must first check lengths that come from a peer.
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         assert!(offset <= self.len && to.len() <= self.len - offset, "copy outside the region");
+        if let Some(parts) = self.parts() {
+            return parts.each(offset, to.len(), &mut |at, part| {
+                part.copy_out(0, &mut to[at..at + part.len]);
+            });
+        }
         // SAFETY: the range was just checked; `to` cannot overlap the mapping because no reference
         // into the mapping exists. Concurrent writers only change the copied values.
         unsafe {
@@ -181,6 +300,11 @@ impl Region {
     /// Copies bytes into the region at `offset`. Panics if the range exceeds the region.
     pub fn copy_in(&self, offset: usize, from: &[u8]) {
         assert!(offset <= self.len && from.len() <= self.len - offset, "copy outside the region");
+        if let Some(parts) = self.parts() {
+            return parts.each(offset, from.len(), &mut |at, part| {
+                part.copy_in(0, &from[at..at + part.len]);
+            });
+        }
         // SAFETY: as in `copy_out`, in the other direction.
         unsafe {
             std::ptr::copy_nonoverlapping(
@@ -198,6 +322,16 @@ impl Region {
             from_offset <= from.len && len <= from.len - from_offset,
             "copy outside the source"
         );
+        if let Some(parts) = self.parts() {
+            return parts.each(offset, len, &mut |at, part| {
+                part.region.copy_from(part.offset, from, from_offset + at, part.len);
+            });
+        }
+        if let Some(parts) = from.parts() {
+            return parts.each(from_offset, len, &mut |at, part| {
+                self.copy_from(offset + at, &part.region, part.offset, part.len);
+            });
+        }
         // SAFETY: both ranges were checked; `copy` allows them to overlap.
         unsafe {
             std::ptr::copy(
@@ -210,8 +344,9 @@ impl Region {
 
     /// Returns all bytes, for work in place. The exclusive borrow, from `Arc::get_mut`, proves that
     /// there is no slice and therefore no kernel operation; a registration for peers also holds the
-    /// region.
+    /// region. Panics unless the region has memory of its own.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(matches!(self.backing, Backing::Private), "memory that others access");
         // SAFETY: the mapping has this length and is initialized (with zeroes at first). The kernel
         // and devices write only for operations and registrations, which hold the region, and the
         // caller is its only holder.
@@ -221,6 +356,9 @@ impl Region {
     /// Fills a range with one byte. Panics if the range exceeds the region.
     pub fn fill(&self, offset: usize, len: usize, byte: u8) {
         assert!(offset <= self.len && len <= self.len - offset, "fill outside the region");
+        if let Some(parts) = self.parts() {
+            return parts.each(offset, len, &mut |_, part| part.fill(byte));
+        }
         // SAFETY: the range was just checked.
         unsafe { std::ptr::write_bytes(self.base.as_ptr().add(offset), byte, len) }
     }
@@ -228,6 +366,11 @@ impl Region {
     /// Continues a CRC32C over a range of the region. Panics if the range exceeds the region.
     pub fn crc32c(&self, seed: u32, offset: usize, len: usize) -> u32 {
         assert!(offset <= self.len && len <= self.len - offset, "crc outside the region");
+        if let Some(parts) = self.parts() {
+            let mut sum = seed;
+            parts.each(offset, len, &mut |_, part| sum = part.crc32c(sum));
+            return sum;
+        }
         // Compute the checksum of a copy, since the bytes may change concurrently. The copy stays
         // in the cache.
         let mut piece = [MaybeUninit::<u8>::uninit(); CRC_PIECE];
@@ -247,8 +390,16 @@ impl Region {
         sum
     }
 
-    /// Returns the address of the byte at `offset`, for the kernel and for RDMA devices.
+    /// Returns the address of the byte at `offset`, for the kernel. Panics if the region is
+    /// scattered.
     pub fn address(&self, offset: usize) -> *mut u8 {
+        assert!(!self.is_scattered(), "scattered bytes have no address");
+        self.device_address(offset)
+    }
+
+    /// Returns the address that stands for the byte at `offset` at an RDMA device: that of its
+    /// bounce memory if the region is scattered ([`MemSlice::fill_bounce`]).
+    pub fn device_address(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "address outside the region");
         // SAFETY: the offset was just checked; one past the end is allowed by `add`.
         unsafe { self.base.as_ptr().add(offset) }
@@ -257,11 +408,25 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this region owns the mapping, and no slice or operation holds it anymore.
-        unsafe {
-            libc::munmap(self.base.as_ptr().cast(), self.len);
+        if let Backing::Private | Backing::Shared = self.backing {
+            // SAFETY: this region owns the mapping, and no slice or operation holds it anymore.
+            unsafe {
+                libc::munmap(self.base.as_ptr().cast(), self.len);
+            }
         }
     }
+}
+
+fn too_large() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "region too large")
+}
+
+/// Rounds the length of a mapping up to whole pages.
+fn whole_pages(len: usize) -> io::Result<usize> {
+    if len == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a region of zero bytes"));
+    }
+    len.checked_next_multiple_of(4096).ok_or_else(too_large)
 }
 
 impl fmt::Debug for Region {
@@ -297,6 +462,16 @@ impl MemSlice {
     /// Returns true if the slice has zero bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Extends the slice by one that continues it in memory. Returns false if that does not.
+    #[inline]
+    pub(super) fn extend(&mut self, next: &Self) -> bool {
+        if self.region.id != next.region.id || self.offset + self.len != next.offset {
+            return false;
+        }
+        self.len += next.len;
+        true
     }
 
     /// Returns the part `from..from + len` of this slice. None if it does not lie inside.
@@ -342,9 +517,41 @@ impl MemSlice {
         bytes
     }
 
-    /// Returns the address of the first byte, for the kernel and for RDMA devices.
+    /// Returns the address of the first byte, for the kernel. Panics if the region is scattered.
     pub fn address(&self) -> *mut u8 {
         self.region.address(self.offset)
+    }
+
+    /// Returns the address of the first byte for an RDMA device; see [`Region::device_address`].
+    pub fn device_address(&self) -> *mut u8 {
+        self.region.device_address(self.offset)
+    }
+
+    /// Returns how many of the first `max` bytes lie in at most `parts` parts of memory: all unless
+    /// the region is scattered.
+    pub fn len_of_parts(&self, max: usize, parts: usize) -> usize {
+        let len = self.len.min(max);
+        self.region.parts().map_or(len, |all| all.len_of(parts, self.offset, len))
+    }
+
+    /// Returns the bounce memory of the bytes, if the region is scattered: memory in one piece for
+    /// a device that cannot reach the pieces.
+    pub fn bounce(&self) -> Option<Self> {
+        self.region.parts()?.bounce().slice(self.offset, self.len)
+    }
+
+    /// Copies the bytes to their bounce memory. Does nothing unless the region is scattered.
+    pub fn fill_bounce(&self) {
+        if let Some(bounce) = self.bounce() {
+            bounce.copy_from(self);
+        }
+    }
+
+    /// Copies the bounce memory to the bytes. Does nothing unless the region is scattered.
+    pub fn drain_bounce(&self) {
+        if let Some(bounce) = self.bounce() {
+            self.copy_from(&bounce);
+        }
     }
 }
 
@@ -354,143 +561,13 @@ impl fmt::Debug for MemSlice {
     }
 }
 
-/// Reusable list of slices in the form that `sendmsg` and `recvmsg` take.
-///
-/// Its users box it and move it into the operation; the completion returns it.
-pub struct IoVecs {
-    slices: Vec<MemSlice>,
-    raw: Vec<libc::iovec>,
-    header: libc::msghdr,
-    first: usize,
-}
-
-// SAFETY: the raw pointers refer to regions that `slices` keeps alive; regions are Send.
-unsafe impl Send for IoVecs {}
-
-impl IoVecs {
-    /// Creates an empty list with room for `capacity` slices; it never grows beyond that.
-    pub fn new(capacity: usize) -> Box<Self> {
-        // SAFETY: msghdr is plain data, for which all zeroes is the empty header.
-        let header: libc::msghdr = unsafe { std::mem::zeroed() };
-        Box::new(Self {
-            slices: Vec::with_capacity(capacity),
-            raw: Vec::with_capacity(capacity),
-            header,
-            first: 0,
-        })
-    }
-
-    /// Drops all slices and keeps the allocation.
-    pub fn clear(&mut self) {
-        self.slices.clear();
-        self.raw.clear();
-        self.first = 0;
-    }
-
-    /// Returns how many more slices fit.
-    pub fn room(&self) -> usize {
-        self.slices.capacity() - self.slices.len()
-    }
-
-    /// Appends a slice. Empty slices are ignored, and a slice that continues the previous one in
-    /// memory extends it. Panics if there is no room.
-    pub fn push(&mut self, slice: MemSlice) {
-        if slice.is_empty() {
-            return;
-        }
-        if let (Some(last), Some(raw)) = (self.slices.last_mut(), self.raw.last_mut())
-            && last.region.id == slice.region.id
-            && last.offset + last.len == slice.offset
-        {
-            last.len += slice.len;
-            raw.iov_len += slice.len;
-            return;
-        }
-        assert!(self.room() > 0, "no room in the vector list");
-        self.raw.push(libc::iovec { iov_base: slice.address().cast(), iov_len: slice.len });
-        self.slices.push(slice);
-    }
-
-    /// Returns the number of bytes not yet skipped by [`IoVecs::advance`].
-    pub fn remaining(&self) -> usize {
-        self.raw[self.first..].iter().map(|v| v.iov_len).sum()
-    }
-
-    /// Returns true if no bytes remain.
-    pub fn is_empty(&self) -> bool {
-        self.first == self.raw.len()
-    }
-
-    /// Fills the slices in order, as a receive would; returns the number of bytes that fit. For
-    /// machines driven without a socket, before any `advance`.
-    pub fn fill_from(&self, bytes: &[u8]) -> usize {
-        let mut at = 0;
-        for slice in &self.slices {
-            let take = slice.len.min(bytes.len() - at);
-            slice.copy_in(0, &bytes[at..at + take]);
-            at += take;
-        }
-        at
-    }
-
-    /// Appends a copy of all bytes to `into`, as a send would take them; the counterpart of
-    /// `fill_from`.
-    pub fn gather(&self, into: &mut Vec<u8>) {
-        for slice in &self.slices {
-            let at = into.len();
-            into.resize(at + slice.len, 0);
-            slice.copy_out(0, &mut into[at..]);
-        }
-    }
-
-    /// Copies remaining bytes into `to`, as many as fit, and skips them. Returns their number.
-    pub fn take_into(&mut self, to: &mut [u8]) -> usize {
-        let mut at = 0;
-        while at < to.len() && self.first < self.raw.len() {
-            let (slice, left) = (&self.slices[self.first], self.raw[self.first].iov_len);
-            let take = left.min(to.len() - at);
-            slice.copy_out(slice.len - left, &mut to[at..at + take]);
-            at += take;
-            self.advance(take);
-        }
-        at
-    }
-
-    /// Skips `count` bytes that were sent or received. Panics past the end.
-    pub fn advance(&mut self, mut count: usize) {
-        while count > 0 {
-            let raw = &mut self.raw[self.first];
-            if count < raw.iov_len {
-                raw.iov_base = raw.iov_base.cast::<u8>().wrapping_add(count).cast();
-                raw.iov_len -= count;
-                return;
-            }
-            count -= raw.iov_len;
-            raw.iov_len = 0;
-            self.first += 1;
-        }
-    }
-
-    /// Returns the message header for the remaining bytes; valid until the box is moved from or
-    /// changed.
-    pub fn header(&mut self) -> *mut libc::msghdr {
-        self.header.msg_iov = self.raw[self.first..].as_mut_ptr();
-        self.header.msg_iovlen = self.raw.len() - self.first;
-        &raw mut self.header
-    }
-}
-
-impl fmt::Debug for IoVecs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.slices[self.first.min(self.slices.len())..]).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::os::fd::AsFd;
+    use std::sync::mpsc;
 
-    use super::{IoVecs, Region};
+    use super::*;
+    use crate::mem::IoVecs;
 
     #[test]
     fn slices_stay_within_their_region() {
@@ -507,36 +584,6 @@ mod tests {
     }
 
     #[test]
-    fn vectors_merge_and_advance() {
-        let region = Region::new(4096).unwrap();
-        let mut vecs = IoVecs::new(2);
-        vecs.push(region.slice(0, 10).unwrap());
-        vecs.push(region.slice(10, 10).unwrap());
-        vecs.push(region.slice(100, 5).unwrap());
-        assert_eq!((vecs.room(), vecs.remaining()), (0, 25));
-        vecs.advance(19);
-        assert_eq!(vecs.remaining(), 6);
-        vecs.advance(1);
-        assert_eq!(vecs.remaining(), 5);
-        vecs.advance(5);
-        assert!(vecs.is_empty());
-    }
-
-    #[test]
-    fn vectors_are_consumed_in_parts() {
-        let region = Region::new(4096).unwrap();
-        region.copy_in(0, b"0123456789");
-        let mut vecs = IoVecs::new(2);
-        vecs.push(region.slice(0, 3).unwrap());
-        vecs.push(region.slice(5, 5).unwrap());
-        let mut part = [0; 4];
-        assert_eq!((vecs.take_into(&mut part), &part), (4, b"0125"));
-        assert_eq!((vecs.take_into(&mut part), &part), (4, b"6789"));
-        assert_eq!(vecs.take_into(&mut part), 0);
-        assert!(vecs.is_empty());
-    }
-
-    #[test]
     fn only_a_sole_owner_gets_mutable_bytes() {
         let mut region = Region::new(4096).unwrap();
         let slice = region.slice(0, 1).unwrap();
@@ -544,5 +591,56 @@ mod tests {
         drop(slice);
         Arc::get_mut(&mut region).unwrap().bytes_mut()[7] = 9;
         assert_eq!(region.slice(7, 1).unwrap().to_vec(), [9]);
+    }
+
+    /// Owner of foreign memory, which it keeps allocated.
+    struct Owner {
+        _bytes: Box<[u8]>,
+        dropped: mpsc::Sender<()>,
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.dropped.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn foreign_memory_is_released_after_its_last_use() {
+        let (sender, dropped) = mpsc::channel();
+        let mut bytes = vec![7; 1000].into_boxed_slice();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        // SAFETY: the owner keeps the bytes, which are used only through the region.
+        let region =
+            unsafe { Region::foreign(base, 1000, Owner { _bytes: bytes, dropped: sender }) };
+        assert_eq!((region.len(), region.is_empty()), (1000, false));
+        assert!(region.slice(1, 1000).is_none());
+        let mut vecs = IoVecs::new(1);
+        vecs.push(region.slice(100, 900).unwrap());
+        drop(region);
+        let mut seen = [0; 900];
+        assert_eq!((vecs.take_into(&mut seen), seen), (900, [7; 900]));
+        assert!(dropped.try_recv().is_err(), "an operation names the memory");
+        vecs.clear();
+        dropped.try_recv().unwrap();
+    }
+
+    #[test]
+    fn shared_memory_is_a_part_of_its_file() {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 3 * 4096).unwrap();
+        let mut region = Region::shared(file.as_fd(), 4096, 8192).unwrap();
+        region.copy_in(8190, b"ab");
+        let mut seen = [0; 2];
+        rustix::io::pread(&file, &mut seen, 3 * 4096 - 2).unwrap();
+        assert_eq!(&seen, b"ab");
+        rustix::io::pwrite(&file, b"c", 4096).unwrap();
+        assert_eq!(region.slice(0, 1).unwrap().to_vec(), b"c");
+        assert!(Region::shared(file.as_fd(), 1, 4096).is_err(), "no page begins there");
+        assert!(Region::shared(file.as_fd(), 0, 0).is_err());
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            Arc::get_mut(&mut region).unwrap().bytes_mut();
+        }));
+        assert!(panic.is_err(), "others write to it");
     }
 }
