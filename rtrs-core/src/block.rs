@@ -78,7 +78,8 @@ pub struct Io {
     /// Length in bytes. 0 for a flush.
     pub len: u32,
     /// Source of a write or target of a read, exactly `len` bytes long; for extents, the buffer for
-    /// the answer; None for other operations.
+    /// the answer; None for other operations. Memory in several pieces is a buffer of a scattered
+    /// pool ([`Pool::assign`](crate::mem::Pool::assign)).
     pub buf: Option<MemSlice>,
 }
 
@@ -291,9 +292,10 @@ pub trait BlockDevice: fmt::Debug {
     /// `Invalid`.
     ///
     /// # Errors
-    /// Returns the system's error if the memory cannot be registered.
-    fn attach_region(&mut self, _region: &Arc<Region>) -> std::io::Result<()> {
-        Ok(())
+    /// Returns the system's error if the memory cannot be registered; `Unsupported` for a scattered
+    /// region unless the device takes memory in pieces.
+    fn attach_region(&mut self, region: &Arc<Region>) -> std::io::Result<()> {
+        refuse_scattered(region)
     }
 
     /// Submits an IO.
@@ -346,6 +348,18 @@ pub trait BlockDevice: fmt::Debug {
     fn deadline(&self) -> Option<Instant> {
         None
     }
+}
+
+/// Refuses a region for a device that takes only memory in one piece.
+///
+/// # Errors
+/// `Unsupported` for a scattered region.
+pub fn refuse_scattered(region: &Region) -> std::io::Result<()> {
+    if region.is_scattered() {
+        let text = "the device takes no memory in several pieces";
+        return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, text));
+    }
+    Ok(())
 }
 
 /// Scope within which one sync (a flush, or a write with FUA) can consume the error report of a

@@ -143,6 +143,11 @@ pub trait MemoryRegistration: Send + Sync + fmt::Debug {
     fn base(&self) -> u64;
     /// Returns the region, all of which is registered.
     fn region(&self) -> &Arc<Region>;
+
+    /// Moves what peers have written to a part of the region, or what a read has fetched, to its
+    /// pieces. Must be called before the bytes are used if the region is scattered: a provider that
+    /// cannot reach pieces uses bounce memory.
+    fn collect(&self, _slice: &MemSlice) {}
 }
 
 /// Memory window: a separate key for part of a registration, which can be rebound and revoked
@@ -183,7 +188,9 @@ pub enum PdUse<'a> {
 
 /// Set of memory and queue pairs that may be used together; one per path.
 pub trait ProtectionDomain: Send + Sync + fmt::Debug {
-    /// Registers a whole region.
+    /// Registers a whole region. Of a scattered one ([`Region::is_scattered`]), RDMA reads and
+    /// writes reach the pieces that its owner has assigned at that time; sends take only memory in
+    /// one piece.
     ///
     /// # Errors
     /// `System` if the device or its limits refuse (names RLIMIT_MEMLOCK if that is the cause),

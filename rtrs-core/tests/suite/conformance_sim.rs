@@ -72,8 +72,8 @@ mod like_verbs {
     use super::{BindMode, Sim, WorldOptions};
 
     fn make() -> Sim {
-        let bind = BindMode::Pending;
-        Sim::new(2, WorldOptions { acknowledged: true, bind, ..WorldOptions::default() })
+        let (bind, bounces) = (BindMode::Pending, true);
+        Sim::new(2, WorldOptions { acknowledged: true, bind, bounces, ..WorldOptions::default() })
     }
 
     rtrs_core::fabric_conformance!(make);

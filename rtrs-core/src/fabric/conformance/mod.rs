@@ -128,6 +128,7 @@ macro_rules! fabric_conformance {
             sends_keep_their_order
             write_sizes
             write_of_two_pieces
+            scattered_memory_is_written_and_read
             write_with_immediate
             empty_write_needs_no_key
             data_is_placed_before_the_immediate

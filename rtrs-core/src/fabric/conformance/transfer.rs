@@ -1,8 +1,9 @@
 //! Cases about data transfer: sends, writes and reads, their order and their completions.
 
-use super::{Bench, SEND, read_from, write_to};
-use crate::fabric::{Access, CloseReason, RemoteMem, SgeList, WcOp, WcStatus, WrOp};
+use super::{Bench, Memory, Port, SEND, read_from, write_to};
+use crate::fabric::{Access, CloseReason, RemoteMem, Sge, SgeList, WcOp, WcStatus, WrOp};
 use crate::ids::Rkey;
+use crate::mem::{MemSlice, Pool, Region};
 
 pub(super) fn send_sizes(bench: &mut Bench<'_>) {
     let pair = bench.pair();
@@ -142,6 +143,65 @@ pub(super) fn write_of_two_pieces(bench: &mut Bench<'_>) {
         bench.good(&pair.a, recv);
         let expected = [data.bytes(1, first), head.bytes(3, second)].concat();
         assert!(target.bytes(9, first + second) == expected, "{first} + {second}");
+    }
+}
+
+/// Registers a scattered buffer with pieces of odd sizes and returns it.
+fn scattered(bench: &mut Bench<'_>, port: &Port, pieces: usize) -> (Memory, MemSlice) {
+    let memory = Region::new(1 << 20).expect("memory");
+    let mut pool = Pool::scattered(1, 1 << 20).expect("memory");
+    let buffer = pool.take().expect("a buffer");
+    let mut at = 0;
+    let list: Vec<MemSlice> = (0..pieces)
+        .map(|_| {
+            let len = 1 + bench.prng.index((1 << 20) / pieces - 1);
+            at += len;
+            memory.slice(at - len, len - bench.prng.index(len.min(2))).expect("inside")
+        })
+        .collect();
+    let slice = pool.assign(buffer, list).expect("pieces");
+    (Memory(port.pd.register(pool.region(), Access::LOCAL).expect("a registration")), slice)
+}
+
+pub(super) fn scattered_memory_is_written_and_read(bench: &mut Bench<'_>) {
+    let pair = bench.pair();
+    let there = bench.memory(&pair.a, 1 << 20, Access::REMOTE_READ, 0);
+    let landing = bench.memory(&pair.a, 1 << 20, Access::REMOTE_WRITE, 0xEE);
+    for pieces in [1, 2, 17, 128] {
+        let (source, from) = scattered(bench, &pair.b, pieces);
+        let mut bytes = vec![0; from.len()];
+        bench.prng.fill(&mut bytes);
+        from.copy_in(0, &bytes);
+        // From pieces to the peer.
+        let recv = bench.recv(&pair.a, None);
+        let op = WrOp::RdmaWrite { remote: landing.remote(1), imm: Some(2) };
+        let sge = Sge { slice: from.clone(), lkey: source.0.lkey() };
+        let write = bench.post(&pair.b, op, SgeList::one(sge));
+        bench.good(&pair.a, recv);
+        bench.good(&pair.b, write);
+        assert!(landing.bytes(1, bytes.len()) == bytes, "{pieces} pieces sent");
+        // From the peer to pieces, through a window.
+        let (target, to) = scattered(bench, &pair.b, pieces);
+        let len = to.len().min(bytes.len());
+        let to = to.slice(0, len).expect("a part");
+        let window = pair.b.pd.window(&target.0).expect("a window");
+        let key = bench.bind(&pair.b, &window, &to, Access::REMOTE_WRITE);
+        let recv = bench.recv(&pair.b, None);
+        let op = WrOp::RdmaWrite { remote: target.with_key(to.offset() as u64, key), imm: Some(3) };
+        let write = bench.post(&pair.a, op, SgeList::one(landing.sge(1, len)));
+        bench.good(&pair.b, recv);
+        bench.good(&pair.a, write);
+        bench.revoke(&pair.b, &window);
+        target.0.collect(&to);
+        assert!(to.to_vec() == bytes[..len], "{pieces} pieces received");
+        // Read into pieces.
+        there.slice(0, 1 << 20).copy_in(9, &bytes);
+        to.fill(0);
+        let sge = Sge { slice: to.clone(), lkey: target.0.lkey() };
+        let read = bench.post(&pair.b, read_from(there.remote(9)), SgeList::one(sge));
+        bench.good(&pair.b, read);
+        target.0.collect(&to);
+        assert!(to.to_vec() == bytes[..len], "{pieces} pieces read");
     }
 }
 

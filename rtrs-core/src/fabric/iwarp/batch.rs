@@ -12,15 +12,29 @@ pub(super) const TX_STAGE: usize = 48 << 10;
 /// Maximum payload of a frame; a multiple of 4096 below the largest MULPDU.
 pub(super) const SEGMENT_MAX: usize = 61440;
 /// Maximum number of slices in a batch.
-pub(super) const BATCH_SLICES: usize = 128;
+pub(super) const BATCH_SLICES: usize = 144;
 /// Number of bytes after which a batch is full.
 const BATCH_BYTES: usize = 256 << 10;
 /// Pieces up to this length are copied into staging, next to their header.
 const INLINE_MAX: usize = 256;
 /// Maximum staging used by one frame: header, prefix, two small pieces, padding, checksum.
 const STAGE_PER_FRAME: usize = 20 + 8 + 2 * INLINE_MAX + 8;
-/// Maximum number of slices used by one frame: staging between two pieces, and after them.
-const SLICES_PER_FRAME: usize = 5;
+/// Maximum number of parts of a frame's payload if that is scattered: pages of the largest frame,
+/// with an incomplete one.
+pub(super) const PARTS_PER_FRAME: usize = SEGMENT_MAX / 4096 + 1;
+/// Maximum number of slices used by one frame: staging between two pieces, of which one may be
+/// scattered, and after them.
+const SLICES_PER_FRAME: usize = 4 + PARTS_PER_FRAME;
+
+/// Returns the number of payload bytes of a frame that begins `from` bytes into a message, of which
+/// `left` bytes remain. `memory` is the first piece of the message.
+pub(super) fn payload_len(memory: Option<&MemSlice>, from: usize, left: usize) -> usize {
+    let len = left.min(SEGMENT_MAX);
+    let Some(memory) = memory.filter(|memory| memory.region().is_scattered()) else { return len };
+    let Some(rest) = memory.slice(from, memory.len().saturating_sub(from)) else { return len };
+    let fits = rest.len_of_parts(len, PARTS_PER_FRAME);
+    if fits < rest.len().min(len) { fits } else { len }
+}
 
 /// Batch under construction.
 pub(super) struct Batch<'a> {

@@ -126,9 +126,14 @@ impl QpMachine {
         let mut sink = 0;
         let mut len = 0;
         let is_read = matches!(wr.op, WrOp::RdmaRead { .. });
+        let mut takes_parts = !matches!(wr.op, WrOp::Send { .. });
         for sge in wr.sges.iter() {
             sink = core.stags.check_local(self.pd, sge, is_read).ok_or(FabricError::LocalMemory)?;
             len += sge.slice.len();
+            if !takes_parts && sge.slice.region().is_scattered() {
+                return Err(FabricError::Unsupported("scattered memory except RDMA payload"));
+            }
+            takes_parts = false;
         }
         if len > u32::MAX as usize - 64 {
             return Err(FabricError::Unsupported("messages of 4 GiB"));

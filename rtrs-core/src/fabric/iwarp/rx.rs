@@ -23,8 +23,10 @@ use crate::fabric::{CloseReason, WcOp, WcStatus};
 use crate::ids::Rkey;
 use crate::mem::{IoVecs, MemSlice, Region};
 
+/// Maximum number of parts of memory that receive the remainder of a frame in one call.
+const RX_PARTS: usize = 16;
 /// Maximum number of slices that `rx_prepare` needs.
-pub(super) const RX_SLICES: usize = 2;
+pub(super) const RX_SLICES: usize = RX_PARTS + 1;
 /// Remainders larger than this are received straight into their target.
 const DIRECT_MIN: usize = 4096;
 /// Payload size from which a frame counts as large.
@@ -98,6 +100,10 @@ impl QpMachine {
         let mut want = RX_STAGE;
         if let Some(direct) = &rx.direct {
             // Staging is empty, because its whole content belonged to this frame.
+            let len = direct.rest.len_of_parts(direct.rest.len(), RX_PARTS);
+            if let Some(part) = direct.rest.slice(0, len).filter(|_| len < direct.rest.len()) {
+                return iov.push(part);
+            }
             iov.push(direct.rest.clone());
             (rx.read, rx.write) = if staged == 0 { (0, 0) } else { (rx.read, rx.write) };
             if rx.bulk > 0 {

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::batch::{Batch, SEGMENT_MAX};
+use super::batch::{Batch, SEGMENT_MAX, payload_len};
 use super::ddp::{self, Untagged, queue};
 use super::mpa::{Features, Terms};
 use super::rdmap::{ReadRequest, opcode};
@@ -275,7 +275,8 @@ impl Sender {
     /// last.
     fn encode_response(&mut self, batch: &mut Batch<'_>) -> bool {
         let response = &mut self.responses[self.responses_encoded];
-        let len = (response.len - response.sent).min(SEGMENT_MAX);
+        let left = response.len - response.sent;
+        let len = payload_len(response.slice.as_ref(), response.sent, left);
         let last = response.sent + len == response.len;
         let addr = response.addr.wrapping_add(response.sent as u64);
         batch.begin(&ddp::tagged(opcode::READ_RESPONSE, last, response.stag, addr, len));
@@ -319,7 +320,8 @@ impl Sender {
     fn encode_write(&mut self, batch: &mut Batch<'_>) -> bool {
         let item = &mut self.queue[self.encoded];
         let WrOp::RdmaWrite { remote, .. } = item.wr.op else { return true };
-        let len = (item.len - item.sent).min(SEGMENT_MAX);
+        let memory = item.wr.sges.first.as_ref().map(|sge| &sge.slice);
+        let len = payload_len(memory, item.sent, item.len - item.sent);
         let last = item.sent + len == item.len;
         let addr = remote.addr.wrapping_add(item.sent as u64);
         batch.begin(&ddp::tagged(opcode::WRITE, last, remote.rkey.0, addr, len));

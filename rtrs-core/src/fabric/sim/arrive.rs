@@ -219,7 +219,7 @@ impl SimConn {
                 self.end(net, side, ConnectFailure::Failed(reason), failed);
                 return;
             }
-            sge.slice.copy_in(0, bytes);
+            net.keys(end.node).lock().reached(&sge.slice).copy_in(0, bytes);
             net.cores[end.core].counters.bytes_direct += bytes.len() as u64;
         }
         entry.done = true;

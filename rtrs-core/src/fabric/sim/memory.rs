@@ -53,12 +53,20 @@ pub(super) struct Keys {
     local: BTreeMap<u32, Local>,
     next_base: u64,
     next_pd: u64,
+    bounces: bool,
 }
 
 impl Keys {
-    pub(super) fn new(mut prng: Prng) -> Self {
+    pub(super) fn new(mut prng: Prng, bounces: bool) -> Self {
         let next_base = 0x7000_0000_0000 + (prng.below(1 << 20) << 12);
-        Self { prng, remote: BTreeMap::new(), local: BTreeMap::new(), next_base, next_pd: 1 }
+        let (remote, local) = (BTreeMap::new(), BTreeMap::new());
+        Self { prng, remote, local, next_base, next_pd: 1, bounces }
+    }
+
+    /// Returns the memory in which data for this slice is placed.
+    pub(super) fn reached(&self, slice: &MemSlice) -> MemSlice {
+        let bounce = slice.bounce().filter(|_| self.bounces);
+        bounce.unwrap_or_else(|| slice.clone())
     }
 
     fn fresh(&mut self) -> u32 {
@@ -148,6 +156,9 @@ impl ProtectionDomain for SimPd {
         access: Access,
     ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
         let mut keys = self.keys.lock();
+        if keys.bounces && region.is_scattered() && access.remote_read {
+            return Err(FabricError::Unsupported("reads of scattered memory by a peer"));
+        }
         let (lkey, base) = (keys.fresh(), keys.next_base);
         let local = Local { pd: self.id, region: region.id(), len: region.len(), access };
         keys.local.insert(lkey, local);
@@ -155,8 +166,8 @@ impl ProtectionDomain for SimPd {
         keys.next_base += region.len() as u64 + gap;
         let rkey = keys.fresh();
         if access.remote_read || access.remote_write {
-            let grant =
-                Grant { pd: self.id, addr: base, slice: region.whole(), access, window: false };
+            let slice = keys.reached(&region.whole());
+            let grant = Grant { pd: self.id, addr: base, slice, access, window: false };
             keys.remote.insert(rkey, grant);
         }
         drop(keys);
@@ -213,6 +224,12 @@ impl MemoryRegistration for SimRegistration {
     fn region(&self) -> &Arc<Region> {
         &self.region
     }
+
+    fn collect(&self, slice: &MemSlice) {
+        if self.keys.lock().bounces {
+            slice.drain_bounce();
+        }
+    }
 }
 
 impl Drop for SimRegistration {
@@ -254,7 +271,8 @@ impl SimWindow {
         let mut keys = self.keys.lock();
         keys.remote.remove(&self.key.load(Ordering::Relaxed));
         let addr = self.parent.base() + slice.offset() as u64;
-        let grant = Grant { pd: self.pd, addr, slice: slice.clone(), access, window: true };
+        let slice = keys.reached(slice);
+        let grant = Grant { pd: self.pd, addr, slice, access, window: true };
         keys.remote.insert(key.0, grant);
         self.key.store(key.0, Ordering::Relaxed);
     }

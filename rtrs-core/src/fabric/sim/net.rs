@@ -50,6 +50,8 @@ pub struct WorldOptions {
     pub accept_bound: Duration,
     /// Ratio of writes lost with their link that have placed some of their bytes.
     pub torn_writes: Ratio,
+    /// Peers write to the bounce memory of scattered regions, as with verbs, and not to the pieces.
+    pub bounces: bool,
 }
 
 impl Default for WorldOptions {
@@ -64,6 +66,7 @@ impl Default for WorldOptions {
             close_bound: Duration::from_secs(1),
             accept_bound: Duration::from_secs(5),
             torn_writes: Ratio::new(1, 2),
+            bounces: false,
         }
     }
 }

@@ -135,7 +135,7 @@ impl World {
     pub fn node(&self, address: IpAddr) -> NodeId {
         let net = &mut self.inner.borrow_mut().net;
         assert!(net.node_of(address).is_none(), "{address} is taken");
-        let keys = Arc::new(Mutex::new(Keys::new(net.prng.fork())));
+        let keys = Arc::new(Mutex::new(Keys::new(net.prng.fork(), net.options.bounces)));
         net.nodes.push(Node { addresses: vec![address], keys });
         NodeId(net.nodes.len() - 1)
     }

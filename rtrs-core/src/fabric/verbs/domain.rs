@@ -84,6 +84,10 @@ impl ProtectionDomain for VerbsPd {
         region: &Arc<Region>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegistration>, FabricError> {
+        if region.is_scattered() && access.remote_read {
+            // Nothing would fill the bounce memory before a peer reads it.
+            return Err(FabricError::Unsupported("reads of scattered memory by a peer"));
+        }
         let start = Instant::now();
         let mr = Mr::new(&self.pd, region, access)
             .map_err(|e| hint::registration(self.context().name(), region.len(), e))?;
@@ -154,6 +158,10 @@ impl MemoryRegistration for VerbsMr {
 
     fn region(&self) -> &Arc<Region> {
         self.mr.region()
+    }
+
+    fn collect(&self, slice: &MemSlice) {
+        slice.drain_bounce();
     }
 }
 

@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp, WakeHandle};
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp, WakeHandle, refuse_scattered};
 use rtrs_core::extents;
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::FileFacts;
@@ -355,6 +355,7 @@ impl BlockDevice for FileDevice {
     /// gradually, and IO from them needs no page pinning. A refusal only costs performance. The
     /// registration ends with this queue, and soon after the region is dropped.
     fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
+        refuse_scattered(region)?;
         let ring = self.port.ring();
         self.regions.sweep(ring);
         if self.shared.align.is_some() {

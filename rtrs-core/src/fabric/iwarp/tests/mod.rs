@@ -2,6 +2,7 @@
 
 mod golden;
 mod machine;
+mod scattered;
 mod sockets;
 mod violations;
 

@@ -477,7 +477,8 @@ impl Mr {
         // deregistration; peers and the device may change its bytes at any time, which regions are
         // designed for.
         let raw = NonNull::new(unsafe {
-            ibv_reg_mr(pd.raw.as_ptr(), region.address(0).cast(), region.len(), flags.cast_signed())
+            let base = region.device_address(0).cast();
+            ibv_reg_mr(pd.raw.as_ptr(), base, region.len(), flags.cast_signed())
         })
         .ok_or_else(io::Error::last_os_error)?;
         Ok(Self { raw, region: Arc::clone(region), pd: Arc::clone(pd) })
@@ -494,7 +495,7 @@ impl Mr {
     }
 
     pub(crate) fn base(&self) -> u64 {
-        self.region.address(0) as u64
+        self.region.device_address(0) as u64
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {

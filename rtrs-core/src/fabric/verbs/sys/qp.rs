@@ -224,6 +224,9 @@ impl Qp {
         let sends = &mut self.sends;
         let mut count = 0;
         for sge in wr.sges.iter().filter(|sge| !sge.slice.is_empty()) {
+            if op != WcOp::RdmaRead {
+                sge.slice.fill_bounce();
+            }
             sends.sges[at][count] = to_sge(sge);
             sends.slots[at].pieces[count] = Some(sge.slice.clone());
             count += 1;
@@ -312,7 +315,7 @@ impl Qp {
             // Required for a bind of zero bytes as well: the provider library of rdma_rxe accesses
             // it.
             mr: window.mr().raw(),
-            addr: slice.map_or_else(|| window.mr().base(), |slice| slice.address() as u64),
+            addr: slice.map_or_else(|| window.mr().base(), |slice| slice.device_address() as u64),
             length: slice.map_or(0, |slice| slice.len() as u64),
             mw_access_flags: slice
                 .map_or(0, |_| access_flags(access) & !ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0),

@@ -164,7 +164,8 @@ pub(super) fn zeroed<T>(count: usize) -> Box<[T]> {
 
 #[allow(clippy::cast_possible_truncation, reason = "lengths were checked when it was pushed")]
 pub(super) fn to_sge(sge: &Sge) -> ibv_sge {
-    ibv_sge { addr: sge.slice.address() as u64, length: sge.slice.len() as u32, lkey: sge.lkey }
+    let addr = sge.slice.device_address() as u64;
+    ibv_sge { addr, length: sge.slice.len() as u32, lkey: sge.lkey }
 }
 
 impl Sends {
