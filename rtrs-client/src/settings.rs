@@ -321,6 +321,11 @@ rtrs_core::settings! {
         ///
         /// At least one request must fit.
         size: Option<ByteSize> = "all",
+        /// Number of pieces of memory of a request
+        ///
+        /// A request with several is read into or written from memory as that of a guest: the
+        /// pieces of a buffer lie apart.
+        pieces: Int<u8, 1, 128> = "1",
         /// Percentage of reads in randrw
         ///
         /// The other modes ignore it.

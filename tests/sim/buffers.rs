@@ -7,14 +7,54 @@
 
 use std::sync::Arc;
 
-use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::mem::{MemSlice, PIECES_MAX, Pool, Region};
+use rtrs_core::prng::Prng;
 
 use super::Failure;
+
+/// Pieces of memory that hold the bytes of slots.
+#[derive(Debug)]
+struct Pieces {
+    pool: Pool,
+    /// Pieces by slot.
+    slots: Vec<Vec<MemSlice>>,
+}
+
+impl Pieces {
+    fn new(count: usize, span: usize) -> Self {
+        let memory = Region::new(2 * span * count).expect("memory for a workload");
+        let mut pool = Pool::scattered(count as u32, span).expect("memory for a workload");
+        let slots = (0..count).map(|slot| {
+            let pieces = Self::cut(&memory, slot, span);
+            let buffer = pool.take().expect("a buffer for each slot");
+            pool.assign(buffer, pieces.clone()).expect("pieces of a buffer");
+            pieces
+        });
+        let slots = slots.collect();
+        Self { pool, slots }
+    }
+
+    /// Returns the pieces of a slot: of odd sizes, apart from each other, from back to front.
+    fn cut(memory: &Arc<Region>, slot: usize, span: usize) -> Vec<MemSlice> {
+        let prng = &mut Prng::new(slot as u64);
+        let len_max = [700, 5000, span][slot % 3];
+        let (mut left, mut end, mut pieces) = (span, 2 * span * (slot + 1), Vec::new());
+        while left > 0 {
+            let drawn = 1 + prng.index(len_max);
+            let len = if pieces.len() + 1 == PIECES_MAX { left } else { drawn.min(left) };
+            (left, end) = (left - len, end - len - 1);
+            pieces.push(memory.slice(end, len).expect("memory of the slot"));
+        }
+        pieces
+    }
+}
 
 /// Slots of one core's workload.
 #[derive(Debug)]
 pub(super) struct Buffers {
     region: Arc<Region>,
+    /// Pieces in which the bytes of `region` lie, if it has no memory of its own.
+    pieces: Option<Pieces>,
     /// Content of the slots at the last check.
     known: Vec<u8>,
     /// Whether each slot is lent to an IO that has not ended.
@@ -26,9 +66,13 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    pub(super) fn new(count: usize, span: usize) -> Self {
+    pub(super) fn new(count: usize, span: usize, scattered: bool) -> Self {
+        let pieces = scattered.then(|| Pieces::new(count, span));
+        let region = pieces.as_ref().map(|pieces| Arc::clone(pieces.pool.region()));
+        let new = || Region::new(span * count).expect("memory for a workload");
         Self {
-            region: Region::new(span * count).expect("memory for a workload"),
+            region: region.unwrap_or_else(new),
+            pieces,
             known: vec![0; span * count],
             lent: vec![false; count],
             span,
@@ -73,19 +117,34 @@ impl Buffers {
 
     /// Replaces the memory, as in a newly started process. Lent slots stay lent.
     pub(super) fn renew(&mut self) {
-        self.region = Region::new(self.region.len()).expect("memory for a workload");
-        self.known.fill(0);
+        let (count, lent) = (self.lent.len(), std::mem::take(&mut self.lent));
+        *self = Self { lent, ..Self::new(count, self.span, self.pieces.is_some()) };
+    }
+
+    /// Copies the content of a slot from its memory.
+    fn content(&self, slot: usize, into: &mut [u8]) {
+        let Some(pieces) = &self.pieces else {
+            return self.region.copy_out(slot * self.span, into);
+        };
+        let mut at = 0;
+        for piece in &pieces.slots[slot] {
+            piece.copy_out(0, &mut into[at..at + piece.len()]);
+            at += piece.len();
+        }
     }
 
     fn note(&mut self, slot: usize) {
-        let at = slot * self.span;
-        self.region.copy_out(at, &mut self.known[at..at + self.span]);
+        let (at, mut known) = (slot * self.span, std::mem::take(&mut self.known));
+        self.content(slot, &mut known[at..at + self.span]);
+        self.known = known;
     }
 
     /// Compares a slot with its record from byte `from` on.
     fn look(&mut self, slot: usize, from: usize, what: &str) -> Result<(), Failure> {
         let at = slot * self.span;
-        self.region.copy_out(at, &mut self.now);
+        let mut now = std::mem::take(&mut self.now);
+        self.content(slot, &mut now);
+        self.now = now;
         let (is, was) = (&self.now[from..], &self.known[at + from..at + self.span]);
         if is == was {
             return Ok(());
@@ -102,23 +161,25 @@ mod tests {
 
     #[test]
     fn only_the_buffer_of_a_running_read_may_change() {
-        let mut buffers = Buffers::new(2, 1024);
-        let fill = |buffers: &Buffers| buffers.slice(1, 512).fill(7);
-        buffers.lend(1, fill).unwrap();
-        buffers.slice(1, 512).fill(8);
-        buffers.back(1, 512).unwrap();
-        buffers.check().unwrap();
-        buffers.lend(1, fill).unwrap();
-        buffers.slice(1, 513).fill(8);
-        let failure = buffers.back(1, 512).unwrap_err();
-        assert!(failure.text.contains("buffer 1 changed at byte 512, which"), "{failure:?}");
-        buffers.back(1, 1024).unwrap();
-        buffers.slice(1, 3).fill(9);
-        for failure in [buffers.check(), buffers.lend(1, fill)] {
-            let failure = failure.unwrap_err();
-            assert!(failure.text.contains("changed at byte 0, after"), "{failure:?}");
+        for scattered in [false, true] {
+            let mut buffers = Buffers::new(2, 1024, scattered);
+            let fill = |buffers: &Buffers| buffers.slice(1, 512).fill(7);
+            buffers.lend(1, fill).unwrap();
+            buffers.slice(1, 512).fill(8);
+            buffers.back(1, 512).unwrap();
+            buffers.check().unwrap();
+            buffers.lend(1, fill).unwrap();
+            buffers.slice(1, 513).fill(8);
+            let failure = buffers.back(1, 512).unwrap_err();
+            assert!(failure.text.contains("buffer 1 changed at byte 512, which"), "{failure:?}");
+            buffers.back(1, 1024).unwrap();
+            buffers.slice(1, 3).fill(9);
+            for failure in [buffers.check(), buffers.lend(1, fill)] {
+                let failure = failure.unwrap_err();
+                assert!(failure.text.contains("changed at byte 0, after"), "{failure:?}");
+            }
+            buffers.renew();
+            buffers.check().unwrap();
         }
-        buffers.renew();
-        buffers.check().unwrap();
     }
 }

@@ -144,6 +144,8 @@ pub struct WorkOptions {
     pub overlap: bool,
     /// Whether parts of blocks are written too, over NBD.
     pub parts: bool,
+    /// Whether the memory of an IO is a list of pieces.
+    pub scattered: bool,
     /// Whether writes that failed for lack of a path are repeated at once with other data.
     pub rewrites: bool,
     /// Maximum number of such writes per core.
@@ -612,6 +614,7 @@ impl WorkOptions {
             zeroes: pick(prng, &[Ratio::ZERO, Ratio::ZERO, Ratio::new(1, 5)]),
             overlap: prng.chance(Ratio::new(1, 4)),
             parts: false,
+            scattered: false,
             rewrites: false,
             rewrites_max: u64::MAX,
             ios_max: pick(prng, &[100, 250, 500]),

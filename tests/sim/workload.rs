@@ -166,7 +166,7 @@ impl Workload {
             plant,
             prng,
             device: None,
-            buffers: Buffers::new(options.depth, span),
+            buffers: Buffers::new(options.depth, span, options.scattered),
             free: (0..options.depth).rev().collect(),
             pending: BTreeMap::new(),
             given_up: Vec::new(),
@@ -264,7 +264,7 @@ impl Workload {
         }
         self.free = (0..self.options.depth).rev().collect();
         let span = self.options.span_max.max(8) as usize * SECTOR;
-        self.buffers = Buffers::new(self.options.depth, span);
+        self.buffers = Buffers::new(self.options.depth, span, self.options.scattered);
         if self.mode != Mode::Load {
             self.mode = Mode::Rest;
         }

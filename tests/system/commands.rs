@@ -424,6 +424,32 @@ fn a_bench_overwrites_data_only_with_consent() {
 }
 
 #[test]
+fn a_bench_takes_memory_in_pieces() {
+    let scratch = Scratch::new();
+    let file = scratch.path("vol0.img");
+    std::fs::write(&file, vec![7_u8; 16 << 20]).expect("the image");
+    let server = Server::builder().export(format!("vol0={}", scratch.text("vol0.img"))).start();
+    let portal = server.portal().to_owned();
+    let bench = |more: &[&str]| {
+        let words = ["bench", "vol0", "--path", portal.as_str(), "--runtime", "1s", "-o", "json"];
+        run(bin("rtrs-client"), &[&words[..], more].concat(), COMMAND_TIME_MAX).ok().json()
+    };
+    let write = ["--rw", "write", "--bs", "300k", "--pieces", "37", "--size", "3M", "--yes"];
+    let written = bench(&write);
+    assert_eq!((&written["pieces"], &written["errors"]), (&37.into(), &0.into()), "{written}");
+    let image = std::fs::read(&file).expect("the image");
+    let has = |block: &&[u8], byte| block.iter().all(|&is| is == byte);
+    let blocks: Vec<&[u8]> = image.chunks(300 << 10).collect();
+    let changed = blocks.iter().filter(|block| has(block, 0x5a)).count();
+    assert!((1..=10).contains(&changed), "{changed} blocks were written");
+    let kept = blocks.iter().filter(|block| has(block, 7)).count();
+    assert_eq!(changed + kept, blocks.len(), "every block has the bytes of the pieces or its own");
+    let read = bench(&["--bs", "1M", "--pieces", "128", "--iodepth", "3"]);
+    assert_eq!(read["errors"], 0, "{read}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn several_sessions_are_detached_by_one_command() {
     let server = ["a", "b", "c"]
         .iter()

@@ -24,6 +24,7 @@ mod load;
 mod online;
 mod proofs;
 mod resize;
+mod scattered;
 mod seen;
 mod server;
 mod silence;

@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
 use rtrs_core::ids::CoreIndex;
-use rtrs_core::mem::Pool;
+use rtrs_core::mem::{MemSlice, Pool, Region};
 use rtrs_core::time::{Duration, Instant};
 
 use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
@@ -31,6 +31,8 @@ pub(crate) struct Workload {
     pub(crate) runtime: Duration,
     /// Part of the device to use.
     pub(crate) size: Option<u64>,
+    /// Pieces of memory per IO.
+    pub(crate) pieces: u32,
     /// Share of reads in randrw, 0 to 100.
     pub(crate) read_percent: u32,
     pub(crate) jobs: u32,
@@ -51,12 +53,52 @@ pub(crate) struct JobResult {
     pub(crate) latency: Histogram<u64>,
 }
 
+/// Buffers of a job, each in one piece or in several.
+#[derive(Debug)]
+struct Buffers {
+    pool: Pool,
+    /// Memory of the pieces, if there are several per buffer.
+    memory: Option<Arc<Region>>,
+    block: usize,
+    pieces: usize,
+}
+
+impl Buffers {
+    fn new(workload: &Workload) -> io::Result<Self> {
+        let (depth, block) = (workload.iodepth, workload.block as usize);
+        let (pool, memory) = if workload.pieces == 1 {
+            (Pool::new(depth, block)?, None)
+        } else {
+            let memory = Region::new(2 * block * depth as usize)?;
+            (Pool::scattered(depth, block)?, Some(memory))
+        };
+        let mut buffers = Self { pool, memory, block, pieces: workload.pieces as usize };
+        while let Some(slot) = buffers.pool.take() {
+            // Not all zeroes, so that no layer can take shortcuts.
+            buffers.buffer(slot).iter().for_each(|memory| memory.fill(0x5a));
+        }
+        (0..depth).for_each(|slot| buffers.pool.give(slot));
+        Ok(buffers)
+    }
+
+    /// Memory of a taken buffer.
+    fn buffer(&mut self, slot: u32) -> Option<MemSlice> {
+        let Self { pool, memory, block, pieces } = self;
+        let Some(memory) = memory else { return Some(pool.slice(slot)) };
+        // A gap as long as the piece follows each piece.
+        let first = 2 * *block * slot as usize;
+        let cut = |piece: usize| *block * piece / *pieces;
+        let piece = |at| memory.slice(first + 2 * cut(at), cut(at + 1) - cut(at));
+        pool.assign(slot, (0..*pieces).filter_map(piece)).ok()
+    }
+}
+
 /// One shard's share of a workload.
 #[derive(Debug)]
 struct Job {
     workload: Arc<Workload>,
     device: Box<dyn BlockDevice>,
-    pool: Pool,
+    buffers: Buffers,
     started: Vec<Instant>,
     is_read: Vec<bool>,
     blocks: u64,
@@ -96,19 +138,15 @@ impl Job {
                 workload.block
             )));
         }
-        let pool = Pool::new(workload.iodepth, workload.block as usize)?;
-        device.attach_region(pool.region())?;
-        for index in 0..workload.iodepth {
-            // Not all zeroes, so that no layer can take shortcuts.
-            pool.slice(index).fill(0x5a);
-        }
+        let buffers = Buffers::new(&workload)?;
+        device.attach_region(buffers.pool.region())?;
         let latency = Histogram::new_with_bounds(1_000, 100_000_000_000, 3)
             .map_err(|e| io::Error::other(e.to_string()))?;
         let depth = workload.iodepth as usize;
         let share = blocks / u64::from(workload.jobs.max(1)) * u64::from(shard.0);
         Ok(Self {
             device,
-            pool,
+            buffers,
             started: vec![now; depth],
             is_read: vec![false; depth],
             blocks,
@@ -164,7 +202,7 @@ impl Job {
                 (true, false) => result.writes += 1,
             }
             #[allow(clippy::cast_possible_truncation, reason = "slots are counted in 32 bits")]
-            self.pool.give(slot as u32);
+            self.buffers.pool.give(slot as u32);
             self.workload.finished.fetch_add(1, Ordering::Relaxed);
         }
         while now < self.end && self.submit_one(now) {
@@ -183,7 +221,7 @@ impl Job {
     }
 
     fn submit_one(&mut self, now: Instant) -> bool {
-        let Some(slot) = self.pool.take() else { return false };
+        let Some(slot) = self.buffers.pool.take() else { return false };
         let block = self.next_block();
         let read = match self.workload.mode {
             BenchMode::Read | BenchMode::RandRead => true,
@@ -198,10 +236,10 @@ impl Job {
             flags: IoFlags::default(),
             offset: block * u64::from(self.workload.block),
             len: self.workload.block,
-            buf: Some(self.pool.slice(slot)),
+            buf: self.buffers.buffer(slot),
         };
         if self.device.submit(io).is_err() {
-            self.pool.give(slot);
+            self.buffers.pool.give(slot);
             return false;
         }
         self.inflight += 1;

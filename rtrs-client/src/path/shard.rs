@@ -466,6 +466,16 @@ impl PathShard {
         fabric.post_send(connection.qp, WorkRequest { wr_id, op, sges, signaled: true })
     }
 
+    /// Moves the data of an answered read to its pieces, if the provider cannot place it there.
+    pub(crate) fn collect(&self, memory: &MemSlice) {
+        let data = self.connection.as_ref().map(|connection| find_data(&connection.data, memory));
+        if let Some(Ok((_, region))) = data
+            && !rtrs_core::mutated!(ReadNotCollected)
+        {
+            region.registration.collect(memory);
+        }
+    }
+
     /// Revokes the server's key for the permit's read target. Returns true if the key is invalid
     /// now, false if a [`PathEvent::Revoked`] will follow.
     pub(crate) fn close_window(

@@ -112,6 +112,8 @@ mutants! {
         KeptLifeEarly = "kept-life-early",
         /// The window of a read stays open after the read has ended.
         ReadWindowKept = "read-window-kept",
+        /// The data of a read into several pieces of memory stays in the device's bounce memory.
+        ReadNotCollected = "read-not-collected",
         /// A read ends before its window is confirmed to be closed.
         RevokeNotAwaited = "revoke-not-awaited",
         /// A volume's number is reused while its requests are in flight.

@@ -22,6 +22,7 @@ const RESIZES: u64 = 0x7265_7369_7a65_735f;
 const REMOVAL: u64 = 0x7265_6d6f_7661_6c5f;
 const PARTS: u64 = 0x7061_7274_735f_6f66;
 const SECOND: u64 = 0x7365_636f_7475_7a61;
+const PIECES: u64 = 0x7069_6563_6573_6f66;
 const MIXED: u64 = 0x6d69_7865_645f_7772;
 
 /// Additions to a run.
@@ -113,6 +114,7 @@ impl Options {
         }
         let seed = self.seed;
         self.draw_memory();
+        self.draw_pieces();
         let own = &mut Prng::new(seed ^ LATE_DISK);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
             self.add_late_disk(own);
@@ -193,6 +195,14 @@ impl Options {
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
         let alone = !others && guest.is_none() && kernel.is_none();
         self.extra.little_memory = alone && self.queue_depth == 32 && self.paths == 1;
+    }
+
+    /// Makes the memory of IO a list of pieces, which the client's fabric reaches or not. Data that
+    /// arrives late goes to memory that other IO reuses, so no bounce memory hides it.
+    fn draw_pieces(&mut self) {
+        let own = &mut Prng::new(self.seed ^ PIECES);
+        self.work.scattered = own.chance(Ratio::new(1, 4));
+        self.world.bounces = self.work.scattered && !self.late_data && half(own);
     }
 
     /// Whether the run is not a hunt, as far as the settings that hunts change show.

@@ -280,11 +280,14 @@ impl Shard {
             return;
         }
         request.standing = Standing::Answered(answer.status);
-        let (len, took, sent, io) =
-            (request.part.len, ctx.now.since(request.sent), request.sent, request.io);
+        let (part, took, sent, io) =
+            (request.part, ctx.now.since(request.sent), request.sent, request.io);
         let taken = self.ios.requests.io(io);
+        if let Some(memory) = taken.scattered_answer(part).filter(|_| answer.status.is_ok()) {
+            self.paths[path].collect(&memory);
+        }
         // An extents query transfers none of its range.
-        let len = if taken.io.op == IoOp::Extents { 0 } else { len };
+        let len = if taken.io.op == IoOp::Extents { 0 } else { part.len };
         if answer.errno == errno::EIDRM {
             ctx.out.control(ControlMessage::Removed(taken.device));
         }

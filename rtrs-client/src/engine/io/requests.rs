@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use rtrs_core::block::{Io, IoOp};
 use rtrs_core::ids::{PathId, PermitId};
+use rtrs_core::mem::MemSlice;
 use rtrs_core::shares::Shares;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
@@ -105,13 +106,26 @@ impl TakenIo {
         IoPart { at: self.issued, len }
     }
 
+    /// Memory of a part.
+    fn memory(&self, part: IoPart) -> Option<MemSlice> {
+        match self.io.op {
+            IoOp::Extents => self.io.buf.clone(),
+            _ => self.io.buf.as_ref()?.slice(part.at as usize, part.len as usize),
+        }
+    }
+
+    /// Memory in several pieces to which the server has written the answer of a part.
+    pub(super) fn scattered_answer(&self, part: IoPart) -> Option<MemSlice> {
+        if !self.io.buf.as_ref()?.region().is_scattered() {
+            return None;
+        }
+        matches!(self.io.op, IoOp::Read | IoOp::Extents).then(|| self.memory(part))?
+    }
+
     /// Builds the request for a part, for a path that uses this number for the device.
     pub(super) fn request(&self, part: IoPart, permit: PermitId, device_id: u32) -> IoRequest {
         let IoPart { at, len } = part;
-        let buf = match self.io.op {
-            IoOp::Extents => self.io.buf.clone(),
-            _ => self.io.buf.as_ref().and_then(|buf| buf.slice(at as usize, len as usize)),
-        };
+        let buf = self.memory(part);
         let offset = self.io.offset + u64::from(at);
         let (op, flags) = (self.io.op, self.io.flags);
         IoRequest { permit, device_id, op, flags, offset, len, buf }
