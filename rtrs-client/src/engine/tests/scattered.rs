@@ -104,7 +104,8 @@ fn pieces_hold_the_bytes_of_an_io() {
 /// Maps a file without a name, as a guest's memory is.
 fn guest_memory() -> Arc<Region> {
     let path = std::env::temp_dir().join(format!("rtrs-guest-{}", std::process::id()));
-    let options = std::fs::OpenOptions::new().create(true).read(true).write(true).open(&path);
+    let options =
+        std::fs::OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path);
     let file = options.expect("a file");
     std::fs::remove_file(&path).expect("its name");
     file.set_len(2 * LEN as u64).expect("its length");
