@@ -187,7 +187,8 @@ mod tests {
         let shown = path_text(&flapped);
         assert!(shown.ends_with(", 3 errors, the last 5 s ago: why\n"), "{shown}");
         assert!(path_text(&path("waiting", 3, 3)).ends_with(" (why)\n"));
-        assert!(path_text(&path("connected", 0, 0)).ends_with("heartbeat -\n"));
+        let plain = path_text(&path("connected", 0, 0));
+        assert!(plain.ends_with("heartbeat -, at 10.0.0.2:1234\n"), "{plain}");
     }
 
     #[test]

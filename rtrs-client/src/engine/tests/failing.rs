@@ -87,7 +87,7 @@ fn a_flapping_path_is_tried_less_and_less_only_beside_another() {
     let status = fixture.client.control.view().paths().remove(0);
     let (at, why) = status.errors.last.expect("the reason is kept");
     assert_eq!((status.errors.count, status.last_end), (6, None));
-    assert!(at < fixture.now() && why.to_string().contains("closed"), "{why}");
+    assert!(at < fixture.now() && why.to_string().contains("reset by the peer"), "{why}");
     // It is tried soon once no other path is connected.
     end_at_server(&mut fixture, 0);
     fixture.until("its end", SEC, |s| s.client.states()[0] == PathState::Waiting);
