@@ -154,7 +154,7 @@ impl Notices {
         engine: &ClientEngine,
     ) -> Vec<Event> {
         let mut events = Vec::new();
-        if self.watched.is_some() && self.watched != engine.path_progress() {
+        if self.watched.as_ref().is_some_and(|known| !engine.is_path_progress(known)) {
             self.watched = None;
             events.push(Event::PathsChanged);
         }

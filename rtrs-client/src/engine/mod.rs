@@ -337,7 +337,12 @@ impl ClientEngine {
 
     /// Returns the progress of the paths on which an attach depends; on the control shard only.
     pub(crate) fn path_progress(&self) -> Option<Vec<PathProgress>> {
-        self.view().map(SessionView::progress)
+        self.view().map(|view| view.progress().collect())
+    }
+
+    /// Whether the progress of the paths is still this one. Does not allocate.
+    pub(crate) fn is_path_progress(&self, known: &[PathProgress]) -> bool {
+        self.view().is_none_or(|view| view.progress().eq(known.iter().copied()))
     }
 
     /// Returns the failure of a volume, if any; on the control shard only.

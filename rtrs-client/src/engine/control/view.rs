@@ -110,8 +110,8 @@ impl<'a> SessionView<'a> {
     }
 
     /// Progress of all listed paths on which an attach depends.
-    pub(crate) fn progress(self) -> Vec<PathProgress> {
-        self.paths.listed().map(PathProgress::from).collect()
+    pub(crate) fn progress(self) -> impl Iterator<Item = PathProgress> + 'a {
+        self.paths.listed().map(PathProgress::from)
     }
 
     /// Names of all paths by slot, including removed ones.

@@ -333,7 +333,7 @@ fn a_session_that_attaches_or_detaches_is_not_changed() {
 #[test]
 fn an_attach_learns_of_the_progress_of_each_path() {
     let mut fixture = Fixture::open(|s| s.spare = 1);
-    let progress = |s: &Fixture| s.client.control.view().progress();
+    let progress = |s: &Fixture| s.client.control.view().progress().collect::<Vec<_>>();
     let before = progress(&fixture);
     fixture.run(SEC);
     assert_eq!(progress(&fixture), before, "nothing has changed");
