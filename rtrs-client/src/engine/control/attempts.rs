@@ -53,15 +53,6 @@ impl Attempts {
         self.until = self.reconnect.next_attempt(now, at_once);
     }
 
-    /// Shortens the wait of a path that could connect, now that no other path is connected. Returns
-    /// whether the next attempt is due earlier.
-    pub(super) fn hurry(&mut self, now: Instant) -> bool {
-        let Some(wait) = self.reconnect.shortened_wait() else { return false };
-        let is_earlier = now + wait < self.until;
-        self.until = self.until.min(now + wait);
-        is_earlier
-    }
-
     /// Records a network change that may help a path in this state.
     pub(super) fn network_changed(&mut self, now: Instant, state: PathState, what: &str) {
         if !matches!(state, PathState::Connected | PathState::Disconnected | PathState::Gone) {

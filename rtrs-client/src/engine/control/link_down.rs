@@ -24,19 +24,12 @@ pub(super) fn cut_off(paths: &Paths, addresses: &[IpAddr], ctx: &Ctx<'_>) -> Vec
     paths.iter().filter(is_cut_off).map(Path::id).collect()
 }
 
-/// Whether other paths, known to use other links, carry everything that the path serves.
+/// Whether other paths, known to use other links, carry everything that the path serves. A standby
+/// path serves nothing, so any other path replaces it.
 fn is_replaced(path: &Path, paths: &Paths, addresses: &[IpAddr]) -> bool {
-    is_carried_by_others(path, paths, |other| other.channel.comes_from_elsewhere(addresses))
-}
-
-/// Whether other paths that satisfy `stays` carry everything that the path serves. A standby path
-/// serves nothing, so any other path replaces it.
-pub(super) fn is_carried_by_others(
-    path: &Path,
-    paths: &Paths,
-    stays: impl Fn(&Path) -> bool,
-) -> bool {
-    let stays = |other: &&Path| other.is_connected() && !other.is_leaving() && stays(other);
+    let stays = |other: &&Path| {
+        other.is_connected() && !other.is_leaving() && other.channel.comes_from_elsewhere(addresses)
+    };
     let others = || paths.others(path.id()).filter(stays);
     let is_carried = |device| others().any(|other| other.carries(device));
     others().next().is_some() && path.volumes.terms.served().all(|served| is_carried(served.device))

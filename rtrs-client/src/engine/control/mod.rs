@@ -83,7 +83,6 @@ use self::heartbeat::Finding;
 use self::identity::PinnedServer;
 use self::leave::Why;
 use self::opening::{OpenAnswer, OpenRefused, Opening};
-use self::path::Others;
 use self::routes::Routes;
 use self::view::SessionView;
 use self::volumes::first_server;
@@ -565,17 +564,11 @@ impl SessionControl {
     /// its next attempt.
     fn end_path(&mut self, id: PathId, end: End, ctx: &mut Ctx<'_>) {
         let detaching = self.closing.is_detaching();
-        let paths = &self.routes.paths;
-        let are_connected = link_down::is_carried_by_others(&paths[id], paths, |_| true);
-        let others = Others { are_connected, are_ending: detaching };
-        if self.routes.paths[id].end(end, others, ctx) {
+        if self.routes.paths[id].end(end, detaching, ctx) {
             self.closing.path_lost(&mut self.routes, id);
             self.routes.path_lost(id, ctx);
         }
         self.routes.paths[id].finish_end(ctx.now, detaching);
-        if !are_connected {
-            self.routes.paths.iter_mut().for_each(|path| path.hurry(ctx.now));
-        }
         self.check_attach(ctx.now);
     }
 

@@ -51,14 +51,6 @@ pub(super) struct Path {
     errors: PathErrors,
 }
 
-/// Other paths of the session when one ends.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Others {
-    pub(super) are_connected: bool,
-    /// The session is being detached.
-    pub(super) are_ending: bool,
-}
-
 impl Path {
     /// Creates a path that is due to connect now. `epoch` is the last attempt number used in its
     /// slot.
@@ -321,7 +313,7 @@ impl Path {
         self.state.advance(PathState::Connected);
         // A leaving path reconnected only to prove that none of its requests is left.
         if !self.is_leaving() {
-            self.attempts.reconnect.connected(now);
+            self.attempts.reconnect.connected();
             self.last_end = None;
             self.channel.watch(now);
             self.volumes.fence.connected(chunks);
@@ -490,9 +482,9 @@ impl Path {
         true
     }
 
-    /// Ends the connections on all shards. `others` describes the other paths. Returns false when
-    /// there are none or they are ending already.
-    pub(super) fn end(&mut self, end: End, others: Others, ctx: &mut Ctx<'_>) -> bool {
+    /// Ends the connections on all shards. Returns false when there are none or they are ending
+    /// already.
+    pub(super) fn end(&mut self, end: End, detaching: bool, ctx: &mut Ctx<'_>) -> bool {
         if !self.state.is_up() {
             return false;
         }
@@ -500,13 +492,12 @@ impl Path {
             if self.channel.target().remotes.len() > 1 {
                 why = PathEnd::At(self.channel.remote(), Box::new(why));
             }
-            if !others.are_ending && self.last_end.as_ref() != Some(&why) {
+            if !detaching && self.last_end.as_ref() != Some(&why) {
                 tracing::warn!(path = %self.channel.name(), "path down: {why}");
             }
             self.errors.add(ctx.now, &why);
             self.last_end = Some(why);
         }
-        self.attempts.reconnect.lost(ctx.now, others.are_connected);
         self.state.advance(PathState::Closing);
         self.attempts.until = ctx.now + CLOSE_TIMEOUT;
         self.opening = None;
@@ -520,19 +511,6 @@ impl Path {
         self.volumes.fence.died(self.epoch(), recon_cnt, carried);
         self.channel.end(end.in_order, ctx);
         true
-    }
-
-    /// Makes the next attempt due soon if the path waits for longer only because it has ended soon
-    /// after each connect. No other path is connected now.
-    pub(super) fn hurry(&mut self, now: Instant) {
-        match self.state {
-            PathState::Waiting if self.attempts.hurry(now) => {
-                let path = self.channel.name();
-                tracing::info!(%path, "no other path is connected: trying soon");
-            }
-            PathState::Closing => self.attempts.reconnect.forget_flaps(),
-            _ => {}
-        }
     }
 
     /// Aborts connections whose end takes too long.
