@@ -120,7 +120,7 @@ fn check(scheme: &str, target: &str, kinds: &[Kind], ends: &Ends, scratch: &Scra
     let mut client = client.start_foreground();
     let mut nbd = RawNbd::go(client.front(), "vol0");
     work(&mut nbd, kinds, 20);
-    // What a request allocates shows in each round.
+    // Each round would show the allocations of requests.
     let rounds: Vec<_> = (0..5)
         .map(|_| {
             let (before, begin) = ((there.allocations(), here.allocations()), Instant::now());

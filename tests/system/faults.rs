@@ -24,8 +24,8 @@ use serde_json::Value;
 const SECOND: Duration = Duration::from_secs(1);
 const EIO: u32 = 5;
 
-/// Checks that only IO was answered since then of which the answers were on their way: the load has
-/// at most so much in flight, and a busy machine counts it late.
+/// Checks that nothing was answered since then, except IO whose answers were on their way. The load
+/// has at most 8 requests in flight, and a busy machine may count their answers late.
 fn check_unanswered(scene: &Scene, answered: u64) {
     let since = scene.load.good() - answered;
     assert!(since <= 8, "{since} answers without a server");

@@ -65,7 +65,7 @@ impl Tuning {
         Duration::from_nanos(self.get(Tunable::ReconnectMax)).max(self.reconnect_min())
     }
 
-    /// Whether so much is unacknowledged that each write is followed by a check.
+    /// Whether a sender with this many unacknowledged packets and bytes checks after each write.
     pub(super) fn is_much(&self, packets: usize, bytes: u64) -> bool {
         packets as u64 >= self.get(Tunable::MaxUnackedPackets)
             || bytes >= self.get(Tunable::MaxUnackedBytes)

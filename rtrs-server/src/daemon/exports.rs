@@ -205,11 +205,11 @@ impl Exports {
     /// Opens exports at the same time without exporting them. Refuses names that are taken.
     pub(super) fn open_all(&self, specs: &[ExportSpec]) -> Vec<Opened> {
         let opened = self.opener.open_all(specs).into_iter().zip(specs);
-        let check = |(opened, spec): (Opened, &ExportSpec)| {
+        let checked = opened.map(|(opened, spec)| {
             self.check_name(spec.name())?;
             opened
-        };
-        opened.map(check).collect()
+        });
+        checked.collect()
     }
 
     /// Refuses a name that is taken.
