@@ -222,7 +222,7 @@ fn a_drain_and_a_new_server_cause_only_a_pause() {
 #[test]
 fn a_drain_completes_running_io() {
     // The write is in flight when the drain begins.
-    let server = Server::builder().export("vol0=mem:16M,delay=1s").start();
+    let server = Server::builder().export("vol0=mem:16M,delay=5s").start();
     let client = attach(&[server.portal().to_owned()], &["--no-path", "fail"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
     let cookie = raw.send_request(0, consts::CMD_WRITE, 4096, 4096);

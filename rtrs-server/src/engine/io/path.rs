@@ -24,10 +24,19 @@ pub(super) enum Mode {
     Serving,
     /// Failed and reported to the control shard; accepts no requests.
     Broken,
-    /// Answers running requests only.
+    /// Answers running requests and closes of devices only.
     Finishing,
     /// Answers nothing.
     Closing,
+}
+
+/// New requests that a path accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accepts {
+    All,
+    /// Closes of devices. A client sends one to test a connection whose requests run for long.
+    Closes,
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -151,15 +160,16 @@ impl LocalPath {
         }
     }
 
-    /// Whether a new request may be accepted now.
-    pub(super) fn takes_requests(&mut self, out: &mut Outbox) -> bool {
+    /// Returns which new requests are accepted now.
+    pub(super) fn accepts(&mut self, out: &mut Outbox) -> Accepts {
         match (self.mode, self.shared.state()) {
-            (Mode::Serving, PathState::Connected) => true,
+            (Mode::Serving, PathState::Connected) => Accepts::All,
             (Mode::Serving, PathState::Connecting) => {
                 self.violation(PeerFault::Early, out);
-                false
+                Accepts::Nothing
             }
-            _ => false,
+            (Mode::Serving | Mode::Finishing, PathState::Finishing) => Accepts::Closes,
+            _ => Accepts::Nothing,
         }
     }
 

@@ -32,7 +32,7 @@ use super::conn::{Conn, WorkId};
 use super::device_errors::is_device_error;
 use super::devices::Devices;
 use super::overlap::{OrphanedWrite, touches};
-use super::path::{LocalPath, Mode};
+use super::path::{Accepts, LocalPath, Mode};
 use super::permits::Claim;
 use super::progress::{IoProgress, IoStep};
 use super::request::{Arrival, Parsed, Reply, Request, RequestState, State, Wait};
@@ -84,7 +84,8 @@ impl Step<'_> {
         let Some(conn) = self.conn.as_ref().map(|conn| conn.row) else {
             return self.path.internal_error("a request has no connection", ctx.out);
         };
-        if !self.path.takes_requests(ctx.out) {
+        let accepts = self.path.accepts(ctx.out);
+        if accepts == Accepts::Nothing {
             return;
         }
         if !self.limits.has_permit(permit) || offset >= self.limits.chunk_size() {
@@ -93,10 +94,13 @@ impl Step<'_> {
         if self.path.shared.chunks.get().is_none() {
             return self.path.internal_error("a serving path has no chunks", ctx.out);
         }
-        let request = &mut self.path.requests[permit];
-        if request.state() != RequestState::Free {
+        if self.path.requests[permit].state() != RequestState::Free {
             return self.path.violation(PeerFault::PermitReused(permit.0), ctx.out);
         }
+        if accepts == Accepts::Closes && !self.is_close(offset) {
+            return;
+        }
+        let request = &mut self.path.requests[permit];
         let reported = request.reported_loss.take();
         let shared = &self.path.shared;
         if let Some(ledger) = reported.and_then(|id| shared.session.devices.ledger(id)) {
@@ -189,14 +193,11 @@ impl Step<'_> {
                 return self.path.violation(PeerFault::Wire(error), ctx.out);
             }
         };
-        let mut header = [0; USER_LEN_MAX];
-        let range = message.user_range();
-        let header = &mut header[..range.len()];
-        self.copy_out(range.start, header);
         let data_len = message.data_len;
         let target = message.desc().map(|desc| RemoteMem { addr: desc.addr, rkey: desc.key });
         let request = Parsed { arrival, data_len, target, invalidate: message.invalidate() };
-        let user = message.user(header, self.path.shared.session.version());
+        let mut header = [0; USER_LEN_MAX];
+        let user = self.read_user_message(&message, &mut header);
         let wanted = self.wanted(&request, user);
         self.execute(request, wanted, ctx);
     }
@@ -208,6 +209,26 @@ impl Step<'_> {
         let message = &mut message[..range.len()];
         self.copy_out(range.start, message);
         ChunkRequest::parse(offset, message)
+    }
+
+    /// Copies the user header of a message out of the chunk into `header` and validates it.
+    fn read_user_message<'h>(
+        &self,
+        message: &ChunkRequest,
+        header: &'h mut [u8; USER_LEN_MAX],
+    ) -> Result<UserMessage<'h>, WireError> {
+        let range = message.user_range();
+        let header = &mut header[..range.len()];
+        self.copy_out(range.start, header);
+        message.user(header, self.path.shared.session.version())
+    }
+
+    /// Whether the message at `offset` closes a device. The peer may change it until its key is
+    /// revoked, and then has a request running that delays the end of its own path.
+    fn is_close(&self, offset: u32) -> bool {
+        let mut header = [0; USER_LEN_MAX];
+        let Ok(message) = self.read_message(offset) else { return false };
+        matches!(self.read_user_message(&message, &mut header), Ok(UserMessage::Close(_)))
     }
 
     fn copy_out(&self, from: usize, to: &mut [u8]) {

@@ -304,6 +304,28 @@ fn a_drain_closes_the_paths_of_a_session_one_by_one() {
 }
 
 #[test]
+fn a_draining_path_answers_the_tests_of_its_connections() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    fixture.device.lock().hold = true;
+    peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
+    fixture.settle();
+    let answer = fixture.admin(drain(60_000));
+    assert_eq!(states(&fixture), [PathStage::Finishing]);
+    peer.send_flush((2, 9));
+    peer.send_close(7, 99);
+    assert_eq!(peer.reply(&mut fixture).permit, 7, "the test");
+    assert_eq!(fixture.load().1, 1, "the flush is not accepted");
+    fixture.device.lock().hold = false;
+    fixture.pass(Duration::from_millis(5));
+    assert_eq!(peer.reply(&mut fixture).errno, 0);
+    assert_eq!(peer.closed(&mut fixture), 3);
+    assert_eq!(*answer.lock(), Some(AdminReply::Drained { unfinished: 0 }));
+    assert!(fixture.all_done());
+    fixture.assert_empty();
+}
+
+#[test]
 fn a_drain_is_bounded() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
