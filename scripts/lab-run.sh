@@ -34,16 +34,17 @@ LAB_SHARE=
 
 lab_names() {
     local file
-    for file in tests/lab/scenarios/*.sh; do
+    for file in tests/lab/scenarios/*.sh rds/lab/scenarios/*.sh; do
         file=${file##*/}
         printf '%s\n' "${file%.sh}"
-    done
+    done | LC_ALL=C sort
 }
 
 # Prints a value of a scenario's header, e.g. 120 for `# limit: 120`.
 lab_header() { # name key
     local value
-    value=$(sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1)
+    value=$(sed -n "/^#/!q; s/^# $2: *//p" {tests,rds}/lab/scenarios/"$1.sh" 2>/dev/null |
+        head -n 1)
     # The long variants idle for ten minutes.
     [ "$2" != limit ] || [ -z "${LAB_LONG:-}" ] || value=$((value + 700))
     [ -z "$value" ] || printf '%s\n' "$value"

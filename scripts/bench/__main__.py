@@ -14,6 +14,8 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "../../rds/bench"))
 
 import cluster
 import peers

@@ -62,7 +62,8 @@ guest_measure() {
 
 header() { # name key
     local value
-    value=$(sed -n "/^#/!q; s/^# $2: *//p" "tests/lab/scenarios/$1.sh" | head -n 1)
+    value=$(sed -n "/^#/!q; s/^# $2: *//p" {tests,rds}/lab/scenarios/"$1.sh" 2>/dev/null |
+        head -n 1)
     # As in scripts/lab-run.sh.
     [ "$2" != limit ] || [ -z "${LAB_LONG:-}" ] || value=$((value + 700))
     echo "$value"
@@ -215,6 +216,7 @@ guest_scenario() { # limit file
 run_scenario() { # name last
     local name=$1 limit start=$SECONDS status checks mark dirty='' text allowed keep=
     local file=tests/lab/scenarios/$name.sh
+    [ -f "$file" ] || file=rds/lab/scenarios/$name.sh
     guest_measure
     limit=$(header "$name" limit)
     echo "@@ start $name $((limit * LAB_SLOW))"

@@ -98,7 +98,7 @@ const ENGINES: &[&str] = &[
     "rtrs-core/src/wire/",
     "rtrs-server/src/engine/",
     "rtrs-server/src/path/",
-    "tests/rds/sim/",
+    "rds/tests/system/sim/",
     "tests/sim/",
 ];
 

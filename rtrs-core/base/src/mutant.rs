@@ -201,7 +201,7 @@ mutants! {
         /// A session may connect any number of paths, regardless of their cost.
         PathsUnbounded = "paths-unbounded",
     }
-    /// Rules of RDS nodes, which `tests/rds/sim` disables.
+    /// Rules of RDS nodes, which `rds/tests/system/sim` disables.
     RDS {
         /// A message counts as acknowledged once it is written.
         RdsAckEarly = "rds-ack-early",

@@ -38,8 +38,8 @@ latency() { # file test runner namespace argument...
 }
 
 scenario() {
-    # shellcheck source=tests/lab/rds.sh
-    . tests/lab/rds.sh
+    # shellcheck source=rds/lab/rds.sh
+    . rds/lab/rds.sh
     local pass found name
     LAB_TABLES=$PWD/scripts/bench/lab.py
     cd "$LAB_WORK" || exit 1

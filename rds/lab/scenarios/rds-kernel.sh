@@ -101,8 +101,8 @@ congestion() { # how address, of the reader and of the sender
 
 scenario() {
     export LAB_WORK
-    # shellcheck source=tests/lab/rds.sh
-    . tests/lab/rds.sh
+    # shellcheck source=rds/lab/rds.sh
+    . rds/lab/rds.sh
     local own reader tool
     assert_true "two namespaces are connected, and the kernel has RDS" rds_up
     assert_true "our nodes start, one smaller and one larger than the kernel's" rds_node ru \

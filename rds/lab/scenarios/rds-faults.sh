@@ -41,8 +41,8 @@ resets() { # own
 }
 
 scenario() {
-    # shellcheck source=tests/lab/rds.sh
-    . tests/lab/rds.sh
+    # shellcheck source=rds/lab/rds.sh
+    . rds/lab/rds.sh
     local own round server
     assert_true "two namespaces are connected, and the kernel has RDS" rds_up
     assert_true "our nodes start" rds_node ru 10.9.0.1 10.9.0.9
