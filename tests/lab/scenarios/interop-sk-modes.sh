@@ -67,7 +67,7 @@ scenario() {
     blockdev --setrw "$disk"
     cell kernel-server "read-only disks"
     refused "an unknown name" n1 ro /dev/nothing 'ENOENT.*no export of that name'
-    refused "a name of a character device" n2 ro /dev/null 'ENOTBLK.*block device'
+    refused "a name of a character device" n2 ro /dev/null 'ENOTBLK.*something else of that name'
     refused "a name with .." n3 ro /dev/../dev/ram0 'EINVAL.*does not accept this name'
     long=/dev/$(printf 'x%.0s' {1..248})
     refused "254 bytes" n4 ro "${long:0:253}" '(ENOENT|ENAMETOOLONG)'
