@@ -495,8 +495,9 @@ lab_take_lock() {
 lab_prepare() {
     LAB_SHARE=$(mktemp -d "${TMPDIR:-/tmp}/rtrs-lab.XXXXXX") || return 1
     # bash reads a script while running it, so a change would break a running guest.
-    mkdir -p "$LAB_SHARE/tree/tests" "$LAB_SHARE/tree/scripts" &&
+    mkdir -p "$LAB_SHARE/tree/tests" "$LAB_SHARE/tree/rds" "$LAB_SHARE/tree/scripts" &&
         cp -r tests/lab "$LAB_SHARE/tree/tests/" &&
+        cp -r rds/lab "$LAB_SHARE/tree/rds/" &&
         cp scripts/ceph.sh "$LAB_SHARE/tree/scripts/" || return 1
     LAB_LOGS=$LAB_CACHE/logs/run-$(date +%Y%m%d-%H%M%S)-$$
     trap lab_cleanup EXIT
