@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use nbd_bridge::TlsMode;
 use nbd_bridge::kernel::DeviceChoice;
-use rtrs_core::settings::{HOUR, MILLISECOND, Time, ValueError, choices, text_values};
+use rtrs_core::settings::{
+    HOUR, MILLISECOND, Time, ValueError, choices, parse_address, text_values, write_address,
+};
 
 /// The port registered for NBD.
 const NBD_PORT: u16 = 10809;
@@ -232,10 +234,11 @@ impl FromStr for NbdAddress {
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
-        text.parse::<SocketAddr>()
-            .or_else(|_| bare.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, NBD_PORT)))
+        parse_address(text)
+            .or_else(|| parse_address(&format!("[{bare}]:{NBD_PORT}")))
+            .or_else(|| bare.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, NBD_PORT)))
             .map(Self)
-            .map_err(|_| {
+            .ok_or_else(|| {
                 ValueError::new(
                     "address",
                     text,
@@ -248,7 +251,7 @@ impl FromStr for NbdAddress {
 
 impl fmt::Display for NbdAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        write_address(&self.0, f)
     }
 }
 
@@ -312,6 +315,8 @@ mod tests {
             ("[::1]:5", "[::1]:5"),
             ("[::1]", "[::1]:10809"),
             ("::1", "[::1]:10809"),
+            ("[fe80::1%lo]:5", "[fe80::1%lo]:5"),
+            ("[fe80::1%lo]", "[fe80::1%lo]:10809"),
         ] {
             assert_eq!(text.parse::<NbdAddress>().unwrap().to_string(), printed);
         }

@@ -15,6 +15,7 @@
 //! refused, and what is accepted ([`ValueError`]). Nothing here touches the system except
 //! [`Portal::resolve`] and [`settings_from_file`].
 
+mod address;
 mod choice;
 mod command_error;
 mod declare;
@@ -38,6 +39,7 @@ mod suggest;
 mod values;
 
 pub use crate::{choices, text_values};
+pub use address::{parse_address, write_address};
 pub use choice::{AutoSwitch, Switch, either, unknown_choice};
 pub use command_error::{Chain, CommandError, ErrorClass};
 pub use declare::{Described, Field, Setting, Settings, Value, Visitor, describe, print};

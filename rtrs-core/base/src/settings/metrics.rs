@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use super::address::{parse_address, write_address};
 use super::error::ValueError;
 
 /// Address of the metrics endpoint: `ADDR:PORT` or `unix:PATH`.
@@ -29,10 +30,9 @@ impl FromStr for MetricsAddress {
             Some(path) if path.contains('\0') => Err(refused("contains a NUL")),
             Some(path) if path.len() > 107 => Err(refused("is too long for a unix socket")),
             Some(path) => Ok(Self::Unix(path.into())),
-            None => text
-                .parse()
+            None => parse_address(text)
                 .map(Self::Tcp)
-                .map_err(|_| refused("is not a numeric address with a port")),
+                .ok_or_else(|| refused("is not a numeric address with a port")),
         }
     }
 }
@@ -40,7 +40,7 @@ impl FromStr for MetricsAddress {
 impl fmt::Display for MetricsAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(address) => address.fmt(f),
+            Self::Tcp(address) => write_address(address, f),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn addresses_and_paths_are_parsed() {
-        for text in ["127.0.0.1:9823", "[::]:0", "unix:/run/m.sock"] {
+        for text in ["127.0.0.1:9823", "[::]:0", "[fe80::1%lo]:9823", "unix:/run/m.sock"] {
             assert_eq!(text.parse::<MetricsAddress>().unwrap().to_string(), text);
         }
         for (text, problem) in [
