@@ -238,12 +238,14 @@ fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
     let answer = read_request(stream)?;
     shared.open.asked(number);
     let (status, allow, body) = match answer {
-        Answer::Metrics => match shared.text() {
+        Answer::Metrics | Answer::Head => match shared.text() {
             Ok(text) => ("200 OK", "", text),
             Err(why) => ("503 Service Unavailable", "", format!("{why}\n").into()),
         },
         Answer::NotFound => ("404 Not Found", "", "the metrics are at /metrics\n".into()),
-        Answer::NotAllowed => ("405 Method Not Allowed", "Allow: GET\r\n", "use GET\n".into()),
+        Answer::NotAllowed => {
+            ("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "use GET\n".into())
+        }
         Answer::Bad => ("400 Bad Request", "", "not understood\n".into()),
     };
     let head = format!(
@@ -253,7 +255,9 @@ fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
     );
     let limit = Limit::new("the response", TIMEOUT);
     limit.write(stream, head.as_bytes())?;
-    limit.write(stream, body.as_bytes())?;
+    if answer != Answer::Head {
+        limit.write(stream, body.as_bytes())?;
+    }
     // Unread data of the client would reset the connection, and the response would be lost.
     stream.shutdown(Shutdown::Write)?;
     let limit = Limit::new("the close", CLOSE_TIMEOUT);
@@ -266,6 +270,8 @@ fn serve_one(number: u64, stream: &Socket, shared: &Shared) -> io::Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Metrics,
+    /// The headers of [`Answer::Metrics`].
+    Head,
     NotFound,
     NotAllowed,
     Bad,
@@ -308,6 +314,7 @@ fn judge(head: &[u8]) -> Answer {
     }
     match (method, target.split('?').next()) {
         ("GET", Some("/metrics")) => Answer::Metrics,
+        ("HEAD", Some("/metrics")) => Answer::Head,
         (_, Some("/metrics")) => Answer::NotAllowed,
         _ => Answer::NotFound,
     }
