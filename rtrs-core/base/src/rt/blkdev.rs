@@ -219,6 +219,17 @@ pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
     Ok(matches!(filesystem_magic(fd)?, TMPFS | RAMFS | HUGETLBFS))
 }
 
+/// Returns true if a read can fail instead of blocking (RWF_NOWAIT). Where it cannot, as on FUSE
+/// and NFS, io_uring may block while it submits a read or write. Does not block itself.
+pub fn tells_blocking(fd: impl AsFd) -> bool {
+    let mut byte = 0u8;
+    let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most one byte, to `byte`.
+    let read = unsafe { libc::preadv2(fd, &raw const iov, 1, 0, libc::RWF_NOWAIT) };
+    read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP)
+}
+
 /// Returns true if the file is on hugetlbfs, where it can be opened for writing and mapped, but not
 /// written: `write` fails with EINVAL.
 ///

@@ -386,28 +386,47 @@ fn close_orphan(done: Completed) -> Option<OwnedFd> {
     }
 }
 
+/// Thread that an operation may block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocks {
+    /// A worker thread, as a rule; see [`Port::submit_to_worker`].
+    Anywhere,
+    Worker,
+    Never,
+}
+
 impl Port {
     /// Submits an operation with the next turn. [`Port::take`] returns its completion with the
     /// token.
     pub fn submit(&self, op: Op, token: u64) -> OpId {
-        self.start(op, token, false)
+        self.start(op, token, Blocks::Anywhere)
     }
 
     /// Like [`Port::submit`], but a read or write takes no worker thread: it fails with EAGAIN if
     /// it would block, or EOPNOTSUPP if the file cannot tell.
     pub fn submit_nowait(&self, op: Op, token: u64) -> OpId {
-        self.start(op, token, true)
+        self.start(op, token, Blocks::Never)
+    }
+
+    /// Like [`Port::submit`], but the operation always runs in a worker thread. Others are first
+    /// tried during the submission, where some file systems (FUSE) block although they must not.
+    pub fn submit_to_worker(&self, op: Op, token: u64) -> OpId {
+        self.start(op, token, Blocks::Worker)
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "far fewer than 2^32 operations")]
-    fn start(&self, op: Op, token: u64, nowait: bool) -> OpId {
+    fn start(&self, op: Op, token: u64, blocks: Blocks) -> OpId {
         let mut inner = self.ring.inner.borrow_mut();
         let index = inner.free.pop().unwrap_or_else(|| {
             inner.slots.push(Slot { generation: 0, running: None });
             inner.slots.len() as u32 - 1
         });
         let mut running = Running { op, port: self.index, token, address: None };
-        let entry = running.op.entry(&mut inner.fixed, &mut running.address, nowait);
+        let nowait = blocks == Blocks::Never;
+        let mut entry = running.op.entry(&mut inner.fixed, &mut running.address, nowait);
+        if blocks == Blocks::Worker {
+            entry = entry.flags(squeue::Flags::ASYNC);
+        }
         let slot = &mut inner.slots[index as usize];
         let key = u64::from(slot.generation) << 32 | u64::from(index);
         slot.running = Some(running);

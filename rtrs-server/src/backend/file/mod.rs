@@ -119,6 +119,7 @@ impl FileSource {
             image_lock::guard(path, &opened.file, read_only)?;
         }
         let in_memory = blkdev::lives_in_memory(&opened.file).unwrap_or(false) && !opened.device;
+        let blocks = !in_memory && !opened.device && !blkdev::tells_blocking(&opened.file);
         let logical = opened.logical_block(how.block)?;
         let base = Geometry {
             logical_block: logical,
@@ -144,6 +145,7 @@ impl FileSource {
                 resizing: Mutex::new(()),
                 align,
                 in_memory,
+                blocks,
                 punch,
                 zero_range: AtomicBool::new(true),
                 zeroes,

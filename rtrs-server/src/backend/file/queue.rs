@@ -10,14 +10,15 @@
 //! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
 //! free tag at the device. All exports of a shard share these threads. Each export has its own
 //! share (`workers.rs`), so that a hanging export cannot take all; operations beyond it wait here.
-//! Direct IO is first submitted so that it fails instead of blocking.
+//! Direct IO is first submitted so that it fails instead of blocking. Files on file systems without
+//! nonblocking reads (NFS, FUSE) are read and written in worker threads from the start, because
+//! the submission itself may block there, and with it the shard.
 //!
-//! Two kinds of transfers may block and are not limited. On a device without NOWAIT (dm-crypt,
+//! One kind of transfer may block and is not limited: on a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
-//! requests in flight. Reads and writes of files through the page cache block on file systems
-//! without nonblocking reads (NFS, FUSE). An export that hangs in these cases can delay the others
-//! of its shard. Writes to a block device through the page cache are limited, even on kernels that
-//! have no nonblocking writes (Linux 6.1: EOPNOTSUPP).
+//! requests in flight. Such an export that hangs can delay the others of its shard. Writes to a
+//! block device through the page cache are limited, even on kernels that have no nonblocking
+//! writes (Linux 6.1: EOPNOTSUPP).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -160,7 +161,7 @@ impl FileDevice {
             return;
         };
         #[cfg(test)]
-        self.trace.push(format!("{op:?}, nowait: {}", submission == Submission::Nowait));
+        self.trace.push(format!("{op:?}, {submission:?}"));
         match submission {
             Submission::Inline => self.port.run_inline(op, u64::from(index)),
             Submission::Nowait => {
@@ -168,6 +169,9 @@ impl FileDevice {
             }
             Submission::Blocking => {
                 self.port.submit(op, u64::from(index));
+            }
+            Submission::Worker => {
+                self.port.submit_to_worker(op, u64::from(index));
             }
         }
     }

@@ -38,6 +38,9 @@ pub(super) struct Shared {
     /// Set when O_DIRECT is in use.
     pub(super) align: Option<DirectAlign>,
     pub(super) in_memory: bool,
+    /// Whether the submission of a read or write may block: the target is a file whose file system
+    /// cannot tell whether an operation would (`rt::blkdev::tells_blocking`).
+    pub(super) blocks: bool,
     /// Whether holes can be punched; for a device, whether zeroes can be written without
     /// transferring them.
     pub(super) punch: bool,

@@ -24,6 +24,8 @@ pub(super) enum Submission {
     Nowait,
     /// Blocks in a worker thread if it has to.
     Blocking,
+    /// Runs in a worker thread.
+    Worker,
 }
 
 /// Workers of one queue, and the IOs that wait for one.
@@ -36,6 +38,8 @@ pub(super) struct Workers {
     pub(super) nowait: bool,
     /// Whether the target is a block device through the page cache.
     pub(super) cached_device: bool,
+    /// Whether a submission of reads and writes may block.
+    pub(super) blocks: bool,
     /// Number of free workers of the [`WORKERS`].
     free: usize,
     /// Slots that wait for a worker.
@@ -54,8 +58,9 @@ impl Workers {
         Self {
             in_memory: shared.in_memory,
             direct: shared.align.is_some(),
-            nowait: shared.align.is_some() || shared.device,
+            nowait: !shared.blocks && (shared.align.is_some() || shared.device),
             cached_device: shared.align.is_none() && shared.device,
+            blocks: shared.blocks,
             free: WORKERS,
             waiting: VecDeque::with_capacity(INFLIGHT_MAX),
         }
@@ -83,7 +88,10 @@ impl Workers {
                 self.free = left;
                 slot.worker = true;
             }
-            Submission::Blocking
+            match slot.phase {
+                Phase::Transfer | Phase::WriteZeroes if self.blocks => Submission::Worker,
+                _ => Submission::Blocking,
+            }
         };
         slot.tried = submission == Submission::Nowait;
         Some(submission)
@@ -114,7 +122,7 @@ impl Workers {
     /// mostly need no thread, or for writes one per file.
     fn is_needed(&self, slot: &Slot) -> bool {
         match slot.phase {
-            Phase::Transfer | Phase::WriteZeroes => self.limits_transfer(slot),
+            Phase::Transfer | Phase::WriteZeroes => self.blocks || self.limits_transfer(slot),
             Phase::Punch | Phase::ZeroRange | Phase::Sync => true,
             Phase::Discard | Phase::Extents => false,
         }

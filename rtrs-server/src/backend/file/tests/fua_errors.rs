@@ -1,6 +1,7 @@
 //! Tests of errors of changes with FUA, which may be those of an earlier write-back.
 
 use super::*;
+use workers::end;
 
 #[test]
 fn a_failed_sync_in_a_write_is_not_a_refusal() {
