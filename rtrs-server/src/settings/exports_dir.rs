@@ -46,8 +46,10 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
         let file = file.display();
         format!("{file} is not read: names of files in exports-dir end with .yaml; rename it")
     };
-    let is_empty =
-        |file: &PathBuf| fs::read_to_string(file).is_ok_and(|text| text.trim().is_empty());
+    let is_empty = |file: &PathBuf| {
+        fs::metadata(file).is_ok_and(|meta| meta.is_file())
+            && fs::read_to_string(file).is_ok_and(|text| text.trim().is_empty())
+    };
     let empty = files(dir).unwrap_or_default().into_iter().filter(is_empty);
     let empty = empty.map(|file| {
         format!("{} is empty: it defines no export; fill it again or delete it", file.display())
@@ -60,6 +62,11 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
 /// # Errors
 /// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
 pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
+    // Reading a pipe would wait for a writer. Other errors are those of the reading.
+    if fs::metadata(file).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
+        let text = format!("{} is not a regular file; remove it from exports-dir", file.display());
+        return Err(Error::new(ErrorKind::ConfigFile, text));
+    }
     parse(&config_text(file)?, file)
 }
 
@@ -108,5 +115,15 @@ mod tests {
         assert!(warnings[0].contains("d.yml is not read"), "{warnings:?}");
         assert!(warnings[1].contains("b.yaml is empty"), "{warnings:?}");
         assert_eq!(found, [dir.join("a.yaml"), dir.join("b.yaml")]);
+    }
+
+    /// Reading it would wait for a writer.
+    #[test]
+    fn a_pipe_is_refused() {
+        let path = std::env::temp_dir().join(format!("rtrs-pipe-{}.yaml", std::process::id()));
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        let why = read(&path).unwrap_err().to_string();
+        fs::remove_file(&path).unwrap();
+        assert!(made.success() && why.contains("is not a regular file"), "{why}");
     }
 }
