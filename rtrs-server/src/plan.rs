@@ -399,7 +399,7 @@ fn inaccessible(spec: &ExportSpec, path: &Path, error: io::Error) -> Error {
     let (rights, hint) = if spec.ro {
         ("read", "make it readable for this user")
     } else {
-        ("read and written", "make it writable for this user, or export it with ,ro")
+        ("read and written", "make it readable and writable for this user, or export it with ,ro")
     };
     let denied = (error.kind() == io::ErrorKind::PermissionDenied)
         .then(|| why_denied(path, !spec.ro))

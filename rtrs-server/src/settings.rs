@@ -68,10 +68,10 @@ rtrs_core::settings! {
         /// With refuse, the server does not start. With wait, it serves the other exports: `export
         /// list` shows the rest as failed, with the reason, and the server tries again after 1 s,
         /// and then at intervals that double up to 30 s. It opens an image that another program
-        /// holds as soon as the image has been free for 10 s. The server still does not start if
-        /// it would serve nothing. --strict is refuse. `--check` refuses each export that cannot
-        /// be opened.
-        on_missing: OnMissing = "wait",
+        /// holds as soon as the image has been free for 10 s. auto is wait, except that a server
+        /// without a configuration file does not start if it would serve nothing. --strict is
+        /// refuse. `--check` refuses each export that cannot be opened.
+        on_missing: OnMissing = "auto",
         /// Directory in which clients may open any file or block device, or off
         ///
         /// A client opens a regular file or block device by its path relative to this directory.

@@ -3,11 +3,13 @@
 use std::fs;
 use std::io;
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Front, Innocent, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server,
-    consts, free_port, sparse_file, wait_for,
+    COMMAND_TIME_MAX, Client, Front, Innocent, Proc, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server,
+    consts, free_port, is_root, requires, run, skip, sparse_file, wait_for,
 };
 use serde_json::{Value, json};
 
@@ -400,6 +402,70 @@ fn a_target_that_hangs_delays_no_other() {
     assert_eq!(names(&report, "failed"), ["hang"], "{report}");
     assert_eq!(report["unchanged"], 2, "{report}");
     let _ = server.command(&["export", "remove", "hang"]).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// A file system whose server hangs must not stop the shards of the exports beside it.
+#[test]
+fn a_hanging_fuse_file_system_delays_no_other_export() {
+    if !requires(&["nbdkit", "nbdfuse"]) {
+        return;
+    }
+    if !is_root() || !Path::new("/dev/fuse").exists() {
+        skip("mounting with FUSE takes root and /dev/fuse");
+        return;
+    }
+    let scratch = Scratch::new();
+    let (disk, mounted) = (scratch.text("disk.img"), scratch.text("mounted.img"));
+    for path in ["disk.img", "mounted.img", "good.img"] {
+        sparse_file(&scratch.path(path), MIB);
+    }
+    let socket = scratch.text("nbdkit.sock");
+    let program = |name: &str, args: &[&str]| {
+        let mut command = Command::new(name);
+        command.args(args);
+        Proc::start(command)
+    };
+    let _nbdkit = program("nbdkit", &["-f", "-U", &socket, "file", &disk]);
+    wait_for("nbdkit", COMMAND_TIME_MAX, || scratch.path("nbdkit.sock").exists().then_some(()));
+    let mut fuse = program("nbdfuse", &[&mounted, "--unix", &socket]);
+    let is_fuse = || run("stat", &["-f", "-c", "%T", &mounted], COMMAND_TIME_MAX).stdout;
+    wait_for("the mount", COMMAND_TIME_MAX, || is_fuse().contains("fuse").then_some(()));
+    let server = Server::builder()
+        .export(format!("hung={mounted},no-lock"))
+        .export(format!("good={}", scratch.text("good.img")))
+        .start();
+    let (hung, good) = (attach(&server, "hung", &[]), attach(&server, "good", &[]));
+    let mut at_hung = RawNbd::go(hung.front(), "hung");
+    let mut at_good = RawNbd::go(good.front(), "good");
+    fuse.signal("STOP");
+    let cookie = at_hung.send_request(0, consts::CMD_READ, 4096, 4096);
+    for _ in 0..20 {
+        assert_eq!(at_good.write(0, 0, &[7; 4096]), Reply::Error(0));
+        assert_eq!(export(&server, "good")["state"], "open");
+    }
+    fuse.signal("CONT");
+    let mut bytes = [1; 4096];
+    at_hung.take_replies(&[cookie], &mut bytes);
+    assert_eq!(bytes, [0; 4096]);
+    hung.detach();
+    good.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+    let _ = run("umount", &[&mounted], COMMAND_TIME_MAX).ok();
+}
+
+/// The only export of a configuration file may appear later than its server.
+#[test]
+fn a_server_with_a_configuration_waits_for_its_only_export() {
+    let scratch = Scratch::new();
+    let late = scratch.text("late.img");
+    let config = scratch.text("server.yaml");
+    fs::write(&config, format!("export:\n- target: {late}\n  name: late\n")).expect("a file");
+    let server = Server::builder().args(&["--config", &config]).start();
+    assert_eq!(export(&server, "late")["state"], "failed");
+    sparse_file(&scratch.path("late.img"), MIB);
+    let state = || export(&server, "late")["state"].clone();
+    wait_for("the export", COMMAND_TIME_MAX, || (state() == "unused").then_some(()));
     let _ = server.stop(STOP_TIME_MAX);
 }
 

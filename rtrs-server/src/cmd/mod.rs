@@ -40,7 +40,7 @@ use self::top::TopArgs;
 use crate::daemon::{Checked, Reread, Running, check_start, serve, warnings};
 use crate::error::{Error, ErrorKind, failed};
 use crate::plan::Plan;
-use crate::settings::{OnMissing, Settings};
+use crate::settings::{ExportSpec, OnMissing, Settings};
 
 /// Export files, disks and memory as network block devices
 ///
@@ -219,8 +219,10 @@ impl LowArgs {
             None => Settings::default(),
         };
         self.settings.apply(&mut settings)?;
-        if self.strict {
-            settings.on_missing = OnMissing::Refuse;
+        match settings.on_missing {
+            _ if self.strict => settings.on_missing = OnMissing::Refuse,
+            OnMissing::Auto if self.config.is_some() => settings.on_missing = OnMissing::Wait,
+            _ => {}
         }
         Ok(settings)
     }
@@ -232,9 +234,13 @@ impl LowArgs {
     pub fn plan(&self) -> Result<Plan, Error> {
         let mut settings = self.layered_settings()?;
         settings.add_exports_of_dir(self.config.as_deref())?;
+        let unknown = || failed(ErrorKind::System, "the current directory is not known");
+        // Saved and printed configurations may be used in another directory.
+        for path in settings.export.iter_mut().filter_map(ExportSpec::path_mut) {
+            *path = path::absolute(&*path).map_err(unknown())?;
+        }
         let config = self.config.as_ref().map(path::absolute).transpose();
-        let unknown = failed(ErrorKind::System, "the current directory is not known");
-        Ok(Plan { config: config.map_err(unknown)?, ..Plan::new(settings)? })
+        Ok(Plan { config: config.map_err(unknown())?, ..Plan::new(settings)? })
     }
 
     /// Runs the command. Without a command, plans a server, and then either stops for `--check` or
@@ -418,7 +424,8 @@ mod tests {
     #[test]
     fn switches_in_the_file_stay_on_without_their_flags() {
         let file = std::env::temp_dir().join(format!("rtrs-on-{}.yaml", std::process::id()));
-        let text = "export: /x\ninsecure-open: true\nping-only: true\nno-ping: true\nrping: true\n";
+        let text = "export: /x\non-missing: wait\ninsecure-open: true\nping-only: true\n\
+             no-ping: true\nrping: true\n";
         std::fs::write(&file, text).unwrap();
         let args = parse(&[&format!("--config={}", file.display())]).unwrap();
         assert_eq!(args.layered_settings().unwrap(), Settings::from_yaml(text, "s").unwrap());

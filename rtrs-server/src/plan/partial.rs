@@ -41,15 +41,21 @@ impl<T> Partial<T> {
         }
     }
 
-    /// Accepts failures unless the settings refuse them, or nothing else can be served.
+    /// Accepts failures unless the settings refuse them.
     ///
     /// # Errors
     /// Those of [`Self::all`].
     pub(crate) fn enough(self, set: &Settings) -> Result<Self, Error> {
-        let serves = !self.opened.is_empty() || set.search_path != SearchSpec::Off;
-        if self.failed.is_empty() || (set.on_missing == OnMissing::Wait && serves) {
+        let waits = set.on_missing != OnMissing::Refuse;
+        let starts = waits && (!self.opened.is_empty() || starts_without_exports(set));
+        if self.failed.is_empty() || starts {
             return Ok(self);
         }
         self.all().map(|opened| Self { opened, failed: Vec::new() })
     }
+}
+
+/// Whether a server starts even if no export can be opened.
+pub(crate) fn starts_without_exports(set: &Settings) -> bool {
+    set.search_path != SearchSpec::Off || set.on_missing == OnMissing::Wait
 }

@@ -46,22 +46,23 @@ fn check_error(spec: &str) -> String {
 }
 
 #[test]
-fn a_start_waits_for_targets_only_if_others_can_be_served() {
+fn a_start_waits_for_missing_targets_as_its_settings_say() {
     let check = |exports: &[&str], on_missing| {
         let export = exports.iter().map(|spec| spec.parse().unwrap()).collect();
         let set = Settings { export, on_missing, ..Settings::default() };
         let checked = Plan::new(set).unwrap().check();
         checked.map_err(|error| error.chain().to_string())
     };
-    let (wait, refuse) = (OnMissing::Wait, OnMissing::Refuse);
+    let (auto, refuse) = (OnMissing::Auto, OnMissing::Refuse);
     for exports in [&["/none/a", "m=mem:1M"], &["/dev/null", "m=mem:1M"]] {
-        check(exports, wait).unwrap();
+        check(exports, auto).unwrap();
         let why = check(exports, refuse).unwrap_err();
         assert!(!why.contains("truncate"), "{why}");
     }
-    let why = check(&["/dev/null"], wait).unwrap_err();
+    let why = check(&["/dev/null"], auto).unwrap_err();
     assert!(why.contains("neither a regular file nor a block device"), "{why}");
-    let why = check(&["/none/a", "/none/b"], wait).unwrap_err();
+    check(&["/none/a", "/none/b"], OnMissing::Wait).unwrap();
+    let why = check(&["/none/a", "/none/b"], auto).unwrap_err();
     assert!(why.contains("/none/a does not exist"), "{why}");
     let both = check(&["/none/a", "m=mem:1M", "/none/b"], refuse).unwrap_err();
     assert!(both.contains("/none/a does not") && both.contains("/none/b does not"), "{both}");
@@ -228,7 +229,7 @@ fn targets_are_checked_before_anything_starts() {
         (format!("{dir}/missing"), format!("{dir}/missing does not exist; check the path")),
         (
             format!("{file}/x"),
-            "make it writable for this user, or export it with ,ro: Not a dir".into(),
+            "make it readable and writable for this user, or export it with ,ro: Not a dir".into(),
         ),
         ("/dev/null".into(), "is neither a regular file nor a block device".into()),
     ] {
@@ -271,7 +272,7 @@ fn a_target_without_permission_is_refused() {
 fn validate_locked(file: &str) {
     let read = format!("may not read {file} (mode 0, owner 0:0); make it ");
     for (export, hint) in [
-        (file.to_owned(), "writable for this user, or export it with ,ro: Permission"),
+        (file.to_owned(), "readable and writable for this user, or export it with ,ro: Permission"),
         (format!("{file},ro"), "readable for this user: Permission"),
     ] {
         let error = check_error(&export);
@@ -287,7 +288,8 @@ fn a_read_only_target_is_refused_for_writing() {
     let error = check_error(&format!("v={own}"));
     assert!(
         error.contains(
-            "cannot be read and written; make it writable for this user, or export it with ,ro: "
+            "cannot be read and written; make it readable and writable for this user, or export \
+             it with ,ro: "
         ),
         "{error}"
     );

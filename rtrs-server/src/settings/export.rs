@@ -229,6 +229,14 @@ rtrs_core::settings! {
 const NO_TARGET: Target = Target::Null(0);
 
 impl ExportSpec {
+    /// Returns the path of the target, or of the configuration file of its cluster.
+    pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match &mut self.target {
+            Target::Path(path) => Some(path),
+            _ => self.conf.as_mut(),
+        }
+    }
+
     /// Creates an export of `target` with every option at its default.
     #[must_use]
     pub fn new(name: Option<String>, target: Target) -> Self {

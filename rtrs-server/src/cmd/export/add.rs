@@ -10,7 +10,7 @@ use crate::cmd::server::{CHANGE_TIMEOUT, Server, ServerArgs, warnings_text};
 use crate::cmd::text::losses_text;
 use crate::control_protocol::{Changed, Request};
 use crate::error::{Error, ErrorKind, failed};
-use crate::settings::{ExportSpec, Target};
+use crate::settings::ExportSpec;
 
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -37,11 +37,7 @@ pub struct AddArgs {
 pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let mut export = args.export.clone();
     // The server may have been started in another directory.
-    let path = match &mut export.target {
-        Target::Path(path) => Some(path),
-        _ => export.conf.as_mut(),
-    };
-    if let Some(path) = path {
+    if let Some(path) = export.path_mut() {
         let what = "the current directory is not known";
         *path = path::absolute(&*path).map_err(failed(ErrorKind::System, what))?;
     }

@@ -16,8 +16,8 @@ use super::open_error::OpenError;
 use crate::error::{Error, ErrorKind};
 use crate::export::Export;
 use crate::plan::check_export;
-use crate::plan::partial::Partial;
-use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings, Target};
+use crate::plan::partial::{Partial, starts_without_exports};
+use crate::settings::{ExportSpec, OnMissing, Settings, Target};
 
 /// Maximum number of targets that are being opened at the same time, not counting those that make
 /// no progress.
@@ -90,8 +90,8 @@ pub(in crate::daemon) fn open_all(
     opener: &Arc<Opener>,
     stalled: Stalled,
 ) -> Result<Started, Error> {
-    let stalled = if set.on_missing == OnMissing::Wait { stalled } else { Stalled::Refused };
-    let serves = set.search_path != SearchSpec::Off;
+    let stalled = if set.on_missing == OnMissing::Refuse { Stalled::Refused } else { stalled };
+    let starts = starts_without_exports(set);
     let specs = if set.ping_only { &[][..] } else { &set.export };
     let open = |spec: &ExportSpec| {
         let of_thread = Arc::clone(opener);
@@ -101,8 +101,8 @@ pub(in crate::daemon) fn open_all(
         })
     };
     let mut results = run_all(&opener.attempts, specs, open, |ended, idle| {
-        let serves = serves || ended.values().any(Result::is_ok);
-        stalled.is_enough(specs, serves, idle)
+        let starts = starts || ended.values().any(Result::is_ok);
+        stalled.is_enough(specs, starts, idle)
     });
     let (mut partial, mut left) = (Partial { opened: Vec::new(), failed: Vec::new() }, Vec::new());
     let mut holders = BTreeMap::new();
