@@ -91,30 +91,37 @@ fn run<S: Save>(inbox: &Receiver<Job<S>>, running: &Running) {
         } else {
             inbox.recv_timeout(retry.saturating_duration_since(Instant::now()))
         };
+        let mut repeats = false;
         match next {
             Ok(Job::Save(save)) => {
                 failed.retain(|other| !other.has_file_of(&save));
-                if failed.is_empty() {
+                let is_first = failed.is_empty();
+                failed.extend(running.run(save));
+                if is_first {
                     retry = Instant::now() + RETRY;
                 }
-                failed.extend(running.run(save));
+                // Jobs may follow each other without a pause.
+                repeats = Instant::now() >= retry;
             }
             Ok(Job::Finish(done)) => {
                 failed = failed.into_iter().filter_map(|save| running.run(save)).collect();
                 // The requester may have stopped waiting.
                 let _ = done.send(failed.is_empty());
             }
-            Err(RecvTimeoutError::Timeout) => {
-                failed = failed.into_iter().filter_map(|save| running.run(save)).collect();
-                retry = Instant::now() + RETRY;
-            }
+            Err(RecvTimeoutError::Timeout) => repeats = true,
             Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if repeats {
+            failed = failed.into_iter().filter_map(|save| running.run(save)).collect();
+            retry = Instant::now() + RETRY;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -155,6 +162,47 @@ mod tests {
         save(4, u32::MAX);
         assert!(!saver.finish(LONG));
     }
+
+    /// A save that fails once, or one that is followed by another one at once.
+    enum Busy {
+        FailsOnce(Sender<()>, bool),
+        Follows(Saver<Self>, Arc<AtomicBool>),
+    }
+
+    impl Save for Busy {
+        fn has_file_of(&self, other: &Self) -> bool {
+            matches!(self, Self::Follows(..)) == matches!(other, Self::Follows(..))
+        }
+
+        fn run(self) -> Option<Self> {
+            match self {
+                Self::FailsOnce(runs, has_failed) => {
+                    runs.send(()).unwrap();
+                    (!has_failed).then_some(Self::FailsOnce(runs, true))
+                }
+                Self::Follows(saver, goes_on) => {
+                    if goes_on.load(Ordering::SeqCst) {
+                        saver.save(Self::Follows(saver.clone(), goes_on));
+                    }
+                    None
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_save_is_repeated_although_others_follow_each_other() {
+        let saver = Saver::start("test").unwrap();
+        let (runs, seen) = mpsc::channel();
+        let goes_on = Arc::new(AtomicBool::new(true));
+        saver.save(Busy::FailsOnce(runs, false));
+        saver.save(Busy::Follows(saver.clone(), Arc::clone(&goes_on)));
+        let repeated = [(); 2].map(|()| seen.recv_timeout(LONG));
+        goes_on.store(false, Ordering::SeqCst);
+        assert_eq!(repeated, [Ok(()); 2]);
+        assert!(saver.finish(LONG));
+    }
+
     /// A save that ends with the sender.
     struct Hanging(Receiver<()>);
 
