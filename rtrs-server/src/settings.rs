@@ -65,7 +65,8 @@ rtrs_core::settings! {
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Handling of exports that cannot be opened
         ///
-        /// With refuse, the server does not start. With wait, it serves the other exports: `export
+        /// With refuse, the server does not start, and a reload with a new export that cannot be
+        /// opened changes no export. With wait, it serves the other exports: `export
         /// list` shows the rest as failed, with the reason, and the server tries again after 1 s,
         /// and then at intervals that double up to 30 s. It opens an image that another program
         /// holds as soon as the image has been free for 10 s. auto is wait, except that a server

@@ -203,7 +203,8 @@ fn an_unlisted_client_is_disconnected_even_if_the_reload_fails() {
     };
     write("anyone@127.0.0.7:rw", ", {name: vol1, target: 'mem:1M'}");
     let log = scratch.text("audit.log");
-    let server = Server::builder().args(&["--config", &config, "--audit-log", &log]).start();
+    let args = ["--strict", "--config", &config, "--audit-log", &log];
+    let server = Server::builder().args(&args).start();
     let client = from("127.0.0.7", &server, "vol0").start();
     // A new export cannot be opened, so no export changes. The lists do.
     write("anyone@127.0.0.8:rw", ", {name: new, target: /none/there}");

@@ -219,13 +219,20 @@ fn the_configuration_is_reloaded() {
     // An invalid configuration changes nothing.
     for (text, why) in [
         ("export: [a=null:1M]\nno-such-key: 1\n", "no-such-key"),
-        ("export: [a=null:1M, b=/no/such/file]\n", "/no/such/file does not exist"),
         ("export: [a=null:1M, a=null:2M]\n", "two exports have the name"),
     ] {
         write(text);
         let _ = server.command(&["reload"]).code(1).says("nothing changed: ").says(why);
         assert_eq!(all(&server), ["mine", "new", "other", "used"], "{text}");
     }
+    // A new export that cannot be opened keeps no other change away.
+    write("export: [a=null:1M, b=/no/such/file]\n");
+    let _ = server.command(&["reload", "--dry-run"]).code(1).says("would be failed b: ");
+    let failed = server.command(&["reload"]).code(1).says("failed b: ").says("added a");
+    let failed = failed.says("/no/such/file does not exist").says("the server tries again");
+    let _ = failed.says("one export is not as the configuration says");
+    assert_eq!(all(&server), ["a", "b", "mine", "used"]);
+    assert_eq!(export(&server, "b")["state"], "failed");
     fs::write(&extra, "name: extra\n").expect("a file");
     write(list);
     let _ = server.command(&["reload"]).code(1).says("extra.yaml:1: missing field");
@@ -273,7 +280,8 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     let client = attach(&server, "vol0", &[]);
     put(5);
     assert_eq!(state(), "replaced");
-    let _ = server.command(&["export", "list"]).ok().says("replaced");
+    let _ =
+        server.command(&["export", "list"]).ok().says("replaced").says("what they write is lost");
     let _ =
         server.command(&["metrics"]).ok().says("rtrs_server_export_replaced{export=\"vol0\"} 1");
     for words in [&["reload", "--dry-run", "-o", "json"][..], &["reload", "-o", "json"]] {

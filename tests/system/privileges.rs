@@ -184,7 +184,7 @@ fn a_reload_opens_exports_as_the_user() {
         fs::write(&config, format!("user: {user}\nexport: [{exports}]\n")).expect("write a file");
     };
     configure("mem:1M", USER);
-    let of_config = ["--config", config.to_str().expect("a plain path")];
+    let of_config = ["--strict", "--config", config.to_str().expect("a plain path")];
     // The kit makes its directories reachable for a user that it knows.
     let server = Server::builder().user(USER).args(&of_config).start();
     configure(&format!("mem:1M, vol={open}"), "daemon:adm");

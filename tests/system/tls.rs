@@ -488,7 +488,7 @@ fn a_failed_reload_reports_what_it_changed() {
         server.args(&["--config", &config]).args(args).start()
     };
     let pings = server(&["--ping-only"]);
-    let server = server(&["--audit-log", &log]);
+    let server = server(&["--audit-log", &log, "--strict"]);
     let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &tls_dir]);
     let client = client.args(&["--session-name", "sess"]).start();
     let _ = only_session(&server, 1);

@@ -151,10 +151,11 @@ pub enum Command {
     ///
     /// SIGHUP does the same. Changes nothing if the configuration, a certificate or a key is wrong.
     /// First applies access lists and the files of tls-dir, key-file and clients-file, and ends the
-    /// sessions of clients that are no longer accepted. Then adds, removes and changes exports,
-    /// unless a new one cannot be opened. An open export is not changed, and is reported. Reports
-    /// other changed settings, which need a restart. Exits with 1 if an export differs from the
-    /// configuration for any reason other than being open.
+    /// sessions of clients that are no longer accepted. Then adds, removes and changes exports. A
+    /// new one that cannot be opened has failed, as at a start; with --strict no export changes
+    /// then. An open export is not changed, and is reported. Reports other changed settings, which
+    /// need a restart. Exits with 1 if an export differs from the configuration for any reason
+    /// other than being open.
     Reload(ReloadArgs),
     /// Manage this server's key
     ///

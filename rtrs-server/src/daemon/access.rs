@@ -31,6 +31,16 @@ struct Withdrawn {
     grants: Vec<Grant>,
 }
 
+/// Access to an export before a command changed its list.
+#[derive(Debug)]
+pub(super) struct FormerAccess {
+    /// Number of the configuration that was read last.
+    configuration: u64,
+    list: Option<Vec<AccessRule>>,
+    narrowed: Option<Vec<Grant>>,
+    withdrawn: Option<Withdrawn>,
+}
+
 /// Access lists of a server. Names are those of exports without leading slashes.
 #[derive(Clone, Debug)]
 pub(super) struct ServerAccess {
@@ -170,13 +180,55 @@ impl ServerAccess {
         self.narrowed.contains_key(name).then_some(AccessLimit::Before)
     }
 
-    /// Sets the list of an export, overriding the configuration.
-    pub(super) fn set(&mut self, spec: &ExportSpec) {
+    /// Sets the list of an export, overriding the configuration. Returns the former access.
+    pub(super) fn set(&mut self, spec: &ExportSpec) -> FormerAccess {
         let name = bare(spec.name());
-        self.exports.insert(name.to_owned(), spec.access.clone());
-        self.narrowed.remove(name);
-        self.withdrawn.remove(name);
+        let former = FormerAccess {
+            configuration: self.configuration,
+            list: self.exports.insert(name.to_owned(), spec.access.clone()),
+            narrowed: self.narrowed.remove(name),
+            withdrawn: self.withdrawn.remove(name),
+        };
         self.closed |= self.has_list();
+        former
+    }
+
+    /// Takes back the list of an export that a command has set. `configured` is whether the
+    /// configuration defines the export. Does nothing if the list has changed since, or if a
+    /// configuration with another list may have been read. Returns whether the list was taken back.
+    pub(super) fn take_back(
+        &mut self,
+        set: &ExportSpec,
+        former: FormerAccess,
+        configured: bool,
+    ) -> bool {
+        let name = bare(set.name());
+        let is_same_configuration = former.configuration == self.configuration;
+        let may = is_same_configuration || !configured;
+        if self.exports.get(name) != Some(&set.access) || !may {
+            return false;
+        }
+        match former.list {
+            Some(list) => drop(self.exports.insert(name.to_owned(), list)),
+            None => drop(self.exports.remove(name)),
+        }
+        if is_same_configuration {
+            self.narrowed.extend(former.narrowed.map(|grants| (name.to_owned(), grants)));
+            self.withdrawn.extend(former.withdrawn.map(|one| (name.to_owned(), one)));
+        }
+        true
+    }
+
+    /// Sets the lists of exports of the configuration with that number that commands have removed
+    /// since it was read. Does nothing if another configuration was read since.
+    pub(super) fn renew(&mut self, configuration: u64, exports: &[ExportSpec]) {
+        if configuration != self.configuration {
+            return;
+        }
+        for spec in exports {
+            let list = self.exports.entry(bare(spec.name()).to_owned());
+            list.or_insert_with(|| spec.access.clone());
+        }
     }
 
     /// Removes the lists of an export that no longer exists.
@@ -434,5 +486,36 @@ mod tests {
             ..Settings::default()
         };
         assert!(!ServerAccess::new(&set).policy().is_open());
+    }
+
+    #[test]
+    fn a_list_is_taken_back_with_the_conditions_of_an_unapplied_configuration() {
+        let listed = |rule: &str| settings(&[], &[&format!("a=mem:1M,access={rule}")]);
+        let mut access = ServerAccess::new(&listed("db1:rw"));
+        access.narrow_to(&listed("db2:rw"), BTreeMap::new(), &BTreeMap::new());
+        let set = spec("a=mem:1M,access=anyone:rw");
+        let former = access.set(&set);
+        assert_eq!(access.limit_of("a"), None);
+        assert!(access.take_back(&set, former, true));
+        assert_eq!(access.limit_of("a"), Some(AccessLimit::Before), "not widened");
+        assert_eq!(access.of("a")[0].to_string(), "db2:rw");
+        let former = access.set(&set);
+        access.narrow_to(&listed("anyone:rw"), BTreeMap::new(), &BTreeMap::new());
+        assert!(!access.take_back(&set, former, true), "the configuration has this list");
+        let former = access.set(&set);
+        access.set(&spec("a=mem:1M,access=db3:rw"));
+        assert!(!access.take_back(&set, former, false), "another command has changed it");
+    }
+
+    #[test]
+    fn a_removal_during_a_reload_does_not_cost_the_new_export_its_list() {
+        let listed = settings(&[], &["a=mem:1M,access=db1:rw", "b=mem:1M,access=db2:rw"]);
+        let mut access = ServerAccess::new(&listed);
+        access.forget("a");
+        access.renew(0, &listed.export);
+        assert!(access.of("a").is_empty(), "another configuration");
+        access.set(&spec("b=mem:1M,access=db3:rw"));
+        access.renew(access.configuration(), &listed.export);
+        assert_eq!(["a", "b"].map(|name| access.of(name)[0].to_string()), ["db1:rw", "db3:rw"]);
     }
 }

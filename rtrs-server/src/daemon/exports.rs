@@ -14,6 +14,7 @@ pub(super) mod commands;
 mod entry;
 mod examine;
 mod failed;
+mod finish;
 mod in_time;
 mod last_copy;
 mod not_reopened;
@@ -28,7 +29,6 @@ mod turns;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rtrs_core::time::Duration;
 use rtrs_core::tls::TlsEndpoint;
 
 use self::access::ExportAccess;
@@ -40,7 +40,7 @@ use self::in_time::{all_in_time, in_time};
 pub(super) use self::last_copy::LAST_COPY_HINT;
 use self::not_reopened::NotReopened;
 pub(super) use self::open_error::OpenError;
-pub(super) use self::opener::{Opener, epoch_key, wait_saved};
+pub(super) use self::opener::{Opener, RELEASE_MAX, epoch_key, wait_saved};
 use self::turns::Turns;
 use crate::audit::AuditSink;
 use crate::control_protocol::{ExportList, SavedExports};
@@ -50,9 +50,6 @@ use crate::export::{Export, ExportIndex, ExportTable, Lookup};
 use crate::plan::{check_export, validate_export};
 use crate::settings::{ExportSpec, Settings};
 use crate::stats::{ExportSnapshot, ExportState, ExportUser, TRIES_AGAIN};
-
-/// Maximum time to close an unused export.
-pub(super) const RELEASE_MAX: Duration = Duration::from_secs(30);
 
 /// Result of examining an export's target.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,6 +63,8 @@ pub(super) enum Followed {
     /// The export keeps a file that was deleted before another one took its path, for this reason.
     /// Only a forced reload closes it.
     Orphan(String),
+    /// Neither target could be exported, for this reason. The export has failed.
+    Failed(String),
 }
 
 /// Exports of a running server.

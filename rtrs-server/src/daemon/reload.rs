@@ -3,11 +3,14 @@
 //! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is invalid, except
 //! for a server certificate that is already in use and has expired meanwhile. Restrictions are
 //! applied first, and wait for nothing: no disk, no export and no other change delays the end of
-//! clients that lose access. Then the exports are changed, unless a new one cannot be opened; the
+//! clients that lose access. Then the exports are changed. A new one that cannot be opened has
+//! failed, as at a start; where a start refuses that (`on-missing`), no export changes, and the
 //! error lists what was applied before. Permissions are applied last, to exports that match the
 //! configuration: a list is never applied to an export that another configuration defined under the
 //! same name. An open export is neither removed nor changed, only reported. Exports that a command
 //! has added stay, unless the configuration names them.
+
+mod apply;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -16,21 +19,18 @@ use parking_lot::Mutex;
 use rtrs_core::settings::{print, printable};
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
+use self::apply::{Wanted, apply, preview};
 use crate::access_list::{ListChange, rules};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Kept, Origin, Reloaded, UnlistedChange};
-use crate::daemon::exports::change::{Applied, Begun};
+use crate::daemon::exports::Exports;
 use crate::daemon::exports::commands::ExportCommands;
-use crate::daemon::exports::{
-    Entry, Exports, Followed, LAST_COPY_HINT, RELEASE_MAX, check_all, recovery,
-};
 use crate::daemon::readings::{Reading, Readings};
 use crate::daemon::warnings::{warn, warnings};
 use crate::error::Error;
 use crate::plan::{Plan, check_below, read_tls, unusable};
 use crate::save_lock::SaveLock;
-use crate::settings::{ExportSpec, Settings, Target, exports_dir};
-use crate::stats::Access;
+use crate::settings::{ExportSpec, Settings, exports_dir};
 
 /// Reads flags and configuration file again, if there is one.
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
@@ -183,7 +183,13 @@ impl Reload {
             done.warnings.push(SUPERSEDED.to_owned());
             return Ok(());
         }
-        let applied = apply(exports, set.export.clone(), accepts == Accepts::AllLosses, done);
+        exports.access.renew(lists, &set.export);
+        let wanted = Wanted {
+            exports: set.export.clone(),
+            force: accepts == Accepts::AllLosses,
+            on_missing: self.running.on_missing,
+        };
+        let applied = apply(exports, wanted, done);
         exports.grant_access(lists, &set.export);
         drop(turn);
         applied?;
@@ -226,13 +232,15 @@ impl Reload {
         let _turn = self.reading.lock();
         let reading = self.readings.begin();
         let (set, renewed, mut read) = self.read()?;
+        let checking_losses = exports.access.begin_check();
         if accepts == Accepts::NoLoss {
             let access = exports.preview_lists(&set, &mut read);
             exports.access.losses(&access)?.refusal().map_or(Ok(()), Err)?;
         }
         *done = read;
         // Applied before the keys, which may assign a name to another client.
-        let lists = exports.narrow_access(&set, done);
+        let lists = exports.narrow_access(&set, &checking_losses, done);
+        drop(checking_losses);
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
             done.warnings = endpoint.older_lists(&config);
             exports.access.replace_keys(endpoint, config);
@@ -265,8 +273,10 @@ impl Reload {
         }
         done.warnings.extend(warnings(&set));
         if !set.ping_only {
-            let turn = exports.turns.begin_all();
-            let looked = turn.and_then(|_turn| preview(exports, set.export, &mut done));
+            let turn = exports.turns.begin_preview();
+            let on_missing = self.running.on_missing;
+            let wanted = Wanted { exports: set.export, force: false, on_missing };
+            let looked = turn.and_then(|_turn| preview(exports, wanted, &mut done));
             looked.map_err(|why| would_be_refused(&why, &done))?;
         }
         Ok(done)
@@ -404,241 +414,4 @@ fn differences(running: &Settings, wanted: &Settings) -> Vec<String> {
     let differs = before.iter().filter(|(name, value)| after.get(name) != Some(value));
     let names = differs.filter_map(|(name, _)| name.as_str());
     names.filter(|name| !APPLIED.contains(name)).map(str::to_owned).collect()
-}
-
-/// Changes between the current and the wanted exports.
-struct Difference {
-    added: Vec<ExportSpec>,
-    removed: Vec<String>,
-    changed: Vec<(Entry, ExportSpec)>,
-    /// Unchanged exports; a command may have added them.
-    same: Vec<String>,
-}
-
-impl Difference {
-    fn new(wanted: Vec<ExportSpec>, mut have: BTreeMap<String, Entry>) -> Self {
-        let mut all =
-            Self { added: Vec::new(), removed: Vec::new(), changed: Vec::new(), same: Vec::new() };
-        for spec in wanted {
-            match have.remove(spec.name()) {
-                None => all.added.push(spec),
-                Some(entry) if entry.spec == spec => all.same.push(spec.name().to_owned()),
-                Some(entry) => all.changed.push((entry, spec)),
-            }
-        }
-        let gone = have.into_iter().filter(|(_, entry)| entry.configured);
-        all.removed = gone.map(|(name, _)| name).collect();
-        all
-    }
-
-    /// Targets of the exports that are to be removed or changed.
-    fn leaving(&self, have: &BTreeMap<String, Entry>) -> Vec<Target> {
-        let leaves = self.removed.iter().filter_map(|name| have.get(name));
-        let leaves = leaves.chain(self.changed.iter().map(|(entry, _)| entry));
-        leaves.map(|entry| entry.spec.target.clone()).collect()
-    }
-}
-
-/// Changes the exports to the wanted ones. After an error they remain unchanged.
-/// The last copies of deleted files stay open, unless forced.
-fn apply(
-    exports: &Exports,
-    wanted: Vec<ExportSpec>,
-    force: bool,
-    done: &mut Reloaded,
-) -> Result<(), String> {
-    exports.targets.examine_all();
-    // Before the changes, which may lead to further failed exports.
-    let unwanted = recovery::unwanted(exports, &wanted);
-    let (failed, wanted) = recovery::partition(exports, wanted);
-    let have = exports.entries();
-    let difference = Difference::new(wanted, have.clone());
-    let leaving = difference.leaving(&have);
-    let Difference { added, removed, changed, same } = difference;
-    let changed = checked(&added, changed, done)?;
-    // A target that a removed export locks can be opened only after its removal.
-    let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
-    let (later, now) = added.into_iter().partition::<Vec<_>, _>(is_later);
-    let opened = exports.open_all(&now).into_iter().collect::<Result<Vec<_>, _>>();
-    let opened = opened.map_err(|error| error.why)?;
-    recovery::remove(exports, unwanted, done);
-    for (spec, export) in now.iter().zip(opened) {
-        note_added(done, spec.name(), exports.publish(spec, &export, true));
-    }
-    let mut released = Vec::new();
-    for name in removed {
-        if let Some(why) = have.get(&name).and_then(Entry::last_copy).filter(|_| !force) {
-            done.kept.push(Kept { name, why: why + LAST_COPY_HINT });
-            continue;
-        }
-        match exports.unpublish(&name, false) {
-            Ok((export, _)) => {
-                exports.access.forget(&name);
-                released.push(export);
-                done.removed.push(name);
-            }
-            Err((why, _)) => done.kept.push(Kept { name, why }),
-        }
-    }
-    if let Err(why) = exports.opener.release(released, RELEASE_MAX) {
-        done.failed.push(Kept { name: String::new(), why });
-    }
-    change(exports, changed, force, done);
-    for (spec, opened) in later.iter().zip(exports.open_all(&later)) {
-        let published = opened.and_then(|export| Ok(exports.publish(spec, &export, true)?));
-        note_added(done, spec.name(), published.clone().map_err(|error| error.why));
-        // The export that had the target is gone already.
-        if let Err(why) = published {
-            recovery::note_failed(exports, spec.clone(), true, why);
-        }
-    }
-    recovery::try_now(exports, failed, done);
-    same.iter().for_each(|name| exports.entries.note_configured(name));
-    let followed = exports.follow_all(&same, force);
-    same.into_iter().zip(followed).for_each(|(name, followed)| note_same(done, name, followed));
-    Ok(())
-}
-
-/// Applies changed settings.
-fn change(exports: &Exports, changed: Vec<(Entry, ExportSpec)>, force: bool, done: &mut Reloaded) {
-    let mut closed = Vec::new();
-    for (entry, mut spec) in changed {
-        // Applied already, and possibly by a later reload.
-        spec.access.clone_from(&entry.spec.access);
-        match exports.begin_change(&entry, &spec, force) {
-            Ok(Begun::Closed(one)) => closed.push(*one),
-            Ok(Begun::Unchanged | Begun::Changed(_)) => note_changed(exports, &spec, Ok(()), done),
-            Err(why) => note_changed(exports, &spec, Err(why), done),
-        }
-    }
-    for (spec, result) in exports.finish_changes(closed) {
-        let result = result.map(|Applied { warnings, .. }| {
-            warn(warnings.clone());
-            done.warnings.extend(warnings);
-        });
-        note_changed(exports, &spec, result, done);
-    }
-}
-
-fn preview(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) -> Result<(), String> {
-    exports.targets.examine_all();
-    let unwanted = recovery::unwanted(exports, &wanted);
-    let (failed, wanted) = recovery::partition(exports, wanted);
-    let have = exports.entries();
-    let difference = Difference::new(wanted, have.clone());
-    let leaving = difference.leaving(&have);
-    let Difference { added, removed, changed, same } = difference;
-    let changed = checked(&added, changed, done)?;
-    let now: Vec<_> = added.iter().filter(|spec| !leaving.contains(&spec.target)).collect();
-    check_held(&now)?;
-    let open: BTreeMap<String, bool> = exports
-        .list()?
-        .exports
-        .into_iter()
-        .filter(|export| !export.open_by.is_empty())
-        .map(|export| {
-            let writes = export.open_by.iter().any(|user| user.access != Access::Ro);
-            (export.name, writes)
-        })
-        .collect();
-    for name in removed {
-        let last_copy = exports.entry(&name).and_then(|entry| entry.last_copy());
-        match (open.get(&name), last_copy) {
-            (Some(_), _) => done.kept.push(Kept { name, why: "it is open".to_owned() }),
-            (None, Some(why)) => done.kept.push(Kept { name, why: why + LAST_COPY_HINT }),
-            (None, None) => done.removed.push(name),
-        }
-    }
-    for (entry, spec) in changed {
-        let name = spec.name().to_owned();
-        let last_copy = entry.last_copy().filter(|_| !entry.stays_open(&spec));
-        let last_copy = last_copy.map(|why| why + LAST_COPY_HINT);
-        match entry.obstacle(&spec, open.get(&name).copied()).or(last_copy) {
-            Some(why) => done.kept.push(Kept { name, why }),
-            None => done.changed.push(name),
-        }
-    }
-    done.added = added.iter().map(|spec| spec.name().to_owned()).collect();
-    done.removed.extend(unwanted);
-    recovery::preview(exports, &failed, done);
-    for name in same {
-        let entry = exports.entry(&name);
-        let followed = entry.map_or(Followed::Same, |entry| exports.standing(&entry));
-        match followed {
-            Followed::Same => done.unchanged += 1,
-            Followed::Reopened => done.changed.push(name),
-            Followed::Kept(why) | Followed::Orphan(why) => done.kept.push(Kept { name, why }),
-        }
-    }
-    Ok(())
-}
-
-/// Refuses images that other programs hold.
-fn check_held(specs: &[&ExportSpec]) -> Result<(), String> {
-    let specs: Vec<_> = specs.iter().map(|spec| (*spec).clone()).collect();
-    let free = recovery::look_at_all(&specs).into_iter().collect::<Result<(), _>>();
-    free.map_err(|error| error.why)
-}
-
-/// Checks the targets of new and changed exports. A new one that cannot be exported is an error; a
-/// changed one is left out and recorded, and keeps its old options.
-fn checked(
-    added: &[ExportSpec],
-    changed: Vec<(Entry, ExportSpec)>,
-    done: &mut Reloaded,
-) -> Result<Vec<(Entry, ExportSpec)>, String> {
-    let specs: Vec<ExportSpec> =
-        added.iter().chain(changed.iter().map(|(_, spec)| spec)).cloned().collect();
-    let mut results = check_all(&specs).into_iter();
-    results.by_ref().take(added.len()).collect::<Result<(), _>>()?;
-    let mut usable = Vec::new();
-    for ((entry, spec), result) in changed.into_iter().zip(results) {
-        // An open export keeps its file, and access can change whatever has become of that.
-        match result {
-            Err(why) if !entry.stays_open(&spec) => {
-                let why = format!("{why}; the export keeps its old options");
-                done.failed.push(Kept { name: spec.name().to_owned(), why });
-            }
-            _ => usable.push((entry, spec)),
-        }
-    }
-    Ok(usable)
-}
-
-/// Records the result for an export whose settings are unchanged.
-fn note_same(done: &mut Reloaded, name: String, followed: Followed) {
-    let changed = |change: &ListChange| change.export.as_deref() == Some(&*name);
-    match followed {
-        Followed::Kept(why) | Followed::Orphan(why) => done.kept.push(Kept { name, why }),
-        Followed::Same if !done.access_changed.iter().any(changed) => done.unchanged += 1,
-        Followed::Same | Followed::Reopened => done.changed.push(name),
-    }
-}
-
-/// Records the result for an export whose settings have changed.
-fn note_changed(
-    exports: &Exports,
-    spec: &ExportSpec,
-    changed: Result<(), String>,
-    done: &mut Reloaded,
-) {
-    let name = spec.name().to_owned();
-    match changed {
-        Ok(()) => {
-            exports.entries.note_configured(&name);
-            done.changed.push(name);
-        }
-        Err(why) if exports.entry(&name).is_some_and(|entry| entry.spec != *spec) => {
-            done.kept.push(Kept { name, why });
-        }
-        Err(why) => done.failed.push(Kept { name, why }),
-    }
-}
-
-fn note_added(done: &mut Reloaded, name: &str, added: Result<(), String>) {
-    let name = name.to_owned();
-    match added {
-        Ok(()) => done.added.push(name),
-        Err(why) => done.failed.push(Kept { name, why }),
-    }
 }

@@ -62,6 +62,12 @@ impl Rig {
         self.changes.reload(Accepts::LostAccess)
     }
 
+    /// Reports what a reload of this configuration would do.
+    pub(crate) fn preview(&self, set: &Settings) -> Result<Reloaded, String> {
+        self.configure(set);
+        self.changes.preview()
+    }
+
     /// Changes the configuration that the next reload reads.
     pub(crate) fn configure(&self, set: &Settings) {
         *self.configuration.lock() = set.clone();

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rtrs_core::tls::{TlsEndpoint, TlsServerConfig};
 
 use crate::control_protocol::{Changed, Losses};
-use crate::daemon::access::ServerAccess;
+use crate::daemon::access::{FormerAccess, ServerAccess};
 use crate::daemon::control_shard::ControlShard;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::export::ExportTable;
@@ -19,7 +19,7 @@ use crate::stats::Revoked;
 pub(in crate::daemon) struct ExportAccess {
     lists: Mutex<ServerAccess>,
     /// Held from a check whether changed lists cost clients their access until the lists are
-    /// changed.
+    /// changed, and while an export is published with its list.
     checking_losses: Mutex<()>,
     table: Arc<ExportTable>,
     control: ControlShard,
@@ -48,8 +48,9 @@ impl ExportAccess {
         self.lists.lock().of(name)
     }
 
-    /// Waits until no other thread is between a check for losses and its change of the lists.
-    pub(super) fn begin_check(&self) -> MutexGuard<'_, ()> {
+    /// Waits until no other thread is between a check for losses and its change of the lists, or
+    /// between a change of the lists and the export that it is for.
+    pub(in crate::daemon) fn begin_check(&self) -> MutexGuard<'_, ()> {
         self.checking_losses.lock()
     }
 
@@ -152,11 +153,35 @@ impl ExportAccess {
         before: &ExportSpec,
         spec: &ExportSpec,
     ) -> Result<Vec<Revoked>, String> {
-        if before.access == spec.access {
-            return Ok(Vec::new());
+        self.set_list(before, spec).map_or(Ok(Vec::new()), |_| self.check())
+    }
+
+    /// Sets a changed list of an export like [`Self::change_list`], but existing paths do not
+    /// follow it yet. Returns the former access if the list is another one.
+    pub(super) fn set_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Option<FormerAccess> {
+        let mut former = None;
+        if before.access != spec.access {
+            self.change(|access| former = Some(access.set(spec)));
         }
-        self.change(|access| access.set(spec));
-        self.check()
+        former
+    }
+
+    /// Takes back the list of an export whose change has failed, unless the list has changed since.
+    pub(super) fn take_back(
+        &self,
+        set: &ExportSpec,
+        former: FormerAccess,
+        configured: bool,
+    ) -> Result<(), String> {
+        let mut is_taken_back = false;
+        self.change(|access| is_taken_back = access.take_back(set, former, configured));
+        if is_taken_back { self.check().map(drop) } else { Ok(()) }
+    }
+
+    /// Sets the lists of exports of the configuration with that number that commands have removed
+    /// since it was read.
+    pub(in crate::daemon) fn renew(&self, configuration: u64, exports: &[ExportSpec]) {
+        self.change(|access| access.renew(configuration, exports));
     }
 
     /// Access that clients would lose under these access lists.

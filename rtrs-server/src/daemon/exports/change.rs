@@ -1,24 +1,35 @@
 //! Changed settings of exports. Some apply to an open export; for others the target is closed and
-//! opened again. Several targets are opened at the same time, because each may be slow.
+//! opened again (`finish.rs`).
 
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use super::{Entry, Exports, LAST_COPY_HINT, RELEASE_MAX, done, recovery};
+use super::entry::Unpublished;
+use super::{Entry, Exports, LAST_COPY_HINT, done};
+use crate::daemon::access::FormerAccess;
 use crate::engine::message::AdminRequest;
 use crate::export::{Export, Reserved};
 use crate::settings::ExportSpec;
-use crate::stats::{Revoked, TRIES_AGAIN};
+use crate::stats::Revoked;
 
 /// An export that is closed to be opened again with changed settings.
 pub(in crate::daemon) struct Closed {
-    entry: Entry,
-    spec: ExportSpec,
-    export: Arc<Export>,
-    applied: Applied,
+    pub(super) entry: Entry,
+    pub(super) spec: ExportSpec,
+    pub(super) export: Arc<Export>,
+    pub(super) applied: Applied,
+    /// Access before the changed list.
+    pub(super) former: Option<FormerAccess>,
     /// Kept until the export is open again or has failed.
-    reserved: Reserved,
+    pub(super) reserved: Reservation,
+}
+
+/// Name and access list of an export that is closed for a moment.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    _name: Reserved,
+    _list: Unpublished,
 }
 
 /// Result of a change of settings.
@@ -59,6 +70,14 @@ impl Exports {
         }
     }
 
+    /// Reserves the name and the access list of an export that is about to be closed and opened
+    /// again, until the result is dropped.
+    pub(super) fn reserve(&self, entry: &Entry) -> Reservation {
+        let name = entry.spec.name();
+        let list = self.entries.unpublished(name, entry.configured);
+        Reservation { _name: self.table.reserve(name), _list: list }
+    }
+
     /// Applies changed settings to an export that can stay open, or closes it. Unless forced,
     /// refuses to close the last copy of a file.
     pub(in crate::daemon) fn begin_change(
@@ -84,93 +103,22 @@ impl Exports {
         if let Some(why) = entry.last_copy().filter(|_| !force) {
             return Err(format!("{why}{LAST_COPY_HINT}"));
         }
-        let reserved = self.table.reserve(name);
+        let reserved = self.reserve(entry);
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
             let only = "; only access, and ro of an export that was opened for writing, can change \
                         while it is open";
             why + if open { only } else { "" }
         })?;
         // The export must be opened again whatever has become of the list.
-        let (revoked, problem) = match self.access.change_list(&entry.spec, spec) {
+        let former = self.access.set_list(&entry.spec, spec);
+        let checked = former.as_ref().map_or(Ok(Vec::new()), |_| self.access.check());
+        let (revoked, problem) = match checked {
             Ok(revoked) => (revoked, None),
             Err(why) => (Vec::new(), Some(why)),
         };
         let warnings = problem.into_iter().collect();
         let applied = Applied { revoked: Some(revoked), warnings };
         let (entry, spec) = (entry.clone(), spec.clone());
-        Ok(Begun::Closed(Box::new(Closed { entry, spec, export, applied, reserved })))
+        Ok(Begun::Closed(Box::new(Closed { entry, spec, export, applied, former, reserved })))
     }
-
-    /// Opens closed exports with their changed settings, and those that fail with their old ones.
-    /// The server tries again to open those that fail with both. Returns the settings with what the
-    /// changes have led to, or with the reasons of failures.
-    pub(in crate::daemon) fn finish_changes(
-        &self,
-        all: Vec<Closed>,
-    ) -> Vec<(ExportSpec, Result<Applied, String>)> {
-        let (exports, mut changes): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .map(|Closed { entry, spec, export, applied, reserved }| {
-                (export, Change { entry, spec, applied, failed: None, _reserved: reserved })
-            })
-            .unzip();
-        let released = self.opener.release_each(exports, RELEASE_MAX);
-        for (change, released) in changes.iter_mut().zip(released) {
-            change.applied.warnings.extend(released.err());
-        }
-        self.open_changed(&mut changes);
-        self.reopen_unchanged(&mut changes);
-        let result = |change: Change| {
-            let Applied { warnings, .. } = &change.applied;
-            let failed = change.failed.map(|why| [&warnings[..], &[why]].concat().join("; "));
-            (change.spec, failed.map_or(Ok(change.applied), Err))
-        };
-        changes.into_iter().map(result).collect()
-    }
-
-    /// Opens the exports with their changed settings.
-    fn open_changed(&self, changes: &mut [Change]) {
-        let specs: Vec<_> = changes.iter().map(|change| change.spec.clone()).collect();
-        for (change, opened) in changes.iter_mut().zip(self.opener.open_all(&specs)) {
-            let published = opened.and_then(|export| {
-                Ok(self.publish(&change.spec, &export, change.entry.configured)?)
-            });
-            change.failed = published.err().map(|error| error.why);
-        }
-    }
-
-    /// Opens the exports whose change has failed with their old settings.
-    fn reopen_unchanged(&self, changes: &mut [Change]) {
-        let mut changes: Vec<_> =
-            changes.iter_mut().filter_map(|change| Some((change.failed.take()?, change))).collect();
-        let specs: Vec<_> = changes.iter().map(|(_, change)| change.entry.spec.clone()).collect();
-        let opened = self.opener.open_all(&specs);
-        for ((why, change), opened) in changes.iter_mut().zip(opened) {
-            let Entry { spec, configured, .. } = &change.entry;
-            change.applied.warnings.extend(self.access.change_list(&change.spec, spec).err());
-            let published =
-                opened.and_then(|export| Ok(self.publish(spec, &export, *configured)?));
-            change.failed = Some(match published {
-                Ok(()) => format!("{why}; the export keeps its old options"),
-                Err(again) => {
-                    let text = format!(
-                        "{why}; and it could not be opened with its old options, with which \
-                         {TRIES_AGAIN}: {again}"
-                    );
-                    recovery::note_failed(self, spec.clone(), *configured, again);
-                    text
-                }
-            });
-        }
-    }
-}
-
-/// A closed export while it is opened again.
-struct Change {
-    entry: Entry,
-    spec: ExportSpec,
-    applied: Applied,
-    /// Reason why it is not open with the changed settings.
-    failed: Option<String>,
-    _reserved: Reserved,
 }

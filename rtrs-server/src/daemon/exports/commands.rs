@@ -10,6 +10,7 @@ use super::{Entry, Exports, LAST_COPY_HINT, check, recovery};
 use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{Changed, ExportDrained, Losses, Removed};
 use crate::daemon::warnings::rule_warnings;
+use crate::export::Export;
 use crate::plan::{check_below, validate_export};
 use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::{ExportUser, Revoked, TRIES_AGAIN};
@@ -62,19 +63,30 @@ impl ExportCommands {
                 Some(holder) => format!("{why}; export {holder:?} has it open"),
                 None => why.why,
             })?;
+        self.add_opened(&spec, &export, force)
+    }
+
+    /// Publishes an export that is open.
+    pub(super) fn add_opened(
+        &self,
+        spec: &ExportSpec,
+        export: &Arc<Export>,
+        force: bool,
+    ) -> Result<Changed, String> {
         let _turn = self.exports.turns.begin(spec.name())?;
         // Another command may have added it meanwhile, and its list must stay.
         self.exports.check_name(spec.name())?;
         let checking_losses = self.exports.access.begin_check();
-        let closed = self.exports.access.check_losses(&spec, force)?;
+        let closed = self.exports.access.check_losses(spec, force)?;
         // Set before any client can open it.
-        self.exports.access.change(|access| access.set(&spec));
-        drop(checking_losses);
-        let published = self.exports.publish(&spec, &export, false);
+        self.exports.access.change(|access| drop(access.set(spec)));
+        let published = self.exports.publish(spec, export, false);
         published
             .inspect_err(|_| self.exports.access.change(|access| access.forget(spec.name())))?;
+        // Not earlier: a reload would forget a list without an export.
+        drop(checking_losses);
         let losses = Losses { closed, revoked: self.exports.access.check()? };
-        Ok(self.changed(&spec, Some(losses)))
+        Ok(self.changed(spec, Some(losses)))
     }
 
     /// Changes options of an export.
@@ -181,7 +193,7 @@ impl ExportCommands {
     }
 
     fn remove_now(&self, name: &str, force: bool, within: Duration) -> Result<Removed, String> {
-        let _turn = self.exports.turns.begin(name)?;
+        let turn = self.exports.turns.begin(name)?;
         if self.exports.failed.remove(name) {
             self.exports.attempts.abandon(name);
             self.exports.access.forget(name);
@@ -198,6 +210,8 @@ impl ExportCommands {
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
         // Its list may have been the only one that names a client.
         self.exports.access.change(|access| access.forget(name));
+        // The release may take long, and delays no other change.
+        drop(turn);
         if !ended.is_empty() {
             std::thread::sleep(REMOVAL_NOTICE);
         }

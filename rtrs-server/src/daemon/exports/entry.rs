@@ -90,27 +90,64 @@ impl Entry {
     }
 }
 
+#[derive(Debug, Default)]
+struct State {
+    published: BTreeMap<String, Entry>,
+    /// Exports that a change has closed or is about to publish, and whether the configuration
+    /// defines them.
+    unpublished: BTreeMap<String, bool>,
+}
+
 /// Named exports, by name.
 #[derive(Debug, Default)]
-pub(in crate::daemon) struct Entries(Mutex<BTreeMap<String, Entry>>);
+pub(in crate::daemon) struct Entries(Arc<Mutex<State>>);
+
+/// Export that is not published for now. Its access list is kept meanwhile.
+#[derive(Debug)]
+pub(in crate::daemon) struct Unpublished {
+    state: Arc<Mutex<State>>,
+    name: String,
+}
+
+impl Drop for Unpublished {
+    fn drop(&mut self) {
+        self.state.lock().unpublished.remove(&self.name);
+    }
+}
 
 impl Entries {
     /// All exports, without their current access lists.
     pub(super) fn all(&self) -> BTreeMap<String, Entry> {
-        let mut entries = self.0.lock();
+        let mut state = self.0.lock();
         // Entries of exports whose removal ended after its command had timed out.
-        entries.retain(|_, entry| entry.export.strong_count() > 0);
-        entries.clone()
+        state.published.retain(|_, entry| entry.export.strong_count() > 0);
+        state.published.clone()
+    }
+
+    /// Names of all exports, also of unpublished ones, and whether the configuration defines them.
+    pub(super) fn names(&self) -> BTreeMap<String, bool> {
+        let state = self.0.lock();
+        let is_open = |(_, entry): &(&String, &Entry)| entry.export.strong_count() > 0;
+        let published = state.published.iter().filter(is_open);
+        let published = published.map(|(name, entry)| (name.clone(), entry.configured));
+        published.chain(state.unpublished.clone()).collect()
     }
 
     /// An export, without its current access list.
     pub(super) fn get(&self, name: &str) -> Option<Entry> {
-        let entry = self.0.lock().get(name).cloned();
+        let entry = self.0.lock().published.get(name).cloned();
         entry.filter(|entry| entry.export.strong_count() > 0)
     }
 
+    /// Records that an export is about to be closed and opened again, or to be added, until the
+    /// result is dropped. One thread at a time changes an export.
+    pub(in crate::daemon) fn unpublished(&self, name: &str, configured: bool) -> Unpublished {
+        self.0.lock().unpublished.insert(name.to_owned(), configured);
+        Unpublished { state: Arc::clone(&self.0), name: name.to_owned() }
+    }
+
     pub(super) fn remove(&self, name: &str) {
-        self.0.lock().remove(name);
+        self.0.lock().published.remove(name);
     }
 
     /// Adds an export, or replaces its settings.
@@ -118,19 +155,19 @@ impl Entries {
         let (spec_of, opened_ro) = (spec.clone(), export.read_only);
         let export = Arc::downgrade(export);
         let entry = Entry { spec: spec_of, export, opened_ro, resized: false, configured };
-        self.0.lock().insert(spec.name().to_owned(), entry);
+        self.0.lock().published.insert(spec.name().to_owned(), entry);
     }
 
     /// Records that an export is in the configuration.
     pub(in crate::daemon) fn note_configured(&self, name: &str) {
-        if let Some(entry) = self.0.lock().get_mut(name) {
+        if let Some(entry) = self.0.lock().published.get_mut(name) {
             entry.configured = true;
         }
     }
 
     /// Records a changed size, which is part of the target of memory.
     pub(in crate::daemon) fn note_size(&self, name: &str, size: u64) {
-        if let Some(entry) = self.0.lock().get_mut(name)
+        if let Some(entry) = self.0.lock().published.get_mut(name)
             && let Target::Memory(of) | Target::Null(of) = &mut entry.spec.target
         {
             *of = size;

@@ -119,6 +119,12 @@ impl FailedExports {
         }
     }
 
+    /// Names of all failed exports, and whether the configuration defines them.
+    pub(super) fn names(&self) -> BTreeMap<String, bool> {
+        let all = self.all.lock();
+        all.iter().map(|(name, failed)| (name.clone(), failed.configured)).collect()
+    }
+
     /// Settings of the failed exports of the configuration, or of those that commands added.
     pub(super) fn specs_as(&self, configured: bool) -> BTreeMap<String, ExportSpec> {
         let all = self.all.lock();
@@ -155,6 +161,13 @@ impl FailedExports {
     pub(super) fn started(&self, spec: &ExportSpec) {
         if let Some(failed) = self.all.lock().get_mut(spec.name()) {
             failed.next = Instant::now() + ATTEMPT_MAX;
+        }
+    }
+
+    /// Puts off the next attempt for a moment, because the export is being changed.
+    pub(super) fn postpone(&self, spec: &ExportSpec) {
+        if let Some(failed) = self.all.lock().get_mut(spec.name()) {
+            failed.next = failed.next.max(Instant::now() + DELAY_MIN);
         }
     }
 

@@ -21,8 +21,9 @@ pub(super) struct NotReopened(Mutex<BTreeMap<String, Failure>>);
 
 impl NotReopened {
     /// Whether an export may be reopened now.
-    pub(super) fn is_due(&self, name: &str) -> bool {
-        self.0.lock().get(name).is_none_or(|failure| failure.at.elapsed() >= RETRY)
+    pub(super) fn is_due(&self, name: &str, now: Instant) -> bool {
+        let is_old = |failure: &Failure| now.saturating_duration_since(failure.at) >= RETRY;
+        self.0.lock().get(name).is_none_or(is_old)
     }
 
     /// Forgets the failures of an export that was reopened.
@@ -37,5 +38,20 @@ impl NotReopened {
         if known.is_none_or(|known| known.why != why) {
             tracing::error!(export = name, "not opened again: {why}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_attempt_is_repeated_after_a_pause() {
+        let (failures, before) = (NotReopened::default(), Instant::now());
+        failures.note("vol", "locked");
+        assert!(!failures.is_due("vol", before) && failures.is_due("other", before));
+        assert!(failures.is_due("vol", Instant::now() + RETRY));
+        failures.forget("vol");
+        assert!(failures.is_due("vol", before));
     }
 }

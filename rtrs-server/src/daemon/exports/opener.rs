@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{self, Path};
 use std::sync::{Arc, Weak, mpsc};
+use std::thread;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -21,10 +22,18 @@ use crate::export::Export;
 use crate::settings::{ExportSpec, Id, Migration, Target};
 use crate::state::StateDir;
 
+/// Maximum time to close an unused export.
+pub(in crate::daemon) const RELEASE_MAX: Duration = Duration::from_secs(30);
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// Interval of checks whether the last request of a removed export has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Maximum number of exports that are flushed and closed at the same time for one request.
+const CLOSED_AT_ONCE: usize = 64;
+
+/// Number of a closed export, and the result of its last flush.
+type Released = (usize, Result<(), String>);
 
 /// A closed export whose requests still run at the backend.
 struct Closing {
@@ -165,20 +174,36 @@ impl Opener {
     }
 
     /// Releases exports like [`Self::release`]. Returns the results in the order of the exports.
-    pub(super) fn release_each(
+    fn release_each(
         self: &Arc<Self>,
         exports: Vec<Arc<Export>>,
         within: Duration,
     ) -> Vec<Result<(), String>> {
         let until = Instant::now() + within;
-        let late = |export: &Arc<Export>| {
-            let name = &export.name;
-            Err(format!(
-                "export {name:?} is not closed yet: the backend still runs requests of it, and its \
-                 file stays locked until these finish"
-            ))
-        };
+        let late = |export: &Arc<Export>| Err(not_closed(export));
         let mut results: Vec<_> = exports.iter().map(late).collect();
+        let released = match self.begin_release(exports) {
+            Ok(released) => released,
+            Err(why) => return vec![Err(why); results.len()],
+        };
+        // Ends with the last thread, which drops its sender.
+        while let Ok((at, flushed)) =
+            released.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            results[at] = flushed;
+        }
+        results
+    }
+
+    /// Begins to flush and close exports, each when the last of its requests has ended. Results
+    /// come with the numbers of the exports.
+    ///
+    /// # Errors
+    /// If no thread can be started; the exports are closed without a flush.
+    pub(super) fn begin_release(
+        self: &Arc<Self>,
+        exports: Vec<Arc<Export>>,
+    ) -> Result<mpsc::Receiver<Released>, String> {
         let closing = |export: &Arc<Export>| {
             let backing = export.backing.clone();
             Closing { backing, export: Arc::downgrade(export) }
@@ -190,20 +215,12 @@ impl Opener {
         let (done, released) = mpsc::channel();
         let opener = Arc::clone(self);
         let exports = exports.into_iter().enumerate().collect();
-        let thread = std::thread::Builder::new().name("release".into());
-        if let Err(error) = thread.spawn(move || release(exports, &opener, &done)) {
-            // The exports were closed without a flush.
+        let thread = thread::Builder::new().name("release".into());
+        let started = thread.spawn(move || release(exports, &opener, &done));
+        started.map(|_| released).map_err(|error| {
             tracing::error!("cannot start a thread to flush exports that are closed: {error}");
-            let why = format!("it was closed without a flush: cannot start a thread: {error}");
-            return vec![Err(why); results.len()];
-        }
-        // Ends with the thread, which drops the sender.
-        while let Ok((at, flushed)) =
-            released.recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            results[at] = flushed;
-        }
-        results
+            format!("it was closed without a flush: cannot start a thread: {error}")
+        })
     }
 
     /// Flushes an export that is about to be closed and has no users. The error is for the
@@ -250,32 +267,79 @@ pub(in crate::daemon) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
             tracing::error!("state-dir takes too long: a failed flush is not recorded there yet");
             return false;
         }
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     true
 }
 
-/// Closes exports, each when no other references exist, and reports the results with the numbers of
-/// the exports.
+/// Describes a closed export whose last request or flush has not ended.
+pub(super) fn not_closed(export: &Export) -> String {
+    let name = &export.name;
+    format!(
+        "export {name:?} is not closed yet: the backend still runs requests of it, and its file \
+         stays locked until these finish"
+    )
+}
+
+/// Closes exports, each when no other references exist and on a thread of its own, because a flush
+/// may hang. Reports the results with the numbers of the exports, and logs exports that are late.
 fn release(
     mut exports: Vec<(usize, Arc<Export>)>,
-    opener: &Opener,
-    done: &mpsc::Sender<(usize, Result<(), String>)>,
+    opener: &Arc<Opener>,
+    done: &mpsc::Sender<Released>,
 ) {
+    let (since, mut is_reported) = (Instant::now(), false);
+    let mut left: Vec<_> =
+        exports.iter().map(|(_, export)| (not_closed(export), Arc::downgrade(export))).collect();
     loop {
-        let (free, used) = exports
+        let room = CLOSED_AT_ONCE.saturating_sub(left.len() - exports.len());
+        let (mut free, used) = exports
             .into_iter()
             .partition::<Vec<_>, _>(|(_, export)| Arc::strong_count(export) == 1);
+        exports = free.split_off(free.len().min(room));
+        exports.extend(used);
         for (at, export) in free {
-            let flushed = opener.close(&export);
-            drop(export);
-            // The requester may have timed out.
-            let _ = done.send((at, flushed));
+            close_apart(at, export, opener, done);
         }
-        if used.is_empty() {
+        left.retain(|(_, export)| export.strong_count() > 0);
+        if left.is_empty() {
+            if is_reported {
+                tracing::info!("the exports that were not closed are closed now");
+            }
             return;
         }
-        exports = used;
-        std::thread::sleep(CHECK_INTERVAL);
+        if !is_reported && since.elapsed() >= RELEASE_MAX {
+            is_reported = true;
+            left.iter().for_each(|(late, _)| tracing::warn!("{late}"));
+        }
+        thread::sleep(CHECK_INTERVAL);
     }
+}
+
+/// Closes an export without other references on a thread of its own, if one can be started.
+fn close_apart(
+    at: usize,
+    export: Arc<Export>,
+    opener: &Arc<Opener>,
+    done: &mpsc::Sender<Released>,
+) {
+    let export = Arc::new(Mutex::new(Some((at, export))));
+    let (of_thread, opener_of, done_of) = (Arc::clone(&export), Arc::clone(opener), done.clone());
+    let named = thread::Builder::new().name("export-close".into());
+    if named.spawn(move || close_one(&opener_of, &of_thread, &done_of)).is_err() {
+        close_one(opener, &export, done);
+    }
+}
+
+/// Closes an export, unless it is closed already.
+fn close_one(
+    opener: &Opener,
+    export: &Mutex<Option<(usize, Arc<Export>)>>,
+    done: &mpsc::Sender<Released>,
+) {
+    let Some((at, export)) = export.lock().take() else { return };
+    let flushed = opener.close(&export);
+    drop(export);
+    // The requester may have timed out.
+    let _ = done.send((at, flushed));
 }

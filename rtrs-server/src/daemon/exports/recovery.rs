@@ -107,8 +107,11 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
 
 /// Exports an opened target. The caller has the turn of the export.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
+    // A reload that adopts access lists finds the export in one of both places.
+    let checking_losses = exports.access.begin_check();
     exports.publish(spec, export, exports.failed.is_configured(spec.name()))?;
     exports.failed.remove(spec.name());
+    drop(checking_losses);
     tracing::info!(export = spec.name(), "failed export opened; it is served now");
     record(exports, spec, AuditResult::Ok, None);
     Ok(())
@@ -155,6 +158,12 @@ pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
     for (spec, why) in exports.failed.due(Instant::now()) {
         if exports.attempts.is_running(&spec) {
             failed_again(exports, &spec, HANGS.into());
+            continue;
+        }
+        // A command or reload that has the turn may be waiting for an attempt with other settings.
+        let turn = exports.turns.of(spec.name(), Duration::ZERO);
+        if turn.is_none() || !exports.failed.has(&spec) {
+            exports.failed.postpone(&spec);
             continue;
         }
         exports.failed.started(&spec);
@@ -214,8 +223,9 @@ pub(in crate::daemon) fn try_now(exports: &Exports, wanted: Vec<ExportSpec>, don
         match opened.and_then(|export| serve(exports, &spec, &export)) {
             Ok(()) => done.added.push(name),
             Err(why) => {
-                exports.failed.put(spec, why.clone());
-                done.failed.push(Kept { name, why: why.why });
+                let text = format!("{why}; {TRIES_AGAIN}");
+                exports.failed.put(spec, why);
+                done.failed.push(Kept { name, why: text });
             }
         }
     }
@@ -388,5 +398,27 @@ mod tests {
         assert_eq!(rig.reason(), why);
         rig.try_again();
         assert!(rig.is_served());
+    }
+
+    /// The command would report that the target hangs, and its opened target would be closed.
+    #[test]
+    fn a_due_attempt_does_not_replace_that_of_a_command() {
+        let rig = Rig::new("failed-command");
+        let _turn = rig.exports.turns.of("vol0", Duration::ZERO).unwrap();
+        let changed = ExportSpec { ro: true, ..rig.spec.clone() };
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let opened = move |_: &ExportSpec| {
+            // Ends when the sender is dropped.
+            let _ = held.recv();
+            Err("ended".into())
+        };
+        rig.exports.attempts.begin(&changed, opened).unwrap();
+        while rig.exports.failed.due(Instant::now()).is_empty() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let wait = try_due(&rig.exports);
+        assert!(rig.exports.attempts.is_running(&changed));
+        assert!(wait.is_some_and(|wait| !wait.is_zero()), "the thread would not rest");
+        drop(release);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use parking_lot::MutexGuard;
+
 use super::{Entry, Exports, Followed};
 use crate::control_protocol::Reloaded;
 use crate::daemon::access::{Holders, ServerAccess};
@@ -13,8 +15,16 @@ impl Exports {
     /// [`Self::grant_access`]. An export that a command added keeps its list; one that left the
     /// configuration is available only to the sessions that have it open. Records the differences
     /// in `done`, and returns the number of the configuration.
-    pub(in crate::daemon) fn narrow_access(&self, set: &Settings, done: &mut Reloaded) -> u64 {
-        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
+    ///
+    /// The lock is that of [`begin_check`](super::access::ExportAccess::begin_check): an export has
+    /// both a list and a place among the exports, or neither.
+    pub(in crate::daemon) fn narrow_access(
+        &self,
+        set: &Settings,
+        _checking_losses: &MutexGuard<'_, ()>,
+        done: &mut Reloaded,
+    ) -> u64 {
+        let (others, withdrawn) = self.exports_besides(set);
         let mut number = 0;
         self.access.change(|access| {
             let before = access.clone();
@@ -52,7 +62,7 @@ impl Exports {
         set: &Settings,
         done: &mut Reloaded,
     ) -> ServerAccess {
-        let (others, withdrawn) = (self.others(), self.withdrawn_by(set));
+        let (others, withdrawn) = self.exports_besides(set);
         let before = self.access.lists();
         let mut access = before.clone();
         access.narrow_to(set, others, &withdrawn);
@@ -60,22 +70,28 @@ impl Exports {
         access
     }
 
-    /// Access lists of exports that commands have added.
-    fn others(&self) -> BTreeMap<String, Vec<AccessRule>> {
-        let others = self.entries().into_iter().filter(|(_, entry)| !entry.configured);
-        let others = others.map(|(name, entry)| (name, entry.spec));
-        let others = others.chain(self.failed.specs_as(false));
-        others.map(|(name, spec)| (name, spec.access)).collect()
+    /// Exports that a configuration does not name: access lists of those that commands have added,
+    /// and holders of those that leave the configuration.
+    fn exports_besides(
+        &self,
+        set: &Settings,
+    ) -> (BTreeMap<String, Vec<AccessRule>>, BTreeMap<String, Holders>) {
+        let mut known = self.entries.names();
+        // An export that a change has closed may become failed meanwhile. A failed one may be
+        // opened before the next reload, so its list must not vanish either.
+        known.extend(self.failed.names());
+        let lists = self.access.lists();
+        let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
+        let (configured, others): (Vec<_>, Vec<_>) =
+            known.into_iter().partition(|(_, configured)| *configured);
+        let others = others.into_iter().map(|(name, _)| (name.clone(), lists.of(&name))).collect();
+        let gone = configured.into_iter().map(|(name, _)| name);
+        let gone = gone.filter(|name| !wanted.contains(name.as_str())).collect();
+        (others, self.holders_of(gone))
     }
 
-    /// Exports that are no longer in the configuration, and the sessions that have them open.
-    fn withdrawn_by(&self, set: &Settings) -> BTreeMap<String, Holders> {
-        let wanted: BTreeSet<&str> = set.export.iter().map(ExportSpec::name).collect();
-        let gone = self.entries().into_iter().filter(|(_, entry)| entry.configured);
-        // A failed export may be opened before the next reload: its list must not just vanish.
-        let gone = gone.map(|(name, _)| name).chain(self.failed.specs_as(true).into_keys());
-        let gone = gone.filter(|name| !wanted.contains(name.as_str()));
-        let gone: Vec<String> = gone.collect();
+    /// Sessions that have these exports open.
+    fn holders_of(&self, gone: Vec<String>) -> BTreeMap<String, Holders> {
         if gone.is_empty() {
             return BTreeMap::new();
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rtrs_core::block::TargetName;
 use rtrs_core::time::Duration;
@@ -12,10 +13,11 @@ use rtrs_core::time::Duration;
 use super::examine::{LOOK_MAX, examine};
 use super::in_time::in_time;
 use super::last_copy::orphan;
-use super::{Entry, Exports, Followed, Opened, RELEASE_MAX};
+use super::{Entry, Exports, Followed, Opened, RELEASE_MAX, recovery};
 use crate::engine::finder::Examined;
 use crate::export::{Export, Lookup};
 use crate::settings::Target;
+use crate::stats::TRIES_AGAIN;
 
 /// Maximum time that an open waits for a running change of its export.
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
@@ -29,6 +31,14 @@ const IN_USE: &str = "its path leads to another file or device, and sessions hav
 const MISSING: &str = "its path leads nowhere; what was opened is still exported, and if it was \
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
+
+/// Reason why an opened target does not take the place of an old one.
+enum NotReplaced {
+    /// The old target is still exported.
+    Kept(String),
+    /// Neither is exported. The server tries again to open the path.
+    Failed(String),
+}
 
 /// Result of the comparison of an export with its path.
 enum Found {
@@ -106,8 +116,9 @@ impl Exports {
             export.source.target_name() == Some(TargetName::Replaced)
                 || self.entry(&export.name).is_some_and(|entry| entry.keeps_writer_locks())
         });
+        let now = Instant::now();
         let is_due =
-            |name: &String| self.not_reopened.is_due(name) && self.turns.are_free_for(name);
+            |name: &String| self.not_reopened.is_due(name, now) && self.turns.are_free_for(name);
         let mut due: Vec<_> = to_reopen.map(|export| export.name.clone()).filter(is_due).collect();
         if !due.is_empty() {
             // A control shard that does not answer is asked again at the next look.
@@ -164,14 +175,15 @@ impl Exports {
     /// Exports the opened target of the path instead of the old one.
     fn replace(&self, entry: &Entry, opened: Opened) -> Followed {
         let name = entry.spec.name();
-        let replaced = opened.map_err(|error| error.why);
+        let replaced = opened.map_err(|error| NotReplaced::Kept(error.why));
         match replaced.and_then(|export| self.reopen(entry, &export, Duration::ZERO)) {
             Ok(()) => {
                 self.not_reopened.forget(name);
                 tracing::info!(export = name, "opened again: the path leads to another target");
                 Followed::Reopened
             }
-            Err(why) => {
+            Err(NotReplaced::Failed(why)) => Followed::Failed(why),
+            Err(NotReplaced::Kept(why)) => {
                 let why = format!(
                     "its path leads to another file or device, which cannot be exported: {why}; \
                      the old one is still exported"
@@ -192,7 +204,9 @@ impl Exports {
             Ok(None) => {}
             Ok(Some(export)) => match self.reopen(&entry, &export, RELEASE_MAX) {
                 Ok(()) => self.not_reopened.forget(name),
-                Err(why) => self.not_reopened.note(name, &why),
+                Err(NotReplaced::Kept(why)) => self.not_reopened.note(name, &why),
+                // Logged already.
+                Err(NotReplaced::Failed(_)) => {}
             },
             Err(why) => {
                 let why = format!("it is read-only now, but keeps the locks of a writer: {why}");
@@ -235,9 +249,14 @@ impl Exports {
 
     /// Publishes an opened target instead of the old one, and waits up to `within` for the release
     /// of that. Errors of the release are logged.
-    fn reopen(&self, entry: &Entry, export: &Arc<Export>, within: Duration) -> Result<(), String> {
+    fn reopen(
+        &self,
+        entry: &Entry,
+        export: &Arc<Export>,
+        within: Duration,
+    ) -> Result<(), NotReplaced> {
         // Opens wait until the export is back.
-        let reserved = self.table.reserve(entry.spec.name());
+        let reserved = self.reserve(entry);
         let old = self.exchange(entry, export)?;
         drop(reserved);
         if old.source.is_deleted() {
@@ -251,12 +270,16 @@ impl Exports {
     }
 
     /// Removes an export and adds another in its place. Returns the old one.
-    fn exchange(&self, entry: &Entry, export: &Arc<Export>) -> Result<Arc<Export>, String> {
-        let (old, _) = self.unpublish(entry.spec.name(), false).map_err(|(why, _)| why)?;
-        if let Err(why) = self.publish(&entry.spec, export, entry.configured) {
-            self.publish(&entry.spec, &old, entry.configured)?;
-            return Err(why);
+    fn exchange(&self, entry: &Entry, export: &Arc<Export>) -> Result<Arc<Export>, NotReplaced> {
+        let Entry { spec, configured, .. } = entry;
+        let removed = self.unpublish(spec.name(), false);
+        let (old, _) = removed.map_err(|(why, _)| NotReplaced::Kept(why))?;
+        let Err(why) = self.publish(spec, export, *configured) else { return Ok(old) };
+        if self.publish(spec, &old, *configured).is_ok() {
+            return Err(NotReplaced::Kept(why));
         }
-        Ok(old)
+        recovery::note_failed(self, spec.clone(), *configured, why.as_str().into());
+        let _ = self.opener.release(vec![old], Duration::ZERO);
+        Err(NotReplaced::Failed(format!("{why}; {TRIES_AGAIN}")))
     }
 }

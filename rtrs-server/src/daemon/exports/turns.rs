@@ -19,13 +19,18 @@ struct State {
     names: BTreeSet<String>,
     /// Whether all exports are being changed.
     all: bool,
-    /// Number of changes of all exports that wait for their turn. Others begin after them.
+    /// Number of changes of all exports that wait for their turn. Others begin after them. A
+    /// preview is not a change.
     waiting: usize,
 }
 
 impl State {
     fn is_free_for(&self, name: &str) -> bool {
         !self.all && self.waiting == 0 && !self.names.contains(name)
+    }
+
+    fn is_free_for_all(&self) -> bool {
+        !self.all && self.names.is_empty()
     }
 }
 
@@ -55,8 +60,13 @@ impl Turns {
     /// Waits for the turn to change all exports.
     pub(in crate::daemon) fn begin_all(&self) -> Result<Turn<'_>, String> {
         self.check()?;
-        let turn = self.of_all(TURN_MAX);
-        turn.ok_or_else(|| "another change of the exports is still running; try again".to_owned())
+        self.of_all(TURN_MAX).ok_or_else(still_running)
+    }
+
+    /// Waits until all exports can be examined without changes. Changes do not wait for that.
+    pub(in crate::daemon) fn begin_preview(&self) -> Result<Turn<'_>, String> {
+        self.check()?;
+        self.to_preview(TURN_MAX).ok_or_else(still_running)
     }
 
     /// Waits for the turn to change an export.
@@ -91,8 +101,7 @@ impl Turns {
     pub(super) fn of_all(&self, within: Duration) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
         state.waiting += 1;
-        let is_free =
-            self.wait_until(&mut state, within, |state| !state.all && state.names.is_empty());
+        let is_free = self.wait_until(&mut state, within, State::is_free_for_all);
         state.waiting -= 1;
         state.all |= is_free;
         drop(state);
@@ -102,6 +111,17 @@ impl Turns {
         // Others have waited for this one.
         self.ended.notify_all();
         None
+    }
+
+    /// Waits up to `within` for the turn to examine all exports.
+    fn to_preview(&self, within: Duration) -> Option<Turn<'_>> {
+        let mut state = self.state.lock();
+        let is_free = |state: &State| state.waiting == 0 && state.is_free_for_all();
+        if !self.wait_until(&mut state, within, is_free) {
+            return None;
+        }
+        state.all = true;
+        Some(Turn { turns: self, name: None })
     }
 
     /// Whether a change of an export could begin.
@@ -123,6 +143,10 @@ impl Turns {
         }
         true
     }
+}
+
+fn still_running() -> String {
+    "another change of the exports is still running; try again".to_owned()
 }
 
 impl Drop for Turn<'_> {
@@ -176,5 +200,23 @@ mod tests {
             drop(first);
             assert!(all.join().unwrap() && later.join().unwrap());
         });
+    }
+
+    #[test]
+    fn a_preview_that_waits_delays_no_change() {
+        let turns = Turns::default();
+        let first = turns.of("a", Duration::ZERO).unwrap();
+        thread::scope(|scope| {
+            let preview = scope.spawn(|| turns.to_preview(LONG).is_some());
+            // The preview begins to wait at some time meanwhile.
+            for _ in 0..100 {
+                assert!(turns.of("b", Duration::ZERO).is_some());
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(first);
+            assert!(preview.join().unwrap());
+        });
+        let _preview = turns.to_preview(Duration::ZERO).unwrap();
+        assert!(turns.of("a", Duration::ZERO).is_none(), "nothing changes meanwhile");
     }
 }

@@ -19,7 +19,7 @@ use super::peer::{Peer, PeerOptions};
 use crate::daemon::rig::Rig;
 use crate::engine::message::{ControlMessage, Message};
 use crate::export::ExportTable;
-use crate::settings::{ExportSpec, Settings};
+use crate::settings::{ExportSpec, OnMissing, Settings};
 use crate::stats::ShardReport;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -261,7 +261,9 @@ fn play(seed: u64) -> Result<(), String> {
     let first = Config { fails: false, ..Config::draw(&mut prng) };
     let shard = Shard::start();
     *shard.allowed.lock() = first.all();
-    let rig = Rig::new(&first.settings(), Arc::clone(&shard.table), shard.wake.clone());
+    let on_missing = if seed.is_multiple_of(2) { OnMissing::Wait } else { OnMissing::Refuse };
+    let settings = Settings { on_missing, ..first.settings() };
+    let rig = Rig::new(&settings, Arc::clone(&shard.table), shard.wake.clone());
     let mut held = Vec::new();
     for who in 0..CLIENTS {
         let (name, write) = (NAMES[prng.index(NAMES.len())], prng.below(2) == 0);
