@@ -32,11 +32,11 @@ fn refused_text(refused: &BTreeMap<String, u64>) -> String {
 }
 
 /// Formats a line for each session, followed by one for each of its paths, and then the total
-/// memory.
+/// memory. The UUID of a session is a secret, so the line has the ID of the log.
 fn text(list: &Sessions) -> String {
     let Sessions { sessions, memory, .. } = list;
     let mut out = format!(
-        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {:<20}  {}\n",
+        "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<12}  {:<20}  {}\n",
         "NAME",
         "STATE",
         "PATHS",
@@ -59,7 +59,7 @@ fn text(list: &Sessions) -> String {
             .map(|open| format!("{} ({})", printable(&open.export), open.access))
             .collect();
         out += &format!(
-            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<36}  {:<20}  \
+            "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<12}  {:<20}  \
              {}\n",
             session.name.as_deref().map_or_else(|| "-".to_owned(), printable),
             session.state,
@@ -71,7 +71,7 @@ fn text(list: &Sessions) -> String {
             mebibytes(session.io.read_bytes),
             mebibytes(session.io.write_bytes),
             age(session.age_ms),
-            session.id,
+            session.log_id,
             printable(&session.identity),
             if opens.is_empty() { "-".to_owned() } else { opens.join(", ") },
         );
@@ -188,11 +188,13 @@ mod tests {
             " 2.5 MiB ",
             " 1.0 MiB ",
             " 1h02m ",
+            " 5f0c1d9be2a4 ",
             " certificate:db1 ",
             " vol0 (rw)",
         ] {
             assert!(lines[1].contains(part), "{part:?} in {shown}");
         }
+        assert!(!shown.contains(&session.id), "the UUID is a secret: {shown}");
         assert_eq!(
             lines[2],
             "  path 7      tls   connected  127.0.0.1:1234 from 127.0.0.1:4000, 3 connections, \

@@ -97,15 +97,17 @@ impl Evicted {
         Ok(Ends { session, paths, why: PathEnd::Evicted })
     }
 
-    /// Finds a session by its number, or else by its name.
+    /// Finds a session by its UUID, or else by its ID in the log, or else by its name.
     fn find<'a>(&self, wanted: &str, registry: &'a Registry) -> Result<&'a Session, String> {
         let named = |session: &&Session| {
             session.name().is_some_and(|name| name.as_bytes() == wanted.as_bytes())
         };
-        let by_id = registry.sessions().find(|session| session.id().to_string() == wanted);
+        let by_uuid = registry.sessions().find(|session| session.id().to_string() == wanted);
+        let is_logged_as = |session: &&Session| SessionTag::of(session.id()).to_string() == wanted;
         // If an evicted session and its successor have the same name, select the successor.
         let evicted = |session: &&Session| self.contains(session.id());
-        by_id
+        by_uuid
+            .or_else(|| registry.sessions().find(is_logged_as))
             .or_else(|| registry.sessions().filter(named).min_by_key(evicted))
             .ok_or_else(|| format!("there is no session {wanted}; `session list` shows all"))
     }

@@ -115,11 +115,12 @@ impl ClientLog {
     }
 
     /// Records the end of a path if the operator caused it.
-    pub(super) fn ended(&self, client: &Opener, end: &PathEnd) {
+    pub(super) fn ended(&mut self, client: &Opener, end: &PathEnd) {
         if matches!(
             end,
             PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted | PathEnd::Operator
         ) {
+            self.release_connect(client);
             self.happened(AuditKind::Evict, client, Some(&end.to_string()));
         }
     }
@@ -157,14 +158,18 @@ impl ClientLog {
     }
 
     /// Decides likewise for a line that is also an audit event, and records the event or holds it
-    /// back.
+    /// back. The connect of a client's session is recorded before.
     fn admit_event(
         &mut self,
         now: Instant,
         kind: Kind,
+        client: Option<&Opener>,
         event: impl FnOnce() -> AuditEvent,
     ) -> Option<u64> {
         let admitted = self.limits.admit(now, kind.clone());
+        if let Some(client) = client.filter(|_| admitted.is_some()) {
+            self.release_connect(client);
+        }
         let at = self.held.iter().position(|(held, _)| *held == kind);
         match (admitted, at) {
             (Some(left_out), at) => {
@@ -185,13 +190,15 @@ impl ClientLog {
     /// Logs the number of suppressed lines for kinds without recent events. Returns whether there
     /// were any.
     pub(super) fn close(&mut self, now: Instant) -> bool {
-        let mut any = false;
+        let (mut any, mut due) = (false, Vec::new());
         while let Some((kind, count)) = self.limits.overdue(now) {
             any = true;
             let at = self.held.iter().position(|(held, _)| *held == kind);
-            let Some((_, event)) = at.map(|at| self.held.swap_remove(at)) else { continue };
-            self.record_held(event, count);
+            due.extend(at.map(|at| (self.held.swap_remove(at).1, count)));
         }
+        // The connect of a session precedes its other events.
+        due.sort_by_key(|(event, _)| event.event != AuditKind::Connect);
+        due.into_iter().for_each(|(event, count)| self.record_held(event, count));
         any
     }
 
@@ -242,17 +249,18 @@ impl ClientLog {
         }
         let kind = (Source::of(client.peer.ip()), "up", String::new());
         let event = || client.event(AuditKind::Connect, AuditResult::Ok);
-        self.admit_event(now, kind, event).is_some()
+        self.admit_event(now, kind, None, event).is_some()
     }
 
     /// Records the end of a client's last path, under the same condition as [`Self::connected`].
     pub(super) fn disconnected(&mut self, now: Instant, client: &Opener, is_known: bool) {
         if is_known || client.who.name().is_some() {
+            self.release_connect(client);
             return self.happened(AuditKind::Disconnect, client, None);
         }
         let kind = (Source::of(client.peer.ip()), "gone", String::new());
         let event = || client.event(AuditKind::Disconnect, AuditResult::Ok);
-        let _left_out = self.admit_event(now, kind, event);
+        let _left_out = self.admit_event(now, kind, Some(client), event);
     }
 
     /// Logs a refused connection.
@@ -269,7 +277,7 @@ impl ClientLog {
             reason: Some(refusal.to_string()),
             ..AuditEvent::new(AuditKind::Connect, AuditResult::Refused)
         };
-        let Some(left_out) = self.admit_event(now, kind, event) else { return };
+        let Some(left_out) = self.admit_event(now, kind, None, event) else { return };
         let errno = errno_name(refusal.errno());
         if refusal.is_ours() || refusal.is_denied() {
             tracing::warn!(%peer, %refusal, errno, left_out, "refused a connection");
@@ -294,7 +302,7 @@ impl ClientLog {
             reason: Some(refusal.to_string()),
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
         };
-        let Some(left_out) = self.admit_event(now, kind, event) else { return };
+        let Some(left_out) = self.admit_event(now, kind, None, event) else { return };
         tracing::warn!(%peer, %refusal, left_out, "client authentication failed");
     }
 
@@ -377,7 +385,7 @@ impl ClientLog {
             reason: Some(format!("{what}: {reason}")),
             ..client.event(AuditKind::Open, AuditResult::Refused)
         };
-        let Some(left_out) = self.admit_event(now, kind, event) else { return };
+        let Some(left_out) = self.admit_event(now, kind, Some(client), event) else { return };
         let (client, session) = (shown(name), SessionTag::of(session));
         let (export, access) = (export.to_string(), access.name());
         tracing::info!(
@@ -424,5 +432,31 @@ mod tests {
         }
         let reasons = std::mem::take(&mut *reasons.lock());
         assert_eq!(reasons.len(), 2, "{reasons:?}");
+    }
+
+    #[test]
+    fn the_connect_of_a_session_is_recorded_before_its_refused_open() {
+        let mut log = ClientLog::default();
+        let events: Arc<Mutex<Vec<_>>> = Arc::default();
+        let kept = Arc::clone(&events);
+        log.set_audit(AuditSink::new(move |event| {
+            kept.lock().push((event.event, event.result, event.session.unwrap()));
+        }));
+        let client = |n: u8| {
+            let (peer, session) = (SocketAddr::from(([10, 0, 0, 1], 1)), SessionId([n; 16]));
+            Opener { name: None, session, peer, who: Who::Anonymous }
+        };
+        assert!(log.connected(Instant::ZERO, &client(1), false));
+        assert!(!log.connected(Instant::ZERO, &client(2), false), "it is held back");
+        let export = Name::new(b"vol0").unwrap();
+        let asked = Asked { export, access: AccessMode::ReadWrite, found: Lookup::Unknown };
+        log.open_refused(Instant::ZERO, &client(2), asked, errno::ENOENT, None);
+        let [first, second] = [1, 2].map(|n| SessionTag::of(SessionId([n; 16])).to_string());
+        let expected = [
+            (AuditKind::Connect, AuditResult::Ok, first),
+            (AuditKind::Connect, AuditResult::Ok, second.clone()),
+            (AuditKind::Open, AuditResult::Refused, second),
+        ];
+        assert_eq!(*events.lock(), expected);
     }
 }
