@@ -242,6 +242,7 @@ fn a_drain_of_a_stopped_server_reports_it() {
     let mut server = Server::builder().export("vol0=mem:16M").start();
     server.signal("STOP");
     let drain = server.command(&["drain", "--within", "10m"]).code(1);
+    let drain = drain.says("does not answer yet; waiting up to 15 s");
     let _ = drain.says(&format!("its process {} is stopped", server.pid()));
     server.signal("CONT");
     let _ = server.command(&["drain"]).ok();

@@ -3,9 +3,11 @@
 //! The server is found by its control socket; without `--name` there must be only one running
 //! server. Every request has a time limit.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 
 use clap::Args;
 use rtrs_core::local::{RequestError, RunDir, SocketState, listening_pid, request, socket_state};
@@ -23,6 +25,8 @@ pub(super) type Within = Time<0, { 10 * MINUTE }>;
 pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time for a reply that waits for nothing.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time after which a command says that it waits for such a reply.
+const NOTICE_AFTER: Duration = Duration::from_secs(3);
 
 /// Options that select the server and the output format.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -50,10 +54,44 @@ pub(super) fn warnings_text<'a>(warnings: impl IntoIterator<Item = &'a String>) 
     warnings.into_iter().map(|why| format!("warning: {}\n", printable(why))).collect()
 }
 
+/// Notice on stderr that the server does not answer yet, unless dropped before it is due.
+struct SlowNotice {
+    _answered: mpsc::Sender<()>,
+}
+
+impl SlowNotice {
+    fn start(socket: &Path) -> Self {
+        let (answered, wait) = mpsc::channel::<()>();
+        let (path, limit) = (socket.display(), REPLY_TIMEOUT.as_secs());
+        let text = format!("the server at {path} does not answer yet; waiting up to {limit} s");
+        // Without a thread, the error at the end says it.
+        let _ = thread::Builder::new().name("slow-notice".into()).spawn(move || {
+            if wait.recv_timeout(NOTICE_AFTER) == Err(RecvTimeoutError::Timeout) {
+                // Ignored if stderr is closed.
+                let _ = writeln!(io::stderr(), "{text}");
+            }
+        });
+        Self { _answered: answered }
+    }
+}
+
 /// A running server.
-pub(super) struct Server(PathBuf);
+pub(super) struct Server {
+    socket: PathBuf,
+    /// Whether commands say that the server does not answer yet.
+    notices: bool,
+}
 
 impl Server {
+    fn at(socket: PathBuf) -> Self {
+        Self { socket, notices: true }
+    }
+
+    /// Waits for replies without notices, for a command that fills the screen.
+    pub(super) fn without_notices(self) -> Self {
+        Self { notices: false, ..self }
+    }
+
     /// Finds the server that the arguments name.
     pub(super) fn find(args: &ServerArgs) -> Result<Self, Error> {
         let run_dir = RunDir::new(args.run_dir.clone())?;
@@ -78,7 +116,7 @@ impl Server {
                 Ok(SocketState::InUse) | Err(_) => Vec::new(),
             };
             if running.is_empty() {
-                return Ok(Self(path));
+                return Ok(Self::at(path));
             }
             let names = running.iter().map(Self::name).collect::<Vec<_>>().join(", ");
             let text = format!("{}; these run: {names}", no_server_at(&path));
@@ -88,7 +126,10 @@ impl Server {
         match running.len() {
             0 => Err(Error::new(
                 ErrorKind::System,
-                format!("no server has a control socket in {shown}; is one running? (--run-dir)"),
+                format!(
+                    "no server has a control socket in {shown}; is one running? (--run-dir) The \
+                     log of a server says why it could not create one"
+                ),
             )),
             1 => Ok(running.remove(0)),
             _ => {
@@ -106,13 +147,13 @@ impl Server {
     fn name(&self) -> String {
         match self.request::<Status>(&Request::Status { load: false }) {
             Ok(status) => status.name,
-            Err(error) => format!("{} ({})", self.0.display(), error.chain()),
+            Err(error) => format!("{} ({})", self.socket.display(), error.chain()),
         }
     }
 
     /// Control socket of the server.
     pub(super) fn socket(&self) -> &Path {
-        &self.0
+        &self.socket
     }
 
     /// Sessions of the server.
@@ -136,16 +177,17 @@ impl Server {
         if takes_long {
             let _: Status = self.request(&Request::Status { load: false })?;
         }
-        request(&self.0, what, timeout).map_err(|error| match error {
+        let _notice = (self.notices && !takes_long).then(|| SlowNotice::start(&self.socket));
+        request(&self.socket, what, timeout).map_err(|error| match error {
             RequestError::Io(error) if takes_long && error.kind() == io::ErrorKind::TimedOut => {
-                let path = self.0.display();
+                let path = self.socket.display();
                 let text = format!(
                     "the server at {path} has not finished the command, and may still do so; its \
                      state and its log show the result"
                 );
                 Error::with_source(ErrorKind::System, text, error)
             }
-            error => failed(&self.0, error),
+            error => failed(&self.socket, error),
         })
     }
 }
@@ -157,7 +199,7 @@ fn running_in(dirs: &[RunDir]) -> Result<Vec<Server>, Error> {
         for path in dir.server_sockets()? {
             // A killed server leaves its socket behind.
             if socket_state(&path)? == SocketState::InUse {
-                running.push(Server(path));
+                running.push(Server::at(path));
             }
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Error> {
 
 /// Groups to show. Finds the server again each time, because it may have been replaced.
 fn groups(args: &ServerArgs) -> Result<Vec<Group>, Error> {
-    let server = Server::find(args)?;
+    let server = Server::find(args)?.without_notices();
     let sessions = server.sessions()?.sessions;
     let sessions_at = Instant::now();
     let exports: ExportList = server.request(&Request::ExportList)?;
