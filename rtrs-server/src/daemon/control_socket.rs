@@ -126,13 +126,13 @@ impl ServerControl {
         check_socket_path("control socket", &path)?;
         let failed = |error| {
             let what = format!("cannot listen on the control socket {}", path.display());
-            Error::with_source(ErrorKind::InUse, what, error)
+            not_created(ErrorKind::InUse, what, error)
         };
         let socket = ControlSocket::bind(&path).map_err(failed)?;
         let Served { exports, changes, control, metrics, metrics_at, activated } = served;
         let (lock, lock_file) = SaveLock::create(&path).map_err(|error| {
             let what = format!("cannot create the lock beside {}", path.display());
-            Error::with_source(ErrorKind::System, what, error)
+            not_created(ErrorKind::System, what, error)
         })?;
         changes.reload.set_save_lock(lock);
         let shared = Arc::new(Shared {
@@ -198,6 +198,17 @@ impl ServerControl {
             return Ok(());
         }
         Err(Error::new(ErrorKind::System, format!("drained, but {wrong}")))
+    }
+}
+
+/// Error of a file that could not be created in the run directory.
+fn not_created(kind: ErrorKind, what: String, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            let hint = "make room in its file system, also for inodes, or use another --run-dir";
+            Error::new(ErrorKind::System, format!("{what}: {error}; {hint}"))
+        }
+        _ => Error::with_source(kind, what, error),
     }
 }
 
@@ -480,6 +491,19 @@ mod tests {
             let portals: Vec<String> = portals.iter().map(|&portal| portal.to_owned()).collect();
             assert_eq!(name_of(&portals).as_deref(), name);
         }
+    }
+
+    #[test]
+    fn a_full_run_directory_is_reported_with_what_to_do() {
+        let refused = |error: io::ErrorKind| {
+            let what = "cannot listen on the control socket /run/rtrs/a.srv".to_owned();
+            not_created(ErrorKind::InUse, what, error.into())
+        };
+        let full = refused(io::ErrorKind::StorageFull);
+        assert_eq!(full.kind(), ErrorKind::System);
+        let text = full.chain().to_string();
+        assert!(text.contains("a.srv: ") && text.contains("; make room in its file"), "{text}");
+        assert_eq!(refused(io::ErrorKind::AddrInUse).kind(), ErrorKind::InUse);
     }
 
     /// A source whose flush waits for a gate and then returns this result.
