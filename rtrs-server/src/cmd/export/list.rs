@@ -74,10 +74,14 @@ fn text(list: &ExportList) -> String {
 fn target_text(state: ExportState) -> &'static str {
     match state {
         ExportState::Replaced => {
-            "  its path leads to another file or device; sessions use the one that is open\n"
+            "  its path leads to another file or device; sessions use the one that is open, and if \
+             that was deleted, what they write is lost when the last of them closes it: copy it \
+             through a client before that\n"
         }
         ExportState::Missing => {
-            "  its path leads nowhere; what is open is exported until the server ends\n"
+            "  its path leads nowhere; what is open is exported until the server ends, and if it \
+             was deleted, its content is lost then: copy it through a client before that, or if it \
+             was renamed, rename it back\n"
         }
         ExportState::Cut => {
             "  its target was made shorter: the size is the old one, and IO beyond the end of the \
@@ -98,7 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_target_is_explained() {
+    fn a_target_that_is_cut_or_may_be_lost_is_explained() {
+        for state in [ExportState::Replaced, ExportState::Missing] {
+            let text = target_text(state);
+            assert!(
+                text.contains("is lost") && text.contains("copy it through a client"),
+                "{text}"
+            );
+        }
         assert!(target_text(ExportState::Cut).contains("the size is the old one"));
         assert_eq!(target_text(ExportState::Open), "");
     }
