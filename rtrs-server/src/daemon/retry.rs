@@ -10,7 +10,7 @@ use crate::settings::ExportSpec;
 
 /// Maximum time between looks at the list of failed exports, which a reload may change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Time between looks while there are none, because a change of an export can fail at any time.
+/// Time between looks while there are none. A change that fails wakes the thread.
 const LOOK_IDLE: Duration = Duration::from_secs(30);
 
 /// Adds the exports that a start could not open, and starts the thread. The thread ends some time
@@ -32,6 +32,6 @@ fn run(changes: &Weak<Changes>) {
         let wait = wait.map_or(LOOK_IDLE, |wait| wait.min(LOOK_EVERY));
         let attempts = changes.exports.attempts();
         drop(changes);
-        attempts.wait(wait);
+        attempts.wait_or_wake(wait);
     }
 }

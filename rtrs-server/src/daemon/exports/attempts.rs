@@ -36,6 +36,8 @@ struct State {
     /// Targets of all threads, by the number of their attempt.
     threads: BTreeMap<u64, Target>,
     count: u64,
+    /// Whether the retry thread is to look at the failed exports again.
+    woken: bool,
 }
 
 impl State {
@@ -53,7 +55,7 @@ impl State {
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Attempts {
     state: Mutex<State>,
-    /// Notified when an attempt ends.
+    /// Notified when an attempt ends, and to wake the retry thread.
     ended: Condvar,
 }
 
@@ -153,6 +155,24 @@ impl Attempts {
         }
         true
     }
+
+    /// Ends a wait of the retry thread.
+    pub(super) fn wake(&self) {
+        self.state.lock().woken = true;
+        self.ended.notify_all();
+    }
+
+    /// Waits until the result of an attempt is known, or the thread is woken.
+    pub(in crate::daemon) fn wait_or_wake(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut state = self.state.lock();
+        while !state.woken && state.latest.values().all(|attempt| attempt.result.is_none()) {
+            if self.ended.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        state.woken = false;
+    }
 }
 
 #[cfg(test)]
@@ -230,6 +250,14 @@ mod tests {
         assert!(attempts.wait(LONG));
         attempts.begin(&second, |_| refused("second")).unwrap();
         assert_eq!(was_free.recv_timeout(LONG), Ok(true));
+    }
+
+    #[test]
+    fn a_thread_that_is_woken_before_it_waits_does_not_wait() {
+        let attempts = Attempts::default();
+        attempts.wake();
+        attempts.wait_or_wake(1000 * LONG);
+        assert!(!attempts.state.lock().woken);
     }
 
     #[test]

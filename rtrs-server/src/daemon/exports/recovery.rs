@@ -150,6 +150,7 @@ pub(in crate::daemon) fn note_failed(
     tracing::error!(export = spec.name(), "export failed; {TRIES_AGAIN}: {why}");
     record(exports, &spec, AuditResult::Refused, Some(why.why.clone()));
     exports.failed.put_as(configured, spec, why);
+    exports.attempts.wake();
 }
 
 /// Starts to open the failed exports whose next attempt is due, and exports those that are open.
