@@ -115,6 +115,51 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
+/// The control socket of a dead process is removed by a failed attach, or by hand.
+#[test]
+fn a_dead_volume_without_its_control_socket_is_named() {
+    let server = Server::builder().export("a=mem:1M").export("b=mem:1M").start();
+    let host = Host::new();
+    ["a", "b"].iter().for_each(|name| host.attach(name, server.portal()));
+    let _ = host.save(&[]).ok();
+    let before = host.saved();
+    host.kill("b");
+    fs::remove_file(host.scratch.path("run/b.ctl")).expect("its socket");
+
+    let why = "\"b\": its process has ended, and its control socket is gone; attach it again";
+    let _ = host.client(&["save"]).code(1).says("nothing was saved").says(why);
+    let _ = host.save(&[]).code(1).says(why);
+    assert_eq!(host.saved(), before);
+    let forced = host.client(&["save", "--force"]).ok().says(why);
+    assert!(!forced.stdout.contains("export: b"), "{forced:?}");
+    let file = host.scratch.text("saved.yaml");
+    let row = |file: &str, more: &[&str]| {
+        let done = host.client(&[&["diff", "-f", file, "-o", "json"], more].concat());
+        (done.code, done.json()["sessions"][1].clone())
+    };
+    let (code, listed) = row(&file, &[]);
+    assert_eq!((code, &listed["action"]), (Some(1), &"attach".into()));
+    assert_eq!(listed["reason"], "its process has ended");
+    let only = host.scratch.text("only.yaml");
+    fs::write(&only, &forced.stdout).expect("a file");
+    let (code, unlisted) = row(&only, &[]);
+    assert_eq!((code, &unlisted["name"]), (Some(0), &"b".into()));
+    assert_eq!(unlisted["action"], "not-listed");
+
+    // What the message says helps: to attach it again, or to detach it.
+    wait_for("its export to be free", COMMAND_TIME_MAX, || {
+        (host.apply().code == Some(0)).then_some(())
+    });
+    let _ = host.save(&[]).ok();
+    assert_eq!(host.saved(), before);
+    host.kill("b");
+    fs::remove_file(host.scratch.path("run/b.ctl")).expect("its socket");
+    let _ = host.client(&["detach", "b"]).ok();
+    assert_eq!(host.client(&["save"]).ok().stdout, forced.stdout);
+    let _ = host.client(&["detach", "a"]).ok();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 /// Two servers that have an export of the same name, at addresses that can be swapped.
 struct Pair {
     host: Host,

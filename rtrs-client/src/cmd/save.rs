@@ -11,7 +11,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::apply::running;
 use super::global::GlobalArgs;
-use super::sessions::{Answer, Silent, find};
+use super::sessions::{Answer, Silent, find_with_left};
 use super::text::remark;
 use crate::control_protocol::Status;
 use crate::daemon::saved::UsedExport;
@@ -41,7 +41,7 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
     let mut saved = Saved::default();
-    for found in find(&[(None, run_dir.clone())])? {
+    for found in find_with_left(&run_dir)? {
         saved.add(&found.answer, &run_dir, global);
     }
     let target = args.output_file.as_deref().filter(|path| *path != Path::new("-"));

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::at_once::at_once;
 use crate::control_protocol::{Request, SessionState, Status};
+use crate::daemon::saved::left_without_socket;
 use crate::error::Error;
 
 /// Time for one session's reply.
@@ -87,6 +88,25 @@ pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> 
         ask(name, path, timeout).map(|answer| Found { uid: *uid, answer })
     });
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// Finds all sessions of a directory, and the volumes that dead processes left without a control
+/// socket.
+///
+/// # Errors
+/// Fails on a directory that cannot be read.
+pub(super) fn find_with_left(run_dir: &RunDir) -> Result<Vec<Found>, Error> {
+    let left = left_without_socket(run_dir)?;
+    let mut found = find(&[(None, run_dir.clone())])?;
+    for (name, _) in left {
+        // Meanwhile it may have been attached.
+        if found.iter().all(|found| found.answer.name() != name) {
+            let reason = "its process has ended, and its control socket is gone".to_owned();
+            let silent = Silent { name, state: SessionState::Dead, reason, pid: None };
+            found.push(Found { uid: None, answer: Answer::Silent(silent) });
+        }
+    }
+    Ok(found)
 }
 
 /// Calls `one` for each session, many at the same time, with the time that it may take. The results

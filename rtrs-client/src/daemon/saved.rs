@@ -335,6 +335,33 @@ pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
     }
 }
 
+/// Extensions of the files that remain only of a process that did not end with a detach.
+const OF_ATTACHED: [&str; 3] = [IDENTITY, DEVICE, VOLUME];
+
+/// Returns the volumes that a process left without their control socket: each name, and the path
+/// of the socket. A failed attach, for example, removes the socket of the process before it.
+///
+/// # Errors
+/// Fails on a directory that cannot be read.
+pub(crate) fn left_without_socket(run_dir: &RunDir) -> Result<Vec<(String, PathBuf)>, PlaceError> {
+    let mut all = Vec::new();
+    for extension in OF_ATTACHED {
+        all.extend(run_dir.sessions_with(extension)?);
+    }
+    all.sort();
+    all.dedup();
+    all.retain(|(_, socket)| is_left_without(socket));
+    Ok(all)
+}
+
+/// Whether a process has left a volume without this control socket.
+pub(crate) fn is_left_without(socket: &Path) -> bool {
+    let exists = |path: &Path| path.symlink_metadata().is_ok();
+    let has_file = || OF_ATTACHED.iter().any(|one| exists(&socket.with_extension(one)));
+    // A process has the socket before it writes a file, and removes the files before the socket.
+    !exists(socket) && has_file() && !exists(socket)
+}
+
 fn all_volumes(run_dir: &RunDir) -> Vec<SavedVolume> {
     // Without a run directory nothing was saved.
     let Ok(files) = run_dir.files() else { return Vec::new() };
@@ -418,6 +445,40 @@ mod tests {
         assert_eq!(saved.epoch(), None);
         assert_eq!(saved.export().unwrap(), None);
         fs::remove_dir(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_dead_volume_is_found_by_its_files_without_its_socket() {
+        let name = format!("rtrs-saved-socket-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        dir.make().unwrap();
+        let names = || {
+            let left = left_without_socket(&dir).unwrap();
+            left.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        let saved = |name: &str| {
+            let saved = Saved::new(&dir, name).unwrap();
+            saved.begin();
+            saved.save_epoch(7);
+            saved
+        };
+        let export: UsedExport = "-/00112233445566778899aabbccddeeff".parse().unwrap();
+        let by_export = saved("a b.c");
+        by_export.save_export(export);
+        let by_device = saved("d");
+        by_device.save_device("/dev/nbd3");
+        by_device.save_export(export);
+        assert_eq!(names(), ["a b.c", "d"]);
+        // A process that has its socket is found by that.
+        let socket = dir.control_socket("d");
+        fs::write(&socket, "").unwrap();
+        assert_eq!(names(), ["a b.c"]);
+        fs::remove_file(socket).unwrap();
+        // A detach leaves at most the epoch and its export.
+        by_export.forget_but_epoch();
+        by_device.forget();
+        assert!(names().is_empty() && by_export.epoch() == Some(7));
+        fs::remove_dir_all(dir.path()).unwrap();
     }
 
     #[test]

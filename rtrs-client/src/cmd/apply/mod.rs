@@ -23,6 +23,7 @@ use super::global::GlobalArgs;
 use super::session::{Session, Within};
 use super::sessions::{self, Answer};
 use crate::control_protocol::{Request, SessionState, Status};
+use crate::daemon::saved::is_left_without;
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
 use crate::volumes::difference::{Action, Difference, Found, Running, Task, Wanted, task};
@@ -363,7 +364,7 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     }
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    let found = sessions::find(&[(None, run_dir.clone())])?;
+    let found = sessions::find_with_left(&run_dir)?;
     let name_of = |wanted: &Wanted| wanted.plan.session.name.clone();
     let listed: Vec<String> = wanted.iter().map(name_of).collect();
     // A dead session's name may be cut, as that of its socket is.
@@ -402,8 +403,9 @@ fn unlisted(answer: &Answer, prune: bool) -> Item {
 
 /// Finds the state under this name.
 fn state_of(name: &str, run_dir: &RunDir, global: &GlobalArgs) -> Found {
-    let answer = sessions::ask(name, &run_dir.control_socket(name), sessions::REPLY_TIMEOUT);
-    match answer {
+    let socket = run_dir.control_socket(name);
+    match sessions::ask(name, &socket, sessions::REPLY_TIMEOUT) {
+        None if is_left_without(&socket) => Found::Dead,
         None => Found::Absent,
         Some(Answer::Silent(silent)) if silent.state == SessionState::Dead => Found::Dead,
         Some(Answer::Silent(silent)) => Found::Silent(silent.reason),

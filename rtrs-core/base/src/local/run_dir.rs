@@ -148,6 +148,17 @@ impl RunDir {
         Ok(paths.into_iter().map(|path| (name_of(&path), path)).collect())
     }
 
+    /// Returns the sessions that have a file with this extension next to their control socket: each
+    /// name, and the path of the socket, which may not exist. Long names are truncated.
+    ///
+    /// # Errors
+    /// [`PlaceProblem::System`] for a directory that cannot be read.
+    pub fn sessions_with(&self, extension: &str) -> Result<Vec<(String, PathBuf)>, PlaceError> {
+        let paths = self.ending_with(&format!(".{extension}"))?;
+        let socket = |path: PathBuf| path.with_extension(&SESSION_ENDING[1..]);
+        Ok(paths.into_iter().map(|path| (name_of(&path), socket(path))).collect())
+    }
+
     fn ending_with(&self, ending: &str) -> Result<Vec<PathBuf>, PlaceError> {
         let failed = |error| {
             let text = format!("cannot read the run directory {}", self.0.display());
