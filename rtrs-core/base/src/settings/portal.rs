@@ -282,7 +282,8 @@ type Problem = (String, Cow<'static, str>);
 
 fn parse(text: &str) -> Result<Portal, Problem> {
     let Some((scheme, rest)) = text.split_once("://") else {
-        let hint = format!("write tcp://{}", text.trim_start_matches('/'));
+        let (scheme, rest) = intended(text);
+        let hint = format!("write {scheme}://{}", rest.trim_start_matches('/'));
         return Err(("has no scheme".into(), hint.into()));
     };
     let Ok(scheme) = scheme.parse::<Scheme>() else {
@@ -313,6 +314,17 @@ fn parse(text: &str) -> Result<Portal, Problem> {
     }
     check_zone(source_zone.as_deref(), &host)?;
     Ok(Portal { scheme, source, source_zone, host, port })
+}
+
+/// Scheme and rest of a text without `://`: `tcp:HOST` is `tcp` and `HOST`, and so are `tcp:/HOST`
+/// and `tcp/HOST`.
+fn intended(text: &str) -> (Scheme, &str) {
+    let parts = text.split_once([':', '/']);
+    let meant = parts.and_then(|(word, rest)| {
+        let scheme = word.to_ascii_lowercase().parse().ok()?;
+        Some((scheme, rest))
+    });
+    meant.unwrap_or((Scheme::Tcp, text))
 }
 
 const SOURCE_HINT: &str =
@@ -524,6 +536,11 @@ mod tests {
         for (text, part) in [
             ("", "has no scheme; write tcp://"),
             ("127.0.0.1:1234", "has no scheme; write tcp://127.0.0.1:1234"),
+            ("tcp:127.0.0.1:1234", "has no scheme; write tcp://127.0.0.1:1234"),
+            ("rdma:/host", "has no scheme; write rdma://host"),
+            ("TLS:[fd00::2]", "has no scheme; write tls://[fd00::2]"),
+            ("tcp//host", "has no scheme; write tcp://host"),
+            ("tcp.example:1", "has no scheme; write tcp://tcp.example:1"),
             ("http://x", "has the unknown scheme \"http\"; use tcp://, tls:// or rdma://"),
             ("TCP://x", "has the unknown scheme \"TCP\""),
             ("tcp://", "has no host;"),
