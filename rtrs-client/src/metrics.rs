@@ -3,59 +3,60 @@
 //! `cmd/metrics.rs` those of all sessions of a host.
 
 rtrs_core::metrics! {
-    of ["export"];
-    IO_PART_SECONDS = Histogram "rtrs_client_io_part_seconds" ["export", "part"]
+    of ["volume", "export"];
+    io ["volume", "export"];
+    IO_PART_SECONDS = Histogram "rtrs_client_io_part_seconds" ["volume", "export", "part"]
         "Parts of the time of requests, all paths together.";
-    INFO = Gauge "rtrs_client_info" ["export", "session", "device"]
+    INFO = Gauge "rtrs_client_info" ["volume", "export", "session", "device"]
         "Name of the session at the server, and its block device if it has one; the value is 1.";
-    SESSION_UP = Gauge "rtrs_client_session_up" ["session"]
+    SESSION_UP = Gauge "rtrs_client_session_up" ["volume"]
         "1 if the session answered the exporter; 0 if it is dead or unresponsive.";
-    UP = Gauge "rtrs_client_up" ["export"]
+    UP = Gauge "rtrs_client_up" ["volume", "export"]
         "1 while the export is open and a path is connected.";
-    SIZE = Gauge "rtrs_client_size_bytes" ["export"]
+    SIZE = Gauge "rtrs_client_size_bytes" ["volume", "export"]
         "Size of the export.";
-    INFLIGHT = Gauge "rtrs_client_inflight" ["export"]
+    INFLIGHT = Gauge "rtrs_client_inflight" ["volume", "export"]
         "IOs in flight.";
-    OLDEST = Gauge "rtrs_client_oldest_io_seconds" ["export"]
+    OLDEST = Gauge "rtrs_client_oldest_io_seconds" ["volume", "export"]
         "Age of the oldest IO in flight; 0 if there is none.";
-    QUEUE_FULL = Counter "rtrs_client_queue_full_total" ["export"]
+    QUEUE_FULL = Counter "rtrs_client_queue_full_total" ["volume", "export"]
         "IOs that found the whole queue depth in use.";
-    SLOW = Gauge "rtrs_client_slow_requests" ["export"]
+    SLOW = Gauge "rtrs_client_slow_requests" ["volume", "export"]
         "Requests not answered within io-timeout over a path that works.";
-    SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["export"]
+    SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["volume", "export"]
         "The same, counted since attach.";
-    CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["export"]
+    CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["volume", "export"]
         "Times that the server may have lost acknowledged writes which were not flushed.";
-    NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["export"]
+    NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["volume", "export"]
         "Connected NBD clients.";
-    NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["export"]
+    NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["volume", "export"]
         "IOs of NBD clients that failed, flushes that report a loss included.";
-    PATH_UP = Gauge "rtrs_client_path_up" ["export", "path"]
+    PATH_UP = Gauge "rtrs_client_path_up" ["volume", "export", "path"]
         "1 while the path is connected.";
-    PATH_DISABLED = Gauge "rtrs_client_path_disabled" ["export", "path"]
+    PATH_DISABLED = Gauge "rtrs_client_path_disabled" ["volume", "export", "path"]
         "1 while the path is disconnected by path disconnect.";
-    PATH_SLOW = Gauge "rtrs_client_path_slow" ["export", "path"]
+    PATH_SLOW = Gauge "rtrs_client_path_slow" ["volume", "export", "path"]
         "1 while the path is left out because it is far slower than others.";
-    PATH_INFLIGHT = Gauge "rtrs_client_path_inflight" ["export", "path"]
+    PATH_INFLIGHT = Gauge "rtrs_client_path_inflight" ["volume", "export", "path"]
         "Requests in flight on the path.";
-    PATH_RTT = Gauge "rtrs_client_path_heartbeat_seconds" ["export", "path"]
+    PATH_RTT = Gauge "rtrs_client_path_heartbeat_seconds" ["volume", "export", "path"]
         "Round trip of the last heartbeat.";
-    PATH_REQUESTS = Counter "rtrs_client_path_requests_total" ["export", "path"]
+    PATH_REQUESTS = Counter "rtrs_client_path_requests_total" ["volume", "export", "path"]
         "Requests sent over the path.";
-    PATH_BYTES = Counter "rtrs_client_path_bytes_total" ["export", "path"]
+    PATH_BYTES = Counter "rtrs_client_path_bytes_total" ["volume", "export", "path"]
         "Bytes of data in answered requests.";
-    PATH_ERRORS = Counter "rtrs_client_path_errors_total" ["export", "path"]
+    PATH_ERRORS = Counter "rtrs_client_path_errors_total" ["volume", "export", "path"]
         "Answers with an error.";
-    PATH_RECONNECTS = Counter "rtrs_client_path_reconnects_total" ["export", "path"]
+    PATH_RECONNECTS = Counter "rtrs_client_path_reconnects_total" ["volume", "export", "path"]
         "Times that the path was connected again.";
-    PATH_ENDS = Counter "rtrs_client_path_ends_total" ["export", "path"]
+    PATH_ENDS = Counter "rtrs_client_path_ends_total" ["volume", "export", "path"]
         "Failed attempts to connect, and ends of the connected path.";
-    PATH_FAILOVERS = Counter "rtrs_client_path_failovers_total" ["export", "path"]
+    PATH_FAILOVERS = Counter "rtrs_client_path_failovers_total" ["volume", "export", "path"]
         "Requests that were in flight when the path died and were sent again.";
-    PATH_FENCE_WAITS = Counter "rtrs_client_path_fence_waits_total" ["export", "path"]
+    PATH_FENCE_WAITS = Counter "rtrs_client_path_fence_waits_total" ["volume", "export", "path"]
         "Requests that waited for the fence of the path after it died.";
-    PATH_SLOW_TOTAL = Counter "rtrs_client_path_slow_requests_total" ["export", "path"]
+    PATH_SLOW_TOTAL = Counter "rtrs_client_path_slow_requests_total" ["volume", "export", "path"]
         "Requests not answered within io-timeout although the path worked.";
-    PATH_MISSED = Counter "rtrs_client_path_heartbeats_missed_total" ["export", "path"]
+    PATH_MISSED = Counter "rtrs_client_path_heartbeats_missed_total" ["volume", "export", "path"]
         "Periods after a heartbeat in which nothing arrived.";
 }

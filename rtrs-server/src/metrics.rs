@@ -3,6 +3,7 @@
 
 rtrs_core::metrics! {
     of [];
+    io ["export"];
     IO_PART_SECONDS = Histogram "rtrs_server_io_part_seconds" ["export", "part"]
         "Parts of the time of an IO at the server: backend, and all else (server_queue).";
     DEVICE_ERRORS = Counter "rtrs_server_device_errors_total" ["export"]

@@ -52,7 +52,7 @@ fn scraped(at: &str) -> Exposition {
 }
 
 fn up(all: &Exposition, name: &str) -> f64 {
-    all.value(UP, &[("session", name)])
+    all.value(UP, &[("volume", name)])
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_session_that_hangs_or_died_shows_as_down() {
         ["vol0", "vol1"].iter().all(|name| up(&all, name) == 1.0).then_some(all)
     });
     for name in ["vol0", "vol1"] {
-        assert_eq!(all.value("rtrs_client_up", &[("export", name)]), 1.0);
+        assert_eq!(all.value("rtrs_client_up", &[("volume", name)]), 1.0);
     }
     assert_eq!(all.count(UP), 2);
 
@@ -78,7 +78,7 @@ fn a_session_that_hangs_or_died_shows_as_down() {
         let all = scraped(at);
         ((up(&all, "vol0"), up(&all, "vol1")) == (1.0, 0.0)).then_some(all)
     });
-    assert_eq!(all.value("rtrs_client_up", &[("export", "vol0")]), 1.0);
+    assert_eq!(all.value("rtrs_client_up", &[("volume", "vol0")]), 1.0);
     assert_eq!(all.count("rtrs_client_up"), 1, "vol1 has no other samples");
     // The command prints the same, and names the session.
     let printed = host.client.command(&["metrics"]).ok().says("vol1: the reply took longer than");

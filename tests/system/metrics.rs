@@ -79,7 +79,8 @@ pub(super) fn check_by_promtool(text: &str) {
 /// Reply to a successful request.
 const DONE: Reply = Reply::Error(0);
 
-/// Names of an export and a session that need escapes.
+/// Names of a volume, its export and a session that need escapes.
+const VOLUME: &str = "v\"1";
 const EXPORT: &str = "a\"b";
 const SESSION: &str = "c\\d";
 
@@ -94,10 +95,10 @@ fn both_daemons_count_their_work() {
     let at = address(&server);
     let socket = format!("{}/metrics.sock", server.run_dir().display());
     let metrics = format!("unix:{socket}");
-    let args = ["--metrics", &metrics, "--session-name", SESSION, "--shards", "2"];
+    let args = ["--as", VOLUME, "--metrics", &metrics, "--session-name", SESSION, "--shards", "2"];
     let portal = server.portal();
     let client = Client::attach(EXPORT).path(portal).args(&args).start();
-    let mut raw = RawNbd::go(client.front(), EXPORT);
+    let mut raw = RawNbd::go(client.front(), VOLUME);
     for at in 0..5 {
         assert_eq!(raw.write(0, at * 8192, &[7; 8192]), DONE);
         raw.read(at * 8192, &mut [0; 4096]).expect("a read");
@@ -154,23 +155,23 @@ fn both_daemons_count_their_work() {
     check_by_promtool(&text);
     let all = parse(&text);
     assert_declared(&all, CLIENT);
-    let io = |op| [("role", "client"), ("export", EXPORT), ("op", op)];
+    let io = |op| [("role", "client"), ("volume", VOLUME), ("export", EXPORT), ("op", op)];
     assert_eq!(all.value("rtrs_io_seconds_count", &io("write")), 5.0);
     assert_eq!(all.value("rtrs_io_seconds_count", &io("flush")), 1.0);
     assert_eq!(all.value("rtrs_io_bytes_total", &io("read")), 20480.0);
-    let this = [("export", EXPORT)];
+    let this = [("volume", VOLUME), ("export", EXPORT)];
     assert_eq!(all.value("rtrs_client_up", &this), 1.0);
     assert_eq!(all.value("rtrs_client_size_bytes", &this), f64::from(16 << 20));
     assert_eq!(all.value("rtrs_client_inflight", &this), 0.0);
     assert_eq!(all.value("rtrs_client_nbd_connections", &this), 1.0);
-    let info = [("export", EXPORT), ("session", SESSION), ("device", "")];
+    let info = [&this[..], &[("session", SESSION), ("device", "")]].concat();
     assert_eq!(all.value("rtrs_client_info", &info), 1.0);
-    let path = [("export", EXPORT), ("path", portal)];
+    let path = [("volume", VOLUME), ("path", portal)];
     assert_eq!(all.value("rtrs_client_path_up", &path), 1.0);
     assert_eq!(all.value("rtrs_client_path_requests_total", &path), 11.0);
 
     // Metrics of all sessions of the run directory, or of one.
-    let _ = client.command(&["path", "disconnect", EXPORT, portal, "--force"]).ok();
+    let _ = client.command(&["path", "disconnect", VOLUME, portal, "--force"]).ok();
     let text = client.command(&["metrics"]).ok().stdout;
     check_by_promtool(&text);
     let all = parse(&text);
@@ -180,7 +181,7 @@ fn both_daemons_count_their_work() {
     assert_eq!(all.value("rtrs_client_path_disabled", &path), 1.0);
     assert_eq!(all.count("rtrs_client_up"), 1);
     let one = parse(&bad.command(&["metrics", "bad"]).ok().stdout);
-    assert_eq!(one.value("rtrs_client_up", &[("export", "bad")]), 1.0);
+    assert_eq!(one.value("rtrs_client_up", &[("volume", "bad")]), 1.0);
     let _ = client.command(&["metrics", "none"]).code(1).says("is not attached");
     let _ = client.command(&["metrics", "-o", "json"]).code(2).says("drop -o json");
     drop((raw, failing));
@@ -189,20 +190,21 @@ fn both_daemons_count_their_work() {
 
 #[test]
 fn sessions_of_one_directory_are_printed_together() {
-    let server = Server::builder().export("vol0=mem:1M").export("vol1=mem:1M").start();
-    let client = Client::attach("vol0").path(server.portal()).start();
+    // Exports of two servers with the same name are told apart by the volume.
+    let servers = [(); 2].map(|()| Server::builder().export("vol0=mem:1M").start());
+    let client = Client::attach("vol0").path(servers[0].portal()).start();
     let socket = client.run_dir().join("second.sock").display().to_string();
-    let words = ["attach", "vol1", "--path", server.portal(), "--socket", &socket];
-    let _ = client.command(&words).ok();
+    let words = ["attach", "vol0", "--as", "vol1", "--path", servers[1].portal()];
+    let _ = client.command(&[&words[..], &["--socket", &socket]].concat()).ok();
     let text = client.command(&["metrics"]).ok().stdout;
     check_by_promtool(&text);
     let all = parse(&text);
-    for export in ["vol0", "vol1"] {
-        assert_eq!(all.value("rtrs_client_up", &[("export", export)]), 1.0);
+    for volume in ["vol0", "vol1"] {
+        assert_eq!(all.value("rtrs_client_up", &[("volume", volume), ("export", "vol0")]), 1.0);
     }
     let _ = client.command(&["detach", "vol1"]).ok();
     client.detach();
-    let _ = server.stop(STOP_TIME_MAX);
+    servers.into_iter().for_each(|server| drop(server.stop(STOP_TIME_MAX)));
 }
 
 #[test]

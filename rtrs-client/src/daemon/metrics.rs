@@ -22,6 +22,9 @@ use crate::stats::{DeviceStats, OP_NAMES};
 /// Value of the label `role`.
 const ROLE: &str = "client";
 
+/// Values of the labels `volume` and `export`.
+type Labels<'a> = [&'a str; 2];
+
 /// Address at which metrics will be served.
 #[derive(Debug)]
 pub(crate) struct Scraped(MetricsServer);
@@ -73,88 +76,91 @@ pub(crate) fn samples(
     let stats = report::stats(identity, reports, false);
     let counts_session = volumes.first().is_none_or(|first| *first == identity.name);
     let mut out = Samples::default();
-    let name = &*identity.name;
-    let one = &[name][..];
-    out.add(&m::BUILD_INFO, &[ROLE, name, env!("CARGO_PKG_VERSION")], 1_u64);
+    let of: Labels<'_> = [&identity.name, &identity.export];
+    let [volume, export] = of;
+    out.add(&m::BUILD_INFO, &[ROLE, volume, export, env!("CARGO_PKG_VERSION")], 1_u64);
     let started = identity.started.duration_since(UNIX_EPOCH).unwrap_or_default();
-    out.add(&m::START_TIME, &[ROLE, name], started.as_secs_f64());
+    out.add(&m::START_TIME, &[ROLE, volume, export], started.as_secs_f64());
     let device = identity.device_stats(reports);
-    add_ops(&mut out, name, &device);
-    out.add(&m::INFO, &[name, &status.session, status.device.as_deref().unwrap_or("")], 1_u64);
-    add_volume(&mut out, &status);
-    out.add(&m::QUEUE_FULL, one, device.queue_full);
-    out.add(&m::CACHE_LOSSES, one, identity.cache_losses(reports));
-    out.add(&m::NBD_CONNECTIONS, one, stats.nbd.connections);
-    out.add(&m::NBD_FAILED, one, stats.nbd.failed + stats.nbd.given_up);
+    add_ops(&mut out, of, &device);
+    let path = status.device.as_deref().unwrap_or_default();
+    out.add(&m::INFO, &[volume, export, &status.session, path], 1_u64);
+    add_volume(&mut out, of, &status);
+    out.add(&m::QUEUE_FULL, &of, device.queue_full);
+    out.add(&m::CACHE_LOSSES, &of, identity.cache_losses(reports));
+    out.add(&m::NBD_CONNECTIONS, &of, stats.nbd.connections);
+    out.add(&m::NBD_FAILED, &of, stats.nbd.failed + stats.nbd.given_up);
     for path in status.paths() {
-        add_path(&mut out, name, path);
+        add_path(&mut out, of, path);
     }
     if counts_session {
-        add_session(&mut out, name, &stats, reports);
+        add_session(&mut out, of, &stats, reports);
     }
     out
 }
 
 /// Adds the samples of the session as a whole.
-fn add_session(out: &mut Samples, name: &str, stats: &Stats, reports: &[ClientShardReport]) {
-    add_parts(out, name, reports);
+fn add_session(out: &mut Samples, of: Labels<'_>, stats: &Stats, reports: &[ClientShardReport]) {
+    add_parts(out, of, reports);
+    let [volume, export] = of;
     for (transport, fabric) in &stats.transports {
-        out.add(&m::CRC_ERRORS, &[ROLE, name, transport], fabric.crc_errors);
-        out.add(&m::RECEIVED, &[ROLE, name, transport], fabric.bytes_received);
-        out.add(&m::SENT, &[ROLE, name, transport], fabric.bytes_sent);
+        let labels = [ROLE, volume, export, transport];
+        out.add(&m::CRC_ERRORS, &labels, fabric.crc_errors);
+        out.add(&m::RECEIVED, &labels, fabric.bytes_received);
+        out.add(&m::SENT, &labels, fabric.bytes_sent);
     }
     let internal = stats.paths.iter().map(|path| path.status.internal_errors).sum::<u64>();
-    out.add(&m::INTERNAL_ERRORS, &[ROLE, name], internal);
+    out.add(&m::INTERNAL_ERRORS, &[ROLE, volume, export], internal);
     for path in &stats.paths {
-        count_path(out, name, path);
+        count_path(out, of, path);
     }
 }
 
-fn add_ops(out: &mut Samples, name: &str, total: &DeviceStats) {
+fn add_ops(out: &mut Samples, [volume, export]: Labels<'_>, total: &DeviceStats) {
     for (op, (count, times)) in OP_NAMES.iter().zip(total.ops.iter().zip(&total.times)) {
         if count.count > 0 {
-            out.add_times(&m::IO_SECONDS, &[ROLE, name, op], times);
-            out.add(&m::IO_BYTES, &[ROLE, name, op], count.bytes);
-            out.add(&m::IO_ERRORS, &[ROLE, name, op], count.errors);
+            let labels = [ROLE, volume, export, op];
+            out.add_times(&m::IO_SECONDS, &labels, times);
+            out.add(&m::IO_BYTES, &labels, count.bytes);
+            out.add(&m::IO_ERRORS, &labels, count.errors);
         }
     }
 }
 
 /// Adds the breakdown of times for the session only: five parts of each of many paths would be too
 /// many samples.
-fn add_parts(out: &mut Samples, name: &str, reports: &[ClientShardReport]) {
+fn add_parts(out: &mut Samples, [volume, export]: Labels<'_>, reports: &[ClientShardReport]) {
     let mut total = Parts::default();
     reports.iter().for_each(|report| total.add(&report.engine.stats.parts()));
     for (part, times) in total.iter() {
-        out.add_times(&m::IO_PART_SECONDS, &[name, part.name()], &times.times());
+        out.add_times(&m::IO_PART_SECONDS, &[volume, export, part.name()], &times.times());
     }
 }
 
-fn add_volume(out: &mut Samples, status: &Status) {
-    let one = &[&*status.name][..];
-    out.add(&m::UP, one, matches!(status.state, SessionState::Open | SessionState::Degraded));
+fn add_volume(out: &mut Samples, of: Labels<'_>, status: &Status) {
+    out.add(&m::UP, &of, matches!(status.state, SessionState::Open | SessionState::Degraded));
     if let Some(size) = status.size {
-        out.add(&m::SIZE, one, size);
+        out.add(&m::SIZE, &of, size);
     }
-    out.add(&m::INFLIGHT, one, status.inflight as u64);
+    out.add(&m::INFLIGHT, &of, status.inflight as u64);
     let oldest = status.oldest_io.as_ref().map_or(0, |oldest| oldest.age_ms);
-    out.add(&m::OLDEST, one, oldest as f64 / 1e3);
-    out.add(&m::SLOW, one, status.slow_requests.now as u64);
-    out.add(&m::SLOW_TOTAL, one, status.slow_requests.total);
+    out.add(&m::OLDEST, &of, oldest as f64 / 1e3);
+    out.add(&m::SLOW, &of, status.slow_requests.now as u64);
+    out.add(&m::SLOW_TOTAL, &of, status.slow_requests.total);
 }
 
 /// Adds the state of a path for the volume.
-fn add_path(out: &mut Samples, name: &str, path: &PathInfo) {
-    let labels = &[name, &*path.path][..];
+fn add_path(out: &mut Samples, [volume, export]: Labels<'_>, path: &PathInfo) {
+    let labels = &[volume, export, &*path.path][..];
     out.add(&m::PATH_UP, labels, path.is_connected());
     out.add(&m::PATH_DISABLED, labels, path.state == PathState::Disconnected);
     out.add(&m::PATH_SLOW, labels, path.is_avoided());
 }
 
 /// Adds the counters of a path.
-fn count_path(out: &mut Samples, name: &str, stats: &PathStats) {
+fn count_path(out: &mut Samples, [volume, export]: Labels<'_>, stats: &PathStats) {
     let path = &stats.status;
-    let labels = &[name, &*path.path][..];
+    let labels = &[volume, export, &*path.path][..];
     out.add(&m::PATH_INFLIGHT, labels, u64::from(stats.inflight));
     if let Some(us) = path.heartbeat_us.filter(|_| path.is_up()) {
         out.add(&m::PATH_RTT, labels, Number::seconds(us.saturating_mul(1000)));

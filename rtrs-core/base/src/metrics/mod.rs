@@ -16,21 +16,22 @@ pub use http::MetricsServer;
 pub use times::{Bucket, TIME_BUCKETS, Times, bucket_of};
 
 /// Declares the metrics of a daemon: a constant for each, and `ALL` with all metrics in this order.
-/// The metrics common to both daemons come first; `of` lists the labels that distinguish processes.
+/// The metrics common to both daemons come first; `of` lists the labels that distinguish processes,
+/// `io` those of what an IO is for.
 #[macro_export]
 macro_rules! metrics {
-    (of [$($of:literal),*]; $($own:tt)+) => {
+    (of [$($of:literal),*]; io [$($io:literal),+]; $($own:tt)+) => {
         $crate::metrics! {
             BUILD_INFO = Gauge "rtrs_build_info" ["role", $($of,)* "version"]
                 "Version of the daemon; the value is 1.";
             START_TIME = Gauge "rtrs_start_time_seconds" ["role" $(, $of)*]
                 "Time at which the daemon started, in seconds since 1970.";
-            IO_SECONDS = Histogram "rtrs_io_seconds" ["role", "export", "op"]
+            IO_SECONDS = Histogram "rtrs_io_seconds" ["role", $($io,)+ "op"]
                 "Time of an IO: at the server from arrival to answer, at the client from \
                  submit to end.";
-            IO_BYTES = Counter "rtrs_io_bytes_total" ["role", "export", "op"]
+            IO_BYTES = Counter "rtrs_io_bytes_total" ["role", $($io,)+ "op"]
                 "Bytes of IOs that succeeded.";
-            IO_ERRORS = Counter "rtrs_io_errors_total" ["role", "export", "op"]
+            IO_ERRORS = Counter "rtrs_io_errors_total" ["role", $($io,)+ "op"]
                 "IOs that ended with an error.";
             CRC_ERRORS = Counter "rtrs_crc_errors_total" ["role", $($of,)* "transport"]
                 "Received frames with a wrong checksum; each ended its connection.";
