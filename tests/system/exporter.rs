@@ -1,5 +1,6 @@
 //! `rtrs-client exporter`: one address for the metrics of all sessions of a host.
 
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use rtrs_tests::{
@@ -73,7 +74,6 @@ fn a_session_that_hangs_or_died_shows_as_down() {
 
     let pid = host.pid_of_second();
     signal("STOP", &pid);
-    // The text of a scrape can be 250 ms old.
     let all = wait_for("only vol1 to be down", COMMAND_TIME_MAX, || {
         let all = scraped(at);
         ((up(&all, "vol0"), up(&all, "vol1")) == (1.0, 0.0)).then_some(all)
@@ -96,16 +96,18 @@ fn a_session_that_hangs_or_died_shows_as_down() {
         is_down = !is_down;
     }
 
+    // A scrape shows no earlier state, even if there was another one just before.
+    let _ = scraped(at);
     signal("KILL", &pid);
-    wait_for("vol1 to be dead", COMMAND_TIME_MAX, || {
-        (up(&scraped(at), "vol1") == 0.0).then_some(())
-    });
+    let socket = host.client.run_dir().join("vol1.ctl");
+    wait_for("vol1 to be dead", COMMAND_TIME_MAX, || UnixStream::connect(&socket).err());
+    assert_eq!(up(&scraped(at), "vol1"), 0.0);
     host.attach_second();
     wait_for("vol1 to be back", COMMAND_TIME_MAX, || {
         (up(&scraped(at), "vol1") == 1.0).then_some(())
     });
     let _ = host.client.command(&["detach", "vol1"]).ok();
-    wait_for("vol1 to be gone", COMMAND_TIME_MAX, || (scraped(at).count(UP) == 1).then_some(()));
+    assert_eq!(scraped(at).count(UP), 1, "vol1 is gone");
 
     let _ = exporter.terminate(STOP_TIME_MAX).ok();
     host.client.detach();

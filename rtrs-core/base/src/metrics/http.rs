@@ -29,8 +29,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 const REQUEST_MAX: usize = 8192;
 /// Maximum number of connections at once.
 const CONNECTIONS_MAX: usize = 16;
-/// Minimum time between two generations of the text.
-const AGE_MAX: Duration = Duration::from_millis(250);
+/// Minimum time between two generations of the text. Requests in between wait.
+const INTERVAL_MIN: Duration = Duration::from_millis(250);
 /// Stack size of a connection's thread.
 const STACK_BYTES: usize = 512 << 10;
 /// Pause after a failed accept, for example because the process has no free descriptors.
@@ -103,7 +103,8 @@ impl MetricsServer {
     }
 
     /// Answers requests with the text that `make` returns; an error is answered with 503. `make` is
-    /// called on a thread of this server, at most four times a second, and never concurrently.
+    /// called on a thread of this server after the request has arrived, at most four times a
+    /// second, and never concurrently. Requests that wait for it share the text.
     ///
     /// # Errors
     /// Returns the system's error if the thread cannot be started.
@@ -151,8 +152,12 @@ fn end(socket: &Socket) {
     }
 }
 
-/// Last result of `make`, with its time.
-type Made = (Instant, Result<Arc<str>, String>);
+/// Last result of `make`.
+struct Made {
+    begun: Instant,
+    ended: Instant,
+    text: Result<Arc<str>, String>,
+}
 
 /// State shared by all connections.
 struct Shared {
@@ -162,16 +167,20 @@ struct Shared {
 }
 
 impl Shared {
-    /// Returns the text, which is generated again if the last one is too old.
+    /// Returns a text whose generation began after this call, so that it shows no earlier state.
     fn text(&self) -> Result<Arc<str>, String> {
+        let asked = Instant::now();
         let mut made = self.made.lock();
-        if let Some((at, text)) = &*made
-            && at.elapsed() < AGE_MAX
-        {
-            return text.clone();
+        if let Some(last) = &*made {
+            if last.begun >= asked {
+                return last.text.clone();
+            }
+            // The requests that wait for the lock get the same text.
+            std::thread::sleep(INTERVAL_MIN.saturating_sub(last.ended.elapsed()));
         }
+        let begun = Instant::now();
         let text = (self.make)().map(Arc::from);
-        *made = Some((Instant::now(), text.clone()));
+        *made = Some(Made { begun, ended: Instant::now(), text: text.clone() });
         text
     }
 }

@@ -161,9 +161,21 @@ fn clients_that_do_not_read_are_bounded_and_share_one_text() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(begin.elapsed() >= TIMEOUT / 2, "the others were cut off early");
-    let slots = begin.elapsed().as_millis() / AGE_MAX.as_millis() + 2;
+    let slots = begin.elapsed().as_millis() / INTERVAL_MIN.as_millis() + 2;
     assert!(made.load(Ordering::SeqCst) as u128 <= slots);
     drop(lazy);
+}
+
+#[test]
+fn a_scrape_shows_no_state_from_before_its_request() {
+    let state = Arc::new(AtomicUsize::new(0));
+    let read = Arc::clone(&state);
+    let (_server, at) = server(move || Ok(format!("x {}\n", read.load(Ordering::SeqCst))));
+    for value in 0..4 {
+        state.store(value, Ordering::SeqCst);
+        let response = ask(&at, GET);
+        assert!(response.ends_with(&format!("\r\n\r\nx {value}\n")), "{response}");
+    }
 }
 
 #[test]
