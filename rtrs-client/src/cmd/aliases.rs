@@ -1,5 +1,6 @@
 //! Commands by the names that other tools give them: `connect` and `disconnect` of nvme, `map` and
-//! `unmap` of rbd and rnbd, `show` and `stop`. They are not in the help; a tip names ours.
+//! `unmap` of rbd and rnbd, `mount`, `umount`, `ls`, `show`, `stop` and `shutdown`. They are not in
+//! the help; a tip names ours.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -10,12 +11,18 @@ use rtrs_core::settings::wants_json;
 const ALIASES: &[(&str, &[&str])] = &[
     ("connect", &["attach"]),
     ("map", &["attach"]),
+    ("mount", &["attach"]),
     ("disconnect", &["detach"]),
     ("unmap", &["detach"]),
+    ("umount", &["detach"]),
     ("stop", &["detach"]),
+    ("shutdown", &["detach"]),
     ("disconnect-all", &["detach", "--all"]),
     ("unmap-all", &["detach", "--all"]),
 ];
+
+/// Names for `list`, and before the name of a volume for `status`.
+const SHOW: [&str; 2] = ["show", "ls"];
 
 /// Flags of all commands that take a value in the next argument.
 const WITH_VALUE: &[&str] = &["-o", "--output", "--run-dir"];
@@ -52,9 +59,9 @@ fn command_at(args: &[OsString]) -> Option<usize> {
     }
 }
 
-/// Returns what an alias stands for; `show` is `list`, and `status` before a name.
+/// Returns what an alias stands for.
 fn meaning(word: &str, next: Option<&OsString>) -> Option<&'static [&'static str]> {
-    if word == "show" {
+    if SHOW.contains(&word) {
         let has_name = next.is_some_and(|next| !next.to_string_lossy().starts_with('-'));
         return Some(if has_name { &["status"] } else { &["list"] });
     }
@@ -111,6 +118,10 @@ mod tests {
         assert_eq!(replaced("c show"), "c list");
         assert_eq!(replaced("c show -o json"), "c list -o json");
         assert_eq!(replaced("c show vol0"), "c status vol0");
+        assert_eq!(replaced("c ls"), "c list");
+        assert_eq!(replaced("c ls vol0"), "c status vol0");
+        assert_eq!(replaced("c mount vol0 --device auto"), "c attach vol0 --device auto");
+        assert_eq!(replaced("c shutdown vol0"), "c detach vol0");
         for unchanged in ["c", "c -o", "c attach connect", "c detach stop", "c --version"] {
             assert_eq!(replaced(unchanged), unchanged);
         }
@@ -137,6 +148,6 @@ mod tests {
             assert!(!is_command(alias), "{alias} is a command");
             assert!(is_command(words[0]), "{} is not a command", words[0]);
         }
-        assert!(!is_command("show"));
+        assert!(!SHOW.into_iter().any(is_command));
     }
 }

@@ -6,6 +6,7 @@
 //! `settings.rs`, because each is also a key of the configuration file, and validated in `plan.rs`.
 //! The commands address a server that is already running (`server.rs`).
 
+mod aliases;
 mod drain;
 mod export;
 mod manual;
@@ -29,6 +30,7 @@ use rtrs_core::settings::{
 use rtrs_core::tls::KeyCommand;
 use serde_json::json;
 
+use self::aliases::without_aliases;
 use self::drain::DrainArgs;
 use self::export::ExportCommand;
 use self::metrics::MetricsArgs;
@@ -172,7 +174,8 @@ pub enum Command {
 
 impl LowArgs {
     /// Returns the arguments in parsing order: `--run-dir` and `--output` before a command are
-    /// moved after it. All other flags before a command belong to a server to run.
+    /// moved after it. All other flags before a command belong to a server to run. Prints a tip for
+    /// the name that another tool gives to a command, and replaces it.
     #[must_use]
     pub fn arguments(mut args: Vec<OsString>) -> Vec<OsString> {
         let mut at = 1;
@@ -189,7 +192,7 @@ impl LowArgs {
             let flags = args.split_off(1);
             args.extend(command.into_iter().chain(flags));
         }
-        args
+        without_aliases(args)
     }
 
     /// Output format of the result and errors.
