@@ -115,7 +115,10 @@ fn no_path(limit: Duration, reasons: &[String]) -> String {
         [] => "no path reported a reason".to_owned(),
         reasons => reasons.join("; "),
     };
-    format!("no path to the server within {} s ({why})", limit.as_secs())
+    format!(
+        "no path to the server within {} s ({why}); check each path with `rtrs-client doctor`",
+        limit.as_secs()
+    )
 }
 
 #[cfg(test)]
@@ -128,9 +131,14 @@ mod tests {
             let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
             no_path(Duration::from_secs(30), &reasons)
         };
-        let silent = "no path to the server within 30 s (no path reported a reason)";
-        assert_eq!(text(&[]), silent);
-        let failed = "no path to the server within 30 s (tcp://a: refused; tcp://b: timed out)";
-        assert_eq!(text(&["tcp://a: refused", "tcp://b: timed out"]), failed);
+        let within = |why: &str| {
+            format!(
+                "no path to the server within 30 s ({why}); check each path with `rtrs-client \
+                 doctor`"
+            )
+        };
+        assert_eq!(text(&[]), within("no path reported a reason"));
+        let failed = text(&["tcp://a: refused", "tcp://b: timed out"]);
+        assert_eq!(failed, within("tcp://a: refused; tcp://b: timed out"));
     }
 }

@@ -79,7 +79,8 @@ impl AttachedSession {
         }
         let status = self.status(&volume.identity.name);
         let why = status.and_then(|status| lacking(&status, required));
-        self.on_failure(device, &why.unwrap_or_else(|| "its paths are not known".to_owned()));
+        let why = why.unwrap_or_else(|| "its paths are not known".to_owned());
+        self.on_failure(device, &format!("{why}; check each path with `rtrs-client doctor`"));
         true
     }
 
