@@ -6,6 +6,7 @@ use super::sessions::{Answer, REPLY_TIMEOUT, Silent, ask};
 use super::text::{errors_text, or_dash, path_errors_text, size_text, slow_text};
 use crate::control_protocol::{OldestIo, PathInfo, Status};
 use crate::error::{Error, ErrorKind};
+use crate::settings::Access;
 
 pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
     let session = Session::find(&args.name, global)?;
@@ -24,8 +25,17 @@ pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
     }
 }
 
-/// Explanation of an access of `auto` that became read-only.
-const FELL_BACK: &str = " (read-only, because the server refused rw)";
+/// Formats the access: the mode that `auto` has become, once the volume is open.
+fn access_text(status: &Status) -> String {
+    match (status.access, status.read_only) {
+        (Access::Auto, Some(true)) if status.read_only_fallback => {
+            "ro (auto, because the server refused rw)".to_owned()
+        }
+        (Access::Auto, Some(true)) => "ro (auto)".to_owned(),
+        (Access::Auto, Some(false)) => "rw (auto)".to_owned(),
+        (access, _) => access.to_string(),
+    }
+}
 
 fn silent_text(silent: &Silent) -> String {
     let state = format!("{} ({})", silent.state, silent.reason);
@@ -46,8 +56,7 @@ fn text(status: &Status) -> String {
             line(key, at.clone());
         }
     }
-    let fell_back = if status.read_only_fallback { FELL_BACK } else { "" };
-    line("access", format!("{}{fell_back}", status.access));
+    line("access", access_text(status));
     line("policy", or_dash(status.policy));
     line("no path", status.no_path.to_string());
     line("failover", status.failover.to_string());
@@ -173,11 +182,19 @@ mod tests {
     }
 
     #[test]
-    fn a_fallback_to_read_only_is_shown() {
-        assert!(text(&status()).contains("\naccess           auto\n"));
-        let shown = text(&Status { read_only_fallback: true, ..status() });
-        let line = "\naccess           auto (read-only, because the server refused rw)\n";
-        assert!(shown.contains(line), "{shown}");
+    fn the_access_is_the_mode_that_auto_has_become() {
+        for (access, read_only, read_only_fallback, shown) in [
+            (Access::Auto, None, false, "auto"),
+            (Access::Auto, Some(false), false, "rw (auto)"),
+            (Access::Auto, Some(true), false, "ro (auto)"),
+            (Access::Auto, Some(true), true, "ro (auto, because the server refused rw)"),
+            (Access::Ro, Some(true), false, "ro"),
+            (Access::Migration, Some(false), false, "migration"),
+        ] {
+            let status = Status { access, read_only, read_only_fallback, ..status() };
+            let line = format!("\naccess           {shown}\n");
+            assert!(text(&status).contains(&line), "{}", text(&status));
+        }
     }
 
     #[test]
