@@ -197,8 +197,7 @@ fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut file = path.to_owned();
     for _ in 0..LINKS_MAX {
         let Ok(link) = fs::read_link(&file) else { return Ok(Some(file)) };
-        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-        let dir = fs::canonicalize(dir.unwrap_or_else(|| Path::new(".")))?;
+        let dir = fs::canonicalize(dir_of(&file))?;
         if dir.starts_with("/proc") {
             return Ok(None);
         }
@@ -228,7 +227,17 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
         // The file may not exist.
         let _ = fs::remove_file(&new);
     }
-    replaced
+    // Otherwise a loss of power could bring the old file back.
+    let synced = replaced.map(|()| fs::File::open(dir_of(&path)).and_then(|dir| dir.sync_all()));
+    synced?.map_err(|error| {
+        let text = format!("it was replaced, but its directory cannot be synced: {error}");
+        io::Error::new(error.kind(), text)
+    })
+}
+
+/// Directory of a file.
+fn dir_of(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
 }
 
 #[cfg(test)]
