@@ -370,7 +370,6 @@ impl AttachedSession {
         self.shards.serve_fronts(device);
         let volume = &mut self.volumes[at];
         (volume.step, volume.was_attached) = (Step::Attached, true);
-        volume.waits_for_paths = None;
         if let Some(add) = volume.add.take() {
             tracing::info!("{} is attached", add.name);
             let status = self.status(&add.name);
@@ -450,6 +449,9 @@ impl AttachedSession {
     /// Starts the end of a volume, or shortens it: requests in flight finish within this time. The
     /// last volume ends the session.
     pub(super) fn leave(&mut self, at: usize, within: Duration) {
+        if self.volumes[at].waits_for_paths.is_some() {
+            self.stop_waiting(at);
+        }
         let others = || self.volumes.iter().enumerate().filter(|(other, _)| *other != at);
         if self.is_ending() || !others().any(|(_, volume)| volume.is_wanted()) {
             return self.stop(within);

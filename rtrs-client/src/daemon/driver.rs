@@ -45,6 +45,8 @@ pub(crate) enum Message {
     RemoveFront(DeviceIndex),
     /// Requests an event for the next progress of a path; for shard 0.
     WatchPaths,
+    /// Ends the watch of the paths, which costs shard 0 a comparison each turn.
+    IgnorePaths,
     /// Requests the shard's report.
     Query(Reported, mpsc::Sender<ClientShardReport>),
     /// Requests the clients of a device whose connections a detach would cut.
@@ -216,6 +218,7 @@ impl ClientShard {
             Message::ServeFront(device) => self.fronts.serve(device),
             Message::RemoveFront(device) => self.fronts.remove(device),
             Message::WatchPaths => self.notices.watch_paths(&self.engine),
+            Message::IgnorePaths => self.notices.ignore_paths(),
             Message::Query(reported, reply) => {
                 let report = self.report(now, reported);
                 if reply.send(report).is_err() {

@@ -60,6 +60,11 @@ impl ShardHandle {
         self.0[0].send(Message::WatchPaths);
     }
 
+    /// Ends the watch of the paths.
+    pub(crate) fn ignore_paths(&self) {
+        self.0[0].send(Message::IgnorePaths);
+    }
+
     /// Returns the clients of a device whose connections a detach would cut, each once; None if a
     /// shard does not answer.
     pub(crate) fn clients(&self, device: DeviceIndex) -> Option<Vec<FrontEndClient>> {

@@ -131,6 +131,11 @@ impl Notices {
         self.watched = engine.path_progress();
     }
 
+    /// Ends the watch of [`Self::watch_paths`].
+    pub(crate) fn ignore_paths(&mut self) {
+        self.watched = None;
+    }
+
     fn known(&mut self, device: DeviceIndex) -> &mut Known {
         let at = self.volumes.iter().position(|known| known.device == device);
         let at = at.unwrap_or_else(|| {

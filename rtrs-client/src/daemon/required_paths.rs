@@ -47,6 +47,7 @@ impl AttachedSession {
         self.shards.watch_paths();
         let status = self.status(&volume.identity.name);
         if status.is_none_or(|status| lacking(&status, required).is_none()) {
+            self.stop_waiting(at);
             return true;
         }
         let volume = &mut self.volumes[at];
@@ -56,6 +57,19 @@ impl AttachedSession {
         }
         volume.waits_for_paths = Some(geometry.clone());
         false
+    }
+
+    /// Records that a volume does not wait for paths, and ends the watch if no other volume does.
+    pub(super) fn stop_waiting(&mut self, at: usize) {
+        self.volumes[at].waits_for_paths = None;
+        self.end_watch();
+    }
+
+    /// Ends the watch of the paths, unless a volume waits for them.
+    fn end_watch(&self) {
+        if self.volumes.iter().all(|volume| volume.waits_for_paths.is_none()) {
+            self.shards.ignore_paths();
+        }
     }
 
     /// Serves the volumes that have waited for paths and have enough now.
@@ -90,14 +104,15 @@ impl AttachedSession {
         let deadline = Instant::now() + SETTLE_PATIENCE;
         while !self.is_over() && Instant::now() < deadline {
             let attached = self.volumes.iter().find(|volume| volume.step == Step::Attached);
-            let Some(name) = attached.map(|volume| &volume.identity.name) else { return };
+            let Some(name) = attached.map(|volume| &volume.identity.name) else { break };
             self.shards.watch_paths();
             let status = self.status(name);
             if status.is_none_or(|status| status.paths().iter().all(is_settled)) {
-                return;
+                break;
             }
             self.step(inbox, Some(deadline));
         }
+        self.end_watch();
     }
 }
 
