@@ -4,11 +4,12 @@ use std::path::Path;
 
 use clap::Args;
 use rtrs_core::local::RunDir;
-use rtrs_core::settings::printable;
+use rtrs_core::rt::effective_user;
+use rtrs_core::settings::{Output, printable};
 
 use super::global::GlobalArgs;
 use super::sessions::{Answer, Found, Silent, find};
-use super::text::{or_dash, size_text, slow_text};
+use super::text::{or_dash, remark, size_text, slow_text};
 use crate::control_protocol::{PathInfo, SessionState, Status};
 use crate::error::{Error, ErrorKind, usage};
 
@@ -43,7 +44,23 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
             vec![(None, run_dir)]
         }
     };
-    global.output.print(&find(&dirs)?, |found| text(found))
+    let found = find(&dirs)?;
+    global.output.print(&found, |found| text(found))?;
+    if let [(None, run_dir)] = &dirs[..]
+        && found.is_empty()
+        && global.output == Output::Text
+        && effective_user() != 0
+    {
+        remark(hint(run_dir, Path::new(RunDir::OF_ROOT).exists()));
+    }
+    Ok(())
+}
+
+/// Hint for an empty list of a user other than root, who cannot list the sessions of root.
+fn hint(run_dir: &RunDir, root_has_dir: bool) -> String {
+    let of_root = "; for those of root, use sudo rtrs-client list";
+    let of_root = if root_has_dir { of_root } else { "" };
+    format!("no session in {}{of_root}", run_dir.path().display())
 }
 
 /// Formats one line per session.
@@ -181,6 +198,15 @@ mod tests {
         assert_eq!(lines[2], "  why; attach it again; if nothing needs it anymore, detach it");
         assert!(lines[3].starts_with("1000     b ") && lines[3].ends_with(" 7  -"), "{list}");
         assert!(lines[4].starts_with("  why; if its process is stopped, "), "{list}");
+    }
+
+    #[test]
+    fn an_empty_list_names_the_directory_and_whose_sessions_are_not_in_it() {
+        let dir = RunDir::new(Some("/run/user/7/rtrs".into())).unwrap();
+        assert_eq!(hint(&dir, false), "no session in /run/user/7/rtrs");
+        let of_root =
+            "no session in /run/user/7/rtrs; for those of root, use sudo rtrs-client list";
+        assert_eq!(hint(&dir, true), of_root);
     }
 
     #[test]

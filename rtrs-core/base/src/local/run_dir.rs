@@ -287,9 +287,10 @@ impl RunDir {
             }
         };
         if meta.uid() != uid {
+            let as_root = if meta.uid() == 0 { "run this as root, or " } else { "" };
             return refuse(format!(
-                "run directory {shown} belongs to user {}, but this is user {uid}; name another \
-                 with --run-dir",
+                "run directory {shown} belongs to user {}, but this is user {uid}; {as_root}name \
+                 another with --run-dir",
                 meta.uid()
             ));
         }
@@ -493,6 +494,7 @@ mod tests {
         }
         assert_eq!(RunDir(other.clone()).check_to_connect().is_ok(), is_root);
         let error = RunDir(other).check().unwrap_err().to_string();
+        assert_eq!(error.contains("run this as root, or "), !is_root, "{error}");
         assert!(
             error.contains(" belongs to user ") && error.ends_with("name another with --run-dir"),
             "{error}"
