@@ -519,3 +519,26 @@ fn a_configuration_that_only_the_command_can_read_is_refused_by_name() {
     let done = run("sh", &["-c", &attach], COMMAND_TIME_MAX).code(2);
     let _ = done.says("--config /dev/fd/0 can be read only by this process").says("--foreground");
 }
+
+/// A command that waits for a stopped process says so, and for how long at most.
+#[test]
+fn a_command_that_waits_for_a_daemon_says_so() {
+    let server = Server::builder().export("vol0=mem:1M").start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    let pid = client.pid().to_string();
+    let signal = |name| run("kill", &["-s", name, &pid], COMMAND_TIME_MAX).ok();
+    let _ = signal("STOP");
+    for (words, code, seconds) in
+        [(&["list"][..], 0, 5), (&["status", "vol0"], 3, 4), (&["stats", "vol0"], 1, 10)]
+    {
+        let done = client.command(words).code(code);
+        let notice = "rtrs-client: waiting for \"vol0\" to answer, for at most ";
+        assert!(done.stderr.contains(&format!("{notice}{seconds} s\n")), "{done:?}");
+    }
+    // A program reads JSON, also from stderr.
+    let json = client.command(&["list", "-o", "json"]).ok();
+    assert_eq!((json.json()[0]["state"].as_str(), &*json.stderr), (Some("unresponsive"), ""));
+    let _ = signal("CONT");
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}

@@ -16,6 +16,7 @@ use rtrs_core::settings::Flags;
 use serde::{Deserialize, Serialize};
 
 use super::global::GlobalArgs;
+use super::notice::Awaited;
 use super::session::{Session, Within};
 use super::sessions::{Answer, find};
 use super::source::{SourceArgs, print_settings};
@@ -329,7 +330,7 @@ fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
         Err(error) if error.kind() == ErrorKind::NotAttached => error,
         found => return found.map(|_| session),
     };
-    let all = find(&[(None, session.run_dir.clone())])?;
+    let all = find(&[(None, session.run_dir.clone())], session.output)?;
     let found = all.iter().find_map(|found| match &found.answer {
         Answer::Status(status) if status.session == name => Some(&status.name),
         _ => None,
@@ -372,7 +373,10 @@ pub(super) fn start_daemon(
     };
     // The daemon limits the time of its start, so either its line or its end comes.
     let mut line = String::new();
-    BufReader::new(out).read_line(&mut line).map_err(system("cannot read the session's reply"))?;
+    let what = || format!("{:?} to be attached", plan.session.name);
+    let read = Awaited { what, at_most: daemon::start_max(plan) }
+        .with_notice(plan.output, || BufReader::new(out).read_line(&mut line));
+    read.map_err(system("cannot read the session's reply"))?;
     if let Some(outcomes) = line.strip_prefix(READY).map(outcomes) {
         let outcomes = outcomes.map_err(|error| {
             let what = "the session's process is running, but its reply is not understood";
@@ -423,7 +427,7 @@ fn own_log(plan: &AttachPlan) -> Result<SessionLog, Error> {
 
 /// Volume of the session that logs under this name, if there is one.
 fn session_with_log(name: &str, plan: &AttachPlan) -> Option<String> {
-    let all = find(&[(None, plan.run_dir.clone())]).ok()?;
+    let all = find(&[(None, plan.run_dir.clone())], plan.output).ok()?;
     all.into_iter().find_map(|found| match found.answer {
         Answer::Status(status) if status.log == name => Some(status.name),
         _ => None,

@@ -83,7 +83,7 @@ fn sessions(args: &DetachArgs, global: &GlobalArgs) -> Result<Vec<Session>, Erro
         if global.run_dir.is_some() {
             run_dir.files()?;
         }
-        let found = find(&[(None, run_dir)])?;
+        let found = find(&[(None, run_dir)], global.output)?;
         names = found.iter().map(|found| found.answer.name().to_owned()).collect();
     }
     let mut sessions: Vec<Session> = Vec::with_capacity(names.len());

@@ -44,7 +44,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
             vec![(None, run_dir)]
         }
     };
-    let found = find(&dirs)?;
+    let found = find(&dirs, global.output)?;
     global.output.print(&found, |found| text(found))?;
     if let [(None, run_dir)] = &dirs[..]
         && found.is_empty()

@@ -7,6 +7,7 @@ use rtrs_core::settings::{Output, print_text};
 use rtrs_core::time::Duration;
 
 use super::global::GlobalArgs;
+use super::notice::Awaited;
 use super::session::Session;
 use super::sessions::{REPLY_TIMEOUT, Reply, replies};
 use super::text::remark;
@@ -29,7 +30,9 @@ pub(super) fn run(args: &MetricsArgs, global: &GlobalArgs) -> Result<(), Error> 
     let samples = match &args.name {
         Some(name) => Session::find(name, global)?.request(&Request::Metrics)?,
         None => {
-            let found = gather(&global.run_dir()?, |_| REPLY_TIMEOUT)?;
+            let (what, run_dir) = (|| "sessions to answer".to_owned(), global.run_dir()?);
+            let found = Awaited { what, at_most: REPLY_TIMEOUT }
+                .with_notice(global.output, || gather(&run_dir, |_| REPLY_TIMEOUT))?;
             for (name, error) in &found.silent {
                 // `list` reports dead sessions.
                 if !matches!(error, RequestError::NotRunning) {

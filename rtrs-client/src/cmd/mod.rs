@@ -23,6 +23,7 @@ mod list;
 mod logs;
 mod manual;
 mod metrics;
+mod notice;
 mod open_device;
 mod path;
 mod ping;

@@ -41,7 +41,7 @@ pub(super) fn run(args: &SaveArgs, global: &GlobalArgs) -> Result<(), Error> {
     let run_dir = global.run_dir()?;
     run_dir.check()?;
     let mut saved = Saved::default();
-    for found in find_with_left(&run_dir)? {
+    for found in find_with_left(&run_dir, global.output)? {
         saved.add(&found.answer, &run_dir, global);
     }
     let target = args.output_file.as_deref().filter(|path| *path != Path::new("-"));

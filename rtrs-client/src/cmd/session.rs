@@ -10,6 +10,7 @@ use rtrs_core::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::global::GlobalArgs;
+use super::notice::Awaited;
 use crate::control_protocol::{Request, Status};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::check_name;
@@ -100,7 +101,14 @@ impl Session {
             _ => REPLY_TIMEOUT,
         };
         let (name, path) = (&self.name, self.control_socket());
-        request(&path, what, timeout).map(|(reply, _)| reply).map_err(|error| match error {
+        let awaited = || match what {
+            Request::Detach { .. } => format!("{name:?} to be detached"),
+            Request::VolumeAdd { name: added, .. } => format!("{name:?} to attach {added:?}"),
+            _ => format!("{name:?} to answer"),
+        };
+        let reply = Awaited { what: awaited, at_most: timeout }
+            .with_notice(self.output, || request(&path, what, timeout));
+        reply.map(|(reply, _)| reply).map_err(|error| match error {
             RequestError::NotRunning => self.not_attached(),
             // A refused detach names the volume itself.
             RequestError::Refused(why) if matches!(what, Request::Detach { .. }) => {

@@ -1,14 +1,18 @@
 //! Parallel status requests to many sessions, including those that do not answer.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rtrs_core::local::{RequestError, RunDir, listening_pid, request};
+use rtrs_core::settings::Output;
 use rtrs_core::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::at_once::at_once;
+use super::notice::Awaited;
 use crate::control_protocol::{Request, SessionState, Status};
 use crate::daemon::saved::left_without_socket;
 use crate::error::Error;
@@ -79,15 +83,35 @@ impl Answer {
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.
-pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> {
+pub(super) fn find(dirs: &[(Option<u32>, RunDir)], output: Output) -> Result<Vec<Found>, Error> {
     let mut sockets = Vec::new();
     for (uid, dir) in dirs {
         sockets.extend(dir.session_sockets()?.into_iter().map(|found| (*uid, found)));
     }
-    let answers = each(&sockets, |(uid, (name, path)), timeout| {
-        ask(name, path, timeout).map(|answer| Found { uid: *uid, answer })
+    let silent: BTreeSet<&str> = sockets.iter().map(|(_, (name, _))| name.as_str()).collect();
+    let silent = Mutex::new(silent);
+    let what = || format!("{} to answer", names_text(&silent.lock()));
+    let answers = Awaited { what, at_most: ALL_TIMEOUT }.with_notice(output, || {
+        each(&sockets, |(uid, (name, path)), timeout| {
+            let answer = ask(name, path, timeout);
+            silent.lock().remove(name.as_str());
+            answer.map(|answer| Found { uid: *uid, answer })
+        })
     });
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// Number of sessions that a notice names.
+const NAMED_MAX: usize = 3;
+
+/// Formats the names of sessions, the first of them if there are many.
+fn names_text(names: &BTreeSet<&str>) -> String {
+    let named: Vec<String> = names.iter().take(NAMED_MAX).map(|name| format!("{name:?}")).collect();
+    let named = named.join(", ");
+    match names.len().saturating_sub(NAMED_MAX) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
 }
 
 /// Finds all sessions of a directory, and the volumes that dead processes left without a control
@@ -95,9 +119,9 @@ pub(super) fn find(dirs: &[(Option<u32>, RunDir)]) -> Result<Vec<Found>, Error> 
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.
-pub(super) fn find_with_left(run_dir: &RunDir) -> Result<Vec<Found>, Error> {
+pub(super) fn find_with_left(run_dir: &RunDir, output: Output) -> Result<Vec<Found>, Error> {
     let left = left_without_socket(run_dir)?;
-    let mut found = find(&[(None, run_dir.clone())])?;
+    let mut found = find(&[(None, run_dir.clone())], output)?;
     for (name, _) in left {
         // Meanwhile it may have been attached.
         if found.iter().all(|found| found.answer.name() != name) {
@@ -196,6 +220,13 @@ mod tests {
     }
 
     #[test]
+    fn a_notice_names_the_first_sessions() {
+        let text = |names: &[&str]| names_text(&names.iter().copied().collect());
+        assert_eq!(text(&["b", "a"]), "\"a\", \"b\"");
+        assert_eq!(text(&["a", "b", "c", "d", "e"]), "\"a\", \"b\", \"c\" and 2 more");
+    }
+
+    #[test]
     fn sessions_are_queried_concurrently() {
         const COUNT: usize = 20;
         let scratch = Scratch::new("many");
@@ -214,7 +245,7 @@ mod tests {
                 socket
             })
             .collect();
-        let found = find(&[(None, scratch.0.clone())]).unwrap();
+        let found = find(&[(None, scratch.0.clone())], Output::Text).unwrap();
         let names: Vec<_> = found.iter().map(|found| found.answer.name()).collect();
         let expected: Vec<_> = (0..COUNT).map(|number| format!("v{number:02}")).collect();
         assert_eq!(names, expected);
@@ -239,7 +270,7 @@ mod tests {
             json!({ "uid": 7, "name": name, "state": state, "reason": reason, "pid": pid })
         );
         drop(listener);
-        let found = find(&[(None, scratch.0.clone())]).unwrap();
+        let found = find(&[(None, scratch.0.clone())], Output::Text).unwrap();
         let state = ("dead", "its process has ended");
         let expected = json!([{ "name": name, "state": state.0, "reason": state.1, "pid": null }]);
         assert_eq!(json!(found), expected);

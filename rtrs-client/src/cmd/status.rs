@@ -1,6 +1,7 @@
 //! `status`.
 
 use super::global::GlobalArgs;
+use super::notice::Awaited;
 use super::session::{NameArgs, Session};
 use super::sessions::{Answer, REPLY_TIMEOUT, Silent, ask};
 use super::text::{errors_text, or_dash, path_errors_text, size_text, slow_text};
@@ -10,7 +11,10 @@ use crate::settings::Access;
 
 pub(super) fn run(args: &NameArgs, global: &GlobalArgs) -> Result<(), Error> {
     let session = Session::find(&args.name, global)?;
-    let answer = ask(&session.name, &session.control_socket(), REPLY_TIMEOUT);
+    let what = || format!("{:?} to answer", session.name);
+    let answer = Awaited { what, at_most: REPLY_TIMEOUT }.with_notice(global.output, || {
+        ask(&session.name, &session.control_socket(), REPLY_TIMEOUT)
+    });
     let answer = answer.ok_or_else(|| session.not_attached())?;
     global.output.print(&answer, |answer| match answer {
         Answer::Status(status) => text(status),

@@ -30,7 +30,7 @@ use super::volume::{Prepared, Volume, prepare};
 use crate::control_protocol::NotAttached;
 use crate::engine::{DeviceIndex, PathTarget, Reported, SessionConfig};
 use crate::error::{Error, ErrorKind, system};
-use crate::plan::AttachPlan;
+use crate::plan::{AttachPlan, Front};
 use crate::session_log::{has_starter_ended, is_in_background};
 
 /// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON, or with
@@ -42,6 +42,15 @@ pub(crate) const READY: &str = "ready ";
 pub(crate) const FAILED: &str = "failed ";
 /// Time for the start of the devices: connecting, partitions, udev.
 const DEVICE_TIME: Duration = Duration::from_secs(60);
+/// Time of a start beyond its limits, for the service manager.
+const START_MARGIN: Duration = Duration::from_secs(60);
+
+/// Maximum time for the start of a session with the volumes of a plan.
+pub(crate) fn start_max(plan: &AttachPlan) -> Duration {
+    let has_device = plan.volumes().any(|volume| matches!(volume.front, Front::Device(_)));
+    let of_devices = if has_device { DEVICE_TIME } else { Duration::ZERO };
+    READY_TIMEOUT + plan.open_patience() + of_devices
+}
 
 /// Runs a session until it is detached or a signal ends it. Volumes are served at the sockets that
 /// the service manager passed for them.
@@ -81,7 +90,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let background = is_in_background();
     // The service of the command that started a background process is not this process's own.
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
-    manager.starting(READY_TIMEOUT + plan.open_patience() + DEVICE_TIME);
+    manager.starting(start_max(plan) + START_MARGIN);
     plan.run_dir.make()?;
     if background {
         check_starter()?;

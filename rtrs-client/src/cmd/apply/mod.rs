@@ -364,7 +364,7 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     }
     let run_dir = global.run_dir()?;
     run_dir.check()?;
-    let found = sessions::find_with_left(&run_dir)?;
+    let found = sessions::find_with_left(&run_dir, global.output)?;
     let name_of = |wanted: &Wanted| wanted.plan.session.name.clone();
     let listed: Vec<String> = wanted.iter().map(name_of).collect();
     // A dead session's name may be cut, as that of its socket is.

@@ -1,0 +1,50 @@
+//! Notice on stderr about a wait that takes long.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+use rtrs_core::settings::Output;
+use rtrs_core::time::Duration;
+
+use super::text::remark;
+
+/// Length of a wait before the notice.
+const NOTICE_AFTER: Duration = Duration::from_secs(3);
+/// Stack size of the thread that only prints a line.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Awaited event, for a notice.
+pub(super) struct Awaited<T> {
+    /// Returns what is waited for: "vol0 to be attached".
+    pub(super) what: T,
+    /// Maximum length of the wait.
+    pub(super) at_most: Duration,
+}
+
+impl<T: Fn() -> String + Send> Awaited<T> {
+    /// Calls `wait`. If that takes long, prints what is waited for, and for how long at most. With
+    /// JSON output programs read stderr too, so nothing is printed.
+    pub(super) fn with_notice<R>(self, output: Output, wait: impl FnOnce() -> R) -> R {
+        if output == Output::Json {
+            return wait();
+        }
+        let begin = Instant::now();
+        let (waiting, ended) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let print = move || {
+                // Returns early when the sender is dropped.
+                let _ = ended.recv_timeout(NOTICE_AFTER);
+                if begin.elapsed() >= NOTICE_AFTER {
+                    let (what, seconds) = ((self.what)(), self.at_most.as_secs());
+                    remark(format_args!("waiting for {what}, for at most {seconds} s"));
+                }
+            };
+            // Without a thread the wait has no notice.
+            drop(thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, print));
+            let result = wait();
+            drop(waiting);
+            result
+        })
+    }
+}
