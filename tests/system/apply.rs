@@ -271,9 +271,16 @@ fn unlisted_volumes_stay_unless_pruned() {
         assert_eq!(of(&host.with(&both[..1], words).code(code), "action"), expected);
     }
     assert_eq!(host.pids().len(), 2, "nothing was done");
-    // Nor is a volume detached that has an NBD client.
+    // Nor is a volume detached that has an NBD client, which is said in advance.
     let vol1 = Front::Unix(host.client.run_dir().join("vol1.sock"));
     let raw = RawNbd::go(&vol1, "vol1");
+    let in_use = "\"vol1\" is served to NBD clients (1 connected); end them first";
+    let shown = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).code(1);
+    assert_eq!(of(&shown, "action"), expected);
+    assert!(of(&shown, "error")[1].1.to_string().replace('\\', "").contains(in_use), "{shown:?}");
+    let shown = host.with(&both[..1], &["diff", "--prune"]).code(1);
+    assert!(of(&shown, "reason")[1].1.to_string().replace('\\', "").contains(in_use), "{shown:?}");
+    let _ = host.with(&both[..1], &["apply", "--prune", "--dry-run", "--force"]).ok();
     let refused = host.with(&both[..1], &["apply", "--prune"]).code(1);
     let _ = refused.says("is served to NBD clients");
     assert_eq!(host.pids().len(), 2, "the session continues");
@@ -297,6 +304,36 @@ fn unlisted_volumes_stay_unless_pruned() {
         (dead.code == Some(1)).then_some(dead)
     });
     let _ = dead.says("its process is dead; clean up with `rtrs-client detach`");
+    host.end();
+}
+
+/// Sessions that are pruned have the export or the socket of one that is attached.
+#[test]
+fn a_pruned_session_makes_room_for_others() {
+    let host = Host::new();
+    let before = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0], "")];
+    let _ = host.with(&before, &["apply"]).ok();
+    // Another volume of the export, and another export at the socket.
+    let renamed = before[0].replace("{export: vol0,", "{export: vol0, name: new,");
+    let renamed = renamed.replace("vol0.sock", "new.sock");
+    let moved = host.entry("vol2", &[0], "").replace("vol2.sock", "vol1.sock");
+    let after = [renamed, moved];
+    let actions =
+        pairs([("new", "attach"), ("vol2", "attach"), ("vol0", "detach"), ("vol1", "detach")]);
+    let refused = host.with(&after, &["apply", "--dry-run"]).code(1);
+    let _ = refused.says("vol1.sock is in use by another process");
+    let shown = host.with(&after, &["apply", "--dry-run", "--prune"]).ok();
+    assert_eq!(of(&shown, "action"), actions);
+    assert_eq!(of(&shown, "reason")[1].1, "takes the place of \"vol1\"");
+    let done = host.with(&after, &["apply", "--prune"]).ok();
+    let results = pairs([
+        ("new", "attached"),
+        ("vol2", "attached"),
+        ("vol0", "detached"),
+        ("vol1", "detached"),
+    ]);
+    assert_eq!(of(&done, "result"), results);
+    let _ = host.with(&after, &["diff", "--prune"]).ok();
     host.end();
 }
 

@@ -3,31 +3,34 @@
 mod act;
 mod group;
 mod lock;
+mod prune;
 mod renew;
+mod state;
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use rtrs_core::local::RunDir;
-use rtrs_core::settings::{SettingValues, config_text, printable, without_bom};
+use rtrs_core::settings::{config_text, printable, without_bom};
 use serde::Serialize;
 
 use self::act::{Allowed, Turn, act, dead};
 use self::group::{Group, Item};
 use self::lock::Lock;
+use self::prune::Purpose;
 use self::renew::{Renewal, renew};
+pub(super) use self::state::running;
+use self::state::state_of;
 use super::at_once::at_once;
 use super::global::GlobalArgs;
 use super::session::{Session, Within};
 use super::sessions::{self, Answer};
-use crate::control_protocol::{Request, SessionState, Status};
-use crate::daemon::saved::is_left_without;
+use crate::control_protocol::SessionState;
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
-use crate::volumes::difference::{Action, Difference, Found, Running, Task, Wanted, task};
-use crate::volumes::{Volume, plan_of, read};
+use crate::volumes::difference::{Action, Difference, Task, Wanted, task};
+use crate::volumes::{Volume, read};
 
 /// Number of sessions handled at the same time: enough for a fast boot, without flooding a server.
 const AT_ONCE: usize = 16;
@@ -141,7 +144,9 @@ impl Item {
 
 pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
     let failed = |error: Error| Error::new(ErrorKind::NotCompared, error.chain().to_string());
-    let rows = plain(compare(&args.file, global).map_err(failed)?);
+    let mut items = compare(&args.file, Purpose::Show { force: false }, global).map_err(failed)?;
+    prune::explain_refusals(&mut items);
+    let rows = plain(items);
     global.output.print(&rows, text).map_err(failed)?;
     let all = rows.sessions.len();
     let is_unclear = |row: &&Row| row.action == Action::Unclear || row.error.is_some();
@@ -162,28 +167,39 @@ pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
 
 pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> {
     if args.dry_run {
-        let rows = plain(compare(&args.file, global)?);
+        let rows = plain(compare(&args.file, Purpose::Show { force: args.force }, global)?);
         global.output.print(&rows, text)?;
         return verdict(&rows);
     }
     let run_dir = global.run_dir()?;
     run_dir.make()?;
     let _lock = Lock::take(&run_dir)?;
-    let items = compare(&args.file, global)?;
+    let items = compare(&args.file, Purpose::Act, global)?;
     let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
     let may = Allowed { reattach: args.reattach, force: args.force, within_ms, retry_for };
     // Volumes of one session take turns: the first starts the process that the others join.
     let is_later = |item: &Item| item.wanted.as_ref().is_some_and(|one| one.first.is_some());
     let groups: Vec<&[Item]> = items.chunk_by(|_, next| is_later(next)).collect();
-    let results = at_once(&groups, AT_ONCE, |items| {
-        let retry_until = Instant::now() + Duration::from_millis(retry_for.millis());
-        Group { items, may, retry_until, global }.apply()
-    });
-    let results: Vec<Outcome> = results.into_iter().flatten().collect();
+    let apply = |groups: &[&[Item]]| {
+        at_once(groups, AT_ONCE, |items| {
+            let retry_until = Instant::now() + Duration::from_millis(retry_for.millis());
+            Group { items, may, retry_until, global }.apply()
+        })
+    };
+    // Sessions that the file does not list come last. They are detached first, because others may
+    // need their devices, sockets or exports.
+    let (listed, others) = groups.split_at(groups.partition_point(|group| is_listed(group)));
+    let of_others = apply(others);
+    let results: Vec<Outcome> = apply(listed).into_iter().chain(of_others).flatten().collect();
     let rows = items.into_iter().zip(results).map(|(item, outcome)| item.row(outcome));
     let rows = Report { sessions: rows.collect() };
     global.output.print(&rows, text)?;
     verdict(&rows)
+}
+
+/// Whether the file lists the volumes of a group.
+fn is_listed(group: &[Item]) -> bool {
+    group.iter().all(|item| item.wanted.is_some())
 }
 
 impl Group<'_> {
@@ -355,7 +371,7 @@ fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
 }
 
 /// Determines the actions. Changes nothing, and checks everything that can be checked in advance.
-fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
+fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     let wanted = plans(&args.file, global)?;
     if args.prune && wanted.is_empty() {
         let text =
@@ -387,6 +403,10 @@ fn compare(args: &FileArgs, global: &GlobalArgs) -> Result<Vec<Item>, Error> {
     });
     let mut items: Vec<Item> = items.collect();
     items.extend(others);
+    if let Purpose::Show { force: false } = purpose {
+        prune::foresee_refusals(&mut items, global);
+    }
+    prune::expect_free_places(&mut items, &run_dir, global);
     Ok(items)
 }
 
@@ -399,44 +419,6 @@ fn unlisted(answer: &Answer, prune: bool) -> Item {
     let is_dead = answer.state() == SessionState::Dead;
     let error = (prune && is_dead).then(dead);
     Item { name: answer.name().to_owned(), wanted: None, task, error }
-}
-
-/// Finds the state under this name.
-fn state_of(name: &str, run_dir: &RunDir, global: &GlobalArgs) -> Found {
-    let socket = run_dir.control_socket(name);
-    match sessions::ask(name, &socket, sessions::REPLY_TIMEOUT) {
-        None if is_left_without(&socket) => Found::Dead,
-        None => Found::Absent,
-        Some(Answer::Silent(silent)) if silent.state == SessionState::Dead => Found::Dead,
-        Some(Answer::Silent(silent)) => Found::Silent(silent.reason),
-        Some(Answer::Status(status)) => match running(&status, run_dir, global) {
-            Ok(running) => Found::Running(Box::new(running)),
-            Err(error) => Found::Silent(error.chain().to_string()),
-        },
-    }
-}
-
-/// Reads the state of a session that answers, in the terms of the file.
-///
-/// # Errors
-/// Fails if the session is ending, or does not report its settings or paths.
-pub(super) fn running(
-    status: &Status,
-    run_dir: &RunDir,
-    global: &GlobalArgs,
-) -> Result<Running, Error> {
-    let silent = |text: &str| Error::new(ErrorKind::System, text);
-    if status.state == SessionState::Detaching {
-        return Err(silent("it is being detached; try again later"));
-    }
-    let paths = status.paths.as_ref().ok_or_else(|| silent("it does not list its paths"))?;
-    let stays = paths.iter().filter(|path| path.leaving.as_deref() != Some("remove"));
-    let paths = stays.map(|path| path.path.clone()).collect();
-    let values: SettingValues = Session::new(&status.name, global)?.request(&Request::Get)?;
-    let plan = plan_of(&status.name, values.settings, paths, run_dir)?;
-    let (device, identity) = (status.device.clone(), status.identity);
-    let ended = status.needs_new_session();
-    Ok(Running { plan, device, identity, ended, no_service: status.no_service() })
 }
 
 /// Formats one line per session.
