@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
-use rtrs_core::local::{RequestError, RunDir, request};
+use rtrs_core::local::{RequestError, RunDir, check_socket_path, request};
 use rtrs_core::settings::{MINUTE, Output, Time};
 use rtrs_core::time::Duration;
 use serde::de::DeserializeOwned;
@@ -47,6 +47,7 @@ impl Session {
     pub(super) fn new(name: &str, global: &GlobalArgs) -> Result<Self, Error> {
         check_name("volume name", name)?;
         let (name, run_dir) = (name.to_owned(), global.run_dir()?);
+        check_socket_path("control socket", &run_dir.control_socket(&name))?;
         Ok(Self { name, run_dir, output: global.output })
     }
 
