@@ -282,6 +282,7 @@ fn config(args: &Args, number: usize) -> SessionConfig {
             name: format!("tcp://{}", args.path),
             local: None,
             remotes: vec![args.path],
+            unresolved: None,
             peer_name: None,
             transport: "tcp",
             provider: ProviderIndex(0),

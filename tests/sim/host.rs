@@ -199,6 +199,7 @@ pub(super) fn path_target(options: &Options, path: usize) -> PathTarget {
         name: path_name(path),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],
+        unresolved: None,
         transport: "sim",
         provider: ProviderIndex(0),
         invalidate_reads: options.invalidate_reads,

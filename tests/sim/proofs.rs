@@ -259,6 +259,7 @@ impl Run {
             name: format!("path{path}"),
             local: Some(sim_ip(9 + 2 * n + path)),
             remotes: vec![server_ip(path)],
+            unresolved: None,
             peer_name: None,
             transport: "sim",
             provider: ProviderIndex(0),

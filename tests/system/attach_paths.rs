@@ -2,7 +2,60 @@
 
 use std::fs;
 
-use rtrs_tests::{COMMAND_TIME_MAX, Client, STOP_TIME_MAX, Scratch, Server, free_port, wait_for};
+use std::process::Command;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Proc, STOP_TIME_MAX, Scratch, Server, bin, free_port, wait_for,
+};
+
+/// Path whose host has no address: names under "invalid" never have one (RFC 6761).
+const UNRESOLVED: &str = "tcp://no-such-host.invalid:21050";
+/// Reason of [`UNRESOLVED`].
+const UNRESOLVED_WHY: &str = "cannot resolve host \"no-such-host.invalid\"";
+
+#[test]
+fn a_host_without_an_address_is_a_path_that_does_not_work() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let (client, done) = Client::attach("vol0").path(server.portal()).path(UNRESOLVED).try_start();
+    let warning = format!("warning: vol0: path {UNRESOLVED} is not connected: {UNRESOLVED_WHY}");
+    let _ = done.ok().says(&warning);
+    let status = client.status();
+    assert_eq!(status["state"], "degraded", "{status}");
+    let path = &status["paths"][1];
+    assert_eq!((&path["path"], &path["address"]), (&UNRESOLVED.into(), &"".into()), "{status}");
+    let _ = client.command(&["path", "list", "vol0"]).ok().says(UNRESOLVED);
+    client.detach();
+    let alone = Client::attach("vol0").path(UNRESOLVED);
+    let (_, done) = alone.try_start();
+    let _ = done.code(1).says("cannot attach vol0: ").says(UNRESOLVED_WHY);
+    // A check names what a start would only warn of, and fails if no path is left.
+    let alone = Client::attach("vol0").path(UNRESOLVED).args(&["--check"]);
+    let _ = alone.try_start().1.code(1).says(UNRESOLVED_WHY);
+    let both = Client::attach("vol0").path(server.portal()).path(UNRESOLVED).args(&["--check"]);
+    let _ = both.try_start().1.ok().says(&format!("warning: {UNRESOLVED_WHY}"));
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn an_attach_with_patience_resolves_its_hosts_again() {
+    let scratch = Scratch::new();
+    let (run_dir, socket) = (scratch.text("run"), scratch.text("s"));
+    let mut attach = Command::new(bin("rtrs-client"));
+    attach.args(["attach", "vol0", "--foreground", "--path", UNRESOLVED, "--retry-for", "10m"]);
+    attach.args(["--socket", &socket, "--run-dir", &run_dir]);
+    let attach = Proc::start(attach);
+    wait_for("three attempts", COMMAND_TIME_MAX, || {
+        let mut status = Command::new(bin("rtrs-client"));
+        status.args(["status", "vol0", "-o", "json", "--run-dir", &run_dir]);
+        let done = Proc::start(status).wait(COMMAND_TIME_MAX);
+        let status: serde_json::Value = serde_json::from_str(&done.stdout).ok()?;
+        let path = &status["paths"][0];
+        let is_tried = path["ends"].as_u64()? >= 3 && status["state"] == "connecting";
+        assert!(path["last_error"].as_str()?.contains(UNRESOLVED_WHY), "{status}");
+        is_tried.then_some(())
+    });
+    drop(attach);
+}
 
 #[test]
 fn an_attach_names_the_paths_that_do_not_work() {

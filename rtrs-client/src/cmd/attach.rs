@@ -241,7 +241,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     };
     if !args.source.check_and_print(global, check, || plan.printed())? {
         if args.source.check {
-            warn(&plan);
+            warn(plan.session.warnings().into_iter().chain(plan.session.unresolved()));
         }
         return Ok(());
     }
@@ -339,8 +339,8 @@ fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
 }
 
 /// Warns the operator; the daemon's log contains the warnings too.
-fn warn(plan: &AttachPlan) {
-    for warning in plan.session.warnings() {
+fn warn(warnings: impl IntoIterator<Item = String>) {
+    for warning in warnings {
         // Standard error may be closed.
         let _ = writeln!(io::stderr(), "warning: {warning}");
     }
@@ -353,7 +353,7 @@ pub(super) fn start_daemon(
     words: impl IntoIterator<Item = OsString>,
 ) -> Result<Vec<Outcome>, Error> {
     plan.run_dir.make()?;
-    warn(plan);
+    warn(plan.session.warnings());
     let exe = std::env::current_exe().map_err(system("cannot find this program"))?;
     remove_failed(plan.run_dir.path(), SystemTime::now());
     let log = own_log(plan)?;

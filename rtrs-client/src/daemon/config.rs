@@ -10,7 +10,7 @@ use rtrs_core::wire::AccessMode;
 use super::fabrics::{path_target, provider_of, schemes};
 use crate::engine::{SessionConfig, Tuning, VolumeConfig};
 use crate::error::{Error, ErrorKind, system};
-use crate::plan::SessionPlan;
+use crate::plan::{SessionPlan, resolve_all};
 use crate::settings::{Access, SlowIo};
 
 /// Configuration of the plan's volume.
@@ -29,7 +29,8 @@ pub(crate) fn volume_config(plan: &SessionPlan) -> VolumeConfig {
     }
 }
 
-/// Configuration of the plan's session with these volumes.
+/// Configuration of the plan's session with these volumes. Waits for the system's resolver, within
+/// a limit, if the host of a path is a name.
 pub(crate) fn session_config(
     plan: &SessionPlan,
     volumes: Vec<VolumeConfig>,
@@ -47,14 +48,15 @@ pub(crate) fn session_config(
         paths: set
             .path
             .iter()
-            .map(|path| {
+            .zip(resolve_all(&set.path))
+            .map(|(path, found)| {
                 let provider = provider_of(&schemes, path.scheme());
                 let provider = provider
                     .ok_or_else(|| Error::new(ErrorKind::System, format!("{path}: no fabric")))?;
                 let heartbeat = plan.own_heartbeat(path.scheme());
-                path_target(path, provider, set.invalidate_reads, heartbeat)
+                Ok(path_target(path, found, provider, set.invalidate_reads, heartbeat))
             })
-            .collect::<Result<_, _>>()?,
+            .collect::<Result<_, Error>>()?,
         shards: plan.shards(),
         policy: set.policy,
         heartbeat: plan.heartbeat(),

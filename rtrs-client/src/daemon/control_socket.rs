@@ -26,7 +26,7 @@ use super::waiting::{Add, Detach};
 use crate::control_protocol::{Changed, Leave, Request};
 use crate::engine::{Change, Leaving, Reported};
 use crate::frontend::FrontEndClient;
-use crate::plan::path_name;
+use crate::plan::{path_name, resolve};
 
 /// Maximum number of clients that an error names.
 const CLIENTS_NAMED: usize = 8;
@@ -153,8 +153,8 @@ impl Session {
         let provider = self.shards.provide(portal.scheme())?;
         let of_path = self.roster.of_path(portal.scheme());
         let (invalidate_reads, heartbeat) = of_path.ok_or("the session is ending")?;
-        let target = path_target(&portal, provider, invalidate_reads, heartbeat)
-            .map_err(|e| e.chain().to_string())?;
+        let found = resolve(&portal)?;
+        let target = path_target(&portal, Ok(found), provider, invalidate_reads, heartbeat);
         let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
         Ok(Change::Add { target, uuid, replaces: replaces.to_vec() })
     }

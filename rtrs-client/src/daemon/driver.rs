@@ -5,6 +5,7 @@
 //! one flush. The driver knows nothing of the protocol, of paths, or of the kinds of front ends.
 
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
@@ -55,6 +56,11 @@ pub(crate) enum Message {
     Change {
         change: Change,
         reply: mpsc::Sender<Result<(), String>>,
+    },
+    /// Addresses of a path's host, or the reason why it has none; for shard 0.
+    Resolved {
+        path: String,
+        found: Result<Vec<SocketAddr>, String>,
     },
     /// Makes a provider of this scheme, and replies with its index.
     Provide {
@@ -228,6 +234,7 @@ impl ClientShard {
             // The requester may have stopped waiting.
             Message::Clients(device, reply) => drop(reply.send(self.fronts.clients(device))),
             Message::Change { change, reply } => self.change(now, change, &reply),
+            Message::Resolved { path, found } => self.engine.resolved(now, &path, found),
             Message::Provide { scheme, reply } => {
                 if reply.send(self.providers.provide(scheme)).is_err() {
                     tracing::debug!("provider dropped: its requester has stopped waiting");
@@ -403,6 +410,9 @@ impl ClientShard {
             let devices = self.fronts.devices();
             for event in self.notices.changes(now, devices, &self.engine) {
                 self.event(event);
+            }
+            while let Some(path) = self.engine.take_unreached() {
+                self.event(Event::Unreached(path));
             }
         }
     }

@@ -8,6 +8,7 @@ use rtrs_core::time::Duration;
 
 use super::launch::{Running, ShardHandle};
 use super::notices::Event;
+use super::resolver::Resolver;
 use super::saved::Saved;
 use super::waiting::{Add, Detach};
 use crate::engine::{DeviceIndex, Reported};
@@ -49,7 +50,8 @@ impl SavedFiles {
     }
 }
 
-/// Forwards the session's events, and saves state for a takeover in `files`.
+/// Forwards the session's events, saves state for a takeover in `files`, and resolves the hosts of
+/// unreached paths.
 pub(crate) fn forward_events(
     mut running: Running,
     wakes: mpsc::Sender<Wake>,
@@ -57,9 +59,11 @@ pub(crate) fn forward_events(
 ) -> Running {
     let (_, nothing) = mpsc::channel();
     let events = std::mem::replace(&mut running.events, nothing);
+    let resolver = Resolver::new(running.shards());
     std::thread::spawn(move || {
         while let Ok(event) = events.recv() {
             match event {
+                Event::Unreached(path) => resolver.resolve(path),
                 Event::SavedEpoch(device, epoch) => {
                     files.of(device).iter().for_each(|saved| saved.save_epoch(epoch));
                 }

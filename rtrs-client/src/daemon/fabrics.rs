@@ -1,11 +1,11 @@
-//! Fabric registry: makes the fabrics of a session's shards, and resolves portals into path
-//! targets.
+//! Fabric registry: makes the fabrics of a session's shards, and path targets of portals.
 //!
 //! A shard has one fabric for each scheme that its session's paths use, in the order in which the
 //! session began to use them, which is the same on all shards. A path that is added while the
 //! session runs may need another fabric.
 
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use rtrs_core::settings::{AutoSwitch, Host, Portal, Scheme};
 use rtrs_core::tls::TlsEndpoint;
 
 use crate::engine::{HeartbeatSettings, PathTarget};
-use crate::error::{Error, ErrorKind, system};
+use crate::error::{Error, system};
 use crate::plan::SessionPlan;
 use crate::tls::TlsSources;
 
@@ -137,20 +137,19 @@ pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<Provider
     providers.find(|(_, known)| **known == scheme).map(|(provider, _)| provider)
 }
 
-/// Resolves a portal for a session whose shards have this provider of its scheme. Waits for the
-/// system's resolver if the host is a name.
-///
-/// # Errors
-/// Fails with [`ErrorKind::Path`] when the host has no address.
+/// Target of a portal whose host has these addresses, or none for this reason, in a session whose
+/// shards have this provider of its scheme.
 pub(crate) fn path_target(
     portal: &Portal,
+    found: Result<Vec<SocketAddr>, String>,
     provider: ProviderIndex,
     invalidate_reads: AutoSwitch,
     heartbeat: HeartbeatSettings,
-) -> Result<PathTarget, Error> {
-    let remotes = portal
-        .resolve()
-        .map_err(|e| Error::with_source(ErrorKind::Path, format!("path {portal}"), e))?;
+) -> PathTarget {
+    let (remotes, unresolved) = match found {
+        Ok(remotes) => (remotes, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
     let scheme = portal.scheme();
     let (name, transport) = (portal.to_string(), scheme.name());
     let invalidate_reads = match invalidate_reads {
@@ -164,16 +163,17 @@ pub(crate) fn path_target(
         Host::Name(name) if !name.contains(':') => Some(Arc::from(name.as_str())),
         _ => None,
     };
-    Ok(PathTarget {
+    PathTarget {
         peer_name,
         name,
         local,
         remotes,
+        unresolved,
         transport,
         provider,
         invalidate_reads,
         heartbeat,
         // Over TLS both ends have authenticated already; over TCP nothing would protect the result.
         proves: scheme == Scheme::Rdma,
-    })
+    }
 }

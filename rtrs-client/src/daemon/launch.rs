@@ -1,6 +1,7 @@
 //! Starts the threads of a session's shards, and sends them messages from the rest of the process.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -109,6 +110,11 @@ impl ShardHandle {
                  effect"
             ))
         })
+    }
+
+    /// Gives the session the addresses of a path's host, or the reason why it has none.
+    pub(crate) fn resolved(&self, path: String, found: Result<Vec<SocketAddr>, String>) {
+        self.0[0].send(Message::Resolved { path, found });
     }
 
     /// Gives every shard a provider of this scheme. Returns its index, which is the same on all

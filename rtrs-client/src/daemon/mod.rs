@@ -13,7 +13,7 @@
 //!   for the process; `metrics`: serves scrapes from the same data;
 //! - `open_files`: the limit of open descriptors;
 //! - `required_paths`: paths that an attach needs, and those that do not work;
-//! - `link_watcher`: network changes of the host; `saved`: state that the process leaves for a
+//! - `link_watcher`: network changes of the host; `resolver`: addresses of unreached paths; `saved`: state that the process leaves for a
 //!   takeover.
 
 pub(crate) mod attach;
@@ -34,6 +34,7 @@ mod open_files;
 mod providers;
 mod report;
 mod required_paths;
+mod resolver;
 mod roster;
 pub(crate) mod saved;
 mod shutdown;

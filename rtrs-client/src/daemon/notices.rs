@@ -32,6 +32,8 @@ pub(crate) enum Event {
     VolumeGone(String),
     /// Paths have connected, failed or been refused a volume since the process began to watch them.
     PathsChanged,
+    /// All addresses of this path have failed, so its host should be resolved again.
+    Unreached(String),
     /// A shard's thread ended with this error.
     ShardFailed(CoreIndex, String),
     /// Epoch of the server's cache, to be saved for a process that takes over.

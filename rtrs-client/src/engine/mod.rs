@@ -22,7 +22,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -293,6 +293,23 @@ impl ClientEngine {
         fabrics: &mut Fabrics,
     ) {
         self.control(now, fabrics, |control, ctx| control.on_link_down(what, addresses, ctx));
+    }
+
+    /// Name of the next path whose host should be resolved again; on the control shard only.
+    pub(crate) fn take_unreached(&mut self) -> Option<String> {
+        self.control.as_mut()?.take_unreached()
+    }
+
+    /// Handles the addresses of a path's host, or the reason why it has none.
+    pub(crate) fn resolved(
+        &mut self,
+        now: Instant,
+        path: &str,
+        found: Result<Vec<SocketAddr>, String>,
+    ) {
+        if let Some(control) = &mut self.control {
+            control.resolved(path, found, now);
+        }
     }
 
     /// Changes paths, volumes or settings of the running session; on the control shard only.

@@ -16,6 +16,9 @@ use crate::path::refusal::Rejection;
 /// Reason why a path ended, or why it does not serve a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PathEnd {
+    /// The host has no address; the text says why.
+    #[error("{0}")]
+    Unresolved(String),
     /// The server refused a connection.
     #[error("{0}")]
     Rejected(Rejection),

@@ -49,8 +49,10 @@ pub struct PathTarget {
     pub name: String,
     /// Source address, if one was given.
     pub local: Option<IpAddr>,
-    /// Server addresses, at least one; each attempt uses the next.
+    /// Server addresses; each attempt uses the next. Empty only while the host is `unresolved`.
     pub remotes: Vec<SocketAddr>,
+    /// Reason why the host has no address yet. Attempts fail with it.
+    pub unresolved: Option<String>,
     /// Name that the server's certificate must have; None for its address.
     pub peer_name: Option<Arc<str>>,
     /// Transport of the path: the scheme of its portal.
@@ -72,7 +74,27 @@ impl PathTarget {
     pub(crate) fn duplicates(&self, other: &Self) -> bool {
         let origin = |path: &Self| (path.provider, path.local);
         origin(self) == origin(other)
+            && !self.remotes.is_empty()
             && self.remotes.iter().all(|remote| other.remotes.contains(remote))
+    }
+
+    /// Replaces the addresses, or the reason why there are none, and returns whether the addresses
+    /// are others than before. Known addresses outlast a resolver that fails; their order alone is
+    /// no change, because resolvers rotate it.
+    pub(crate) fn resolved(&mut self, found: Result<Vec<SocketAddr>, String>) -> bool {
+        match found {
+            Ok(found) => {
+                let is_known = |address: &SocketAddr| self.remotes.contains(address);
+                let same = found.len() == self.remotes.len() && found.iter().all(is_known);
+                if !same && !found.is_empty() {
+                    (self.remotes, self.unresolved) = (found, None);
+                    return true;
+                }
+            }
+            Err(why) if self.remotes.is_empty() => self.unresolved = Some(why),
+            Err(_) => {}
+        }
+        false
     }
 
     /// Server address for an attempt, counted from 0; attempts rotate through the addresses.

@@ -26,6 +26,7 @@ pub(super) fn config(setup: u8) -> SessionConfig {
         name: format!("path{path}"),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), PORT)],
+        unresolved: None,
         transport: "sim",
         provider: ProviderIndex(0),
         invalidate_reads: setup & 1 == 0,

@@ -379,7 +379,7 @@ impl AttachPlan {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.run_dir.check()?;
         self.volumes().try_for_each(Self::check_sockets)?;
-        self.session.check()?;
+        self.session.check_local()?;
         self.check_paths()?;
         self.volumes().try_for_each(Self::check_front)
     }
@@ -442,10 +442,11 @@ impl AttachPlan {
         self.check_front()
     }
 
-    /// Runs [`check`](Self::check), and also checks that the socket's directory exists and the
-    /// address is free, which a start would find by itself.
+    /// Runs [`check`](Self::check), and also checks that the host of a path has an address, the
+    /// socket's directory exists and the address is free, which a start would find by itself.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
+        self.session.check()?;
         let made = self.volumes().filter(|volume| !volume.is_activated);
         made.map(|volume| &volume.front).try_for_each(|front| match front {
             Front::Socket(path) => check_directory(path),

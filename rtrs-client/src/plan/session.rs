@@ -11,6 +11,7 @@ use rtrs_core::limits::{TCP_CONNS_PER_PATH_MAX, TLS_CONNS_PER_PATH_MAX};
 use rtrs_core::local::make_absolute;
 use rtrs_core::settings::{Auto, Int, Portal, Scheme, Shards, Time};
 
+use super::hosts::resolve_all;
 use crate::engine::{HeartbeatSettings, PATHS_MAX};
 use crate::error::{Error, ErrorKind, usage};
 use crate::settings::{Access, SessionSettings};
@@ -156,17 +157,28 @@ impl SessionPlan {
         self.shards.count().min(self.shards_max())
     }
 
-    /// Checks that there is a path, that each path's host has an address, and that RDMA is
-    /// available if a path needs it.
+    /// Runs [`check_local`](Self::check_local), and checks that the host of a path has an address.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_local()?;
+        let unresolved = self.unresolved();
+        if unresolved.len() < self.settings.path.len() {
+            return Ok(());
+        }
+        let text = format!("cannot use a path: {}", unresolved.join("; "));
+        Err(Error::new(ErrorKind::Path, text))
+    }
+
+    /// Reasons why paths cannot be used now, because their hosts have no address.
+    pub(crate) fn unresolved(&self) -> Vec<String> {
+        resolve_all(&self.settings.path).into_iter().filter_map(Result::err).collect()
+    }
+
+    /// Checks that there is a path, and that TLS and RDMA can be used if a path needs them.
+    pub(crate) fn check_local(&self) -> Result<(), Error> {
         if self.settings.path.is_empty() {
             return Err(usage(
                 "no path to the server; use --path tcp://HOST, or path: in the file",
             ));
-        }
-        for path in &self.settings.path {
-            path.resolve()
-                .map_err(|e| Error::with_source(ErrorKind::Path, "cannot use a path", e))?;
         }
         // The settings that tls:// needs were checked before.
         self.tls_sources().check_now()?;

@@ -163,7 +163,7 @@ fn text(paths: &[PathInfo]) -> String {
             path.path,
             path.state_text(),
             path.transport,
-            path.address,
+            or_dash(Some(&path.address).filter(|at| !at.is_empty())),
             path.reconnects,
             or_dash(path.why().map(str::to_owned).or_else(|| path_errors_text(path)))
         );

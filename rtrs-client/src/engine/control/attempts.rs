@@ -42,6 +42,12 @@ impl Attempts {
         self.reconnect.forget_failures();
     }
 
+    /// Makes the first of this number of other addresses due now.
+    pub(super) fn use_addresses(&mut self, now: Instant, addresses: usize) {
+        self.until = now;
+        self.reconnect.set_addresses(addresses);
+    }
+
     /// Counts an attempt that has ended. Returns whether the next one needs no wait.
     pub(super) fn ended(&mut self) -> bool {
         self.reconnect.ended();

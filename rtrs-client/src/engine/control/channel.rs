@@ -84,6 +84,10 @@ impl Channel {
         &self.target
     }
 
+    pub(super) fn target_mut(&mut self) -> &mut PathTarget {
+        &mut self.target
+    }
+
     pub(super) fn connections(&self) -> &Connections {
         &self.connections
     }
@@ -208,7 +212,7 @@ impl Channel {
     ) -> Result<(), PathEnd> {
         let first_conn = claims.first_conn || self.server.accepted;
         let claims = Claims { first_conn, ..claims };
-        Ok(self.connections.start(&self.target, claims, config, ctx)?)
+        self.connections.start(&self.target, claims, config, ctx)
     }
 
     /// Records what the server reported when it accepted connection 0.

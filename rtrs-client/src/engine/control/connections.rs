@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::{ConnIndex, CoreIndex, PathId, PathUuid, ProviderIndex, QpNum};
 use rtrs_core::time::Instant;
 
 use crate::engine::ctx::Ctx;
 use crate::engine::message::{Connect, Outbox, ShardMessage};
+use crate::engine::path_end::PathEnd;
 use crate::engine::session::{PathShared, PathTarget, SessionConfig};
 use crate::path::handshake::{Claims, Endpoints, ServiceConnection, conn_request};
 
@@ -119,7 +119,7 @@ impl Connections {
         claims: Claims,
         config: &SessionConfig,
         ctx: &mut Ctx<'_>,
-    ) -> Result<(), FabricError> {
+    ) -> Result<(), PathEnd> {
         self.remote = target.remote(self.epoch);
         self.epoch += 1;
         self.recon_cnt = self.recon_cnt.wrapping_add(1);
@@ -127,6 +127,9 @@ impl Connections {
         self.next = ConnIndex(0);
         self.shared = Arc::default();
         self.claims = claims;
+        if let Some(why) = &target.unresolved {
+            return Err(PathEnd::Unresolved(why.clone()));
+        }
         let request = conn_request(config, self.uuid, self.recon_cnt, self.next, claims);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();
         let (local, remote, path) = (target.local, self.remote, self.path);

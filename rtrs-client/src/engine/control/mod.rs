@@ -64,7 +64,7 @@ pub(in crate::engine) mod view;
 mod volume;
 mod volumes;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, WorkCompletion};
@@ -116,6 +116,8 @@ pub(crate) struct SessionControl {
     opening: Opening,
     closing: Closing,
     checks: Checks,
+    /// Paths whose addresses have all failed, until [`take_unreached`](Self::take_unreached).
+    unreached: Vec<PathId>,
 }
 
 impl SessionControl {
@@ -126,6 +128,7 @@ impl SessionControl {
             opening: Opening::new(PinnedServer::new(first_server(&config))),
             closing: Closing::default(),
             checks: Checks::default(),
+            unreached: Vec::new(),
             config,
         }
     }
@@ -215,6 +218,26 @@ impl SessionControl {
         }
         tracing::info!(path = %self.routes.paths[id].channel.name(), "{} on request", why.name());
         Ok(())
+    }
+
+    /// Name of the next path whose host should be resolved again, because all its addresses have
+    /// failed. The answer is [`resolved`](Self::resolved).
+    pub(crate) fn take_unreached(&mut self) -> Option<String> {
+        let id = self.unreached.pop()?;
+        Some(self.routes.paths[id].channel.name().to_owned())
+    }
+
+    /// Handles the addresses of a path's host, or the reason why it has none.
+    pub(crate) fn resolved(
+        &mut self,
+        path: &str,
+        found: Result<Vec<SocketAddr>, String>,
+        now: Instant,
+    ) {
+        if let Some(id) = self.routes.paths.named(path) {
+            self.checks.wake();
+            self.routes.paths[id].resolved(now, found);
+        }
     }
 
     /// Handles a network change of this host that may help paths; `what` describes it for the log.
@@ -568,7 +591,9 @@ impl SessionControl {
             self.closing.path_lost(&mut self.routes, id);
             self.routes.path_lost(id, ctx);
         }
-        self.routes.paths[id].finish_end(ctx.now, detaching);
+        if self.routes.paths[id].finish_end(ctx.now, detaching) && !self.unreached.contains(&id) {
+            self.unreached.push(id);
+        }
         self.check_attach(ctx.now);
     }
 

@@ -3,6 +3,7 @@
 //! Decisions that depend on other paths are made elsewhere. Methods that fail return the reason why
 //! the path has to end.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, RemoteMem};
@@ -520,10 +521,11 @@ impl Path {
     }
 
     /// Finishes the end once all connections are closed: the path ends, stays disconnected, or
-    /// waits for its next attempt.
-    pub(super) fn finish_end(&mut self, now: Instant, detaching: bool) {
+    /// waits for its next attempt. Returns whether all its addresses have failed, so that the host
+    /// should be resolved again.
+    pub(super) fn finish_end(&mut self, now: Instant, detaching: bool) -> bool {
         if self.state != PathState::Closing || !self.channel.connections().are_closed() {
-            return;
+            return false;
         }
         let at_once = self.attempts.ended();
         if detaching {
@@ -531,6 +533,17 @@ impl Path {
         } else if !self.finish_leave(now) {
             self.state.advance(PathState::Waiting);
             self.attempts.schedule(now, at_once);
+            return self.attempts.reconnect.is_round_over();
+        }
+        false
+    }
+
+    /// Uses the addresses that the host has now. A waiting path tries others at once.
+    pub(super) fn resolved(&mut self, now: Instant, found: Result<Vec<SocketAddr>, String>) {
+        if self.channel.target_mut().resolved(found) {
+            let target = self.channel.target();
+            tracing::info!(path = %target.name, addresses = ?target.remotes, "host resolved");
+            self.attempts.use_addresses(now, target.remotes.len());
         }
     }
 
@@ -562,7 +575,10 @@ impl From<&Path> for PathStatus {
             id: path.id,
             path: target.name.clone(),
             transport: target.transport,
-            address: connections.remote().to_string(),
+            address: match target.remotes[..] {
+                [] => String::new(),
+                _ => connections.remote().to_string(),
+            },
             state: match path.state {
                 PathState::Connected if path.volumes.terms.are_standby() => PathState::Standby,
                 state => state,

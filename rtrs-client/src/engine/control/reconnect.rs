@@ -38,6 +38,17 @@ impl Reconnect {
         self.backoff.set_bounds(min, max);
     }
 
+    /// Starts a round of other addresses, without a change of later waits.
+    pub(super) fn set_addresses(&mut self, addresses: usize) {
+        self.addresses = addresses.max(1) as u64;
+        self.failed_in_row = 0;
+    }
+
+    /// Whether the last attempt ended a round of all addresses.
+    pub(super) fn is_round_over(&self) -> bool {
+        self.failed_in_row.is_multiple_of(self.addresses)
+    }
+
     /// Returns the time of the next attempt after an end: now if `at_once`, otherwise in turn.
     pub(super) fn next_attempt(&mut self, now: Instant, at_once: bool) -> Instant {
         self.failed_in_row += 1;

@@ -386,6 +386,7 @@ pub(super) fn target(path: usize) -> PathTarget {
         name: format!("path{path}"),
         local: Some(client_ip(path)),
         remotes: vec![SocketAddr::new(server_ip(path), 1234)],
+        unresolved: None,
         transport: "sim",
         provider: PROVIDER,
         invalidate_reads: true,
@@ -498,7 +499,6 @@ impl Fixture {
         let addresses: Vec<_> =
             (0..addresses).map(|path| SocketAddr::new(server_ip(path), 1234)).collect();
         let target = |(path, &remote): (usize, &SocketAddr)| PathTarget {
-            peer_name: None,
             remotes: if setup.remotes.is_empty() { vec![remote] } else { setup.remotes.clone() },
             invalidate_reads: setup.invalidate_reads,
             heartbeat: setup.heartbeat,

@@ -1,10 +1,12 @@
 //! Paths that are added, removed, disconnected and reconnected under load, and changes of the
 //! policy.
 
+use std::net::{IpAddr, SocketAddr};
+
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
 
-use super::fixture::{Fixture, MS, SEC, TestIo, target};
+use super::fixture::{Fixture, MS, SEC, TestIo, server_ip, target};
 use crate::engine::{
     Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, Tuning,
 };
@@ -374,4 +376,48 @@ fn a_path_to_the_address_of_another_is_refused() {
     // A path that is about to be replaced does not count.
     assert_eq!(fixture.change(alias(0, &["path0"])), Ok(()));
     assert_eq!(names(&fixture), ["path0", "alias"]);
+}
+
+#[test]
+fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
+    let unused = SocketAddr::new(IpAddr::from([10, 99, 0, 1]), 1234);
+    for (remotes, unresolved) in [(Vec::new(), Some("no such host")), (vec![unused], None)] {
+        // Only another address can be tried in time.
+        let waits = |s: &mut super::fixture::Setup| {
+            (s.config.reconnect_min, s.config.reconnect_max) = (60 * SEC, 60 * SEC);
+            s.spare = 1;
+        };
+        let mut fixture = Fixture::open(waits);
+        let unresolved = unresolved.map(str::to_owned);
+        let target = PathTarget { remotes: remotes.clone(), unresolved, ..target(1) };
+        fixture.change(Change::Add { target, uuid: [0xa1; 16], replaces: Vec::new() }).expect("it");
+        fixture.until("a failure", 20 * SEC, |s| s.client.states()[1] == PathState::Waiting);
+        assert_eq!(fixture.client.control.take_unreached().as_deref(), Some("path1"));
+        assert_eq!(fixture.client.control.take_unreached(), None);
+        if remotes.is_empty() {
+            assert_eq!(fixture.client.last_error(1), "no such host");
+            assert_eq!(fixture.client.control.view().paths()[1].address, "");
+        }
+        let now = fixture.now();
+        fixture.client.control.resolved("path1", Err("no answer".to_owned()), now);
+        fixture.client.control.resolved("other", Ok(vec![unused]), now);
+        fixture.run(SEC);
+        assert_eq!(fixture.client.states()[1], PathState::Waiting);
+        let found = SocketAddr::new(server_ip(1), 1234);
+        fixture.client.control.resolved("path1", Ok(vec![found]), fixture.now());
+        fixture.until("the path", 2 * SEC, Fixture::is_whole);
+        assert_eq!(fixture.client.control.view().paths()[1].address, found.to_string());
+    }
+}
+
+#[test]
+fn addresses_in_another_order_are_no_change() {
+    let remotes: Vec<SocketAddr> =
+        [1, 2].map(|path| SocketAddr::new(server_ip(path), 1234)).to_vec();
+    let mut target = PathTarget { remotes: remotes.clone(), ..target(1) };
+    assert!(!target.resolved(Ok(remotes.iter().rev().copied().collect())));
+    assert!(!target.resolved(Err("no answer".into())) && !target.resolved(Ok(Vec::new())));
+    assert_eq!((&target.remotes, &target.unresolved), (&remotes, &None));
+    assert!(target.resolved(Ok(remotes[1..].to_vec())));
+    assert_eq!(target.remotes, remotes[1..]);
 }

@@ -1,0 +1,53 @@
+//! Resolution of the hosts of unreached paths, on threads of its own: the system's resolver may
+//! block for long.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rtrs_core::settings::{Host, Portal};
+
+use super::launch::ShardHandle;
+use crate::plan::{Resolved, resolve};
+
+/// Minimum time between two look-ups of a path's host. Paths ask again while they are unreached, so
+/// requests that come earlier are dropped.
+const SPACING: Duration = Duration::from_secs(1);
+
+/// Resolver of a session; at most one look-up of each path is in progress.
+pub(super) struct Resolver {
+    shards: ShardHandle,
+    in_progress: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Resolver {
+    pub(super) fn new(shards: ShardHandle) -> Self {
+        Self { shards, in_progress: Arc::default() }
+    }
+
+    /// Looks up the host of this path if it is a name, and gives the result to the session.
+    pub(super) fn resolve(&self, path: String) {
+        // The name of a path is its portal.
+        let Ok(portal) = path.parse::<Portal>() else { return };
+        if matches!(portal.host(), Host::Ip(_)) || !self.in_progress.lock().insert(path.clone()) {
+            return;
+        }
+        let (shards, in_progress) = (self.shards.clone(), Arc::clone(&self.in_progress));
+        let (name, spawned) = (path.clone(), thread::Builder::new().name("rtrs-resolve".into()));
+        let spawned = spawned.spawn(move || {
+            let found: Resolved = resolve(&portal);
+            if let Err(why) = &found {
+                tracing::debug!(path = %name, "{why}");
+            }
+            shards.resolved(name.clone(), found);
+            thread::sleep(SPACING);
+            in_progress.lock().remove(&name);
+        });
+        if let Err(error) = spawned {
+            tracing::debug!(%path, "host not resolved: {error}");
+            self.in_progress.lock().remove(&path);
+        }
+    }
+}

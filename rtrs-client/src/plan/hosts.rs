@@ -1,0 +1,92 @@
+//! Resolution of the host names of paths, within a time limit.
+
+use std::error::Error as _;
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtrs_core::settings::{Host, Portal};
+
+/// Time for the system's resolver at the start of a session. By default it tries a silent name
+/// server for five seconds before it turns to the next.
+const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Addresses of a path's host, or the reason why there are none.
+pub(crate) type Resolved = Result<Vec<SocketAddr>, String>;
+
+/// Resolves the host of a path. Waits for the system's resolver if it is a name, without a limit.
+pub(crate) fn resolve(path: &Portal) -> Resolved {
+    path.resolve().map_err(|error| match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    })
+}
+
+/// Resolves the hosts of all paths at once, in their order. A name that takes too long is
+/// unresolved.
+pub(crate) fn resolve_all(paths: &[Portal]) -> Vec<Resolved> {
+    resolve_with(paths, RESOLVE_TIME_MAX, resolve)
+}
+
+fn resolve_with(
+    paths: &[Portal],
+    limit: Duration,
+    look_up: impl Fn(&Portal) -> Resolved + Clone + Send + 'static,
+) -> Vec<Resolved> {
+    let deadline = Instant::now() + limit;
+    let (answer, answers) = mpsc::channel();
+    let mut all: Vec<Option<Resolved>> = paths.iter().map(|_| None).collect();
+    for (at, path) in paths.iter().enumerate() {
+        if matches!(path.host(), Host::Ip(_)) {
+            all[at] = Some(resolve(path));
+            continue;
+        }
+        let (answer, own, look_up) = (answer.clone(), path.clone(), look_up.clone());
+        // The receiver is gone after the limit.
+        let body = move || drop(answer.send((at, look_up(&own))));
+        if let Err(error) = thread::Builder::new().name("rtrs-resolve".into()).spawn(body) {
+            all[at] = Some(Err(format!("cannot resolve the host of {path}: {error}")));
+        }
+    }
+    drop(answer);
+    while all.contains(&None) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((at, found)) = answers.recv_timeout(left) else { break };
+        all[at] = Some(found);
+    }
+    let late = |(path, found): (&Portal, Option<Resolved>)| {
+        found.unwrap_or_else(|| {
+            let seconds = limit.as_secs();
+            Err(format!("cannot resolve the host of {path}: no answer within {seconds} s"))
+        })
+    };
+    paths.iter().zip(all).map(late).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stuck_resolver_delays_only_its_own_path() {
+        let texts = ["tcp://a.example:5", "tcp://127.0.0.1:6", "tcp://stuck.example:7"];
+        let paths = texts.map(|text| text.parse::<Portal>().unwrap());
+        let address = SocketAddr::from(([10, 0, 0, 1], 5));
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = std::sync::Arc::new(parking_lot::Mutex::new(ended));
+        let look_up = move |path: &Portal| {
+            if path.port() == 7 {
+                // Until the end of the test.
+                let _ = ended.lock().recv();
+            }
+            Ok(vec![address])
+        };
+        let found = resolve_with(&paths, Duration::from_millis(500), look_up);
+        drop(end);
+        assert_eq!(found[0], Ok(vec![address]));
+        assert_eq!(found[1], Ok(vec![SocketAddr::from(([127, 0, 0, 1], 6))]));
+        let late = "cannot resolve the host of tcp://stuck.example:7: no answer within 0 s";
+        assert_eq!(found[2], Err(late.to_owned()));
+    }
+}
