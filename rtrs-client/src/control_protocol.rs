@@ -242,6 +242,9 @@ pub(crate) struct Status {
     /// IOs that failed since attach.
     #[serde(default)]
     pub(crate) io_errors: IoErrors,
+    /// Files that the next process will lack because they could not be written, with the reasons.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unsaved: Vec<String>,
     /// Number of NBD connections.
     pub(crate) nbd_connections: u64,
     /// Paths of the session; None if it does not answer.
@@ -514,6 +517,9 @@ pub(crate) struct Attached {
     pub(crate) identity: Option<Identity>,
     /// Process of the session.
     pub(crate) pid: u32,
+    /// Files that the next process will lack because they could not be written, with the reasons.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unsaved: Vec<String>,
     /// Paths of the session.
     pub(crate) paths: Option<Vec<PathInfo>>,
 }

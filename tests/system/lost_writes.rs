@@ -347,3 +347,20 @@ fn clients_wait_until_the_attach_has_its_paths() {
     }
     assert_eq!(heard, [0; 0], "served by a session that was not attached");
 }
+
+#[test]
+fn an_attach_and_status_name_files_that_cannot_be_written() {
+    let volume = Volume::new();
+    // No temporary file replaces a directory.
+    let obstacle = volume.client.run_dir().join("vol0.identity.new");
+    fs::create_dir_all(&obstacle).expect("a directory");
+    let why = format!("cannot write {}: ", obstacle.with_extension("").display());
+    let done = volume.client.command(&volume.words(&[])).ok();
+    let done = done.says(&format!("warning: vol0: {why}"));
+    assert!(done.stderr.contains("does not know which export to expect"), "{done:?}");
+    let _ =
+        volume.client.command(&["status", "vol0"]).ok().says(&format!("not saved        {why}"));
+    let status = volume.client.status();
+    assert!(status["unsaved"][0].as_str().is_some_and(|text| text.starts_with(&why)), "{status}");
+    let _ = volume.detach(&[]).ok();
+}

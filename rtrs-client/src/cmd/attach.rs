@@ -107,13 +107,16 @@ impl Outcome {
         format!("{} attached: {}{mode}\n", attached.name, at.unwrap_or("-"))
     }
 
-    /// Warns that a volume is read-only although `rw` was tried first.
-    pub(super) fn warn_of_fallback(&self) {
-        if let Self::Attached(attached) = self
-            && attached.read_only_fallback
-        {
-            let name = &attached.name;
+    /// Warns that a volume is read-only although `rw` was tried first, and of files that its next
+    /// process will lack.
+    pub(super) fn warn(&self) {
+        let Self::Attached(attached) = self else { return };
+        let name = &attached.name;
+        if attached.read_only_fallback {
             remark(format_args!("warning: {name} is read-only: the server refused rw"));
+        }
+        for why in &attached.unsaved {
+            remark(format_args!("warning: {name}: {why}"));
         }
     }
 
@@ -319,7 +322,7 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     let request = Request::VolumeAdd { name: name.clone(), settings };
     let attached: Attached = named(session, global)?.request(&request)?;
     let outcome = Outcome::Attached(Box::new(attached));
-    outcome.warn_of_fallback();
+    outcome.warn();
     show(name, &outcome, Outcome::text, global)
 }
 
@@ -382,7 +385,7 @@ pub(super) fn start_daemon(
             let what = "the session's process is running, but its reply is not understood";
             Error::with_source(ErrorKind::System, what, error)
         });
-        outcomes.iter().flatten().for_each(Outcome::warn_of_fallback);
+        outcomes.iter().flatten().for_each(Outcome::warn);
         let attached = |outcome: &&Outcome| matches!(outcome, Outcome::Attached(_));
         outcomes.iter().flatten().find(attached).iter().for_each(|first| first.warn_of_paths());
         return outcomes;

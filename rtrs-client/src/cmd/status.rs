@@ -85,6 +85,7 @@ fn text(status: &Status) -> String {
     if let Some(errors) = errors_text(&status.io_errors) {
         line("failed IO", errors);
     }
+    status.unsaved.iter().for_each(|why| line("not saved", why.clone()));
     line("nbd clients", status.nbd_connections.to_string());
     out.extend(status.paths().iter().map(path_text));
     out

@@ -205,6 +205,7 @@ fn volumes_of<'a>(
             uri: prepared.uri.clone(),
             device: Arc::default(),
             ending: Arc::default(),
+            saved: prepared.saved.clone(),
             ..of_session.clone()
         };
         let (volume, front) = Volume::new(plan, prepared, identity, patience);
@@ -258,6 +259,7 @@ fn identity(plan: &AttachPlan, config: &SessionConfig) -> Identity {
         pid: std::process::id(),
         shards: config.shards,
         ending: Arc::default(),
+        saved: None,
         started: SystemTime::now(),
     }
 }

@@ -17,6 +17,7 @@ use rtrs_core::time::Duration;
 use rtrs_core::wire::errno_name;
 
 use super::driver::ClientShardReport;
+use super::saved::Saved;
 use crate::control_protocol::{
     Attached, Heartbeats, IoError, IoErrors, Latency, OldestIo, PartTimes, PathInfo, PathStats,
     SessionState, ShardStats as ShardReport, SlowRequests, Stats, Status, WaitsFor,
@@ -53,6 +54,8 @@ pub(crate) struct Identity {
     pub(crate) shards: u16,
     /// Whether the volume is being detached.
     pub(crate) ending: Arc<AtomicBool>,
+    /// State saved for a takeover.
+    pub(crate) saved: Option<Saved>,
     pub(crate) started: SystemTime,
 }
 
@@ -191,6 +194,7 @@ pub(crate) fn status(
         oldest_io: oldest(identity, reports),
         slow_requests: slow_requests(identity, reports),
         io_errors: io_errors(identity, reports),
+        unsaved: identity.saved.as_ref().map(Saved::unwritten).unwrap_or_default(),
         nbd_connections: reports.iter().map(|report| connections(identity, report)).sum(),
         paths,
     }
@@ -255,6 +259,7 @@ pub(crate) fn attached(status: Status) -> Attached {
         read_only_fallback: status.read_only_fallback,
         identity: status.identity,
         pid: status.pid,
+        unsaved: status.unsaved,
         paths: status.paths,
     }
 }
@@ -446,6 +451,7 @@ impl Identity {
             pid: 7,
             shards: 2,
             ending: Arc::default(),
+            saved: None,
             started: SystemTime::UNIX_EPOCH,
         }
     }

@@ -84,6 +84,8 @@ pub(crate) struct Saved {
     /// Control socket; the files have its name with their own extensions.
     beside: PathBuf,
     state: Arc<Mutex<State>>,
+    /// Failure of the last write of each file, if it failed.
+    unwritten: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
 /// Files of a volume over the time of its process.
@@ -120,7 +122,8 @@ impl Saved {
     pub(crate) fn beside(run_dir: &RunDir, control_socket: &Path) -> Result<Self, PlaceError> {
         let (files, beside) = (run_dir.files()?, control_socket.to_path_buf());
         let state = State::Waiting { epoch: None, export: None };
-        Ok(Self { files, beside, state: Arc::new(Mutex::new(state)) })
+        let (state, unwritten) = (Arc::new(Mutex::new(state)), Arc::default());
+        Ok(Self { files, beside, state, unwritten })
     }
 
     /// Epoch saved by a dead process; 0, which means unknown, if it cannot be read.
@@ -247,17 +250,26 @@ impl Saved {
         }
     }
 
-    fn write(&self, extension: &str, text: &str, without: &str) {
+    /// Files that the next process will lack because they could not be written, with the reasons.
+    pub(crate) fn unwritten(&self) -> Vec<String> {
+        self.unwritten.lock().values().cloned().collect()
+    }
+
+    fn write(&self, extension: &'static str, text: &str, without: &str) {
         let state = self.state.lock();
         if matches!(*state, State::Writing { .. }) {
             self.replace(extension, &format!("{text}\n"), without);
         }
     }
 
-    fn replace(&self, extension: &str, text: &str, without: &str) {
-        if let Err(error) = self.files.replace(&self.name(extension), text) {
-            tracing::warn!("cannot write {}: {error}; {without}", self.path(extension).display());
-        }
+    fn replace(&self, extension: &'static str, text: &str, without: &str) {
+        let Err(error) = self.files.replace(&self.name(extension), text) else {
+            self.unwritten.lock().remove(extension);
+            return;
+        };
+        let why = format!("cannot write {}: {error}; {without}", self.path(extension).display());
+        tracing::warn!("{why}");
+        self.unwritten.lock().insert(extension, why);
     }
 
     /// Forgets a shared session, as the volume is the only one now.
@@ -296,7 +308,8 @@ impl Saved {
     }
 
     /// Removes a file. Returns false if there was none.
-    fn remove(&self, extension: &str) -> bool {
+    fn remove(&self, extension: &'static str) -> bool {
+        self.unwritten.lock().remove(extension);
         let existed = self.path(extension).symlink_metadata().is_ok();
         if let Err(error) = self.files.remove(&self.name(extension)) {
             tracing::warn!("cannot remove {}: {error}", self.path(extension).display());
@@ -416,6 +429,29 @@ mod tests {
         saved.forget();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_named_until_it_is() {
+        let name = format!("rtrs-saved-unwritten-{}", std::process::id());
+        let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
+        let _ = fs::remove_dir_all(dir.path());
+        dir.make().unwrap();
+        let saved = Saved::new(&dir, "v").unwrap();
+        saved.begin();
+        // No file replaces a directory.
+        let obstacle = dir.path().join("v.life");
+        fs::create_dir(&obstacle).unwrap();
+        saved.save_epoch(7);
+        saved.save_device("/dev/nbd3");
+        let [why] = &saved.clone().unwritten()[..] else { panic!("{:?}", saved.unwritten()) };
+        assert!(why.starts_with(&format!("cannot write {}: ", obstacle.display())), "{why}");
+        assert!(why.ends_with(WITHOUT_EPOCH), "{why}");
+        assert!(!dir.path().join("v.life.new").exists());
+        fs::remove_dir(&obstacle).unwrap();
+        saved.save_epoch(8);
+        assert_eq!((saved.unwritten(), saved.epoch()), (Vec::new(), Some(8)));
+        fs::remove_dir_all(dir.path()).unwrap();
     }
 
     #[test]

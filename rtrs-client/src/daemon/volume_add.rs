@@ -54,6 +54,7 @@ impl AttachedSession {
             uri: prepared.uri.clone(),
             device: Arc::default(),
             ending: Arc::default(),
+            saved: prepared.saved.clone(),
             started: SystemTime::now(),
             ..of_session
         };

@@ -270,7 +270,7 @@ fn add(mate: &Session, turn: &Turn<'_>, wanted: &Wanted) -> Result<(), Error> {
     loop {
         match mate.request::<Attached>(&request) {
             Ok(attached) => {
-                Outcome::Attached(Box::new(attached)).warn_of_fallback();
+                Outcome::Attached(Box::new(attached)).warn();
                 return Ok(());
             }
             Err(_) if Instant::now() + RETRY_INTERVAL < turn.retry_until => {

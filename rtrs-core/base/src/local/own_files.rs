@@ -54,7 +54,7 @@ impl OwnFiles {
     }
 
     /// Replaces a file atomically, or creates it; only this user can read it. The temporary file
-    /// `NAME.new` is removed first if it exists.
+    /// `NAME.new` is removed first if it exists, and after a failure.
     ///
     /// # Errors
     /// The system's error.
@@ -63,8 +63,11 @@ impl OwnFiles {
         remove(&fresh)?;
         // O_EXCL ensures that a new file is written.
         let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&fresh, self.at(name))
+        let written = file.write_all(text.as_bytes());
+        written.and_then(|()| fs::rename(&fresh, self.at(name))).inspect_err(|_| {
+            // The first failure is the one to report.
+            let _ = remove(&fresh);
+        })
     }
 
     /// Removes a file, if it exists; for a symbolic link, removes the link and not its target.
