@@ -99,20 +99,20 @@ rtrs_base::settings! {
         ///
         /// See listen-port.
         peer_port: Int<u16, 1, 65535> = "16385",
-        /// Unacknowledged bytes that a socket may have sent
+        /// Unacknowledged payload from which a socket may send no more
         ///
         /// 128 to buffer-max. Also the longest message that a socket sends, if it is less than
         /// 1 MiB. A socket can ask for another size (SO_SNDBUF; as for sockets of the kernel it is
         /// twice as much).
         sndbuf: ByteSize = "104k",
-        /// Unread bytes of a socket at which peers must stop sending
+        /// Unread payload of a socket above which peers must stop sending
         ///
         /// 128 to buffer-max, and at most port-memory. A socket can ask for another size
-        /// (SO_RCVBUF, twice as much). A socket of another process holds about 200 KiB more.
+        /// (SO_RCVBUF, twice as much).
         rcvbuf: ByteSize = "104k",
         /// Largest buffer size that a socket may request, for either direction
         ///
-        /// At least sndbuf and rcvbuf.
+        /// At least sndbuf and rcvbuf, at most 1G.
         buffer_max: ByteSize = "64M",
         /// Limit of unread bytes of one socket, regardless of congestion
         ///
@@ -292,6 +292,11 @@ impl Settings {
                 ));
             }
         }
+        // Users count in 32 bits how much of a buffer is used.
+        if bytes(self.buffer_max) > 1 << 30 {
+            let size = self.buffer_max;
+            return refuse(format!("buffer-max {size} is out of range; use up to 1G"));
+        }
         // With less a message of this length would never arrive.
         let least = MESSAGE_COST + PAYLOAD_MAX;
         for (name, size) in [
@@ -396,6 +401,8 @@ mod tests {
         let size = |text: &str| text.parse().unwrap();
         let error = with(&|s| s.sndbuf = size("65M"));
         assert_eq!(error, "sndbuf 65M is out of range; use 128 to 64M (buffer-max)");
+        let error = with(&|s| s.buffer_max = size("2G"));
+        assert_eq!(error, "buffer-max 2G is out of range; use up to 1G");
         let error = with(&|s| s.port_memory = size("1G"));
         let text = "port-memory 1G is more than peer-memory 128M; lower port-memory or raise \
                     peer-memory";

@@ -78,10 +78,10 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
         }
     }
     let socket = borrow(fd);
-    let Bound { slot, board } = Access::bind(socket, ip, port)?;
+    let Bound { place, board } = Access::bind(socket, ip, port)?;
     drop(connecting);
     let access = share(Access::with_board(Box::new(AtPath(path)), board)?)?;
-    let bound = Arc::new(Binding::new(access, slot, socket)?);
+    let bound = Arc::new(Binding::new(access, place, socket)?);
     // Values that cannot be set now keep their defaults.
     if let Some(bytes) = wishes.sndbuf {
         bound.set_sndbuf(socket, bytes)?;

@@ -1,11 +1,9 @@
 //! Options and requests of RDS sockets: getsockopt, setsockopt, ioctl.
 
 use std::io;
-use std::net::IpAddr;
 
 use libc::c_int;
-use rds::channel::{Counter, InfoOption, counters_of, messages_of};
-use rds::proto::QueueKind;
+use rds::channel::{Counter, InfoOption, counters_of};
 use rds::socket::{Access, AtPath};
 
 use crate::controls::SOL_RDS;
@@ -271,22 +269,13 @@ pub(crate) fn request(fd: c_int, entry: &Entry, request: u64) -> io::Result<Repl
         SET_TOS => Ok(Reply::Done),
         GET_TOS => Ok(Reply::Byte(0)),
         // Bytes that the socket has sent and its peers have not acknowledged.
-        request if request == libc::TIOCOUTQ => Ok(Reply::Int(unacknowledged(fd, entry)?)),
+        request if request == libc::TIOCOUTQ => Ok(Reply::Int(unacknowledged(fd, entry))),
         request if request == libc::FIONREAD => Err(errno(libc::ENOTTY)),
         _ => Ok(Reply::System),
     }
 }
 
-fn unacknowledged(fd: c_int, entry: &Entry) -> io::Result<c_int> {
-    let Some(bound) = entry.bound(fd) else { return Ok(0) };
-    let port = bound.view().map_or(0, |view| view.port);
-    let v6 = matches!(bound.board().address(), IpAddr::V6(_));
-    let mut sum = 0_u64;
-    for queue in [QueueKind::Send, QueueKind::Retransmit] {
-        let (bytes, size) = bound.info(borrow(fd), InfoOption::Messages { queue, v6 }.number())?;
-        let messages = messages_of(&bytes, size, v6);
-        let own = messages.iter().filter(|message| message.local.1 == port);
-        sum += own.map(|message| u64::from(message.len)).sum::<u64>();
-    }
-    Ok(c_int::try_from(sum).unwrap_or(c_int::MAX))
+fn unacknowledged(fd: c_int, entry: &Entry) -> c_int {
+    let in_flight = entry.bound(fd).map_or(0, |bound| bound.in_flight());
+    c_int::try_from(in_flight).unwrap_or(c_int::MAX)
 }

@@ -306,7 +306,7 @@ fn join(fd: i32) -> Option<Binding> {
     let (control, bound) = Control::open(borrow(fd)).ok()?;
     let access = share(Access::with_board(Box::new(way), bound.board).ok()?).ok()?;
     access.set_control(control);
-    Binding::new(access, bound.slot, borrow(fd)).ok()
+    Binding::new(access, bound.place, borrow(fd)).ok()
 }
 
 fn unix(address: Option<SocketAddrAny>) -> Option<SocketAddrUnix> {

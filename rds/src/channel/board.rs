@@ -25,13 +25,19 @@ const AT_PLACES: usize = 12;
 const AT_ADDRESS: usize = 16;
 const AT_CROWDED: usize = 32;
 const HEAD_LEN: usize = 64;
-/// Words of a slot: serial number, port, buffer sizes, flags, and the default destination.
+/// Words of a slot: serial number, port, buffer sizes, flags, the default destination, and totals
+/// of the socket's flow.
 const SLOT_LEN: usize = 64;
 /// Words of an entry in the table of peers: its state and the address.
 const PLACE_LEN: usize = 32;
 const FREE: u32 = 0;
 const USED: u32 = 1;
 const LEFT: u32 = 2;
+
+/// Offsets in a slot: payload released from the send buffer, and the mark of payload taken, if any.
+const AT_RELEASED: usize = 40;
+const AT_MARK: usize = 44;
+const AT_HAS_MARK: usize = 48;
 
 const FLAG_CONNECTED: u32 = 1;
 const FLAG_MONITOR: u32 = 2;
@@ -160,6 +166,24 @@ impl Board {
         })
     }
 
+    /// Returns the payload that a socket has sent and that needs no room any more: a total that
+    /// wraps.
+    pub fn released(&self, slot: usize) -> u32 {
+        if slot < self.layout.slots {
+            self.memory.load(self.layout.slot(slot) + AT_RELEASED)
+        } else {
+            0
+        }
+    }
+
+    /// Returns the total of payload taken at which the node waits to be told.
+    pub fn mark(&self, slot: usize) -> Option<u32> {
+        let at = (slot < self.layout.slots).then(|| self.layout.slot(slot))?;
+        // The mark is written before.
+        let has_mark = self.memory.load(at + AT_HAS_MARK) != 0;
+        has_mark.then(|| self.memory.load(at + AT_MARK))
+    }
+
     /// Whether the node may refuse messages to this address, because it has reached its limit of
     /// peers and this address is not a peer that has sent a congestion map.
     pub fn may_refuse(&self, peer: IpAddr) -> bool {
@@ -262,6 +286,20 @@ impl BoardWriter {
         }
     }
 
+    /// Publishes the payload released from a socket's send buffer, and the total of payload taken
+    /// at which its users are to report it.
+    pub(crate) fn set_flow(&self, slot: usize, released: u32, mark: Option<u32>) {
+        let at = self.layout.slot(slot);
+        let mark_words = mark.map(|mark| (AT_MARK, mark));
+        let words = [(AT_RELEASED, released), (AT_HAS_MARK, mark.is_some().into())];
+        for (offset, value) in mark_words.into_iter().chain(words) {
+            // Written only on change, since users read the same cache line.
+            if self.memory.load(at + offset) != value {
+                self.memory.store(at + offset, value);
+            }
+        }
+    }
+
     /// Publishes whether the node has reached its limit of peers.
     pub(crate) fn set_crowded(&self, is_crowded: bool) {
         // Written only on change, since users read the same cache line.
@@ -352,6 +390,11 @@ mod tests {
         view.connected = Some(("fd00::7".parse().unwrap(), 65535));
         writer.set_socket(slot, &view);
         assert_eq!(board.socket(slot), Some(view));
+        assert_eq!((board.released(slot), board.mark(slot)), (0, None));
+        writer.set_flow(slot, 7, Some(9));
+        assert_eq!((board.released(slot), board.mark(slot)), (7, Some(9)));
+        writer.set_flow(slot, 8, None);
+        assert_eq!((board.released(slot), board.mark(slot)), (8, None));
         writer.free_slot(slot);
         assert_eq!(board.socket(slot).map(|view| view.serial), Some(0));
         let next = writer.take_slot().unwrap();

@@ -4,11 +4,13 @@
 //! boundaries (SOCK_SEQPACKET), whose descriptor can be polled, duplicated and inherited. Messages
 //! are `Packet`s followed by their payload; the rest of a payload above `INLINE_MAX` is in a memfd.
 //! Requests with an answer use a connection of their own. State that users check before they send
-//! is in shared memory, the [`Board`].
+//! is in shared memory, the [`Board`]; what they have sent and taken is in counters that they share
+//! with the node, the [`Flow`].
 
 mod big;
 mod board;
 mod connect;
+mod flow;
 mod info;
 mod packet;
 mod tally;
@@ -18,6 +20,8 @@ pub(crate) use board::BoardWriter;
 pub use board::{Board, SocketView};
 pub use connect::Connect;
 pub(crate) use connect::{FDS_MAX, passed_fds};
+pub use flow::Flow;
+pub(crate) use flow::NodeFlow;
 pub(crate) use info::encode as encode_info;
 pub use info::{
     Counter, InfoConnection, InfoMessage, InfoOption, InfoSocket, InfoTcp, connections_of,

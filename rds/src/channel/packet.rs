@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 48;
 /// Changes whenever the format of packets or of the board changes.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
@@ -27,8 +27,9 @@ macro_rules! kinds {
 kinds! {
     /// User: turn this connection into a socket at `address` and `port` (0 for any).
     Bind = 1,
-    /// Node: `value` is an errno, or 0 if the socket has `port` and slot `extra` of the board,
-    /// whose descriptor is attached. `len` is the serial number of the slot.
+    /// Node: `value` is an errno, or 0 if the socket has `port` and slot `extra` of the board.
+    /// `len` is the serial number of the slot. The descriptors of the board and of the socket's
+    /// counters are attached.
     Bound = 2,
     /// User: send the `len` bytes that follow to `address` and `port`. With `extra` 1, `value` is
     /// the cookie for [`Completed`](Self::Completed).
@@ -43,8 +44,14 @@ kinds! {
     Update = 6,
     /// Node: the message with the cookie `value` is complete.
     Completed = 7,
+    /// User, on a socket: its send buffer is full. The node leaves the packet unread until there is
+    /// room, so that the connection is not writable before.
+    Full = 8,
+    /// User, on a control connection: messages of the slot `extra` with the serial number `len`
+    /// were taken, up to the mark on the board. Has no answer.
+    Taken = 9,
     /// User: return the board; this connection is not a socket. The answer is
-    /// [`Bound`](Self::Bound).
+    /// [`Bound`](Self::Bound), without counters.
     Attach = 16,
     /// User: set the slot's send buffer (`port` 0) or receive buffer (1) to `value`.
     SetBuffer = 17,

@@ -14,8 +14,8 @@ use rustix::net::{
 };
 
 use crate::channel::{
-    FDS_MAX, INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, SocketView,
-    passed_fds, put_rest, take_rest,
+    FDS_MAX, INLINE_FIRST, INLINE_MAX, NodeFlow, PACKET_LEN, Packet, PacketKind, PacketTimes,
+    SocketView, passed_fds, put_rest, take_rest,
 };
 use crate::proto::{Received, SocketId};
 use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
@@ -46,6 +46,7 @@ pub(super) struct Bound {
     pub(super) slot: usize,
     /// State of the socket as published on the board.
     pub(super) view: SocketView,
+    pub(super) flow: NodeFlow,
     /// The socket is full, so the user's messages are not read.
     pub(super) is_full: bool,
     /// The user has disconnected; its remaining messages are read until this time.
@@ -134,12 +135,12 @@ impl Client {
         }
     }
 
-    /// Sends a packet, if there is room now.
+    /// Sends a packet with descriptors, if there is room now.
     ///
     /// # Errors
     /// The system's error; `WouldBlock` without room.
-    pub(super) fn write(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        self.send(packet, &[], fd)
+    pub(super) fn write(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send(packet, &[], fds)
     }
 
     /// Sends a message to the user, if there is room now. `time` is in nanoseconds since 1970.
@@ -160,19 +161,18 @@ impl Client {
         let packet = Packet::with_wide(PacketKind::Data, time);
         let packet = Packet { port, len, address, times, ..packet };
         if payload.len() <= INLINE_MAX {
-            return self.send(&packet, payload, None);
+            return self.send(&packet, payload, &[]);
         }
         let rest = put_rest(&[IoSlice::new(payload)])?;
-        self.send(&packet, &payload[..INLINE_FIRST], Some(rest.as_fd()))
+        self.send(&packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
     }
 
-    fn send(&self, packet: &Packet, body: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    fn send(&self, packet: &Packet, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let head = packet.encode();
         let parts = [IoSlice::new(&head), IoSlice::new(body)];
-        let fds = fd.map(|fd| [fd]);
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut room);
-        if let Some(fds) = &fds {
+        if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
         sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;

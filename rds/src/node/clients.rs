@@ -1,5 +1,6 @@
 //! All users of a node: sockets of this and other processes, and connections for requests.
 
+mod buffers;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use super::client::{Asker, Bound, Client, ClientId, Credentials, Input};
 use super::controls::Controls;
 use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
+use super::untaken::Untaken;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
 use crate::proto::{Event, Node, Outgoing, Pending, Refused, SocketId};
 
@@ -82,7 +84,7 @@ pub(super) struct Clients {
     /// Users that have disconnected and whose messages wait.
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
-    failures: LogLimit,
+    untaken: Untaken,
     accepts: LogLimit,
     reserve: Reserve,
     board: BoardWriter,
@@ -107,7 +109,7 @@ impl Clients {
             controls: Controls::default(),
             lingering: BTreeSet::new(),
             starved: Starved::default(),
-            failures: LogLimit::default(),
+            untaken: Untaken::default(),
             accepts: LogLimit::default(),
             reserve: Reserve::new(),
             board: BoardWriter::create(config.address, config.sockets_max, config.peers_max + 1)?,
@@ -159,6 +161,7 @@ impl Clients {
         for id in self.starved.take_due(now) {
             self.deliver(now, node, id);
         }
+        self.check_congested(now, node);
         while let Some((at, id)) = self.lingering.first().copied().filter(|(at, _)| *at <= now) {
             self.lingering.remove(&(at, id));
             self.end(node, id);
@@ -200,21 +203,24 @@ impl Clients {
             }
             Event::Writable(socket) => {
                 let Some(id) = self.by_socket.get(&socket).copied() else { return false };
+                self.settle(node, id);
                 self.read(now, node, id, false);
                 true
             }
         }
     }
 
-    /// Publishes whether messages to new peers may be refused.
-    pub(super) fn show(&mut self, node: &Node) {
+    /// Ends a turn: publishes whether messages to new peers may be refused.
+    pub(super) fn end_turn(&mut self, now: Instant, node: &Node) {
         self.board.set_crowded(node.peers().is_crowded());
+        self.untaken.plan_check(now);
     }
 
     /// Returns the time at which to call `turn` even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.first().map(|(at, _)| *at);
-        earliest(earliest(self.accept_at, self.starved.deadline()), lingering)
+        let parts = [self.accept_at, self.starved.deadline(), self.untaken.deadline(), lingering];
+        parts.into_iter().fold(None, earliest)
     }
 
     /// Reads the remaining messages of users, then closes all connections.
@@ -333,6 +339,7 @@ impl Clients {
             }
         }
         self.buffer = buffer;
+        self.settle(node, id);
         self.poll_read(id);
     }
 
@@ -351,6 +358,7 @@ impl Clients {
     fn remove(&mut self, id: ClientId) -> Option<Bound> {
         self.unbound.remove(id);
         self.starved.remove(id);
+        self.untaken.remove(id);
         self.reserve.ended(id);
         for control in self.controls.ended(id) {
             self.is_unbound(control);
@@ -365,9 +373,12 @@ impl Clients {
     }
 
     fn packet(&mut self, now: Instant, node: &mut Node, id: ClientId, request: Request) {
-        let Some(client) = self.clients.get(&id) else { return };
+        let Some(client) = self.clients.get_mut(&id) else { return };
         let Request { packet, body, fds } = request;
         let mut fds = fds.into_iter();
+        if let Some(bound) = client.bound.as_mut().filter(|_| packet.kind == PacketKind::Send) {
+            bound.flow.received(body.len());
+        }
         let socket = client.bound.as_ref().map(|bound| bound.id);
         match (packet.kind, socket, fds.next()) {
             (PacketKind::Send, Some(socket), _) => {
@@ -382,6 +393,14 @@ impl Clients {
             (PacketKind::Watch, Some(socket), _) => {
                 // The port may have cleared since the user looked.
                 node.watch(socket, packet.address, packet.port);
+            }
+            // There is room now, or it would not have been read.
+            (PacketKind::Full, Some(_), _) => {}
+            (PacketKind::Taken, None, None) => {
+                // The socket may have been closed.
+                if let Ok(socket) = self.meant(id, &packet) {
+                    self.settle(node, socket);
+                }
             }
             (PacketKind::Bind, None, None) => self.bind(node, id, &packet),
             (PacketKind::Control, Some(_), Some(fd)) => self.control(id, &packet, fd, fds.next()),
@@ -413,7 +432,7 @@ impl Clients {
                     // If the user has disconnected, the following read notices.
                     if !gone.contains(&error.kind()) {
                         self.starved.add(id, now + PAUSE);
-                        if let Some(left_out) = self.failures.admit(now) {
+                        if let Some(left_out) = self.starved.log(now) {
                             let port = socket.port;
                             tracing::warn!(
                                 port, %error, left_out,
@@ -434,24 +453,35 @@ impl Clients {
             let op = Op::writable(client.fd.clone());
             client.writing = Some(self.port.submit(op, Task::Write(id).token()));
         }
+        if self.settle(node, id) {
+            self.untaken.add(id);
+        }
     }
 }
 
 /// Passes on the next input of a socket, if there is room.
-fn pass_on(client: &Client, node: &mut Node, socket: SocketId, pending: Pending) -> io::Result<()> {
+fn pass_on(
+    client: &mut Client,
+    node: &mut Node,
+    socket: SocketId,
+    pending: Pending,
+) -> io::Result<()> {
     match pending {
         Pending::Updates(groups) => {
-            client.write(&Packet::update(groups), None)?;
+            client.write(&Packet::update(groups), &[])?;
             node.ports_mut().take_updates(socket);
         }
         Pending::Completion(value) => {
-            client.write(&Packet { value, ..Packet::new(PacketKind::Completed) }, None)?;
+            client.write(&Packet { value, ..Packet::new(PacketKind::Completed) }, &[])?;
             node.ports_mut().take_completion(socket);
         }
         Pending::Message => {
             if let Some(received) = node.ports().peek(socket) {
                 client.deliver(received, wall_clock())?;
-                node.receive(socket);
+                let passed = node.pass(socket);
+                if let (Some(bound), Some(passed)) = (&mut client.bound, passed) {
+                    bound.flow.passed(passed.payload.len());
+                }
             }
         }
     }

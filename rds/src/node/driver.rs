@@ -128,6 +128,7 @@ impl<A: App> NodeShard<A> {
 
     fn events(&mut self, now: Instant) -> bool {
         let mut any = false;
+        self.clients.release(&mut self.node);
         while let Some(event) = self.node.take_event() {
             any = true;
             if let Event::Congestion(peer) = event {
@@ -160,6 +161,7 @@ impl<A: App> Shard for NodeShard<A> {
             busy = true;
             self.command(now, command);
         }
+        self.clients.look(&mut self.node);
         busy |= self.tcp.turn(now, &mut self.node);
         busy |= self.clients.turn(now, &mut self.node);
         loop {
@@ -172,7 +174,7 @@ impl<A: App> Shard for NodeShard<A> {
         busy |= self.tcp.flush(now, &mut self.node);
         // Acknowledged messages free buffer space.
         busy |= self.events(now);
-        self.clients.show(&self.node);
+        self.clients.end_turn(now, &self.node);
         self.blocked.turn(now, &self.node);
         if self.app.is_done() && self.ends_at.is_none() {
             self.command(now, Command::Stop);

@@ -16,6 +16,7 @@ mod shortage;
 mod start;
 mod tcp;
 mod unbound;
+mod untaken;
 
 pub use driver::{App, Command, NoApp, NodeShard};
 pub use listen::UserSocket;

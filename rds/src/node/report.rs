@@ -20,9 +20,9 @@ pub struct ClientReport {
     pub pid: u32,
     /// User ID of that process.
     pub uid: u32,
-    /// Bytes that wait for the reader, with 128 for each message.
+    /// Payload that its reader has not taken.
     pub unread_bytes: usize,
-    /// Bytes sent and not acknowledged, counted likewise.
+    /// Payload sent and not acknowledged.
     pub unacked_bytes: usize,
     /// Seconds since when the port is congested: peers must not send to it.
     pub congested_seconds: Option<u64>,

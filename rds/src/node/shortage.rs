@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use rtrs_base::log_limit::LogLimit;
 use rtrs_base::time::Instant;
 
 use super::client::ClientId;
@@ -48,6 +49,11 @@ impl Reserve {
     }
 }
 
+/// Whether there is a free descriptor.
+pub(super) fn has_free() -> bool {
+    spare().is_some()
+}
+
 /// Opens a descriptor to hold in reserve. Returns `None` if there are no more.
 fn spare() -> Option<OwnedFd> {
     File::open("/dev/null").ok().map(OwnedFd::from)
@@ -58,6 +64,7 @@ fn spare() -> Option<OwnedFd> {
 pub(super) struct Starved {
     clients: BTreeSet<ClientId>,
     retry_at: Option<Instant>,
+    log: LogLimit,
 }
 
 impl Starved {
@@ -65,6 +72,11 @@ impl Starved {
     pub(super) fn add(&mut self, id: ClientId, at: Instant) {
         self.clients.insert(id);
         self.retry_at.get_or_insert(at);
+    }
+
+    /// Whether to log a failure, and how many lines were left out before.
+    pub(super) fn log(&mut self, now: Instant) -> Option<u64> {
+        self.log.admit(now)
     }
 
     pub(super) fn remove(&mut self, id: ClientId) {

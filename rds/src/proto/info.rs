@@ -11,10 +11,11 @@ pub struct SocketInfo {
     pub sndbuf: usize,
     /// Receive buffer size in bytes.
     pub rcvbuf: usize,
-    /// Bytes sent and not acknowledged, plus [`MESSAGE_COST`](super::MESSAGE_COST) for each
-    /// message.
+    /// Payload of the messages that were sent and are not acknowledged.
     pub in_flight: usize,
-    /// Bytes that wait for the reader, counted likewise.
+    /// Number of these messages.
+    pub in_flight_messages: usize,
+    /// Payload of the messages that its user has not taken.
     pub waiting: usize,
 }
 

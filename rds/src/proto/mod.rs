@@ -7,6 +7,7 @@
 //! connection, `backoff` the delays between attempts to connect, `tuning` the settings that can
 //! change at any time. A daemon and the simulator run the same state machines.
 
+mod amount;
 mod backoff;
 mod config;
 mod event;
@@ -31,6 +32,6 @@ pub use info::{ConnectionInfo, ConnectionState, MessageInfo, QueueKind, SocketIn
 pub use node::{AckProgress, Node};
 pub(crate) use peer_log::PeerLog;
 pub use peers::Peers;
-pub use ports::{Pending, Ports, Received};
+pub use ports::{BufferUse, Pending, Ports, Received};
 pub use stats::{Refused, Stats};
 pub use tuning::{Tunable, Tuning};

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use rtrs_base::mutated;
 
-use super::config::MESSAGE_COST;
+use super::amount::Amount;
 use super::event::SocketId;
 use crate::wire::{Header, RETRANSMITTED};
 
@@ -49,9 +49,13 @@ pub(super) struct Completion {
 }
 
 impl Message {
+    pub(super) fn amount(&self) -> Amount {
+        Amount::one(self.payload.len())
+    }
+
     /// Returns the cost of the message in memory limits.
     pub(super) fn cost(&self) -> usize {
-        self.payload.len() + MESSAGE_COST
+        self.amount().cost()
     }
 }
 
@@ -147,25 +151,25 @@ impl Outbox {
         gone.into()
     }
 
-    /// Removes the owner of the messages for which `leaves` returns true. Returns their cost.
-    pub(super) fn orphan(&mut self, leaves: impl FnMut(&Message) -> bool) -> usize {
+    /// Removes the owner of the messages for which `leaves` returns true. Returns their amount.
+    pub(super) fn orphan(&mut self, leaves: impl FnMut(&Message) -> bool) -> Amount {
         orphan(self.queue.iter_mut(), leaves)
     }
 }
 
-/// Removes the owner of the messages for which `leaves` returns true. Returns their cost.
+/// Removes the owner of the messages for which `leaves` returns true. Returns their amount.
 pub(super) fn orphan<'a>(
     messages: impl Iterator<Item = &'a mut Message>,
     mut leaves: impl FnMut(&Message) -> bool,
-) -> usize {
-    let mut cost = 0;
+) -> Amount {
+    let mut amount = Amount::default();
     for message in messages {
         if leaves(message) {
             message.owner = Owner::Nobody;
-            cost += message.cost();
+            amount += message.amount();
         }
     }
-    cost
+    amount
 }
 
 #[cfg(test)]

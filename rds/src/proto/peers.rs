@@ -12,6 +12,7 @@ use rtrs_base::mutated;
 use rtrs_base::prng::Prng;
 use rtrs_base::time::{Duration, Instant};
 
+use super::amount::Amount;
 use super::backoff::Backoff;
 use super::config::{Config, PATHS_MAX};
 use super::event::{LinkId, SocketId};
@@ -635,9 +636,9 @@ impl Peers {
         self.closed.insert(id);
     }
 
-    /// Cancels the messages of a socket to a port of a peer. Returns the cost of those that may
+    /// Cancels the messages of a socket to a port of a peer. Returns the amount of those that may
     /// still arrive.
-    pub(super) fn cancel(&mut self, id: SocketId, to: IpAddr, port: u16) -> usize {
+    pub(super) fn cancel(&mut self, id: SocketId, to: IpAddr, port: u16) -> Amount {
         let is_meant =
             |message: &Message| message.owner == Owner::Socket(id) && message.dport == port;
         self.abandon(to, is_meant, true)
@@ -657,24 +658,24 @@ impl Peers {
     }
 
     /// Abandons messages to a peer, even if no message was sent before when `waiting`. Returns the
-    /// cost of those that lost their owner.
+    /// amount of those that lost their owner.
     fn abandon(
         &mut self,
         address: IpAddr,
         is_meant: impl Fn(&Message) -> bool + Copy,
         waiting: bool,
-    ) -> usize {
-        let Some(peer) = self.peers.get_mut(&address) else { return 0 };
-        let mut cost = 0;
+    ) -> Amount {
+        let mut amount = Amount::default();
+        let Some(peer) = self.peers.get_mut(&address) else { return amount };
         let mut dropped = Vec::new();
         for path in peer.paths_mut() {
             let link = path.connection.up().and_then(|id| self.links.get_mut(id));
             let abandoned = path.outbound.abandon(link, is_meant, waiting);
-            cost += abandoned.cost;
+            amount += abandoned.amount;
             dropped.extend(abandoned.dropped);
         }
         self.drop_messages(dropped);
-        cost
+        amount
     }
 
     /// Drops messages that will not be sent any more.

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use rtrs_base::mutated;
 use rtrs_base::prng::Prng;
 
-use super::config::MESSAGE_COST;
+use super::amount::Amount;
 use super::event::{BindError, Event, SocketId};
 use super::info::SocketInfo;
 use super::outbox::{Completion, Message, Owner};
@@ -36,7 +36,7 @@ pub struct Received {
 impl Received {
     /// Returns the cost of the message in memory limits.
     pub(super) fn cost(&self) -> usize {
-        self.payload.len() + MESSAGE_COST
+        Amount::one(self.payload.len()).cost()
     }
 }
 
@@ -49,6 +49,19 @@ pub enum Pending {
     Completion(u32),
     /// A message; see [`Ports::peek`].
     Message,
+}
+
+/// State of a socket's buffers, in bytes of payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferUse {
+    /// Bytes sent and not acknowledged.
+    pub in_flight: usize,
+    /// Bytes received that the user has not taken.
+    pub waiting: usize,
+    /// Receive buffer size.
+    pub rcvbuf: usize,
+    /// The receive buffer is full: peers must not send.
+    pub is_congested: bool,
 }
 
 /// Sizes of a socket's buffers in bytes.
@@ -64,9 +77,11 @@ pub(super) struct Socket {
     serial: u64,
     inbox: VecDeque<Received>,
     /// Cost of the messages in the inbox.
-    pub(super) waiting: usize,
-    /// Cost of the messages that were sent and are not acknowledged.
-    pub(super) in_flight: usize,
+    held: usize,
+    /// Payload of the messages in the inbox, and of those passed on that the user has not taken.
+    waiting: usize,
+    /// Messages that were sent and are not acknowledged.
+    in_flight: Amount,
     pub(super) sndbuf: usize,
     pub(super) rcvbuf: usize,
     /// Groups of ports that the user waits for, and groups that are no longer congested.
@@ -79,8 +94,11 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    fn is_full(&self) -> bool {
-        self.in_flight >= self.sndbuf || self.completed.len() >= COMPLETED_MAX
+    /// Whether the socket may not send more. `memory` limits messages without a payload.
+    fn is_full(&self, memory: usize) -> bool {
+        self.in_flight.payload >= self.sndbuf
+            || self.in_flight.cost() >= memory
+            || self.completed.len() >= COMPLETED_MAX
     }
 
     /// Returns the messages that wait for the reader, oldest first.
@@ -117,7 +135,7 @@ pub(super) struct Memory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortLimits {
     pub(super) sockets: usize,
-    /// Bytes that wait for one socket.
+    /// Bytes that wait for one socket, and bytes that it has sent.
     pub(super) port_memory: usize,
     /// Each of the two values of [`Memory`]; the sent message that exceeds it is still accepted.
     pub(super) memory: usize,
@@ -135,6 +153,8 @@ pub struct Ports {
     /// Counters of send buffers, and of sends that users were refused.
     stats: Stats,
     events: VecDeque<Event>,
+    /// Sockets of which messages were acknowledged, canceled or dropped.
+    freed: BTreeSet<SocketId>,
     /// Number of unacknowledged messages whose sender waits for their completion.
     incomplete: usize,
     next_serial: u64,
@@ -151,6 +171,7 @@ impl Ports {
             refused: BTreeSet::new(),
             stats: Stats::default(),
             events: VecDeque::new(),
+            freed: BTreeSet::new(),
             incomplete: 0,
             next_serial: 0,
             prng,
@@ -173,8 +194,9 @@ impl Ports {
         let socket = Socket {
             serial: self.next_serial,
             inbox: VecDeque::new(),
+            held: 0,
             waiting: 0,
-            in_flight: 0,
+            in_flight: Amount::default(),
             sndbuf: buffers.sndbuf,
             rcvbuf: buffers.rcvbuf,
             watched: 0,
@@ -227,9 +249,9 @@ impl Ports {
     /// Whether a port is bound, and there is memory for a message of this length to wait for its
     /// reader.
     pub(super) fn fits(&self, port: u16, len: usize) -> bool {
-        let cost = len + MESSAGE_COST;
+        let cost = Amount::one(len).cost();
         self.sockets.get(&port).is_some_and(|socket| {
-            socket.waiting + cost <= self.limits.port_memory
+            socket.held + cost <= self.limits.port_memory
                 && self.memory.received + cost <= self.limits.memory
         })
     }
@@ -240,9 +262,26 @@ impl Ports {
             port: *port,
             sndbuf: socket.sndbuf,
             rcvbuf: socket.rcvbuf,
-            in_flight: socket.in_flight,
+            in_flight: socket.in_flight.payload,
+            in_flight_messages: socket.in_flight.messages,
             waiting: socket.waiting,
         })
+    }
+
+    /// Returns the state of a socket's buffers.
+    pub fn buffer_use(&self, id: SocketId) -> Option<BufferUse> {
+        self.get(id).map(|socket| BufferUse {
+            in_flight: socket.in_flight.payload,
+            waiting: socket.waiting,
+            rcvbuf: socket.rcvbuf,
+            is_congested: self.congested.get(id.port),
+        })
+    }
+
+    /// Returns the sockets of which messages were acknowledged, canceled or dropped since the last
+    /// call.
+    pub fn take_freed(&mut self) -> BTreeSet<SocketId> {
+        std::mem::take(&mut self.freed)
     }
 
     /// Returns the next input of a socket's user: notifications come before messages.
@@ -335,22 +374,31 @@ impl Ports {
     pub(super) fn deliver(&mut self, port: u16, received: Received) -> Option<bool> {
         let socket = self.sockets.get_mut(&port)?;
         self.memory.received += received.cost();
-        socket.waiting += received.cost();
+        socket.held += received.cost();
+        socket.waiting += received.payload.len();
         socket.inbox.push_back(received);
         report(&mut self.events, port, socket);
         Some(socket.waiting > socket.rcvbuf && self.congested.set(port, true))
     }
 
-    /// Returns the next message for a reader, and whether the map has changed.
-    pub(super) fn take(&mut self, id: SocketId) -> Option<(Received, bool)> {
+    /// Returns the next message for a reader. It counts in the receive buffer until
+    /// [`taken`](Self::taken).
+    pub(super) fn pass(&mut self, id: SocketId) -> Option<Received> {
         let socket = self.get_mut(id)?;
         let received = socket.inbox.pop_front();
         socket.is_reported = socket.has_input();
         let received = received?;
-        socket.waiting -= received.cost();
+        socket.held -= received.cost();
         self.memory.received -= received.cost();
-        let changed = self.relieve(id);
-        Some((received, changed))
+        Some(received)
+    }
+
+    /// Records that the user has taken messages with this payload. Returns true if the map has
+    /// changed.
+    pub(super) fn taken(&mut self, id: SocketId, payload: usize) -> bool {
+        let Some(socket) = self.get_mut(id) else { return false };
+        socket.waiting -= payload;
+        self.relieve(id)
     }
 
     /// Returns the oldest message for a reader without removing it.
@@ -369,11 +417,12 @@ impl Ports {
     /// Frees a port.
     pub(super) fn close(&mut self, id: SocketId) -> Option<Closed> {
         self.get(id)?;
-        let Socket { inbox, waiting, in_flight, .. } = self.sockets.remove(&id.port)?;
+        let Socket { inbox, held, in_flight, .. } = self.sockets.remove(&id.port)?;
         self.refused.remove(&id.port);
-        self.memory.received -= waiting;
+        self.freed.remove(&id);
+        self.memory.received -= held;
         let map_changed = self.congested.set(id.port, false);
-        Some(Closed { inbox, map_changed, has_sent: in_flight > 0 })
+        Some(Closed { inbox, map_changed, has_sent: in_flight.messages > 0 })
     }
 
     /// Sets a socket's buffer sizes. Returns true if the map has changed.
@@ -390,34 +439,34 @@ impl Ports {
     /// Whether a socket may send more; if not, [`Event::Writable`] follows when it may.
     pub fn has_room(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get(id) else { return false };
-        let has_room = !self.is_full() && !socket.is_full();
+        let has_room = !self.is_full() && !socket.is_full(self.limits.port_memory);
         if !has_room {
             self.refused.insert(id.port);
         }
         has_room
     }
 
-    /// Charges the cost of a sent message to a socket.
+    /// Charges a sent message to a socket.
     pub(super) fn charge(&mut self, id: SocketId, message: &Message) {
-        let cost = message.cost();
-        self.memory.sent += cost;
+        self.memory.sent += message.cost();
         self.incomplete += usize::from(message.completion.is_some());
         if let Some(socket) = self.get_mut(id) {
-            socket.in_flight += cost;
+            socket.in_flight += message.amount();
         }
     }
 
-    /// Removes the cost of a message from a socket, while the message stays in the node's memory.
-    pub(super) fn discharge(&mut self, id: SocketId, cost: usize) {
-        self.reduce(id, cost);
+    /// Removes messages from a socket's buffer, while they stay in the node's memory.
+    pub(super) fn discharge(&mut self, id: SocketId, amount: Amount) {
+        self.reduce(id, amount);
         self.notify_refused(id.port);
     }
 
-    fn reduce(&mut self, id: SocketId, cost: usize) {
+    fn reduce(&mut self, id: SocketId, amount: Amount) {
         let Some(socket) = self.get_mut(id) else { return };
-        socket.in_flight -= cost;
-        let is_emptied = cost > 0 && socket.in_flight == 0;
+        socket.in_flight -= amount;
+        let is_emptied = amount.messages > 0 && socket.in_flight.messages == 0;
         self.stats.send_queue_empty += u64::from(is_emptied);
+        self.freed.insert(id);
     }
 
     /// Releases the cost of a message that was acknowledged or dropped.
@@ -432,7 +481,7 @@ impl Ports {
             Owner::Socket(id) => Some(id),
         };
         if let Some(id) = owner {
-            self.reduce(id, message.cost());
+            self.reduce(id, message.amount());
         }
         let was_full = self.is_full();
         self.memory.sent -= message.cost();
@@ -463,7 +512,7 @@ impl Ports {
     /// Notifies the socket of a port, if it was refused and has room now.
     fn notify_refused(&mut self, port: u16) {
         let Some(socket) = self.sockets.get(&port) else { return };
-        let has_room = !self.is_full() && !socket.is_full();
+        let has_room = !self.is_full() && !socket.is_full(self.limits.port_memory);
         if has_room && !mutated!(RdsSpaceUnannounced) && self.refused.remove(&port) {
             let id = SocketId { port, serial: socket.serial };
             self.events.push_back(Event::Writable(id));
@@ -496,13 +545,13 @@ mod tests {
         Received { from: [10, 0, 0, 1].into(), port: 7, payload: vec![0; len], times }
     }
 
-    /// Returns a message of this cost.
-    fn sent(id: SocketId, cost: usize) -> Message {
+    /// Returns a message with a payload of this length.
+    fn sent(id: SocketId, len: usize) -> Message {
         Message {
             owner: Owner::Socket(id),
             sport: id.port,
             dport: 1,
-            payload: vec![0; cost - MESSAGE_COST],
+            payload: vec![0; len],
             extensions: [0; 16],
             sequence: None,
             is_begun: false,
@@ -522,23 +571,27 @@ mod tests {
         ports.close(first).unwrap();
         let second = ports.bind(4000, BUFFERS).unwrap();
         assert_ne!(first, second);
-        assert!(ports.get(first).is_none() && ports.take(first).is_none());
+        assert!(ports.get(first).is_none() && ports.pass(first).is_none());
     }
 
     #[test]
     fn congestion_starts_above_the_buffer_and_ends_below_half() {
         let mut ports = ports(4);
         let id = ports.bind(4000, BUFFERS).unwrap();
-        let half = 500 - MESSAGE_COST;
-        assert_eq!(ports.deliver(4000, message(half)), Some(false));
-        assert_eq!(ports.deliver(4000, message(half)), Some(false));
-        assert_eq!(ports.deliver(4000, message(0)), Some(true));
+        assert_eq!(ports.deliver(4000, message(500)), Some(false));
+        assert_eq!(ports.deliver(4000, message(0)), Some(false));
+        assert_eq!(ports.deliver(4000, message(500)), Some(false), "only payload counts");
+        assert_eq!(ports.deliver(4000, message(1)), Some(true));
         assert_eq!(ports.deliver(4000, message(0)), Some(false));
         assert_eq!(ports.take_event(), Some(Event::Readable(id)));
         assert_eq!(ports.take_event(), None, "it is reported once");
         assert!(ports.congested().get(4000));
-        assert!(!ports.take(id).unwrap().1);
-        assert!(ports.take(id).unwrap().1, "below half");
+        // Messages that were passed on count until they are taken.
+        let passed: Vec<_> = (0..5).map(|_| ports.pass(id).unwrap().payload.len()).collect();
+        assert_eq!(passed, [500, 0, 500, 1, 0]);
+        assert_eq!(ports.memory, Memory::default());
+        assert!(!ports.taken(id, 500) && !ports.taken(id, 1));
+        assert!(ports.taken(id, 1), "below half");
         assert!(!ports.congested().get(4000));
         assert_eq!(ports.deliver(4001, message(0)), None);
         ports.deliver(4000, message(2000));
@@ -552,14 +605,17 @@ mod tests {
         let id = ports.bind(4000, BUFFERS).unwrap();
         let other = ports.bind(4001, Buffers { sndbuf: 20_000, ..BUFFERS }).unwrap();
         assert!(ports.has_room(id));
-        ports.charge(id, &sent(id, 1000));
-        assert!(!ports.has_room(id) && ports.has_room(other));
-        ports.discharge(id, 1);
+        ports.charge(id, &sent(id, 999));
+        assert!(ports.has_room(id), "only payload counts");
+        ports.charge(id, &sent(id, 1));
+        assert!(!ports.has_room(id) && ports.has_room(other) && ports.freed.is_empty());
+        ports.discharge(id, Amount::one(1));
         assert_eq!(ports.take_event(), Some(Event::Writable(id)));
+        assert_eq!(ports.take_freed(), [id].into());
         // The node as a whole is full.
-        ports.charge(other, &sent(other, 9_000));
+        ports.charge(other, &sent(other, 8_700));
         assert!(!ports.has_room(id) && !ports.has_room(other) && ports.has_refused());
-        ports.release(&sent(other, MESSAGE_COST + 10));
+        ports.release(&sent(other, 100));
         assert_eq!(ports.take_event(), Some(Event::Writable(id)));
         assert_eq!(ports.take_event(), Some(Event::Writable(other)));
         assert!(ports.has_room(id) && !ports.has_refused());
@@ -576,7 +632,7 @@ mod tests {
         ports.charge(id, &message(7));
         assert!(ports.awaits_acks() && ports.pending(id).is_none());
         // A canceled message has no owner any more, but its sender still waits.
-        ports.discharge(id, 200);
+        ports.discharge(id, Amount::one(200));
         ports.release(&Message { owner: Owner::Nobody, ..message(7) });
         assert_eq!(ports.take_event(), Some(Event::Readable(id)));
         assert!(!ports.awaits_acks());

@@ -11,8 +11,11 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::request::{ANSWER_TIME_MAX, Answer, ask, ask_apart, exchange, unclear};
-use crate::channel::{Board, Connect, Packet, PacketKind, Refusal, SocketView, Tally, mapped};
+use super::request::{ANSWER_TIME_MAX, Answer, ask, ask_apart, exchange, tell, unclear};
+use super::room::{Room, Shown};
+use crate::channel::{
+    Board, Connect, Flow, Packet, PacketKind, Refusal, SocketView, Tally, mapped,
+};
 
 /// Lowest number for descriptors of control connections, above those that programs usually choose.
 const CONTROL_FD_MIN: i32 = 900;
@@ -68,19 +71,30 @@ pub struct Slot {
     pub serial: u32,
 }
 
+/// A socket in memory that its users share with the node.
+#[derive(Debug)]
+pub struct Place {
+    /// Slot of the socket on the board.
+    pub slot: Slot,
+    /// Counters of the socket.
+    pub flow: Flow,
+}
+
 /// Answer of a node about a socket.
 #[derive(Debug)]
 pub struct Bound {
-    /// Slot of the socket.
-    pub slot: Slot,
+    /// Place of the socket.
+    pub place: Place,
     /// The node's board.
     pub board: OwnedFd,
 }
 
 impl Bound {
-    fn of(packet: &Packet, board: Option<OwnedFd>) -> io::Result<Self> {
+    fn of(answer: Answer) -> io::Result<Self> {
+        let (packet, fds) = answer;
         let slot = Slot { index: packet.extra as usize, serial: packet.len };
-        Ok(Self { slot, board: board.ok_or_else(unclear)? })
+        let [board, flow] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| unclear())?;
+        Ok(Self { place: Place { slot, flow: Flow::open(flow.as_fd())? }, board })
     }
 }
 
@@ -102,12 +116,12 @@ impl Control {
     /// ENETDOWN when the node has ended.
     pub fn open(socket: BorrowedFd<'_>) -> io::Result<(Self, Bound)> {
         let (packet, tally) = (Packet::new(PacketKind::Control), Tally::create()?);
-        let ((packet, board), fd) = ask_apart(socket, &packet, tally.fd())?;
+        let (answer, fd) = ask_apart(socket, &packet, tally.fd())?;
         let inode = fstat(&fd)?.st_ino;
         // A program may close all descriptors up to some number, or duplicate others to them.
         let fd = fcntl_dupfd_cloexec(&fd, CONTROL_FD_MIN).unwrap_or(fd);
-        let number = number_of(packet.address);
-        Ok((Self { fd: Some(fd), inode, number, tally }, Bound::of(&packet, board)?))
+        let number = number_of(answer.0.address);
+        Ok((Self { fd: Some(fd), inode, number, tally }, Bound::of(answer)?))
     }
 
     /// Lets this connection change another socket. Returns false if the node knows this connection
@@ -146,8 +160,8 @@ impl Access {
     /// The system's error when no process listens there; `InvalidData` for a node of another
     /// version.
     pub fn open(way: Box<dyn Connect>) -> io::Result<Self> {
-        let (_, fd) = exchange(&*way, &Packet::new(PacketKind::Attach))?;
-        Self::with_board(way, fd.ok_or_else(unclear)?)
+        let (_, fds) = exchange(&*way, &Packet::new(PacketKind::Attach))?;
+        Self::with_board(way, fds.into_iter().next().ok_or_else(unclear)?)
     }
 
     /// Creates the access to a node with a known board.
@@ -177,8 +191,7 @@ impl Access {
     /// The node's error: EADDRINUSE, EADDRNOTAVAIL, EINVAL, ENOBUFS; otherwise the system's error.
     pub fn bind(socket: BorrowedFd<'_>, address: IpAddr, port: u16) -> io::Result<Bound> {
         let packet = Packet { port, address, ..Packet::new(PacketKind::Bind) };
-        let (bound, board) = ask(socket, &packet)?;
-        Bound::of(&bound, board)
+        Bound::of(ask(socket, &packet)?)
     }
 
     /// Returns an info option of the node, and the size of each element.
@@ -208,9 +221,9 @@ impl Access {
 
 /// Reads the answer to a request for information.
 fn info_of(answer: Answer) -> io::Result<(Vec<u8>, usize)> {
-    let (done, fd) = answer;
+    let (done, fds) = answer;
     let mut bytes = vec![0; done.len as usize];
-    if let Some(fd) = fd {
+    if let Some(fd) = fds.into_iter().next() {
         use std::os::unix::fs::FileExt;
         std::fs::File::from(fd).read_exact_at(&mut bytes, 0)?;
     }
@@ -222,6 +235,8 @@ fn info_of(answer: Answer) -> io::Result<(Vec<u8>, usize)> {
 pub struct Binding {
     access: Arc<Access>,
     slot: Slot,
+    flow: Flow,
+    pub(super) shown: Shown,
 }
 
 impl Binding {
@@ -229,13 +244,14 @@ impl Binding {
     ///
     /// # Errors
     /// See [`Control::open`].
-    pub fn new(access: Arc<Access>, slot: Slot, socket: BorrowedFd<'_>) -> io::Result<Self> {
+    pub fn new(access: Arc<Access>, place: Place, socket: BorrowedFd<'_>) -> io::Result<Self> {
         let is_added = access.control().filter(|control| control.fd().is_some());
         let is_added = is_added.map(|control| control.add(socket)).transpose()?;
         if is_added != Some(true) {
             access.set_control(Control::open(socket)?.0);
         }
-        Ok(Self { access, slot })
+        let Place { slot, flow } = place;
+        Ok(Self { access, slot, flow, shown: Shown::default() })
     }
 
     /// Returns the board of the socket's node.
@@ -253,6 +269,39 @@ impl Binding {
     /// Returns the state of the socket; `None` if it is closed.
     pub fn view(&self) -> Option<SocketView> {
         self.board().socket(self.slot.index).filter(|view| view.serial == self.slot.serial)
+    }
+
+    /// Returns the payload that the socket has sent and that is not acknowledged.
+    pub fn in_flight(&self) -> usize {
+        self.flow.in_flight(self.board().released(self.slot.index))
+    }
+
+    /// Returns the room in the send buffer.
+    ///
+    /// # Errors
+    /// ENETDOWN when the node has ended.
+    pub(super) fn room(&self) -> Result<Room, Errno> {
+        let sndbuf = self.view().ok_or(Errno::NETDOWN)?.sndbuf;
+        let released = self.board().released(self.slot.index);
+        Ok(Room { in_flight: self.flow.in_flight(released), sndbuf, released })
+    }
+
+    /// Counts a message that was sent.
+    pub(super) fn sent(&self, len: u32) {
+        self.flow.sent(len);
+        self.shown.forget();
+    }
+
+    /// Counts a received message, and tells the node if it waits for that.
+    pub(super) fn taken(&self, socket: BorrowedFd<'_>, len: u32) {
+        if self.flow.taken(len, || self.board().mark(self.slot.index)) {
+            let packet = self.named(Packet::new(PacketKind::Taken));
+            // The node does not read the socket itself while its send buffer is full.
+            let control = self.access.control();
+            let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
+            // If that fails, the node looks by itself within a second.
+            let _ = tell(channel, &packet);
+        }
     }
 
     /// Whether the users of the socket want reports of ports that are no longer congested.
@@ -323,8 +372,13 @@ impl Binding {
     }
 
     fn change(&self, socket: BorrowedFd<'_>, packet: Packet) -> io::Result<()> {
+        self.ask(socket, &self.named(packet)).map(drop)
+    }
+
+    /// Names the socket in a request.
+    fn named(&self, packet: Packet) -> Packet {
         let extra = u32::try_from(self.slot.index).unwrap_or(u32::MAX);
-        self.ask(socket, &Packet { extra, len: self.slot.serial, ..packet }).map(drop)
+        Packet { extra, len: self.slot.serial, ..packet }
     }
 
     /// Sends a request over the control connection. Without one, the socket opens another: the

@@ -5,9 +5,10 @@ mod error;
 mod kernel;
 mod rds;
 mod request;
+mod room;
 mod transfer;
 
-pub use access::{Access, AtPath, Binding, Bound, Control, Slot, new_socket};
+pub use access::{Access, AtPath, Binding, Bound, Control, Place, Slot, new_socket};
 pub use error::Error;
 pub use kernel::has_kernel_rds;
 pub use rds::{DIR_DEFAULT, Node, RdsSocket, node_dir, node_path};

@@ -157,7 +157,7 @@ impl RdsSocket {
             Kind::User(access, _) => {
                 let fd = access.connect().map_err(failed)?;
                 let bound = Access::bind(fd.as_fd(), address, port).map_err(failed)?;
-                let binding = Binding::new(Arc::clone(access), bound.slot, fd.as_fd());
+                let binding = Binding::new(Arc::clone(access), bound.place, fd.as_fd());
                 let binding = binding.map_err(failed)?;
                 let port = binding.view().map_or(port, |view| view.port);
                 (fd, Some(binding), port)
@@ -270,7 +270,8 @@ impl RdsSocket {
         canceled.map_err(|error| Error::new(Action::Set("messages to be given up"), error))
     }
 
-    /// Sets how many bytes may be sent without having arrived. This also limits the length of a
+    /// Sets how many bytes of payload may be sent without having arrived; the message that exceeds
+    /// it is still sent. This also limits the length of a
     /// message, below 1 MiB.
     ///
     /// # Errors
@@ -283,7 +284,7 @@ impl RdsSocket {
         set.map_err(|error| Error::new(Action::Set("the send buffer"), error))
     }
 
-    /// Sets how many bytes may wait to be received before senders have to stop.
+    /// Sets how many bytes of payload may wait to be received before senders have to stop.
     ///
     /// # Errors
     /// ENETDOWN.

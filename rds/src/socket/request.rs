@@ -18,8 +18,8 @@ use crate::channel::{Connect, FDS_MAX, PACKET_LEN, Packet, PacketKind, passed_fd
 /// Time for a node to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Answer of a node, and the descriptor that came with it.
-pub(super) type Answer = (Packet, Option<OwnedFd>);
+/// Answer of a node, and the descriptors that came with it.
+pub(super) type Answer = (Packet, Vec<OwnedFd>);
 
 pub(super) fn unclear() -> io::Error {
     let text = "the node's answer is not understood; it may be of another version";
@@ -52,6 +52,14 @@ pub(super) fn ask_apart(
     put(channel, packet, &fds)?;
     drop(theirs);
     Ok((answer(ours.as_fd())?, ours))
+}
+
+/// Sends a packet without an answer, if there is room now.
+pub(super) fn tell(channel: BorrowedFd<'_>, packet: &Packet) -> Result<(), Errno> {
+    let head = packet.encode();
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut none = SendAncillaryBuffer::default();
+    rustix::net::sendmsg(channel, &[io::IoSlice::new(&head)], &mut none, flags).map(drop)
 }
 
 /// Sends a packet. Waits for room within [`ANSWER_TIME_MAX`], whether or not the socket is
@@ -87,7 +95,7 @@ fn answer(socket: BorrowedFd<'_>) -> io::Result<Answer> {
     wait(socket, PollFlags::IN, Instant::now() + ANSWER_TIME_MAX)?;
     let mut head = [0; PACKET_LEN];
     let mut parts = [io::IoSliceMut::new(&mut head)];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let got = rustix::net::recvmsg(socket, &mut parts, &mut control, flags).map_err(gone)?;
@@ -99,7 +107,7 @@ fn answer(socket: BorrowedFd<'_>) -> io::Result<Answer> {
     let is_answer = matches!(answer.kind, PacketKind::Bound | PacketKind::Done);
     match code {
         _ if !is_answer => Err(unclear()),
-        0 => Ok((answer, passed_fds(&mut control).into_iter().next())),
+        0 => Ok((answer, passed_fds(&mut control))),
         code => Err(io::Error::from_raw_os_error(code)),
     }
 }

@@ -20,6 +20,7 @@ use rustix::net::{
 
 use super::access::{Binding, is_nonblocking};
 use super::request::gone;
+use super::room::SendWait;
 use crate::channel::{
     INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, Refusal, passed_fds,
     put_rest, take_rest,
@@ -45,6 +46,15 @@ pub struct How {
     pub dontwait: bool,
     /// Leave the message in the queue.
     pub peek: bool,
+}
+
+impl How {
+    fn flags(self) -> RecvFlags {
+        let mut flags = RecvFlags::CMSG_CLOEXEC;
+        flags.set(RecvFlags::DONTWAIT, self.dontwait);
+        flags.set(RecvFlags::PEEK, self.peek);
+        flags
+    }
 }
 
 /// Result of a receive.
@@ -128,28 +138,59 @@ pub fn send(
         binding.reach(socket, address)?;
     }
     let packet = Packet { port, address, ..Packet::new(PacketKind::Send) };
-    await_room(binding, socket, &packet, dontwait)?;
+    await_uncongested(binding, socket, &packet, dontwait)?;
     let packet = Packet { len: u32::try_from(len).unwrap_or(u32::MAX), ..packet };
     let packet = packet.with_cookie(cookie);
-    let waits = !dontwait && !is_nonblocking(socket);
-    let sent = match send_packet(socket, &packet, payload, true) {
-        Err(Errno::AGAIN) => {
+    let mut wait: Option<SendWait> = None;
+    while !send_now(binding, socket, &packet, payload)? {
+        if wait.is_none() {
             binding.refused(Refusal::QueueFull);
-            if waits { send_packet(socket, &packet, payload, false) } else { Err(Errno::AGAIN) }
+            if dontwait || is_nonblocking(socket) {
+                return Err(Errno::AGAIN.into());
+            }
+        }
+        wait.get_or_insert_default().writable(socket)?;
+    }
+    binding.sent(packet.len);
+    if let Some(room) = binding.room().ok().filter(|room| !room.is_any()) {
+        // Fails if the node has ended, which the next call reports.
+        let _ = binding.shown.show_full(socket, room);
+    }
+    Ok(len)
+}
+
+/// Sends a message if there is room now.
+fn send_now(
+    binding: &Binding,
+    socket: BorrowedFd<'_>,
+    packet: &Packet,
+    payload: &[IoSlice<'_>],
+) -> Result<bool, Errno> {
+    let room = binding.room()?;
+    if !room.is_any() {
+        binding.shown.show_full(socket, room)?;
+        return Ok(false);
+    }
+    let sent = match send_packet(socket, packet, payload) {
+        // The send buffer was full before.
+        Err(Errno::AGAIN | Errno::MSGSIZE) => {
+            binding.shown.widen(socket)?;
+            send_packet(socket, packet, payload)
         }
         sent => sent,
     };
     match sent {
-        Ok(()) => Ok(len),
-        Err(Errno::AGAIN) if waits => Err(Errno::TIMEDOUT.into()),
+        Ok(()) => Ok(true),
+        // The node has not read earlier messages yet.
+        Err(Errno::AGAIN) => Ok(false),
         // Too many descriptors are in flight.
-        Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS.into()),
-        Err(error) => Err(gone(error).into()),
+        Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS),
+        Err(error) => Err(gone(error)),
     }
 }
 
 /// Waits until the destination is not congested, or fails if the call must not block.
-fn await_room(
+fn await_uncongested(
     binding: &Binding,
     socket: BorrowedFd<'_>,
     packet: &Packet,
@@ -165,7 +206,7 @@ fn await_room(
         // The update also wakes users that poll without a monitor. Without room for the request the
         // socket counts as full, and its user is notified as well: otherwise a user that got
         // ENOBUFS could wait for an update forever.
-        send_packet(socket, &watch, &[], true).map_err(|error| {
+        send_packet(socket, &watch, &[]).map_err(|error| {
             if error == Errno::AGAIN {
                 binding.refused(Refusal::QueueFull);
             }
@@ -200,15 +241,14 @@ fn has_ended(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(fds[0].revents().contains(PollFlags::HUP))
 }
 
+/// Sends a packet, if there is room in the connection.
 fn send_packet(
     socket: BorrowedFd<'_>,
     packet: &Packet,
     payload: &[IoSlice<'_>],
-    dontwait: bool,
 ) -> Result<(), Errno> {
     let head = packet.encode();
-    let flags = SendFlags::NOSIGNAL;
-    let flags = if dontwait { flags | SendFlags::DONTWAIT } else { flags };
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let len = packet.len as usize;
     if len > INLINE_MAX || payload.len() > PARTS_MAX {
         let is_long = len > INLINE_MAX;
@@ -244,14 +284,15 @@ pub fn receive(
     to: &mut [IoSliceMut<'_>],
     how: How,
 ) -> io::Result<Arrival> {
+    let source = Source { socket, taken: &|len| binding.taken(socket, len) };
     loop {
-        let mut arrival = receive_next(socket, to, how)?;
+        let mut arrival = receive_next(source, to, how)?;
         if !matches!(arrival.incoming, Incoming::Cleared(_)) || binding.monitors() {
             return Ok(arrival);
         }
         if how.peek {
             // The update is taken even if a message would stay.
-            arrival = receive_next(socket, to, How { dontwait: true, peek: false })?;
+            arrival = receive_next(source, to, How { dontwait: true, peek: false })?;
             if !matches!(arrival.incoming, Incoming::Cleared(_)) {
                 return Ok(arrival);
             }
@@ -259,16 +300,21 @@ pub fn receive(
     }
 }
 
-fn receive_next(
-    socket: BorrowedFd<'_>,
-    to: &mut [IoSliceMut<'_>],
-    how: How,
-) -> io::Result<Arrival> {
+/// Connection that messages are received from.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    socket: BorrowedFd<'a>,
+    /// Records the length of a message that was taken.
+    taken: &'a dyn Fn(u32),
+}
+
+fn receive_next(source: Source<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::Result<Arrival> {
+    let socket = source.socket;
     let space: usize = to.iter().map(|part| part.len()).sum();
     if to.len() >= SYSTEM_PARTS {
         // The head needs one as well.
         let mut whole = vec![0; space.min(PAYLOAD_MAX)];
-        let got = receive_next(socket, &mut [IoSliceMut::new(&mut whole)], how)?;
+        let got = receive_next(source, &mut [IoSliceMut::new(&mut whole)], how)?;
         if let Incoming::Message { len, .. } = got.incoming {
             scatter(&whole[..len], to);
         }
@@ -277,9 +323,7 @@ fn receive_next(
     let mut head = [0; PACKET_LEN];
     let mut room = [MaybeUninit::uninit(); CONTROL_LEN];
     let mut control = RecvAncillaryBuffer::new(&mut room);
-    let mut flags = RecvFlags::CMSG_CLOEXEC;
-    flags.set(RecvFlags::DONTWAIT, how.dontwait);
-    flags.set(RecvFlags::PEEK, how.peek);
+    let flags = how.flags();
     let mut next = || {
         if let [one] = to {
             let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(one)];
@@ -309,6 +353,9 @@ fn receive_next(
         PacketKind::Update => notification(Incoming::Cleared(packet.wide())),
         PacketKind::Completed => notification(Incoming::Completed(packet.value)),
         PacketKind::Data => {
+            if !how.peek {
+                (source.taken)(packet.len);
+            }
             let total = packet.len as usize;
             let len = total.min(space);
             match passed_fds(&mut control).into_iter().next() {
@@ -351,9 +398,15 @@ fn errno(error: &io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
+
+    fn source(socket: &OwnedFd) -> Source<'_> {
+        Source { socket: socket.as_fd(), taken: &|_| {} }
+    }
 
     /// The rest would contain the former contents of the buffer.
     #[test]
@@ -368,12 +421,14 @@ mod tests {
         };
         send();
         let mut buffer = vec![0; 100_000];
-        let error = receive_next(ours.as_fd(), &mut [IoSliceMut::new(&mut buffer)], How::default());
+        let error =
+            receive_next(source(&ours), &mut [IoSliceMut::new(&mut buffer)], How::default());
         assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::PROTO.raw_os_error()));
         // A receiver without room for the message does not miss the error.
         send();
         let room = &mut buffer[..INLINE_FIRST];
-        let got = receive_next(ours.as_fd(), &mut [IoSliceMut::new(room)], How::default()).unwrap();
+        let got =
+            receive_next(source(&ours), &mut [IoSliceMut::new(room)], How::default()).unwrap();
         let expected =
             |got| matches!(got, Incoming::Message { len: INLINE_FIRST, total: 100_000, .. });
         assert!(expected(got.incoming));
@@ -388,10 +443,10 @@ mod tests {
         let payload: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         let packet = Packet::with_wide(PacketKind::Data, 1_700_000_000_123_456_789);
         let packet = Packet { len: 100_000, ..packet };
-        send_packet(theirs.as_fd(), &packet, &[IoSlice::new(&payload)], true).unwrap();
+        send_packet(theirs.as_fd(), &packet, &[IoSlice::new(&payload)]).unwrap();
         let mut buffer = vec![0; 100_000];
         let to = &mut [IoSliceMut::new(&mut buffer)];
-        let got = receive_next(ours.as_fd(), to, How::default()).unwrap();
+        let got = receive_next(source(&ours), to, How::default()).unwrap();
         assert!(matches!(got.incoming, Incoming::Message { len: 100_000, .. }));
         assert_eq!(got.time, Duration::from_nanos(1_700_000_000_123_456_789));
         assert!(buffer == payload);
@@ -408,7 +463,7 @@ mod tests {
         rustix::net::sendmsg(&theirs, &parts, &mut none, SendFlags::empty()).unwrap();
         let mut bytes = vec![0; SYSTEM_PARTS];
         let mut room: Vec<_> = bytes.chunks_mut(1).map(IoSliceMut::new).collect();
-        let got = receive_next(ours.as_fd(), &mut room, How::default()).unwrap();
+        let got = receive_next(source(&ours), &mut room, How::default()).unwrap();
         let expected =
             |got| matches!(got, Incoming::Message { len: SYSTEM_PARTS, total: 1500, .. });
         assert!(expected(got.incoming));

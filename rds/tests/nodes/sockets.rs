@@ -26,7 +26,7 @@ fn bind_low(node: &NodeHandle) -> (OwnedFd, Binding) {
     let access = Arc::new(Access::open(Box::new(node.way())).unwrap());
     let fd = access.connect().unwrap();
     let bound = Access::bind(fd.as_fd(), address(1), 0).unwrap();
-    let binding = Binding::new(access, bound.slot, fd.as_fd()).unwrap();
+    let binding = Binding::new(access, bound.place, fd.as_fd()).unwrap();
     (fd, binding)
 }
 

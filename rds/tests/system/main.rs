@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod blocked;
+mod buffers;
 mod counters;
 mod holders;
 mod kernel_errors;

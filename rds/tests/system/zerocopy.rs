@@ -33,6 +33,7 @@ fn a_sender_is_notified_when_its_messages_have_arrived() {
         "{SETUP}{}",
         r#"
 a, b = sock(A), sock(B, 4000)
+b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
 assert a.getsockopt(socket.SOL_SOCKET, SO_ZEROCOPY) == 0
 a.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
 assert a.getsockopt(socket.SOL_SOCKET, SO_ZEROCOPY) == 1

@@ -3,7 +3,7 @@
 //! this crate.
 //!
 //! Unsafe code is limited to memory shared with the kernel or a peer (`mem/region.rs`,
-//! `mem/iovecs.rs`, `rt/ring.rs`) or with other processes (`mem/shared.rs`), and to wrappers of
+//! `mem/iovecs.rs`, `rt/ring.rs`) or with other processes (`mem/mapping.rs`), and to wrappers of
 //! single system calls (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`,
 //! `rt/blkdev.rs`, `rt/socket.rs`); `tests/tidy/main.rs` has the list.
 

@@ -194,14 +194,14 @@ fn raise_limits(settings: &Settings, nodes: u64) {
     }
 }
 
-/// Returns the open files of `nodes` nodes: a connection for each socket, those of each peer,
-/// further ones that are new or replace former ones, rings, listeners and boards; plus those of the
-/// process.
+/// Returns the open files of `nodes` nodes: a connection and counters for each socket, those of
+/// each peer, further ones that are new or replace former ones, rings, listeners and boards; plus
+/// those of the process.
 fn open_files(settings: &Settings, nodes: u64) -> u64 {
     let sockets = u64::from(settings.sockets_max.get());
     let peers = u64::from(settings.peers_max.get());
     let paths = u64::from(settings.paths.get());
-    PROCESS_FILES + nodes * (NODE_FILES + sockets + (paths + 1) * peers)
+    PROCESS_FILES + nodes * (NODE_FILES + 2 * sockets + (paths + 1) * peers)
 }
 
 /// Removes the control sockets of daemons that were killed.
@@ -283,9 +283,9 @@ mod tests {
     #[test]
     fn the_open_file_limit_covers_the_settings() {
         let mut settings = Settings::default();
-        assert_eq!(open_files(&settings, 1), 64 + 320 + 4096 + 2 * 1024);
+        assert_eq!(open_files(&settings, 1), 64 + 320 + 2 * 4096 + 2 * 1024);
         settings.sockets_max = "10".parse().unwrap();
         settings.peers_max = "5".parse().unwrap();
-        assert_eq!(open_files(&settings, 3), 64 + 3 * (320 + 10 + 10));
+        assert_eq!(open_files(&settings, 3), 64 + 3 * (320 + 20 + 10));
     }
 }

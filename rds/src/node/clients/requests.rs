@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rtrs_base::time::Instant;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 
 use super::super::client::{Asker, Bound, Client, ClientId};
+use super::super::shortage::has_free;
 use super::Clients;
 use crate::channel::{
-    InfoOption, Packet, PacketKind, PacketTimes, SocketView, TallyReader, encode_info,
+    InfoOption, NodeFlow, Packet, PacketKind, PacketTimes, SocketView, TallyReader, encode_info,
 };
 use crate::proto::{BindError, Node};
 
@@ -54,29 +55,42 @@ impl Clients {
                 return;
             }
         };
-        let Some((slot, serial)) = self.board.take_slot() else {
-            node.close_socket(socket);
-            self.answer(id, Some(Errno::NOBUFS));
-            return;
+        let flow = NodeFlow::create();
+        let flow = flow.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
+        // The user passes the descriptor of a connection next, which would be lost.
+        let flow = flow.and_then(|flow| if has_free() { Ok(flow) } else { Err(Errno::MFILE) });
+        let slot = flow.and_then(|flow| Ok((flow, self.board.take_slot().ok_or(Errno::NOBUFS)?)));
+        let (flow, (slot, serial)) = match slot {
+            Ok(slot) => slot,
+            Err(errno) => {
+                node.close_socket(socket);
+                self.answer(id, Some(errno));
+                return;
+            }
         };
         let (sndbuf, rcvbuf) = (node.config().sndbuf, node.config().rcvbuf);
         let (port, connected, monitors) = (socket.port, None, false);
         let view = SocketView { serial, port, sndbuf, rcvbuf, connected, monitors };
+        self.board.set_flow(slot, 0, None);
         self.board.set_socket(slot, &view);
         self.unbound.remove(id);
         self.by_socket.insert(socket, id);
         if let Some(client) = self.clients.get_mut(&id) {
             let (is_full, ends_at) = (false, None);
-            client.bound = Some(Bound { id: socket, slot, view, is_full, ends_at });
+            client.bound = Some(Bound { id: socket, slot, view, flow, is_full, ends_at });
         }
-        self.say_bound(id, Packet { len: serial, extra: word(slot), ..BOUND });
+        self.say_bound(id, id, None);
     }
 
-    /// Sends a user the slot of its socket, and the board.
-    fn say_bound(&self, id: ClientId, packet: Packet) {
-        let Some(client) = self.clients.get(&id) else { return };
-        // Fails if the user has disconnected, or does not read its answers.
-        let _ = client.write(&packet, Some(self.board.as_fd()));
+    /// Sends a user the slot of a socket, the board and the socket's counters, and the number of
+    /// the control connection that may change the socket.
+    fn say_bound(&self, to: ClientId, socket: ClientId, control: Option<ClientId>) {
+        let bound = |id| self.clients.get(&id).and_then(|client| client.bound.as_ref());
+        let Some(bound) = bound(socket) else { return };
+        let (len, extra) = (bound.view.serial, word(bound.slot));
+        let address = Ipv6Addr::from(u128::from(control.unwrap_or(0))).into();
+        let packet = Packet { len, extra, address, ..BOUND };
+        self.say(to, &packet, &[self.board.as_fd(), bound.flow.fd()]);
     }
 
     /// Lets a control connection change a socket: the one named by the packet if it exists,
@@ -101,12 +115,7 @@ impl Clients {
                 self.controls.keep_tally(control, tally);
             }
         }
-        let Some(bound) = self.clients.get(&socket).and_then(|client| client.bound.as_ref()) else {
-            return;
-        };
-        let address = Ipv6Addr::from(u128::from(control)).into();
-        let (len, extra) = (bound.view.serial, word(bound.slot));
-        self.say_bound(answering, Packet { len, extra, address, ..BOUND });
+        self.say_bound(answering, socket, Some(control));
     }
 
     /// Takes over a connection that a user has passed, with the user's credentials.
@@ -134,7 +143,7 @@ impl Clients {
     pub(super) fn request(&mut self, now: Instant, node: &mut Node, asker: Asker, packet: &Packet) {
         let id = asker.answering;
         match packet.kind {
-            PacketKind::Attach => self.say_bound(id, BOUND),
+            PacketKind::Attach => self.say(id, &BOUND, &[self.board.as_fd()]),
             PacketKind::Reach => {
                 let refused = node.reach(now, packet.address).is_err();
                 self.answer(id, refused.then_some(Errno::NOMEM));
@@ -167,12 +176,7 @@ impl Clients {
         let (len, extra) = (word(bytes.len()), word(size));
         let packet = Packet { len, extra, ..Packet::new(PacketKind::Done) };
         match in_memory(&bytes) {
-            Ok(fd) => {
-                if let Some(client) = self.clients.get(&id) {
-                    // Fails if the user has disconnected, or does not read its answers.
-                    let _ = client.write(&packet, Some(fd.as_fd()));
-                }
-            }
+            Ok(fd) => self.say(id, &packet, &[fd.as_fd()]),
             Err(error) => {
                 tracing::warn!(%error, "cannot make memory for an answer");
                 self.answer(id, Some(Errno::NOMEM));
@@ -188,16 +192,7 @@ impl Clients {
         control: ClientId,
         packet: &Packet,
     ) -> Result<(), Errno> {
-        let is_meant = |client: &Client| {
-            client.bound.as_ref().is_some_and(|bound| {
-                bound.slot == packet.extra as usize && bound.view.serial == packet.len
-            })
-        };
-        let meant = self.clients.iter().find(|(_, client)| is_meant(client));
-        let target = *meant.ok_or(Errno::NOENT)?.0;
-        if !self.controls.may_change(control, target) {
-            return Err(Errno::PERM);
-        }
+        let target = self.meant(control, packet)?;
         if packet.kind == PacketKind::Cancel {
             // Messages sent before this are read first, even if the socket is full.
             self.read(now, node, target, true);
@@ -224,19 +219,35 @@ impl Clients {
             _ => node.cancel(bound.id, packet.address, packet.port),
         }
         self.board.set_socket(bound.slot, &bound.view);
+        self.settle(node, target);
         Ok(())
+    }
+
+    /// Returns the socket named by a request of a control connection.
+    pub(super) fn meant(&self, control: ClientId, packet: &Packet) -> Result<ClientId, Errno> {
+        let is_meant = |client: &Client| {
+            client.bound.as_ref().is_some_and(|bound| {
+                bound.slot == packet.extra as usize && bound.view.serial == packet.len
+            })
+        };
+        let meant = self.clients.iter().find(|(_, client)| is_meant(client));
+        let target = *meant.ok_or(Errno::NOENT)?.0;
+        if !self.controls.may_change(control, target) {
+            return Err(Errno::PERM);
+        }
+        Ok(target)
     }
 
     fn answer(&self, id: ClientId, errno: Option<Errno>) {
         let code = errno.map_or(0, Errno::raw_os_error);
         let value = u32::try_from(code).unwrap_or(0);
-        self.say(id, &Packet { value, ..Packet::new(PacketKind::Done) });
+        self.say(id, &Packet { value, ..Packet::new(PacketKind::Done) }, &[]);
     }
 
-    fn say(&self, id: ClientId, packet: &Packet) {
+    fn say(&self, id: ClientId, packet: &Packet, fds: &[BorrowedFd<'_>]) {
         if let Some(client) = self.clients.get(&id) {
             // Fails if the user has disconnected, or does not read its answers.
-            let _ = client.write(packet, None);
+            let _ = client.write(packet, fds);
         }
     }
 }

@@ -1,7 +1,5 @@
 //! Processing of received data.
 
-use std::net::IpAddr;
-
 use rtrs_base::time::Instant;
 
 use super::Node;
@@ -37,7 +35,11 @@ impl Node {
                     // The header may have closed this link: a path keeps its newest connection.
                     let Some(link) = self.peers.links.get(id) else { return };
                     let path = link.path;
-                    if kind == Kind::Message && !self.wants(from, path, &header) {
+                    let (memory, len) = (self.config.peer_memory, header.len as usize);
+                    let peer = self.peers.get(from);
+                    let is_wanted = peer.is_some_and(|peer| peer.wants(path, &header, memory))
+                        && self.ports.fits(header.dport, len);
+                    if kind == Kind::Message && !is_wanted {
                         decoder.skip();
                     }
                 }
@@ -88,13 +90,6 @@ impl Node {
         peer.inbound.charge(link.held);
         self.ports.memory.received = others + link.held;
         link.decoder = decoder;
-    }
-
-    /// Whether the payload of a message is wanted.
-    fn wants(&self, from: IpAddr, path: usize, header: &Header) -> bool {
-        let Some(peer) = self.peers.get(from) else { return false };
-        peer.wants(path, header, self.config.peer_memory)
-            && self.ports.fits(header.dport, header.len as usize)
     }
 
     fn message_received(&mut self, now: Instant, id: LinkId, message: Arrived) {

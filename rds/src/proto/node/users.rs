@@ -51,13 +51,13 @@ impl Node {
     /// Cancels unacknowledged messages from a socket to a port of a peer. They may still arrive,
     /// but are not resent.
     pub fn cancel(&mut self, id: SocketId, to: IpAddr, port: u16) {
-        let cost = self.peers.cancel(id, to, port);
+        let amount = self.peers.cancel(id, to, port);
         self.apply_effects();
-        self.ports.discharge(id, cost);
+        self.ports.discharge(id, amount);
     }
 
-    /// Sets a socket's buffer sizes: how much may be sent without an acknowledgment, and how much
-    /// may wait for the reader before peers stop.
+    /// Sets a socket's buffer sizes: how much payload may be sent without an acknowledgment, and
+    /// how much may wait for the reader before peers stop.
     pub fn set_buffers(&mut self, id: SocketId, sndbuf: Option<usize>, rcvbuf: Option<usize>) {
         let Some(socket) = self.ports.get(id) else { return };
         let sndbuf = sndbuf.map_or(socket.sndbuf, |size| self.config.buffer(size));
@@ -100,11 +100,6 @@ impl Node {
         if to == self.config.address {
             return Ok(());
         }
-        self.admit(now, to)
-    }
-
-    /// Adds a peer if there is room.
-    fn admit(&mut self, now: Instant, to: IpAddr) -> Result<(), SendError> {
         let admitted = self.peers.admit(now, to);
         self.apply_effects();
         admitted.map_err(|Crowded| SendError::TooManyPeers(self.config.peers_max))
@@ -125,7 +120,7 @@ impl Node {
         if checked.is_ok() {
             self.stats.copy_from_user += payload.len() as u64;
             if !is_own {
-                checked = self.admit(now, to).inspect_err(|_| self.stats.send_dropped += 1);
+                checked = self.reach(now, to).inspect_err(|_| self.stats.send_dropped += 1);
             }
         }
         if let Some(completion) = completion.filter(|_| is_own || checked.is_err()) {
@@ -163,7 +158,7 @@ impl Node {
                 true => self.deliver(port, Received { from, port: id.port, payload, times }),
                 false => self.stats.recv_drop_no_memory += 1,
             }
-        } else if self.ports.congested().get(id.port) {
+        } else if self.ports.congested().get(id.port) || !self.ports.fits(id.port, 0) {
             self.stats.send_pong_dropped += 1;
         } else if self.config.ping {
             self.deliver(id.port, Received { from, port: PING_PORT, payload: Vec::new(), times });
@@ -172,7 +167,15 @@ impl Node {
 
     /// Returns the next message for a socket's reader.
     pub fn receive(&mut self, id: SocketId) -> Option<Received> {
-        let (received, map_changed) = self.ports.take(id)?;
+        let received = self.pass(id)?;
+        self.taken(id, received.payload.len());
+        Some(received)
+    }
+
+    /// Returns the next message for a reader in another process. The message counts in the receive
+    /// buffer until [`taken`](Self::taken).
+    pub fn pass(&mut self, id: SocketId) -> Option<Received> {
+        let received = self.ports.pass(id)?;
         self.stats.recv_delivered += 1;
         let len = received.payload.len() as u64;
         self.stats.copy_to_user += len;
@@ -180,10 +183,14 @@ impl Node {
         if let Some(peer) = self.peers.get_mut(received.from) {
             peer.inbound.discharge(received.cost());
         }
-        if map_changed {
+        Some(received)
+    }
+
+    /// Records that a reader has taken messages with a payload of this many bytes in total.
+    pub fn taken(&mut self, id: SocketId, payload: usize) {
+        if self.ports.taken(id, payload) {
             self.map_changed(group(id.port));
         }
-        Some(received)
     }
 
     /// Watches a port of a peer on behalf of a socket. The user is notified by [`take_updates`]

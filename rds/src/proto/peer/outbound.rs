@@ -3,6 +3,7 @@
 use rtrs_base::mutated;
 use rtrs_base::time::Instant;
 
+use crate::proto::amount::Amount;
 use crate::proto::link::Link;
 use crate::proto::outbox::{Message, Outbox, Owner, orphan};
 use crate::wire::{CONG_BITMAP, CongestionMap, Extensions, Header, MAP_LEN, PING_PORT, PROBE_PORT};
@@ -28,8 +29,8 @@ pub(in crate::proto) struct Filled {
 pub(in crate::proto) struct Abandoned {
     /// Messages that will not be sent.
     pub(in crate::proto) dropped: Vec<Message>,
-    /// Cost of the messages that lost their owner; a connection may still deliver them.
-    pub(in crate::proto) cost: usize,
+    /// Messages that lost their owner; a connection may still deliver them.
+    pub(in crate::proto) amount: Amount,
 }
 
 /// Data to a peer, across connections.
@@ -200,11 +201,11 @@ impl Outbound {
         let drops = waiting || link.is_none() || again;
         let dropped = self.outbox.remove(|m| drops && is_meant(m));
         self.forget_pongs(&dropped);
-        let mut cost = self.outbox.orphan(is_meant);
+        let mut amount = self.outbox.orphan(is_meant);
         if let Some(link) = link {
-            cost += orphan(link.messages_mut(), is_meant);
+            amount += orphan(link.messages_mut(), is_meant);
         }
-        Abandoned { dropped, cost }
+        Abandoned { dropped, amount }
     }
 
     fn forget_pongs(&mut self, dropped: &[Message]) {

@@ -1,5 +1,6 @@
 //! Node with its users: a sender, and a reader for each socket.
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -57,6 +58,9 @@ pub(super) struct Host {
     may_try: bool,
     /// Sockets whose readers have work, and the end of the readers' pause.
     readable: BTreeSet<SocketId>,
+    /// Payload that readers have been passed and not taken, if they take it later.
+    untaken: BTreeMap<SocketId, usize>,
+    takes_late: bool,
     pub(super) rests_until: Instant,
     /// Links whose buffers were full.
     pub(super) blocked: BTreeSet<LinkId>,
@@ -84,6 +88,8 @@ impl Host {
             wanted: VecDeque::new(),
             may_try: true,
             readable: BTreeSet::new(),
+            untaken: BTreeMap::new(),
+            takes_late: plan.takes_late[index],
             rests_until: Instant::ZERO,
             blocked: BTreeSet::new(),
             refused: Refused::default(),
@@ -104,6 +110,11 @@ impl Host {
     /// Whether messages wait for buffer space.
     pub(super) fn is_waiting(&self) -> bool {
         !self.wanted.is_empty()
+    }
+
+    /// Whether readers have been passed messages that they have not taken.
+    pub(super) fn has_untaken(&self) -> bool {
+        !self.untaken.is_empty()
     }
 
     /// Lets users read and send what they can. `lives` are the runs of all nodes.
@@ -139,8 +150,15 @@ impl Host {
 
     fn read(&mut self, checker: &mut Checker) -> Result<(), String> {
         let own = (self.index, self.life);
+        for (id, payload) in std::mem::take(&mut self.untaken) {
+            self.node.taken(id, payload);
+        }
         for id in std::mem::take(&mut self.readable) {
-            while let Some(received) = self.node.receive(id) {
+            while let Some(received) = self.node.pass(id) {
+                match self.takes_late {
+                    true => *self.untaken.entry(id).or_default() += received.payload.len(),
+                    false => self.node.taken(id, received.payload.len()),
+                }
                 let from = (host_of(received.from), received.port);
                 checker.read(from, (own, id.port), &received.payload, self.announces)?;
             }

@@ -16,6 +16,9 @@ pub(super) struct Plan {
     pub(super) announces: Vec<bool>,
     /// Maximum number of connections of each node to a peer.
     pub(super) paths: Vec<usize>,
+    /// Whether the readers of a node take messages after it has passed them on, like those of
+    /// other processes.
+    pub(super) takes_late: Vec<bool>,
     /// Total number of messages.
     pub(super) messages: usize,
     /// Maximum payload without the checker's bytes.
@@ -67,10 +70,13 @@ impl Plan {
         let several = [Ratio::ZERO, Ratio::ZERO, Ratio::new(3, 4), Ratio::ONE][own.index(4)];
         let paths = |own: &mut Prng| if own.chance(several) { 1 + own.index(8) } else { 1 };
         let paths = (0..nodes).map(|_| paths(&mut own)).collect();
+        let late = [Ratio::ZERO, Ratio::new(1, 2)][own.index(2)];
+        let takes_late = (0..nodes).map(|_| own.chance(late)).collect();
         Self {
             sockets,
             announces,
             paths,
+            takes_late,
             messages: usize::try_from(prng.range(60..=240)).unwrap_or(60),
             len_max: if small { 100 } else { prng.range(0..=LEN_MAX as u64) },
             sndbuf: usize::try_from(prng.range(8_000..=40_000)).unwrap_or(8_000),

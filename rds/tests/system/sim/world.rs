@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::io::IoSlice;
 
-use rds::proto::{ConnectionInfo, LinkId, Order};
+use rds::proto::{ConnectionInfo, LinkId, MESSAGE_COST, Order, SocketInfo};
 use rtrs_core::mutated;
 use rtrs_core::prng::Prng;
 use rtrs_core::prng::Ratio;
@@ -384,6 +384,8 @@ impl World {
         check(&host)?;
         if host.rests_until > self.now {
             self.turn_at(index, host.rests_until);
+        } else if host.has_untaken() {
+            self.turn_soon(index);
         }
         if let Some(at) = host.node.deadline() {
             self.turn_at(index, at.max(self.now + Duration::from_nanos(1)));
@@ -574,7 +576,8 @@ fn check(host: &Host) -> Result<(), String> {
     if received > config.memory || held != received {
         return Err(format!("memory: {received} received, {held} of peers"));
     }
-    let in_flight: usize = host.node.ports().sockets().map(|info| info.in_flight).sum();
+    let cost = |info: SocketInfo| info.in_flight + info.in_flight_messages * MESSAGE_COST;
+    let in_flight: usize = host.node.ports().sockets().map(cost).sum();
     if in_flight != sent {
         return Err(format!("memory: {sent} sent, {in_flight} of sockets"));
     }

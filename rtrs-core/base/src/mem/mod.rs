@@ -1,14 +1,17 @@
 //! Memory accessed by sockets, disks and peers: regions and their slices, scattered buffers, fixed
 //! pools, and memory shared between processes.
 
+mod counters;
 mod crc;
 mod iovecs;
+mod mapping;
 mod pool;
 mod region;
 mod scatter;
 mod shared;
 mod usage;
 
+pub use counters::SharedCounters;
 pub use crc::crc32c_append;
 pub use iovecs::IoVecs;
 pub use pool::Pool;

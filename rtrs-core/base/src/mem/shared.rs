@@ -1,33 +1,26 @@
 //! Memory that one process writes and others read: 32-bit words, addressed by offset.
 //!
 //! The writer creates it ([`SharedMemory::create`]) and passes its descriptor on; no other process
-//! can map it for writing, or change its size. Readers may wait until a word changes. All Rust
-//! references to it are to atomic words, so concurrent writes are sound.
+//! can map it for writing, or change its size. Readers may wait until a word changes.
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
+use super::mapping::{Mapping, Protection};
 use crate::time::Duration;
 
 /// Mapped shared memory.
 pub struct SharedMemory {
-    base: NonNull<u8>,
-    len: usize,
+    mapping: Mapping,
     fd: OwnedFd,
     is_writer: bool,
 }
-
-// SAFETY: a plain shared mapping; all access uses atomic words.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Creates `len` bytes of zeroes that only this process can write.
@@ -38,7 +31,7 @@ impl SharedMemory {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(name, flags)?;
         ftruncate(&fd, len as u64)?;
-        let memory = Self::map(fd, len, true)?;
+        let memory = Self::map(fd, len, Protection::ReadWrite)?;
         // Seal after mapping, since the existing mapping stays writable.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fcntl_add_seals(&memory.fd, seals)?;
@@ -55,62 +48,33 @@ impl SharedMemory {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let len = usize::try_from(fstat(&fd)?.st_size).map_err(io::Error::other)?;
-        Self::map(fd, len, false)
+        Self::map(fd, len, Protection::Read)
     }
 
-    fn map(fd: OwnedFd, len: usize, is_writer: bool) -> io::Result<Self> {
-        let write = if is_writer { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a shared mapping at an address chosen by the kernel overlaps no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | write,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| io::Error::other("mmap returned a null address"))?;
-        Ok(Self { base, len, fd, is_writer })
+    fn map(fd: OwnedFd, len: usize, protection: Protection) -> io::Result<Self> {
+        let mapping = Mapping::new(fd.as_fd(), len, protection)?;
+        Ok(Self { mapping, fd, is_writer: protection == Protection::ReadWrite })
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.mapping.len()
     }
 
     /// Always returns false.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Returns the word at an offset. Panics outside the memory and at unaligned offsets, which are
-    /// bugs of the caller.
-    fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(
-            offset.is_multiple_of(4) && offset + 4 <= self.len,
-            "no word at {offset} of {}",
-            self.len
-        );
-        // SAFETY: the word lies in the mapping, which is page-aligned and lives as long as `self`
-        // is borrowed; atomics may be shared with other processes.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+        self.len() == 0
     }
 
     /// Reads a word, with all writes that its writer made before it.
     pub fn load(&self, offset: usize) -> u32 {
-        self.word(offset).load(Ordering::Acquire)
+        self.mapping.word(offset).load(Ordering::Acquire)
     }
 
     /// Writes a word after all earlier writes. Panics for readers.
     pub fn store(&self, offset: usize, value: u32) {
         assert!(self.is_writer, "a reader does not write");
-        self.word(offset).store(value, Ordering::Release);
+        self.mapping.word(offset).store(value, Ordering::Release);
     }
 
     /// Waits until a word differs from `value` and its writer has called [`wake`](Self::wake), for
@@ -120,7 +84,8 @@ impl SharedMemory {
     /// `Interrupted` by a signal.
     pub fn wait(&self, offset: usize, value: u32, limit: Option<Duration>) -> io::Result<()> {
         let limit = limit.and_then(|limit| futex::Timespec::try_from(limit).ok());
-        match futex::wait(self.word(offset), futex::Flags::empty(), value, limit.as_ref()) {
+        let word = self.mapping.word(offset);
+        match futex::wait(word, futex::Flags::empty(), value, limit.as_ref()) {
             Ok(()) | Err(Errno::AGAIN | Errno::TIMEDOUT) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -129,7 +94,8 @@ impl SharedMemory {
     /// Wakes all threads that wait for a word.
     pub fn wake(&self, offset: usize) {
         // Fails only for an invalid address.
-        let _ = futex::wake(self.word(offset), futex::Flags::empty(), i32::MAX.cast_unsigned());
+        let word = self.mapping.word(offset);
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
     }
 }
 
@@ -139,18 +105,9 @@ impl AsFd for SharedMemory {
     }
 }
 
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        // SAFETY: this object owns the mapping, and it is not borrowed anymore.
-        unsafe {
-            libc::munmap(self.base.as_ptr().cast(), self.len);
-        }
-    }
-}
-
 impl fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedMemory").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("SharedMemory").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
@@ -176,7 +133,10 @@ mod tests {
         let fd = reader.as_fd();
         assert!(rustix::io::pwrite(fd, &[1], 0).is_err());
         assert!(ftruncate(fd, 0).is_err());
-        assert!(SharedMemory::map(fd.try_clone_to_owned().unwrap(), 8192, true).is_err());
+        assert!(
+            SharedMemory::map(fd.try_clone_to_owned().unwrap(), 8192, Protection::ReadWrite)
+                .is_err()
+        );
         let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(SharedMemory::open(plain).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

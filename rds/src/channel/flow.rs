@@ -1,0 +1,204 @@
+//! Payload that users of a socket have sent and taken, in counters that they share with the node.
+//!
+//! The buffers of a socket hold payload only, as in the kernel, and the connection between user
+//! and node belongs to them. So users compare what they have sent with what is released, which the
+//! board shows, and the node compares what it has passed on with what they have taken. Each socket
+//! has its own counters: who holds a socket can change those of no other.
+//!
+//! Users count after they have sent or received. If one is killed in between, a message sent is not
+//! limited, and one received waits until the node finds the connection empty.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rtrs_base::mem::SharedCounters;
+
+/// Payload that users have sent.
+const SENT: usize = 0;
+/// Payload that users have received.
+const TAKEN: usize = 1;
+const COUNT: usize = 2;
+
+/// Counters of a socket, for its users.
+#[derive(Debug)]
+pub struct Flow(SharedCounters);
+
+impl Flow {
+    /// Opens the counters of a socket.
+    ///
+    /// # Errors
+    /// The system's error; `InvalidData` for anything else.
+    pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        SharedCounters::open(fd, COUNT).map(Self)
+    }
+
+    /// Records a message that was sent.
+    pub fn sent(&self, len: u32) {
+        self.0.add(SENT, len);
+    }
+
+    /// Returns the payload that was sent and not released.
+    pub fn in_flight(&self, released: u32) -> usize {
+        // A message may be released before its sender has counted it.
+        distance(released, self.0.get(SENT))
+    }
+
+    /// Records a received message. Returns true if the total reaches `mark`.
+    pub fn taken(&self, len: u32, mark: impl FnOnce() -> Option<u32>) -> bool {
+        let before = self.0.add(TAKEN, len);
+        let after = before.wrapping_add(len);
+        // Read after the total has changed: whoever changes the mark looks at the total later.
+        mark().is_some_and(|mark| distance(before, mark) > 0 && distance(after, mark) == 0)
+    }
+}
+
+/// Returns how far a total is behind another one; 0 if it is not.
+fn distance(from: u32, to: u32) -> usize {
+    usize::try_from(to.wrapping_sub(from).cast_signed()).unwrap_or(0)
+}
+
+/// Counters of a socket, for the node, and what the node has read and passed on. Totals wrap.
+#[derive(Debug)]
+pub(crate) struct NodeFlow {
+    counters: SharedCounters,
+    fd: OwnedFd,
+    /// Payload read from users.
+    received: u32,
+    /// Payload passed on to users.
+    passed: u32,
+    /// Payload that users have taken, at the last look.
+    taken: u32,
+    /// Payload taken by users that did not count it.
+    uncounted: u32,
+}
+
+impl NodeFlow {
+    /// Creates the counters of a socket.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn create() -> io::Result<Self> {
+        let (counters, fd) = SharedCounters::create("rds-flow", COUNT)?;
+        Ok(Self { counters, fd, received: 0, passed: 0, taken: 0, uncounted: 0 })
+    }
+
+    /// Returns the descriptor for users.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Records a message read from a user.
+    pub(crate) fn received(&mut self, len: usize) {
+        self.received = self.received.wrapping_add(word(len));
+    }
+
+    /// Returns the total that is released, if this much of what was read is in flight.
+    pub(crate) fn released(&self, in_flight: usize) -> u32 {
+        self.received.wrapping_sub(word(in_flight))
+    }
+
+    /// Records a message passed on to users.
+    pub(crate) fn passed(&mut self, len: usize) {
+        self.passed = self.passed.wrapping_add(word(len));
+    }
+
+    /// Whether messages were passed on that users have not taken, as far as known.
+    pub(crate) fn has_untaken(&self) -> bool {
+        self.taken != self.passed
+    }
+
+    /// Returns the payload that users have taken since the last call.
+    pub(crate) fn take(&mut self) -> usize {
+        let counted = self.counters.get(TAKEN);
+        let total = counted.wrapping_add(self.uncounted);
+        let excess = distance(self.passed, total);
+        // Counted late, or wrongly: not more can be taken than was passed on.
+        self.uncounted = self.uncounted.wrapping_sub(word(excess));
+        self.advance(total.wrapping_sub(word(excess)))
+    }
+
+    /// Returns the payload that users have taken since the last call, which is all.
+    pub(crate) fn take_all(&mut self) -> usize {
+        self.uncounted = self.passed.wrapping_sub(self.counters.get(TAKEN));
+        self.advance(self.passed)
+    }
+
+    fn advance(&mut self, total: u32) -> usize {
+        let new = distance(self.taken, total);
+        self.taken = self.taken.wrapping_add(word(new));
+        new
+    }
+
+    /// Returns the total that users reach when they take `more` bytes from now on.
+    pub(crate) fn mark(&self, more: usize) -> u32 {
+        self.taken.wrapping_sub(self.uncounted).wrapping_add(word(more))
+    }
+}
+
+fn word(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (NodeFlow, Flow) {
+        let node = NodeFlow::create().unwrap();
+        let user = Flow::open(node.fd()).unwrap();
+        (node, user)
+    }
+
+    #[test]
+    fn sent_messages_count_until_they_are_released() {
+        let (mut node, user) = pair();
+        for round in 0..10 {
+            assert_eq!(user.in_flight(node.released(0)), 0, "{round}");
+            user.sent(1000);
+            assert_eq!(user.in_flight(node.released(0)), 1000);
+            node.received(1000);
+            assert_eq!(user.in_flight(node.released(400)), 400);
+            // Released before the sender has counted it.
+            node.received(999_999_000);
+            assert_eq!(user.in_flight(node.released(0)), 0);
+            user.sent(999_999_000);
+        }
+    }
+
+    #[test]
+    fn passed_messages_count_until_they_are_taken() {
+        let (mut node, user) = pair();
+        for _ in 0..10 {
+            assert!(!node.has_untaken());
+            node.passed(1_000_000_000);
+            let mark = node.mark(600_000_000);
+            assert!(!user.taken(500_000_000, || Some(mark)));
+            assert_eq!((node.take(), node.take()), (500_000_000, 0));
+            assert!(user.taken(100_000_000, || Some(mark)), "the mark is reached");
+            assert!(!user.taken(400_000_000, || Some(mark)), "once");
+            assert!(node.has_untaken());
+            assert_eq!(node.take(), 500_000_000);
+        }
+    }
+
+    #[test]
+    fn messages_that_are_not_counted_are_taken_when_all_are() {
+        let (mut node, user) = pair();
+        node.passed(1000);
+        user.taken(700, || None);
+        assert_eq!((node.take(), node.take_all(), node.take()), (700, 300, 0));
+        node.passed(500);
+        let mark = node.mark(200);
+        assert!(user.taken(200, || Some(mark)));
+        assert_eq!(node.take(), 200);
+        // The process was not killed, only late.
+        user.taken(300, || None);
+        assert_eq!(node.take(), 300);
+        user.taken(300, || None);
+        assert_eq!(node.take(), 0, "not more than was passed on");
+        node.passed(100);
+        assert_eq!(node.take(), 0);
+        user.taken(100, || None);
+        assert_eq!(node.take(), 100);
+    }
+}

@@ -1,0 +1,129 @@
+//! Room in the connection of a socket to its node.
+//!
+//! Programs poll the descriptor, so it must not be writable while the send buffer of the socket is
+//! full. The system calls it writable while less than a quarter of its own buffer is used. So users
+//! of a full socket send a packet that the node does not read before there is room, and give the
+//! connection the smallest buffer, of which this packet takes more.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_send_buffer_size, socket_timeout};
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use super::request::gone;
+use crate::channel::{PACKET_LEN, Packet, PacketKind};
+
+/// Send buffer of a connection, which the system doubles: its default.
+const CHANNEL_LEN: usize = 212_992 / 2;
+/// Smallest send buffer; the system raises it to 4,608 bytes.
+const CHANNEL_MIN: usize = 1;
+/// Length of a packet that takes more than a quarter of the smallest buffer.
+const FULL_LEN: usize = 1200;
+
+/// Room in a send buffer, at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) in_flight: usize,
+    pub(super) sndbuf: usize,
+    /// Total of released payload.
+    pub(super) released: u32,
+}
+
+impl Room {
+    /// Whether a message may be sent. As in the kernel, it may exceed the buffer.
+    pub(super) fn is_any(self) -> bool {
+        self.in_flight < self.sndbuf
+    }
+}
+
+/// Packet that a process has sent to make a full socket unwritable.
+#[derive(Debug, Default)]
+pub(super) struct Shown(AtomicU64);
+
+impl Shown {
+    /// Makes the descriptor of a socket without room unwritable, until the node has read everything
+    /// and there is room.
+    pub(super) fn show_full(&self, socket: BorrowedFd<'_>, room: Room) -> Result<(), Errno> {
+        let state = u64::from(room.released) << 32 | (room.sndbuf as u64 & 0x7fff_ffff) << 1 | 1;
+        // Without a release since then, the node reads the packet only for a request to cancel.
+        if self.0.load(Ordering::Relaxed) == state && !is_writable(socket)? {
+            return Ok(());
+        }
+        let sent = match send_full(socket) {
+            Err(Errno::AGAIN) => {
+                self.widen(socket)?;
+                send_full(socket)
+            }
+            sent => sent,
+        };
+        set_socket_send_buffer_size(socket, CHANNEL_MIN)?;
+        match sent {
+            Ok(()) => self.0.store(state, Ordering::Relaxed),
+            // The node reads so much before that the next call will have room for the packet.
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(gone(error)),
+        }
+        Ok(())
+    }
+
+    /// Gives the connection its usual buffer again.
+    pub(super) fn widen(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.forget();
+        set_socket_send_buffer_size(socket, CHANNEL_LEN)
+    }
+
+    /// Records a message that was sent: what follows is another state.
+    pub(super) fn forget(&self) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+fn is_writable(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+    Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
+}
+
+fn send_full(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    let head = Packet::new(PacketKind::Full).encode();
+    let parts = [IoSlice::new(&head), IoSlice::new(&[0; FULL_LEN - PACKET_LEN])];
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut none = SendAncillaryBuffer::default();
+    rustix::net::sendmsg(socket, &parts, &mut none, flags).map(drop)
+}
+
+/// Wait of a call that sends, which ends at the socket's time limit.
+#[derive(Debug, Default)]
+pub(super) struct SendWait {
+    /// Time limit, once known, and the end of the wait.
+    ends_at: Option<Option<Instant>>,
+}
+
+impl SendWait {
+    /// Waits until the descriptor is writable, or the node has ended.
+    ///
+    /// # Errors
+    /// ETIMEDOUT, EINTR.
+    pub(super) fn writable(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let ends_at = match self.ends_at {
+            Some(ends_at) => ends_at,
+            None => {
+                let limit = socket_timeout(socket, Timeout::Send)?;
+                *self.ends_at.insert(limit.and_then(|limit| Instant::now().checked_add(limit)))
+            }
+        };
+        let left = ends_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+        match poll(&mut fds, left.as_ref())? {
+            0 => Err(Errno::TIMEDOUT.into()),
+            _ => Ok(()),
+        }
+    }
+}

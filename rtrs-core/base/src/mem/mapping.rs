@@ -1,0 +1,78 @@
+//! Mapped shared memory: 32-bit words, addressed by offset.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+
+/// Access of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protection {
+    Read,
+    ReadWrite,
+}
+
+/// Memory of a file, shared with other processes. All Rust references to it are to atomic words, so
+/// concurrent writes are sound.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a plain shared mapping; all access uses atomic words.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a file that cannot shrink.
+    pub(super) fn new(fd: BorrowedFd<'_>, len: usize, protection: Protection) -> io::Result<Self> {
+        let write = match protection {
+            Protection::Read => 0,
+            Protection::ReadWrite => libc::PROT_WRITE,
+        };
+        // SAFETY: a shared mapping at an address chosen by the kernel overlaps no existing memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | write,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| io::Error::other("mmap returned a null address"))?;
+        Ok(Self { base, len })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the word at an offset. Panics outside the memory and at unaligned offsets, which are
+    /// bugs of the caller.
+    pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(
+            offset.is_multiple_of(4) && offset + 4 <= self.len,
+            "no word at {offset} of {}",
+            self.len
+        );
+        // SAFETY: the word lies in the mapping, which is page-aligned and lives as long as `self`
+        // is borrowed; atomics may be shared with other processes.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this object owns the mapping, and it is not borrowed anymore.
+        unsafe {
+            libc::munmap(self.base.as_ptr().cast(), self.len);
+        }
+    }
+}
