@@ -162,8 +162,8 @@ rtrs_base::settings! {
         max_unacked_bytes: ByteSize = "64k",
         /// Send buffer of each TCP connection (SO_SNDBUF); 0 lets the system choose
         ///
-        /// The system doubles the value, up to net.core.wmem_max. Can change while a node runs, for
-        /// all connections; 0 then applies to new ones.
+        /// At most 1G, and net.core.wmem_max; the system doubles the value. Can change while a node
+        /// runs, for all connections; 0 then applies to new ones.
         tcp_sndbuf: ByteSize = "0",
         /// Receive buffer of each TCP connection (SO_RCVBUF); 0 lets the system choose
         ///
@@ -292,6 +292,11 @@ impl Settings {
                 ));
             }
         }
+        for (name, size) in [("tcp-sndbuf", self.tcp_sndbuf), ("tcp-rcvbuf", self.tcp_rcvbuf)] {
+            if bytes(size) > 1 << 30 {
+                return refuse(format!("{name} {size} is out of range; use up to 1G"));
+            }
+        }
         // Users count in 32 bits how much of a buffer is used.
         if bytes(self.buffer_max) > 1 << 30 {
             let size = self.buffer_max;
@@ -380,6 +385,7 @@ mod tests {
         assert_eq!(value(Tunable::TcpSndbuf), Some(1 << 20));
         for (pairs, text) in [
             (&[("paths", "2")][..], "paths cannot change while a node runs; log, max-unacked-"),
+            (&[("tcp-rcvbuf", "4G")], "tcp-rcvbuf 4G is out of range; use up to 1G"),
             (&[("reconnect-max", "5")], "reconnect-max: time \"5\" has no unit"),
             (&[("reconnect-max", "5ms"), ("reconnect-min", "6ms")], "reconnect-min 6ms is more"),
         ] {

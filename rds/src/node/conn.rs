@@ -85,8 +85,32 @@ pub(super) fn prepare(
     set_buffers(socket, tuning)
 }
 
+/// Connections that could not be given the buffers that are set.
+#[derive(Debug, thiserror::Error)]
+#[error("{failed} of {all} connections keep their buffers: {source}")]
+pub struct BuffersError {
+    failed: usize,
+    all: usize,
+    source: io::Error,
+}
+
+/// Sets the sizes of the buffers of all these connections.
+pub(super) fn set_all_buffers<'a>(
+    conns: impl Iterator<Item = &'a Fd>,
+    tuning: &Tuning,
+) -> Result<(), BuffersError> {
+    let (mut failed, mut all, mut last) = (0, 0, None);
+    for fd in conns {
+        all += 1;
+        if let Err(error) = set_buffers(&SockRef::from(fd), tuning) {
+            (failed, last) = (failed + 1, Some(error));
+        }
+    }
+    last.map_or(Ok(()), |source| Err(BuffersError { failed, all, source }))
+}
+
 /// Sets the sizes of a connection's buffers, unless they are left to the system.
-pub(super) fn set_buffers(socket: &SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
+fn set_buffers(socket: &SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     let size = |tunable| usize::try_from(tuning.get(tunable)).unwrap_or(usize::MAX);
     match size(Tunable::TcpSndbuf) {
         0 => {}
@@ -95,5 +119,28 @@ pub(super) fn set_buffers(socket: &SockRef<'_>, tuning: &Tuning) -> io::Result<(
     match size(Tunable::TcpRcvbuf) {
         0 => Ok(()),
         bytes => socket.set_recv_buffer_size(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    #[test]
+    fn connections_that_keep_their_buffers_are_counted() {
+        let socket = || OwnedFd::from(Socket::new(Domain::IPV4, Type::STREAM, None).unwrap());
+        let file = OwnedFd::from(File::open("/dev/null").unwrap());
+        let fds = [socket(), file, socket()].map(Fd::new);
+        let tuning = Tuning::default();
+        set_all_buffers(fds.iter(), &tuning).unwrap();
+        tuning.set(Tunable::TcpSndbuf, 8192);
+        let error = set_all_buffers(fds.iter(), &tuning).unwrap_err().to_string();
+        assert!(error.starts_with("1 of 3 connections keep their buffers: "), "{error}");
+        // The others have the new size, which the system doubles.
+        let size = |fd: &Fd| SockRef::from(fd).send_buffer_size().unwrap();
+        assert_eq!([size(&fds[0]), size(&fds[2])], [16_384; 2]);
     }
 }

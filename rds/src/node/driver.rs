@@ -10,6 +10,7 @@ use rtrs_base::time::{Duration, Instant, earliest};
 
 use super::blocked::Blocked;
 use super::clients::Clients;
+use super::conn::BuffersError;
 use super::report::NodeReport;
 use super::tcp::Tcp;
 use crate::proto::{Event, Node};
@@ -29,7 +30,7 @@ pub enum Command {
     /// Reset the connections to a peer, which are then reestablished. The answer is their number.
     Reset(IpAddr, mpsc::Sender<usize>),
     /// Apply changed settings to the connections that are up.
-    Retune,
+    Retune(mpsc::Sender<Result<(), BuffersError>>),
     /// Stop the node.
     Stop,
 }
@@ -118,7 +119,9 @@ impl<A: App> NodeShard<A> {
             Command::Reset(peer, reply) => {
                 let _ = reply.send(self.tcp.reset(now, &mut self.node, peer));
             }
-            Command::Retune => self.tcp.set_buffers(&self.node.config().tuning),
+            Command::Retune(reply) => {
+                let _ = reply.send(self.tcp.set_buffers(&self.node.config().tuning));
+            }
             Command::Stop => {
                 self.clients.close_all(now, &mut self.node);
                 self.ends_at.get_or_insert(now + GRACE);

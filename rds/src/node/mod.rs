@@ -18,6 +18,7 @@ mod tcp;
 mod unbound;
 mod untaken;
 
+pub use conn::BuffersError;
 pub use driver::{App, Command, NoApp, NodeShard};
 pub use listen::UserSocket;
 pub use report::{ClientReport, CongestedPort, NodeReport, PathReport, PeerReport};

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::clients::Clients;
+use super::conn::BuffersError;
 use super::driver::{App, Command, NoApp, NodeShard};
 use super::listen::{UserSocket, listen_tcp};
 use super::report::NodeReport;
@@ -153,12 +154,18 @@ impl NodeHandle {
         answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(0)
     }
 
-    /// Changes settings of the running node.
-    pub fn tune(&self, values: &[(Tunable, u64)]) {
+    /// Changes settings of the running node, which apply to new connections in any case.
+    ///
+    /// # Errors
+    /// See [`BuffersError`].
+    pub fn tune(&self, values: &[(Tunable, u64)]) -> Result<(), BuffersError> {
         for (tunable, value) in values {
             self.tuning.set(*tunable, *value);
         }
-        self.sender.send(Command::Retune);
+        let (reply, answer) = mpsc::channel();
+        self.sender.send(Command::Retune(reply));
+        // A node that does not answer applies the change later.
+        answer.recv_timeout(ANSWER_TIME_MAX).unwrap_or(Ok(()))
     }
 
     /// Returns a connector for users on other threads of this process.

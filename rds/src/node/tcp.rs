@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use socket2::{SockAddr, SockRef};
 
-use super::conn::{Conn, outgoing, prepare, set_buffers};
+use super::conn::{BuffersError, Conn, outgoing, prepare, set_all_buffers};
 use crate::proto::{Config, LinkId, Node, Order, PeerLog, TcpEvent, Tuning};
 
 /// Length of the buffer for reads.
@@ -194,11 +194,11 @@ impl Tcp {
     }
 
     /// Gives all connections the buffers that are now set.
-    pub(super) fn set_buffers(&self, tuning: &Tuning) {
-        for conn in self.conns.values() {
-            // Fails only if the connection has ended.
-            let _ = set_buffers(&SockRef::from(&conn.fd), tuning);
-        }
+    ///
+    /// # Errors
+    /// See [`BuffersError`].
+    pub(super) fn set_buffers(&self, tuning: &Tuning) -> Result<(), BuffersError> {
+        set_all_buffers(self.conns.values().map(|conn| &conn.fd), tuning)
     }
 
     /// Closes all connections.
@@ -222,7 +222,10 @@ impl Tcp {
                 let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
                 let Some(peer) = peer.map(|peer| peer.ip().to_canonical()) else { return };
                 let tuning = &node.config().tuning;
-                if prepare(&socket, self.dead_after, tuning).is_err() {
+                if let Err(error) = prepare(&socket, self.dead_after, tuning) {
+                    if let Some(left_out) = self.accepts.admit(now) {
+                        tracing::warn!(%peer, %error, left_out, "cannot set up a connection");
+                    }
                     return;
                 }
                 for former in node.peers().candidates(peer) {

@@ -36,6 +36,16 @@ fn settings_change_while_a_node_runs() {
         let args = [&["set", "127.0.0.1"], changes].concat();
         let _ = node(&stand, &args).code(2).says(text);
     }
+    // More than the system allows, as far as it shows that.
+    for (name, limit) in [("tcp-sndbuf", "wmem_max"), ("tcp-rcvbuf", "rmem_max")] {
+        let most = std::fs::read_to_string(format!("/proc/sys/net/core/{limit}"));
+        if most.is_ok_and(|most| most.trim().parse::<u64>().unwrap() < 1 << 30) {
+            let text = format!("net.core.{limit}");
+            let change = format!("{name}=1G");
+            let _ = node(&stand, &["set", "127.0.0.1", &change]).code(2).says(&text);
+        }
+    }
+    assert_eq!(get("127.0.0.1", "tcp-sndbuf"), "tcp-sndbuf: 0\n", "nothing has changed");
     assert_eq!(get("127.0.0.1", "reconnect-max"), "reconnect-max: 5s\n", "nothing has changed");
     let _ = node(&stand, &["get", "127.0.0.9"]).code(1).says("127.0.0.9");
     let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();

@@ -1,6 +1,7 @@
 //! Nodes of a daemon, and their settings.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
@@ -8,6 +9,7 @@ use rtrs_base::logging::change_filter;
 use rtrs_base::settings::{SettingValue, SettingValues, print};
 use serde_json::Value;
 
+use crate::error::{Error, ErrorKind};
 use crate::node::NodeHandle;
 use crate::settings::{CHANGEABLE, Settings};
 
@@ -55,11 +57,12 @@ impl Nodes {
             return Ok(None);
         };
         let new = current.changed(changes).map_err(|error| error.to_string())?;
+        check_system_limits(&new, changes).map_err(|error| error.to_string())?;
         if changes.contains_key(LOG) {
             change_filter(&new.log)?;
             settings.values_mut().for_each(|each| each.log = new.log.clone());
         }
-        node.tune(&new.tunables());
+        let tuned = node.tune(&new.tunables());
         let mut values = values(&new);
         values.settings.retain(|setting| changes.contains_key(&setting.name));
         for setting in &values.settings {
@@ -67,8 +70,34 @@ impl Nodes {
             tracing::warn!(node = %address, %name, %value, "setting changed");
         }
         settings.insert(address, new);
+        tuned.map_err(|error| {
+            format!("the change applies only to connections from now on: {error}")
+        })?;
         Ok(Some(values))
     }
+}
+
+/// Checks that the system gives TCP connections the buffers that change.
+fn check_system_limits(
+    settings: &Settings,
+    changes: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    for (name, size, limit) in [
+        ("tcp-sndbuf", settings.tcp_sndbuf, "wmem_max"),
+        ("tcp-rcvbuf", settings.tcp_rcvbuf, "rmem_max"),
+    ] {
+        // Network namespaces other than the first do not show the limit.
+        let most = fs::read_to_string(format!("/proc/sys/net/core/{limit}"));
+        let most = most.ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if let Some(most) = most.filter(|most| *most < size.bytes() && changes.contains_key(name)) {
+            let text = format!(
+                "{name} {size} is more than the system allows; use up to {most}, or raise \
+                 net.core.{limit}"
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+    }
+    Ok(())
 }
 
 fn values(settings: &Settings) -> SettingValues {
