@@ -169,7 +169,9 @@ fn errors_are_json_if_requested() {
     let run_dir = scratch.text("none");
     let words = ["status", "vol0", "-o", "json", "--run-dir", &run_dir];
     assert!(error("rtrs-client", &words, 1).contains("is not attached"));
-    assert!(error("rtrs-client", &["mount", "-o", "json"], 2).contains("unrecognized subcommand"));
+    assert!(
+        error("rtrs-client", &["frobnicate", "-o", "json"], 2).contains("unrecognized subcommand")
+    );
     let words = ["session", "list", "-o", "json", "--run-dir", &run_dir];
     assert!(error("rtrs-server", &words, 1).starts_with("no server has a control socket in "));
     let words = ["--export", "/nonexistent/x", "--print-config", "--check", "-o", "json"];

@@ -80,10 +80,10 @@ pub(super) fn expect_free_places(items: &mut [Item], run_dir: &RunDir, global: &
     }
     let states = at_once(&pruned(items), AT_ONCE, |name| state_of(name, run_dir, global));
     let running = states.into_iter().filter_map(|found| match found {
-        Found::Running(running) => Some(running),
+        Found::Running(running) => Some(*running),
         _ => None,
     });
-    let running: Vec<Box<Running>> = running.collect();
+    let running: Vec<Running> = running.collect();
     for item in items.iter_mut().filter(|item| is_refused(item)) {
         let Some(wanted) = &item.wanted else { continue };
         if let Some(holder) = running.iter().find(|one| has_place_of(one, &wanted.plan)) {
