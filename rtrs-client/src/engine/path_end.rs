@@ -31,9 +31,10 @@ pub(crate) enum PathEnd {
     /// The server refused the session after INFO_REQ, which carries the session's name.
     #[error("{}", describe_session_refusal(*.errno, .session))]
     SessionRefused { errno: u16, session: String },
-    /// A connection ended instead of INFO_RSP.
-    #[error("{}", describe_info_end(.reason, .session))]
-    InfoUnanswered { reason: CloseReason, session: String },
+    /// A connection ended instead of INFO_RSP. Servers with the extensions answer a name that they
+    /// refuse; others only end the connection.
+    #[error("{}", describe_info_end(.reason, .session, *.has_extensions))]
+    InfoUnanswered { reason: CloseReason, session: String, has_extensions: bool },
     /// One of the connections above connection 0 caused the end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
@@ -170,12 +171,18 @@ fn describe_session_refusal(errno: u16, session: &str) -> String {
     format!("the server refused session {session:?}: {} ({hint})", errno_name(errno))
 }
 
-/// Describes the end of a connection instead of INFO_RSP, with a cause if the server ended it.
-fn describe_info_end(reason: &CloseReason, session: &str) -> String {
-    format!(
-        "the connection ended in the handshake of session {session:?}: {reason}; perhaps another \
-         session there has this name (--session-name): the server's log says why"
-    )
+/// Describes the end of a connection instead of INFO_RSP, with a cause if it is known.
+fn describe_info_end(reason: &CloseReason, session: &str, has_extensions: bool) -> String {
+    let hint = match reason {
+        // The server did not end it.
+        CloseReason::TimedOut => "",
+        _ if has_extensions => "; the server's log says why",
+        _ => {
+            "; perhaps another session there has this name (--session-name): the server's log \
+             says why"
+        }
+    };
+    format!("the connection ended in the handshake of session {session:?}: {reason}{hint}")
 }
 
 fn describe_volumes(volumes: &[(String, PathEnd)]) -> String {
@@ -235,11 +242,20 @@ mod tests {
             (CloseReason::Lost("reset".into()), "connection lost: reset"),
             (CloseReason::PeerTerminated("x".into()), "terminated by the peer: x"),
         ] {
-            let ended = PathEnd::InfoUnanswered { reason, session: session() }.to_string();
-            let text = "the connection ended in the handshake of session \"host-vol0\": ";
-            let text = text.to_owned() + shown;
-            assert!(ended.starts_with(&text), "{ended}");
-            assert!(ended.contains("perhaps another session there has this name"), "{ended}");
+            for has_extensions in [false, true] {
+                let (reason, session) = (reason.clone(), session());
+                let ended = PathEnd::InfoUnanswered { reason, session, has_extensions };
+                let ended = ended.to_string();
+                let text = "the connection ended in the handshake of session \"host-vol0\": ";
+                let text = text.to_owned() + shown;
+                assert!(ended.starts_with(&text), "{ended}");
+                assert!(ended.ends_with("the server's log says why"), "{ended}");
+                let is_guessed = ended.contains("perhaps another session there has this name");
+                assert_eq!(is_guessed, !has_extensions, "{ended}");
+            }
         }
+        let (reason, session) = (CloseReason::TimedOut, session());
+        let silent = PathEnd::InfoUnanswered { reason, session, has_extensions: false };
+        assert!(silent.to_string().ends_with(": timed out"), "{silent}");
     }
 }

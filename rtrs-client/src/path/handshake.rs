@@ -29,8 +29,7 @@ use super::io::{ANSWER_SLOT, Answer, WrId, answer_len, geometry_of, writes_zeroe
 use crate::engine::device_table::OpenDevice;
 use crate::engine::session::{CONTROL, Granted, SessionConfig};
 
-/// Small receives on the service connection: one answer, heartbeats in both directions, eight
-/// CHANGED, and spare ones.
+/// Small receives: one answer, heartbeats in both directions, eight CHANGED, and spare ones.
 const RECEIVES: u32 = 32;
 /// Layout of the control region: outgoing messages, the server's answers, receives, INFO_RSP. Pages
 /// of exports later reuse the space of INFO_RSP.
@@ -256,6 +255,11 @@ impl ServiceConnection {
     /// Records the server's limits and extensions from its answer to this connection.
     pub(crate) fn granted(&mut self, granted: Granted, extensions: Extensions) {
         (self.granted, self.extensions) = (Some(granted), extensions);
+    }
+
+    /// Whether the server announced extensions; kernel servers announce none.
+    pub(crate) fn has_extensions(&self) -> bool {
+        self.extensions != Extensions::default()
     }
 
     /// Whether answers on this path carry the server's times.

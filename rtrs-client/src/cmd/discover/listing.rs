@@ -271,7 +271,11 @@ impl Asking<'_> {
             FabricEvent::Closed { reason, .. } => {
                 self.over = true;
                 let end = match self.step {
-                    Step::Start => PathEnd::InfoUnanswered { reason, session: self.name.clone() },
+                    Step::Start => PathEnd::InfoUnanswered {
+                        reason,
+                        session: self.name.clone(),
+                        has_extensions: self.conn.has_extensions(),
+                    },
                     _ => PathEnd::Closed(reason),
                 };
                 Err(end.into())

@@ -138,6 +138,11 @@ impl Channel {
         self.connections.service().is_some_and(ServiceConnection::is_idle)
     }
 
+    /// Whether the server announced extensions, which kernel servers do not.
+    pub(super) fn has_extensions(&self) -> bool {
+        self.connections.service().is_some_and(ServiceConnection::has_extensions)
+    }
+
     /// Whether the server has to prove its identity on this connection.
     pub(super) fn is_challenged(&self) -> bool {
         self.connections.service().is_some_and(ServiceConnection::is_challenged)

@@ -198,7 +198,12 @@ impl Path {
     pub(super) fn closed(&self, reason: CloseReason) -> PathEnd {
         match self.state {
             PathState::InfoExchange => {
-                PathEnd::InfoUnanswered { reason, session: self.config.name.clone() }
+                let has_extensions = self.channel.has_extensions();
+                PathEnd::InfoUnanswered {
+                    reason,
+                    session: self.config.name.clone(),
+                    has_extensions,
+                }
             }
             _ => PathEnd::Closed(reason),
         }
