@@ -173,6 +173,16 @@ fn the_policy_changes_under_load() {
     assert_eq!(printed, "no-path: queue\nreconnect-max: 1s\n");
     let printed = session.client.command(&["get", "vol0", "crc", "no-path"]).ok().stdout;
     assert_eq!(printed, "crc: on  # fixed until detach\nno-path: queue\n");
+    // The transports keep the timeout with which they began.
+    let set = ["set", "vol0", "connect-timeout=1s", "io-timeout=20s"];
+    let note = "  # the transport timeout of tcp:// stays 5000 ms until detach";
+    let printed = session.client.command(&set).ok().stdout;
+    assert_eq!(printed, format!("connect-timeout: 1s{note}\nio-timeout: 20s\n"));
+    let printed = session.client.command(&["get", "vol0", "heartbeat"]).ok().stdout;
+    assert_eq!(printed, format!("heartbeat: auto{note}\n"));
+    let _ = session.client.command(&["set", "vol0", "connect-timeout=5s"]).ok();
+    let printed = session.client.command(&["get", "vol0", "heartbeat"]).ok().stdout;
+    assert_eq!(printed, "heartbeat: auto\n");
     let no_path = |session: &Changed| {
         let status = session.client.command(&["status", "vol0", "-o", "json"]).ok().json();
         status["no_path"].clone()

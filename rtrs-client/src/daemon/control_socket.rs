@@ -87,7 +87,7 @@ impl Session {
                 Ok(Change::SwitchVolume { export: self.identity.export.clone() })
             }
             Request::Get => {
-                let mut settings = self.roster.values(&self.identity.name);
+                let mut settings = self.roster.values(&self.identity.name, &self.registry);
                 report::set_paths(&mut settings, &self.shards.reports(Reported::None));
                 return reply(&stream, Ok(SettingValues { settings }));
             }

@@ -33,7 +33,8 @@ pub(crate) struct FabricRegistry {
     endpoint: OnceLock<Arc<TlsEndpoint>>,
     rdma: OnceLock<Rdma>,
     connect_timeout: Duration,
-    transport_timeout: Duration,
+    /// Transport timeout of paths over RDMA.
+    path_timeout: Duration,
 }
 
 impl FabricRegistry {
@@ -43,7 +44,6 @@ impl FabricRegistry {
     /// Fails with [`ErrorKind::Path`] and what RDMA lacks here.
     pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
         let connect_timeout = plan.settings.connect_timeout.get();
-        let transport_timeout = plan.transport_timeout();
         let rdma = OnceLock::new();
         if let Some(opened) = plan.open_rdma()? {
             rdma.get_or_init(|| opened);
@@ -52,8 +52,7 @@ impl FabricRegistry {
             first: schemes(plan),
             iwarp: IwarpOptions {
                 crc: plan.settings.crc.is_on(),
-                // It also applies while connecting, which has its own time limit.
-                user_timeout: Some(transport_timeout.max(connect_timeout)),
+                user_timeout: Some(plan.transport_timeout_of(Scheme::Tcp)),
                 ..IwarpOptions::default()
             },
             shared: IwarpShared::new(),
@@ -61,12 +60,20 @@ impl FabricRegistry {
             endpoint: OnceLock::new(),
             rdma,
             connect_timeout,
-            transport_timeout,
+            path_timeout: plan.transport_timeout_of(Scheme::Rdma),
         };
         if registry.first.contains(&Scheme::Tls) {
             registry.open_tls()?;
         }
         Ok(registry)
+    }
+
+    /// Timeout of a transport for data that is not acknowledged, which is fixed at the attach.
+    pub(crate) fn transport_timeout(&self, scheme: Scheme) -> Duration {
+        match scheme {
+            Scheme::Tcp | Scheme::Tls => self.iwarp.user_timeout.unwrap_or_default(),
+            Scheme::Rdma => self.path_timeout,
+        }
     }
 
     fn open_tls(&self) -> Result<(), Error> {
@@ -111,7 +118,7 @@ impl FabricRegistry {
                     startup_timeout: self.connect_timeout,
                     half_open_max: 1,
                     reads_max: 0,
-                    path_timeout: Some(self.transport_timeout),
+                    path_timeout: Some(self.path_timeout),
                 };
                 rdma.fabric(ring, options).map_err(|e| io::Error::other(e.to_string()))
             }

@@ -7,11 +7,27 @@ use rtrs_core::logging::change_filter;
 use rtrs_core::settings::{AutoSwitch, Scheme, SettingValue};
 
 use super::config::tuning;
+use super::fabrics::{FabricRegistry, schemes};
 use super::launch::ShardHandle;
 use super::report::Identity;
 use super::saved::SavedVolume;
 use crate::engine::{Change, HeartbeatSettings};
-use crate::plan::AttachPlan;
+use crate::plan::{AttachPlan, SessionPlan};
+
+/// Settings from which the timeout of the transports is computed, when a session is attached.
+const OF_TRANSPORT: [&str; 3] = ["connect-timeout", "heartbeat", "heartbeat-missed-max"];
+
+/// Describes the transport timeouts in use, if a new attach would have others.
+fn transport_note(plan: &SessionPlan, registry: &FabricRegistry) -> Option<String> {
+    let kept = schemes(plan).into_iter().filter_map(|scheme| {
+        let in_use = registry.transport_timeout(scheme);
+        let is_kept = in_use != plan.transport_timeout_of(scheme);
+        is_kept.then(|| format!("{scheme}:// stays {} ms", in_use.as_millis()))
+    });
+    let kept: Vec<String> = kept.collect();
+    let of = kept.join(", of ");
+    (!kept.is_empty()).then(|| format!("the transport timeout of {of} until detach"))
+}
 
 #[derive(Debug)]
 struct Member {
@@ -55,10 +71,16 @@ impl Roster {
         Some(SavedVolume { session, name: name.to_owned(), settings })
     }
 
-    pub(crate) fn values(&self, name: &str) -> Vec<SettingValue> {
+    /// Settings of a volume. Those that the transports do not follow have a note.
+    pub(crate) fn values(&self, name: &str, registry: &FabricRegistry) -> Vec<SettingValue> {
         let members = self.0.lock();
         let member = members.iter().find(|member| member.identity.name == name);
-        member.map(|member| member.plan.values()).unwrap_or_default()
+        let Some(member) = member else { return Vec::new() };
+        let mut values = member.plan.values();
+        let note = transport_note(&member.plan.session, registry);
+        let of_transport = values.iter_mut().filter(|one| OF_TRANSPORT.contains(&&*one.name));
+        of_transport.for_each(|one| one.note.clone_from(&note));
+        values
     }
 
     /// Settings for an added path of this scheme.

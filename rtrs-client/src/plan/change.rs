@@ -53,7 +53,7 @@ impl AttachPlan {
                 let name = name.as_str()?.to_owned();
                 let changeable = CHANGEABLE.contains(&name.as_str());
                 let value = serde_json::to_value(value).unwrap_or(Value::Null);
-                Some(SettingValue { name, value, changeable })
+                Some(SettingValue { name, value, changeable, note: None })
             })
             .collect();
         values.sort_by(|a, b| a.name.cmp(&b.name));

@@ -137,9 +137,20 @@ impl SessionPlan {
 
     /// Time for which the transport repeats unacknowledged data before it ends a connection. It is
     /// longer than that of the heartbeats, so that these decide, but limited.
-    pub(crate) fn transport_timeout(&self) -> Duration {
+    fn transport_timeout(&self) -> Duration {
         let silence = self.heartbeat().silence_max();
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))
+    }
+
+    /// [`transport_timeout`](Self::transport_timeout) of the paths of a scheme. Over TCP it also
+    /// applies while connecting, which has its own time limit.
+    pub(crate) fn transport_timeout_of(&self, scheme: Scheme) -> Duration {
+        match scheme {
+            Scheme::Tcp | Scheme::Tls => {
+                self.transport_timeout().max(self.settings.connect_timeout.get())
+            }
+            Scheme::Rdma => self.transport_timeout(),
+        }
     }
 
     /// Certificates or keys for tls:// paths.

@@ -31,7 +31,7 @@ impl Tunables {
         let all = print(&set).into_iter().filter_map(|(name, value)| {
             let name = name.as_str().filter(|name| !APPLIED.contains(name))?.to_owned();
             let value = serde_json::to_value(value).unwrap_or(Value::Null);
-            Some(SettingValue { changeable: name == LOG, name, value })
+            Some(SettingValue { changeable: name == LOG, name, value, note: None })
         });
         let mut settings: Vec<SettingValue> = all.collect();
         settings.sort_by(|a, b| a.name.cmp(&b.name));

@@ -104,7 +104,8 @@ fn values(settings: &Settings) -> SettingValues {
     let all = print(settings).into_iter().filter_map(|(name, value)| {
         let name = name.as_str().filter(|name| *name != ADDRESS)?.to_owned();
         let value = serde_json::to_value(value).unwrap_or(Value::Null);
-        Some(SettingValue { changeable: CHANGEABLE.contains(&name.as_str()), name, value })
+        let changeable = CHANGEABLE.contains(&name.as_str());
+        Some(SettingValue { changeable, name, value, note: None })
     });
     let mut settings: Vec<SettingValue> = all.collect();
     settings.sort_by(|a, b| a.name.cmp(&b.name));

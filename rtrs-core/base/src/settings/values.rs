@@ -17,6 +17,9 @@ pub struct SettingValue {
     pub value: Value,
     /// Whether `set` can change it.
     pub changeable: bool,
+    /// What in the running daemon does not follow the value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Settings of a running daemon.
@@ -68,7 +71,8 @@ impl SettingValues {
                 Value::String(text) => printable(text),
                 other => other.to_string(),
             };
-            format!("{}: {value}{}\n", setting.name, remark(setting))
+            let note = setting.note.as_ref().map(|note| format!("  # {}", printable(note)));
+            format!("{}: {value}{}{}\n", setting.name, remark(setting), note.unwrap_or_default())
         };
         self.settings.iter().map(line).collect()
     }
