@@ -3,8 +3,12 @@
 
 use std::fs;
 
-use rtrs_tests::{COMMAND_TIME_MAX, STOP_TIME_MAX, Scratch, Server, bin, run};
-use serde_json::json;
+use std::os::unix::fs::PermissionsExt;
+
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, run, wait_for,
+};
+use serde_json::{Value, json};
 
 /// Modules of Proxmox VE as far as the plugin uses them: `run_command` dies if the command fails.
 const TOOLS: &str = r#"
@@ -26,7 +30,7 @@ sub run_command {
 1;
 "#;
 
-/// Calls each method of a storage, as Proxmox VE does.
+/// Calls methods of a storage, as Proxmox VE does.
 const CALLS: &str = r#"
 use strict; use warnings;
 use JSON::PP;
@@ -55,26 +59,124 @@ for my $call (
 print encode_json(\%found);
 "#;
 
-#[test]
-fn storage_plugin_of_proxmox_lists_exports() {
-    let server = Server::builder().export("vol0=mem:16M").export("team/x=mem:1M").start();
-    let scratch = Scratch::new();
+/// Calls one method with a volume, as Proxmox VE does.
+const CALL: &str = r#"
+use strict; use warnings;
+use JSON::PP;
+our $scratch = shift;
+unshift @INC, $scratch;
+$ENV{PATH} = "$scratch/bin:$ENV{PATH}";
+require "./configs/proxmox/RtrsPlugin.pm";
+$PVE::Storage::Custom::RtrsPlugin::CLIENT = shift;
+$PVE::Storage::Custom::RtrsPlugin::LINKS = "$scratch/links";
+my $scfg = { 'rtrs-config' => shift };
+my ($method, $name) = @ARGV;
+my $done = eval { PVE::Storage::Custom::RtrsPlugin->$method('store1', $scfg, $name) };
+print encode_json({ done => $done, error => $@ });
+"#;
+
+/// Stand-in for `udevadm`, which makes the link after `--exit-if-exists=`.
+const UDEVADM: &str = r#"#!/bin/sh
+echo "$*" >>LOG
+touch "${3#--exit-if-exists=}"
+"#;
+
+/// Runs the client with a run directory, and a socket instead of a device, which tests lack.
+const CLIENT: &str = r#"#!/bin/sh
+verb=$1
+shift
+for word; do
+    shift
+    case $word in
+        --device) word=--socket ;;
+        auto) word='SOCKET' ;;
+    esac
+    set -- "$@" "$word"
+done
+exec PROGRAM "$verb" --run-dir RUN "$@"
+"#;
+
+/// Writes the modules of Proxmox VE, the script, and the configuration file of a storage.
+fn write_modules(scratch: &Scratch, calls: &str, server: &Server) {
     fs::create_dir_all(scratch.path("PVE/Storage")).expect("a directory");
     fs::write(scratch.path("PVE/Tools.pm"), TOOLS).expect("a file");
     fs::write(scratch.path("PVE/Storage/Plugin.pm"), "package PVE::Storage::Plugin; 1;\n")
         .expect("a file");
-    fs::write(scratch.path("calls.pl"), CALLS).expect("a file");
+    fs::write(scratch.path("calls.pl"), calls).expect("a file");
     let paths = format!("path: ['tcp://127.0.0.1:1', '{}']\n", server.portal());
     fs::write(scratch.path("store1.yaml"), paths).expect("a file");
-    let client = bin("rtrs-client").display().to_string();
+}
+
+/// Runs the script with this client, and returns what it prints.
+fn perl(scratch: &Scratch, client: &str, words: &[&str]) -> Value {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let command = format!(
-        "cd {root} && perl {} {} {client} {}",
+        "cd {root} && perl {} {} {client} {} {}",
         scratch.text("calls.pl"),
         scratch.text(""),
-        scratch.text("store1.yaml")
+        scratch.text("store1.yaml"),
+        words.join(" ")
     );
-    let found = run("sh", &["-c", &command], COMMAND_TIME_MAX).ok().json();
+    run("sh", &["-c", &command], COMMAND_TIME_MAX).ok().json()
+}
+
+#[test]
+fn storage_plugin_of_proxmox_attaches_and_detaches() {
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let scratch = Scratch::new();
+    write_modules(&scratch, CALL, &server);
+    let program = |file: &str, text: String| {
+        fs::write(scratch.path(file), text).expect("a file");
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(scratch.path(file), mode).expect("its mode");
+    };
+    for name in ["bin", "links"] {
+        fs::create_dir(scratch.path(name)).expect("a directory");
+    }
+    program("bin/udevadm", UDEVADM.replace("LOG", &scratch.text("udev.log")));
+    let client = CLIENT.replace("PROGRAM", &bin("rtrs-client").display().to_string());
+    let client = client.replace("SOCKET", &scratch.text("{name}.nbd"));
+    program("client", client.replace("RUN", &scratch.text("run")));
+    let call = |method: &str, name: &str| perl(&scratch, &scratch.text("client"), &[method, name]);
+    let list = || {
+        let words = ["list", "-o", "json", "--run-dir", &scratch.text("run")];
+        run(bin("rtrs-client"), &words, COMMAND_TIME_MAX).ok().json()
+    };
+    let done = json!({ "done": 1, "error": "" });
+    assert_eq!(call("deactivate_volume", "vol0"), done, "it is not attached");
+    assert_eq!(call("activate_volume", "vol0"), done);
+    let listed = list();
+    assert_eq!((&listed[0]["name"], listed[0]["state"].as_str()), (&json!("vol0"), Some("open")));
+    let waited = || fs::read_to_string(scratch.path("udev.log")).expect("the calls of udevadm");
+    let expected = format!("settle --timeout=20 --exit-if-exists={}\n", scratch.text("links/vol0"));
+    assert_eq!(waited(), expected);
+    // Another activation changes nothing.
+    assert_eq!(call("activate_volume", "vol0"), done);
+    assert_eq!((&list()[0]["pid"], waited()), (&listed[0]["pid"], expected));
+    // A volume in use stays.
+    let raw = RawNbd::go(&Front::Unix(scratch.path("vol0.nbd")), "vol0");
+    let refused = call("deactivate_volume", "vol0");
+    let why = refused["error"].as_str().unwrap_or_default();
+    assert!(refused["done"].is_null() && why.contains("is served to NBD clients"), "{refused}");
+    assert_eq!(list()[0]["pid"], listed[0]["pid"]);
+    drop(raw);
+    wait_for("the client to be gone", COMMAND_TIME_MAX, || {
+        (call("deactivate_volume", "vol0") == done).then_some(())
+    });
+    assert_eq!(list(), json!([]));
+    assert_eq!(call("deactivate_volume", "vol0"), done, "again");
+    let missing = call("activate_volume", "none");
+    let why = missing["error"].as_str().unwrap_or_default();
+    assert!(missing["done"].is_null() && why.contains("cannot attach none: "), "{missing}");
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn storage_plugin_of_proxmox_lists_exports() {
+    let server = Server::builder().export("vol0=mem:16M").export("team/x=mem:1M").start();
+    let scratch = Scratch::new();
+    write_modules(&scratch, CALLS, &server);
+    let found = perl(&scratch, &bin("rtrs-client").display().to_string(), &[]);
     let images = json!([{ "volid": "store1:vol0", "format": "raw", "size": 16 << 20 }]);
     // Names with a slash are not volumes, and one path that works is enough.
     assert_eq!(found["images"], images, "{found}");
