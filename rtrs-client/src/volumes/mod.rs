@@ -5,6 +5,7 @@
 //! `difference.rs` compares the file with the running sessions.
 
 pub(crate) mod difference;
+mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,7 @@ use rtrs_core::settings::{
 };
 use serde_yaml::{Mapping, Value};
 
+use self::place::{Step, Wrong, line_of};
 use crate::engine::VOLUMES_MAX;
 use crate::error::{Error, ErrorKind};
 use crate::plan::{AttachPlan, OF_ADDED, VolumeName, non_default, repeated};
@@ -25,12 +27,17 @@ use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 const OF_ONE_VOLUME: [&str; 4] = ["device", "socket", "listen", EXPORT];
 /// Key of a volume's export.
 const EXPORT: &str = "export";
+/// Keys of the lists of sessions and volumes.
+const SESSIONS: &str = "sessions";
+const VOLUMES: &str = "volumes";
 /// Settings of `attach` that all volumes of a session share.
 const SHARED: [&str; 2] = ["shards", "metrics"];
 /// Session settings that each volume has.
 const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
 /// Setting that `apply` itself decides.
 const FOREGROUND: &str = "foreground";
+/// Error for a volume that is no map.
+const NO_MAP: &str = "expected a map with export and device, socket or listen below volumes";
 
 /// Session in the file, with its first volume.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,26 +111,36 @@ pub(crate) fn key_groups() -> Vec<KeyGroup> {
 /// Returns [`ErrorKind::Config`], with the place and a remedy.
 pub(crate) fn read(text: &str, file: &str) -> Result<Vec<Volume>, Error> {
     let document: Value = serde_yaml::from_str(text).map_err(|error| yaml_error(&error, file))?;
-    let wrong = |what: String| Error::new(ErrorKind::Config, format!("{file}: {what}"));
+    let wrong = |wrong: Wrong| {
+        let (line, what) = (wrong.line(text), &wrong.what);
+        Error::new(ErrorKind::Config, format!("{file}:{line}: {what}"))
+    };
     let sessions = sessions(document).map_err(wrong)?;
     let mut volumes: Vec<Volume> = Vec::with_capacity(sessions.len());
     for (at, session) in sessions.into_iter().enumerate() {
         let place = place_of(at, &session);
-        let volume = volume(session).map_err(|what| wrong(format!("{place}: {what}")))?;
-        check_listed_once(&volume, &volumes).map_err(|what| wrong(format!("{place}: {what}")))?;
+        let in_session = |what: Wrong| wrong(what.in_part(&place).in_item(SESSIONS, at));
+        let volume = volume(session).map_err(in_session)?;
+        check_listed_once(&volume, &volumes).map_err(in_session)?;
         volumes.push(volume);
     }
     Ok(volumes)
 }
 
+/// Line of a session in the text of a file.
+pub(crate) fn line_of_session(text: &str, at: usize) -> usize {
+    line_of(text, &[Step::Key(SESSIONS.to_owned()), Step::Item(at)])
+}
+
 /// Rejects a volume that the file lists twice.
-fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), String> {
+fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), Wrong> {
     if let Some(export) = repeated(session.exports()) {
         let names: BTreeSet<&str> = session.names().collect();
         if names.len() == session.more.len() + 1 {
             return Err(format!(
                 "export {export:?} is listed twice; a session can have each export once"
-            ));
+            )
+            .into());
         }
     }
     let mut names: BTreeSet<&str> = others.iter().flat_map(Volume::names).collect();
@@ -134,32 +151,37 @@ fn check_listed_once(session: &Volume, others: &[Volume]) -> Result<(), String> 
                 .into(),
         ),
         Some(name) => {
-            Err(format!("volume {name:?} is listed twice; list it once, or set the key name"))
+            Err(format!("volume {name:?} is listed twice; list it once, or set the key name")
+                .into())
         }
     }
 }
 
-fn sessions(document: Value) -> Result<Vec<Value>, String> {
+fn sessions(document: Value) -> Result<Vec<Value>, Wrong> {
     let mut map = match document {
         Value::Null => return Ok(Vec::new()),
         Value::Mapping(map) => map,
         _ => return Err("expected the key sessions, with a list below it".into()),
     };
-    let sessions = map.remove("sessions").unwrap_or(Value::Null);
+    let sessions = map.remove(SESSIONS).unwrap_or(Value::Null);
     if let Some(key) = map.keys().next() {
         let key = text_of(key).unwrap_or_default();
-        return Err(format!("unknown key {key:?}; the only key is \"sessions\""));
+        let what = format!("unknown key {key:?}; the only key is {SESSIONS:?}");
+        return Err(Wrong::of_key(&key, what));
     }
     match sessions {
         Value::Null => Ok(Vec::new()),
         Value::Sequence(sessions) => Ok(sessions),
-        _ => Err("sessions is not a list; begin each session with a dash".into()),
+        _ => {
+            let what = "sessions is not a list; begin each session with a dash";
+            Err(Wrong::of_key(SESSIONS, what))
+        }
     }
 }
 
 /// Name of a session in errors.
 fn place_of(at: usize, session: &Value) -> String {
-    let volume = |key: &'static str| session.get("volumes")?.get(0)?.get(key);
+    let volume = |key: &'static str| session.get(VOLUMES)?.get(0)?.get(key);
     match session
         .get("name")
         .or_else(|| volume("name"))
@@ -180,44 +202,68 @@ fn text_of(value: &Value) -> Option<String> {
 }
 
 /// Reads a session with its volumes.
-fn volume(session: Value) -> Result<Volume, String> {
+fn volume(session: Value) -> Result<Volume, Wrong> {
     let Value::Mapping(mut session) = session else {
         return Err("expected a map with name, path and volumes".into());
     };
     let name = take_name(&mut session, "name")?;
-    let volumes = match session.remove("volumes") {
+    let volumes = match session.remove(VOLUMES) {
         Some(Value::Sequence(volumes)) => volumes,
         Some(Value::Null) | None => Vec::new(),
-        Some(_) => return Err("volumes is not a list; begin each volume with a dash".into()),
+        Some(_) => {
+            let what = "volumes is not a list; begin each volume with a dash";
+            return Err(Wrong::of_key(VOLUMES, what));
+        }
     };
     let mut volumes = volumes.into_iter();
     let Some(volume) = volumes.next() else {
         return Err("it has no volume; add one below volumes, with the key export".into());
     };
-    let more = volumes.map(added).collect::<Result<Vec<_>, String>>()?;
+    let added = |(at, volume)| added(volume).map_err(|what| what.in_item(VOLUMES, at + 1));
+    let more = volumes.enumerate().map(added).collect::<Result<Vec<_>, Wrong>>()?;
     check_several(&session, more.len() + 1)?;
-    let Value::Mapping(mut volume) = volume else {
-        return Err("expected a map with export and device, socket or listen below volumes".into());
-    };
+    let in_first = |what: Wrong| what.in_item(VOLUMES, 0);
+    let Value::Mapping(mut volume) = volume else { return Err(in_first(NO_MAP.into())) };
+    let names = names_of(&mut volume).map_err(in_first)?;
     let VolumeName { name: first, export } =
-        names_of(&mut volume)?.ok_or("its volume has no export; add the key export")?;
+        names.ok_or_else(|| in_first("its volume has no export; add the key export".into()))?;
     if let Some(name) = name.filter(|name| *name != first) {
-        return Err(format!(
+        let what = format!(
             "its first volume is {first:?}: a session has the name of that volume; drop name \
              {name:?}, move it below volumes, or see session-name for the name at the server"
-        ));
+        );
+        return Err(Wrong::of_key("name", what));
     }
-    check_keys(&session, &volume)?;
+    check_session_keys(&session)?;
+    check_volume_keys(&volume).map_err(in_first)?;
+    let parts = (session.clone(), volume.clone());
     session.extend(volume);
-    let Keys(entry) = serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(session))
-        .map_err(|error| error.to_string())?;
+    let entry = entry_of(session).map_err(|what| {
+        let of_volume = || wrong_key(&parts.1).map(in_first);
+        wrong_key(&parts.0).or_else(of_volume).unwrap_or_else(|| what.into())
+    })?;
     let Entry { session, mut attach } = entry;
     attach.export = export;
-    Ok(Volume { name: first, settings: Settings { session, attach, ..Settings::default() }, more })
+    let settings = Settings { session, attach, ..Settings::default() };
+    Ok(Volume { name: first, settings, more })
+}
+
+fn entry_of(map: Mapping) -> Result<Entry, String> {
+    let read = serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(map));
+    read.map(|Keys(entry)| entry).map_err(|error| error.to_string())
+}
+
+/// Error of the first key that is wrong by itself.
+fn wrong_key(map: &Mapping) -> Option<Wrong> {
+    map.iter().find_map(|(key, value)| {
+        let alone = Mapping::from_iter([(key.clone(), value.clone())]);
+        let what = entry_of(alone).err()?;
+        Some(Wrong::of_key(&text_of(key).unwrap_or_default(), what))
+    })
 }
 
 /// Takes the names of a volume, if it has an export. The key `name` is that on this host.
-fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, String> {
+fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, Wrong> {
     let name = take_name(volume, "name")?;
     Ok(take_name(volume, EXPORT)?.map(|export| match name {
         Some(name) if name != export => VolumeName { name, export: Some(export) },
@@ -226,68 +272,91 @@ fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, String> {
 }
 
 /// Checks a session of this number of volumes: settings of one volume have one place.
-fn check_several(session: &Mapping, count: usize) -> Result<(), String> {
+fn check_several(session: &Mapping, count: usize) -> Result<(), Wrong> {
     if count > VOLUMES_MAX {
-        return Err(format!("{count} volumes are too many; use at most {VOLUMES_MAX}"));
+        let what = format!("{count} volumes are too many; use at most {VOLUMES_MAX}");
+        return Err(Wrong::of_key(VOLUMES, what));
     }
     let mut keys = session.keys().filter_map(text_of);
     match keys.find(|key| count > 1 && OF_ADDED.contains(&key.as_str())) {
         None => Ok(()),
-        Some(key) => Err(format!("{key} belongs to one of the volumes; move it below volumes")),
+        Some(key) => {
+            let what = format!("{key} belongs to one of the volumes; move it below volumes");
+            Err(Wrong::of_key(&key, what))
+        }
     }
 }
 
 /// Reads a volume after the first of its session: its name and its own settings.
-fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), String> {
-    let Value::Mapping(mut volume) = volume else {
-        return Err("expected a map with export and device, socket or listen below volumes".into());
-    };
+fn added(volume: Value) -> Result<(String, BTreeMap<String, String>), Wrong> {
+    let Value::Mapping(mut volume) = volume else { return Err(NO_MAP.into()) };
     let VolumeName { name, export } =
         names_of(&mut volume)?.ok_or("one of its volumes has no export; add the key export")?;
-    check_keys(&Mapping::new(), &volume)?;
+    check_volume_keys(&volume)?;
     let keys: Vec<String> = volume.keys().filter_map(text_of).collect();
     if let Some(key) = keys.iter().find(|key| !OF_ADDED.contains(&key.as_str())) {
-        return Err(format!(
-            "volume {name:?}: {key} is shared by the volumes; move it to the first one"
-        ));
+        let what = format!("volume {name:?}: {key} is shared by the volumes; move it to the first");
+        return Err(Wrong::of_key(key, what));
     }
-    let Keys(Entry { session, mut attach }) =
-        serde_yaml::from_value::<Keys<Entry>>(Value::Mapping(volume))
-            .map_err(|error| format!("volume {name:?}: {error}"))?;
+    let Entry { session, mut attach } = entry_of(volume.clone()).map_err(|what| {
+        let wrong = wrong_key(&volume).unwrap_or_else(|| what.into());
+        wrong.in_part(&format!("volume {name:?}"))
+    })?;
     attach.export = export;
     Ok((name, non_default(&session, &attach)))
 }
 
-/// Checks that each key is in its place. Unknown keys are found later.
-fn check_keys(session: &Mapping, volume: &Mapping) -> Result<(), String> {
-    let keys = |map: &Mapping| -> Vec<String> { map.keys().filter_map(text_of).collect() };
-    let (of_session, of_volume) = (keys(session), keys(volume));
-    if of_session.iter().chain(&of_volume).any(|key| key == FOREGROUND) {
-        return Err("foreground cannot be set here: sessions run in the background".into());
+/// Rejects a setting that `apply` itself decides.
+fn check_foreground(map: &Mapping) -> Result<(), Wrong> {
+    if !map.contains_key(FOREGROUND) {
+        return Ok(());
     }
-    if let Some(key) = of_session.iter().find(|key| OF_ONE_VOLUME.contains(&key.as_str())) {
-        return Err(format!("{key} belongs to a volume; move it below volumes"));
+    let what = "foreground cannot be set here: sessions run in the background";
+    Err(Wrong::of_key(FOREGROUND, what))
+}
+
+/// Checks that no key of a volume is among those of a session. Unknown keys are found later.
+fn check_session_keys(session: &Mapping) -> Result<(), Wrong> {
+    check_foreground(session)?;
+    let mut keys = session.keys().filter_map(text_of);
+    match keys.find(|key| OF_ONE_VOLUME.contains(&key.as_str())) {
+        None => Ok(()),
+        Some(key) => {
+            let what = format!("{key} belongs to a volume; move it below volumes");
+            Err(Wrong::of_key(&key, what))
+        }
     }
+}
+
+/// Checks that each key may appear below `volumes`.
+fn check_volume_keys(volume: &Mapping) -> Result<(), Wrong> {
+    check_foreground(volume)?;
+    let of_volume: Vec<String> = volume.keys().filter_map(text_of).collect();
     let declared = describe::<Entry>();
     let known: Vec<&str> = declared.iter().map(|one| one.setting.name.as_str()).collect();
     match of_volume.iter().find(|key| !is_of_volume(key)) {
         None => Ok(()),
         Some(key) if known.contains(&key.as_str()) => {
-            Err(format!("{key} belongs to the session; move it out of volumes"))
+            let what = format!("{key} belongs to the session; move it out of volumes");
+            Err(Wrong::of_key(key, what))
         }
         Some(key) => {
-            Err(match nearest(key, known.iter().copied().filter(|key| is_of_volume(key))) {
+            let what = match nearest(key, known.iter().copied().filter(|key| is_of_volume(key))) {
                 Some(near) => format!("unknown key {key:?} below volumes; did you mean {near:?}?"),
                 None => format!("unknown key {key:?} below volumes"),
-            })
+            };
+            Err(Wrong::of_key(key, what))
         }
     }
 }
 
-fn take_name(map: &mut Mapping, key: &str) -> Result<Option<String>, String> {
+fn take_name(map: &mut Mapping, key: &str) -> Result<Option<String>, Wrong> {
     match map.remove(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => text_of(&value).map(Some).ok_or_else(|| format!("{key} is not text")),
+        Some(value) => {
+            let wrong = || Wrong::of_key(key, format!("{key} is not text"));
+            text_of(&value).map(Some).ok_or_else(wrong)
+        }
     }
 }
 

@@ -64,11 +64,11 @@ fn errors_name_their_place() {
     let too_many: String = (0..=VOLUMES_MAX).map(|at| format!("{{export: v{at}}}, ")).collect();
     let too_many = format!("{{volumes: [{too_many}]}}");
     for (text, part) in [
-        ("[]".to_owned(), "v.yaml: expected the key sessions"),
-        ("session: []".into(), "v.yaml: unknown key \"session\"; the only key is \"sessions\""),
-        ("sessions: 3".into(), "v.yaml: sessions is not a list"),
+        ("[]".to_owned(), "v.yaml:1: expected the key sessions"),
+        ("session: []".into(), "v.yaml:1: unknown key \"session\"; the only key is \"sessions\""),
+        ("sessions: 3".into(), "v.yaml:1: sessions is not a list"),
         ("sessions: [1".into(), "v.yaml:2: did not find"),
-        (of("3"), "v.yaml: session 1: expected a map"),
+        (of("3"), "v.yaml:2: session 1: expected a map"),
         (of("{path: tcp://a}"), "session 1: it has no volume"),
         (
             of("{volumes: [{export: v}, {export: w, buffer-size: 80M}]}"),
@@ -125,6 +125,41 @@ fn errors_name_their_place() {
     ] {
         let shown = error(&text);
         assert!(shown.contains(part), "{text}\n{shown}");
+    }
+}
+
+#[test]
+fn errors_name_the_line_of_the_wrong_key() {
+    let good = "sessions:
+- path: tcp://a
+  volumes:
+  - export: v
+    socket: /s
+- path: tcp://a
+  policy: round-robin
+  volumes:
+  - export: w
+    socket: /t
+    access: rw
+  - export: x
+    socket: /u
+";
+    assert_eq!(read(good, "v.yaml").unwrap().len(), 2);
+    assert_eq!([0, 1].map(|at| line_of_session(good, at)), [2, 6]);
+    for (right, wrong, line, what) in [
+        ("policy: round-robin", "policy: best", 7, "policy \"best\""),
+        ("policy: round-robin", "bogus: 1", 7, "unknown key \"bogus\""),
+        ("policy: round-robin", "socket: /x", 7, "socket belongs to a volume"),
+        ("access: rw", "access: all", 11, "access \"all\""),
+        ("access: rw", "device: [1]", 11, "device"),
+        ("access: rw", "bogus: 1", 11, "unknown key \"bogus\" below volumes"),
+        ("socket: /u", "sokcet: /u", 13, "unknown key \"sokcet\" below volumes"),
+        ("socket: /u", "socket-mode: x", 13, "volume \"x\": socket-mode"),
+        ("export: x", "export: v", 6, "volume \"v\" is listed twice"),
+    ] {
+        let shown = error(&good.replace(right, wrong));
+        let expected = format!("v.yaml:{line}: session \"w\": {what}");
+        assert!(shown.starts_with(&expected), "{wrong}: {shown}");
     }
 }
 

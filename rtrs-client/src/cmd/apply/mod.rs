@@ -30,7 +30,7 @@ use crate::control_protocol::SessionState;
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::AttachPlan;
 use crate::volumes::difference::{Action, Difference, Task, Wanted, task};
-use crate::volumes::{Volume, read};
+use crate::volumes::{Volume, line_of_session, read};
 
 /// Number of sessions handled at the same time: enough for a fast boot, without flooding a server.
 const AT_ONCE: usize = 16;
@@ -313,10 +313,11 @@ fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
     let mut wanted: Vec<Wanted> = Vec::new();
-    for mut volume in read(&text, &file)? {
+    for (at, mut volume) in read(&text, &file)?.into_iter().enumerate() {
         volume.settings.place.run_dir = Some(run_dir.path().to_path_buf());
         let wrong = |error: &Error| {
-            let text = format!("{file}: session {:?}: {}", volume.name, error.chain());
+            let (line, name) = (line_of_session(&text, at), &volume.name);
+            let text = format!("{file}:{line}: session {name:?}: {}", error.chain());
             Error::new(ErrorKind::Config, text)
         };
         for one in plans_of(&volume, global).map_err(|error| wrong(&error))? {
