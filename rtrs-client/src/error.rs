@@ -16,16 +16,17 @@ const DIFFERS: ExitStatus = ExitStatus {
     more: "",
     command: Some("diff"),
 };
-const USAGE: ExitStatus = ExitStatus {
-    more: "For unknown keys, the message gives their line, except in the file of `apply`, where it \
-           names the session.",
-    ..ExitStatus::USAGE
-};
 const NOT_COMPARED: ExitStatus = ExitStatus {
     code: 2,
     meaning: "the sessions were not compared with the file",
     more: "Every failure counts here, also a file that cannot be read.",
     command: Some("diff"),
+};
+const CHANGED: ExitStatus = ExitStatus {
+    code: 3,
+    meaning: "with --detailed-exitcode: sessions were changed, or with --dry-run would be",
+    more: "A failure counts more, whatever was changed before it.",
+    command: Some("apply"),
 };
 const NO_SERVICE: ExitStatus =
     ExitStatus { code: 3, meaning: "the session serves no IO", more: "", command: Some("status") };
@@ -52,6 +53,8 @@ pub enum ErrorKind {
     Differs,
     /// The running sessions could not be compared with a file: exit code 2.
     NotCompared,
+    /// Sessions were changed as requested, which is no failure: exit code 3.
+    Changed,
     /// The session exists but serves no IO: exit code 3.
     NoService,
     /// Any other error of the system.
@@ -64,14 +67,22 @@ impl ErrorClass for ErrorKind {
     const CONFIG_FILE: Self = Self::ConfigFile;
     const IN_USE: Self = Self::InUse;
     const SYSTEM: Self = Self::System;
-    const EXIT_STATUSES: &'static [ExitStatus] =
-        &[ExitStatus::SUCCESS, ExitStatus::FAILURE, DIFFERS, USAGE, NOT_COMPARED, NO_SERVICE];
+    const EXIT_STATUSES: &'static [ExitStatus] = &[
+        ExitStatus::SUCCESS,
+        ExitStatus::FAILURE,
+        DIFFERS,
+        ExitStatus::USAGE,
+        NOT_COMPARED,
+        CHANGED,
+        NO_SERVICE,
+    ];
 
     fn exit_status(self) -> ExitStatus {
         match self {
-            Self::Usage | Self::Config => USAGE,
+            Self::Usage | Self::Config => ExitStatus::USAGE,
             Self::Differs => DIFFERS,
             Self::NotCompared => NOT_COMPARED,
+            Self::Changed => CHANGED,
             Self::NoService => NO_SERVICE,
             _ => ExitStatus::FAILURE,
         }
@@ -99,6 +110,7 @@ mod tests {
             (ErrorKind::ConfigFile, 1),
             (ErrorKind::Differs, 1),
             (ErrorKind::NotCompared, 2),
+            (ErrorKind::Changed, 3),
             (ErrorKind::NoService, 3),
             (ErrorKind::System, 1),
         ] {

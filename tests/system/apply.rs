@@ -139,6 +139,37 @@ fn a_file_can_be_applied_repeatedly() {
 }
 
 #[test]
+fn a_detailed_exit_code_says_whether_anything_was_changed() {
+    let host = Host::new();
+    let detailed = |file: &[String], more: &[&str], code: i32| {
+        let done = host.with(file, &[&["apply", "--detailed-exitcode"], more].concat());
+        assert!(code == 1 || done.stderr.is_empty(), "{done:?}");
+        let changed = done.json()["changed"].clone();
+        assert_eq!((done.code, changed.as_bool()), (Some(code), Some(code == 3)), "{done:?}");
+    };
+    let file = [host.entry("vol0", &[0], ""), host.entry("vol1", &[0], "")];
+    detailed(&file, &["--dry-run"], 3);
+    detailed(&file, &[], 3);
+    detailed(&file, &["--dry-run"], 0);
+    detailed(&file, &["--prune", "--reattach"], 0);
+    detailed(&[host.entry("vol0", &[0], "  policy: round-robin\n"), file[1].clone()], &[], 3);
+    detailed(&file[..1], &["--prune"], 3);
+    // Without the flag, only the report says it.
+    let done = host.with(&file, &["apply"]).ok();
+    assert_eq!(done.json()["changed"], true);
+    assert_eq!(host.with(&file, &["apply"]).ok().json()["changed"], false);
+    assert_eq!(host.with(&file, &["diff"]).ok().json()["changed"], Value::Null);
+    // A failure counts more.
+    let needs = [host.entry("vol0", &[0], "  crc: off\n"), file[1].clone()];
+    detailed(&needs, &[], 1);
+    let done = host.with(&needs, &["apply", "--detailed-exitcode", "--reattach"]);
+    assert_eq!((done.code, done.json()["changed"].as_bool()), (Some(3), Some(true)), "{done:?}");
+    let bad = host.entry("vol2", &[0], "  polcy: x\n");
+    let _ = host.with(&[bad], &["apply", "--detailed-exitcode"]).code(2);
+    host.end();
+}
+
+#[test]
 fn a_mistyped_address_removes_no_connected_path() {
     let host = Host::new();
     let _ = host.with(&[host.entry("vol0", &[0, 1], "")], &["apply"]).ok();

@@ -101,11 +101,20 @@ pub struct ApplyArgs {
     pub retry_for: Within,
 }
 
+    /// Exit with 3 if sessions were changed, and with 0 only if there was nothing to change
+    ///
+    /// For configuration management. With --dry-run, 3 means that sessions would be changed.
+    #[arg(long)]
+    pub detailed_exitcode: bool,
+
 /// Output of the command.
 #[derive(Debug, Serialize)]
 struct Report {
     sessions: Vec<Row>,
 }
+    /// Whether a session was changed, or would be. None for `diff`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<bool>,
 
 /// Output for a session.
 #[derive(Debug, Serialize)]
@@ -122,6 +131,27 @@ pub(super) struct Row {
 }
 
 /// Result of the action for a session.
+impl Row {
+    /// Whether the session was changed, also if it still needs a reattach.
+    fn has_changed(&self) -> bool {
+        let is_left = self.action == Action::NeedsReattach && self.error.is_none();
+        self.result.is_some() || is_left && self.differences.iter().any(|one| one.online)
+    }
+
+    /// Whether the action would change the session.
+    fn would_change(&self, reattach: bool) -> bool {
+        let is_online = || self.differences.iter().any(|one| one.online);
+        self.error.is_none()
+            && match self.action {
+                Action::Attach | Action::Change | Action::Detach => true,
+                Action::NeedsReattach => reattach || is_online(),
+                Action::Unchanged | Action::ServesNoIo | Action::NotListed | Action::Unclear => {
+                    false
+                }
+            }
+    }
+}
+
 #[derive(Default)]
 struct Outcome {
     result: Option<&'static str>,
@@ -167,9 +197,10 @@ pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
 
 pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> {
     if args.dry_run {
-        let rows = plain(compare(&args.file, Purpose::Show { force: args.force }, global)?);
+        let mut rows = plain(compare(&args.file, Purpose::Show { force: args.force }, global)?);
+        rows.changed = Some(rows.sessions.iter().any(|row| row.would_change(args.reattach)));
         global.output.print(&rows, text)?;
-        return verdict(&rows);
+        return verdict(&rows, args.detailed_exitcode);
     }
     let run_dir = global.run_dir()?;
     run_dir.make()?;
@@ -192,9 +223,11 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     let of_others = apply(others);
     let results: Vec<Outcome> = apply(listed).into_iter().chain(of_others).flatten().collect();
     let rows = items.into_iter().zip(results).map(|(item, outcome)| item.row(outcome));
-    let rows = Report { sessions: rows.collect() };
+    let sessions: Vec<Row> = rows.collect();
+    let changed = Some(sessions.iter().any(Row::has_changed));
+    let rows = Report { sessions, changed };
     global.output.print(&rows, text)?;
-    verdict(&rows)
+    verdict(&rows, args.detailed_exitcode)
 }
 
 /// Whether the file lists the volumes of a group.
@@ -265,11 +298,13 @@ impl Group<'_> {
 
 /// Report without any action.
 fn plain(items: Vec<Item>) -> Report {
-    Report { sessions: items.into_iter().map(|item| item.row(Outcome::default())).collect() }
+    let sessions = items.into_iter().map(|item| item.row(Outcome::default())).collect();
+    Report { sessions, changed: None }
 }
 
-/// Returns an error if sessions failed or differ from the file.
-fn verdict(report: &Report) -> Result<(), Error> {
+/// Returns an error if sessions failed or differ from the file, and if requested the exit code of
+/// changed sessions.
+fn verdict(report: &Report, detailed: bool) -> Result<(), Error> {
     let failed = |row: &&Row| row.error.is_some();
     let left = |row: &&Row| row.action == Action::NeedsReattach && row.result.is_none();
     let no_io = |row: &&Row| row.action == Action::ServesNoIo;
@@ -287,6 +322,9 @@ fn verdict(report: &Report) -> Result<(), Error> {
                  --reattach, which interrupts their IO"
             );
             Err(Error::new(ErrorKind::Differs, text))
+        }
+        (0, 0, 0) if detailed && report.changed == Some(true) => {
+            Err(Error::exit(ErrorKind::Changed))
         }
         (failed, ..) => {
             let text = format!("cannot apply {failed} of {all} sessions: see above");

@@ -45,6 +45,12 @@ impl<K: ErrorClass> CommandError<K> {
         Self { kind, text: text.into(), source: None }
     }
 
+    /// Creates an error without text, for an exit code that reports a result and no failure.
+    #[must_use]
+    pub const fn exit(kind: K) -> Self {
+        Self { kind, text: String::new(), source: None }
+    }
+
     /// Creates an error with the error that caused it.
     #[must_use]
     pub fn with_source(

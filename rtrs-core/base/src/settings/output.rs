@@ -40,7 +40,7 @@ impl Output {
 }
 
 /// Runs a program: parses its arguments, of which the first is its name, runs it, prints its error,
-/// and returns its exit code. In JSON an error is the line `{"error": TEXT, "exit_code": CODE}`.
+/// if it has a text, and returns its exit code. In JSON an error is the line `{"error": TEXT, "exit_code": CODE}`.
 pub fn run_program<A: Parser, K: ErrorClass>(
     args: Vec<OsString>,
     output: impl FnOnce(&A) -> Output,
@@ -62,7 +62,9 @@ pub fn run_program<A: Parser, K: ErrorClass>(
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let text = error.chain().to_string();
-            output(&args).print_error(&name, &text, error.exit_code());
+            if !text.is_empty() {
+                output(&args).print_error(&name, &text, error.exit_code());
+            }
             ExitCode::from(error.exit_code())
         }
     }
