@@ -250,6 +250,75 @@ fn all_volumes_of_a_session_are_reattached_together() {
     host.end();
 }
 
+#[test]
+fn a_missing_volume_blocks_no_other_of_its_session() {
+    let host = Host::new();
+    let dir = host.client.run_dir().to_owned();
+    let later = |name: &str, socket: String| format!("  - {{export: {name}, socket: {socket}}}\n");
+    let socket = |name: &str| dir.join(format!("{name}.sock")).display().to_string();
+    let all = host.entry("gone", &[0], "") + &later("vol0", socket("vol0"));
+    let all = all + &later("lost", socket("lost")) + &later("vol1", socket("vol1"));
+    let file = [all];
+    let results = |done: &Finished| {
+        let texts = |field| of(done, field).into_iter().map(|(_, value)| value.to_string());
+        texts("result").zip(texts("error")).collect::<Vec<_>>()
+    };
+    let attached = ("\"attached\"".to_owned(), "null".to_owned());
+    let is_missing = |(result, error): &(String, String), name: &str| {
+        let expected = format!("cannot attach {name}: ");
+        assert!(result == "null" && error.contains(&expected), "{error}");
+        assert!(error.contains("ENOENT"), "{error}");
+    };
+    // None can be opened: each has its own reason.
+    let none = [host.entry("gone", &[0], "") + &later("lost", socket("lost"))];
+    let done = host.with(&none, &["apply"]).code(1);
+    results(&done).iter().zip(["gone", "lost"]).for_each(|(row, name)| is_missing(row, name));
+    assert_eq!(host.client.command(&["list", "-o", "json"]).ok().json(), json!([]));
+
+    let done = host.with(&file, &["apply"]).code(1).says("cannot apply 2 of 4 sessions");
+    let rows = results(&done);
+    assert_eq!((&rows[1], &rows[3]), (&attached, &attached));
+    is_missing(&rows[0], "gone");
+    is_missing(&rows[2], "lost");
+    let pids = host.pids();
+    assert_eq!(pids.len(), 1);
+    let session = host.status("vol1")["session"].as_str().expect("a name").to_owned();
+    assert!(session.ends_with("-gone"), "named after the first: {session}");
+    assert_eq!(host.status("vol1")["volumes"], json!(["vol0", "vol1"]));
+    // Another apply does not interrupt those that run.
+    let again = host.with(&file, &["apply", "--reattach"]).code(1);
+    is_missing(&results(&again)[0], "gone");
+    assert_eq!(host.pids(), pids);
+
+    // The missing volumes join the session that runs.
+    let server = host.server.as_ref().expect("a server");
+    for name in ["gone", "lost"] {
+        let _ = server.command(&["export", "add", &format!("{name}=mem:16M")]).ok();
+    }
+    let done = host.with(&file, &["apply"]).ok();
+    assert_eq!((&results(&done)[0], &results(&done)[2]), (&attached, &attached));
+    let _ = host.with(&file, &["diff"]).ok();
+    assert_eq!(host.pids(), pids, "no new process");
+    assert_eq!(host.status("gone")["session"], session);
+    let _ = host.client.command(&["detach", "--all"]).ok();
+    host.client.wait_gone(COMMAND_TIME_MAX);
+
+    // Nor does a first volume whose socket has no directory, or is not the export that it was.
+    let nowhere = socket("none/gone");
+    let moved = format!("{}, identity: -/{:032x}", socket("gone"), 7);
+    for (place, why) in [(nowhere, "does not exist; create it"), (moved, "is another disk")] {
+        let file = [file[0].replacen(&socket("gone"), &place, 1)];
+        let done = host.with(&file, &["apply"]).code(1).says(why);
+        let rows = results(&done);
+        assert_eq!(rows[1..], [(); 3].map(|()| attached.clone()), "{place}");
+        let is_named = |name| host.status(name)["session"] == session.as_str();
+        assert!(["vol0", "vol1", "lost"].into_iter().all(is_named), "{place}");
+        let _ = host.client.command(&["detach", "--all"]).ok();
+        host.client.wait_gone(COMMAND_TIME_MAX);
+    }
+    host.end();
+}
+
 /// Waits until a session is in this state, which a comparison with its file reports.
 fn serves_no_io(host: &Host, file: &[String], state: &str) {
     wait_for(state, COMMAND_TIME_MAX, || (host.client_state("vol0") == state).then_some(()));

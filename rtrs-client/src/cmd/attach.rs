@@ -22,10 +22,12 @@ use super::sessions::{Answer, find};
 use super::source::{SourceArgs, print_settings};
 use super::text::remark;
 use crate::control_protocol::{Attached, NotAttached, Request};
-use crate::daemon::attach::{self as daemon, FAILED, READY};
+use crate::daemon::attach::{self as daemon, FAILED, NONE, READY};
 use crate::daemon::saved::{left_of, session_left};
 use crate::error::{Error, ErrorKind, system, usage};
-use crate::plan::{AttachPlan, OF_ADDED, VolumeName, check_name, non_default, of_session};
+use crate::plan::{
+    AttachPlan, LaterVolume, OF_ADDED, VolumeName, check_name, non_default, of_session,
+};
 use crate::session_log::{
     DAEMON_LOG, LogError, STARTER, SessionLog, is_in_background, path_of, remove_failed,
 };
@@ -60,6 +62,10 @@ pub struct AttachArgs {
         conflicts_with_all = ["config", "check", "print_config", "retry_for"]
     )]
     pub session: Option<String>,
+
+    /// Another volume of the session, with its own settings: what apply starts a session with.
+    #[arg(long = "with", value_name = "JSON", hide = true)]
+    with: Vec<LaterVolume>,
 
     /// The settings of the session.
     #[command(flatten)]
@@ -129,7 +135,16 @@ impl Outcome {
         }
     }
 
-    fn error(&self) -> Option<&str> {
+    /// Name of the volume on this host.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Attached(attached) => &attached.name,
+            Self::NotAttached(failed) => &failed.name,
+        }
+    }
+
+    /// Reason why the volume is not attached.
+    pub(super) fn error(&self) -> Option<&str> {
         match self {
             Self::Attached(_) => None,
             Self::NotAttached(NotAttached { error, .. }) => Some(error),
@@ -168,6 +183,10 @@ impl AttachArgs {
             settings.session.session_name = session_left(&run_dir, self.locals());
         }
         let mut plan = AttachPlan::of_volumes(&self.volume_names()?, settings, global.output)?;
+        for LaterVolume { name, settings } in &self.with {
+            let volume = plan.adding(name, settings)?;
+            plan.more.push(volume);
+        }
         if plan.takes_over() {
             add_left_behind(&mut plan);
         }
@@ -391,6 +410,9 @@ pub(super) fn start_daemon(
         return outcomes;
     }
     let status = child.wait().map_err(system("cannot wait for the session's process"))?;
+    if let Some(Ok(failed)) = line.strip_prefix(NONE).map(outcomes) {
+        return Ok(failed);
+    }
     let why = line.trim_end().strip_prefix(FAILED).map(str::to_owned);
     let why = why.or_else(|| log.last_error());
     let last = why.unwrap_or_else(|| format!("the session's process ended with {status}"));

@@ -34,11 +34,13 @@ use crate::plan::{AttachPlan, Front};
 use crate::session_log::{has_starter_ended, is_in_background};
 
 /// Prefix of the only output line of a background daemon. [`Attached`] follows as JSON, or with
-/// several volumes a list of [`Attached`] and [`NotAttached`]; after `FAILED`, the error follows.
+/// several volumes a list of [`Attached`] and [`NotAttached`]; after `NONE`, that list if no volume
+/// is attached, and after `FAILED`, the error.
 ///
 /// [`Attached`]: crate::control_protocol::Attached
 /// [`NotAttached`]: crate::control_protocol::NotAttached
 pub(crate) const READY: &str = "ready ";
+pub(crate) const NONE: &str = "none ";
 pub(crate) const FAILED: &str = "failed ";
 /// Time for the start of the devices: connecting, partitions, udev.
 const DEVICE_TIME: Duration = Duration::from_secs(60);
@@ -98,8 +100,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     }
     warn_of_unused(plan, passed);
     let scraped = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
-    let prepared: Vec<Prepared> =
-        plan.volumes().map(|volume| prepare(volume, passed)).collect::<Result<_, _>>()?;
+    let (prepared, refused) = prepare_all(plan, passed)?;
     if !plan.takes_over() {
         saved::forget_left(&plan.run_dir, &plan.session.session_name);
     }
@@ -109,7 +110,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
         tracing::warn!("{warning}");
     }
     let registry = Arc::new(FabricRegistry::new(&plan.session)?);
-    let (volumes, fronts) = volumes_of(plan, prepared, &of_session);
+    let (volumes, fronts) = volumes_of(plan.open_patience(), prepared, &of_session);
     let running = launch::start(&plan.session.settings, config, fronts, &registry)?;
     let (wakes, inbox) = mpsc::channel();
     let (shards, roster) = (running.shards(), Arc::new(Roster::default()));
@@ -122,6 +123,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
     let mut session =
         AttachedSession::new(shards, registry, roster, wakes.clone(), manager.clone());
+    session.failures = refused;
     for (volume, plan) in volumes {
         session.add(volume, AttachPlan { more: Vec::new(), ..plan.clone() })?;
     }
@@ -131,6 +133,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     if session.is_ending() || session.has_failed() {
         let failures = std::mem::take(&mut session.failures);
         let ended = session.wait_end(&inbox, running);
+        report_failures(plan, &failures);
         return match failures.into_iter().next() {
             Some((_, error)) => Err(error),
             None => ended,
@@ -177,9 +180,55 @@ fn duplicates(paths: &[PathTarget]) -> impl Iterator<Item = String> {
     })
 }
 
+/// Plan of a volume, with its resources.
+type Ready<'a> = (&'a AttachPlan, Prepared);
+
+/// Acquires the resources of all volumes. Also returns the failures, unless all fail.
+///
+/// # Errors
+/// Returns the failure of the first volume if no volume has its resources.
+fn prepare_all<'a>(
+    plan: &'a AttachPlan,
+    passed: &[PassedSocket],
+) -> Result<(Vec<Ready<'a>>, Vec<(String, Error)>), Error> {
+    let (mut prepared, mut refused) = (Vec::new(), Vec::new());
+    for volume in plan.volumes() {
+        match prepare(volume, passed) {
+            Ok(ready) => prepared.push((volume, ready)),
+            Err(error) => refused.push((volume.session.name.clone(), error)),
+        }
+    }
+    if prepared.is_empty() && !refused.is_empty() {
+        report_failures(plan, &refused);
+        return Err(refused.swap_remove(0).1);
+    }
+    Ok((prepared, refused))
+}
+
+/// Reports the failures of several volumes to the command that started this process in the
+/// background. If a volume has none, the failure of the session is reported instead.
+fn report_failures(plan: &AttachPlan, failures: &[(String, Error)]) {
+    if plan.more.is_empty() || !is_in_background() {
+        return;
+    }
+    let failed = plan.volumes().map(|volume| {
+        let (_, error) = failures.iter().find(|(name, _)| *name == volume.session.name)?;
+        Some(not_attached(volume, error))
+    });
+    let Some(failed) = failed.collect::<Option<Vec<_>>>() else { return };
+    if let Err(error) = write_text(&format!("{NONE}{}\n", json!(failed))) {
+        tracing::debug!("cannot report the failures to the attach command: {error}");
+    }
+}
+
+fn not_attached(volume: &AttachPlan, error: &Error) -> NotAttached {
+    let (name, export) = (volume.session.name.clone(), volume.session.export_name.clone());
+    NotAttached { name, export, error: error.chain().to_string() }
+}
+
 /// Returns the configuration of the session with its prepared volumes.
-fn config_of(plan: &AttachPlan, prepared: &[Prepared]) -> Result<SessionConfig, Error> {
-    let volumes = prepared.iter().map(|volume| volume.config.clone()).collect();
+fn config_of(plan: &AttachPlan, prepared: &[Ready<'_>]) -> Result<SessionConfig, Error> {
+    let volumes = prepared.iter().map(|(_, volume)| volume.config.clone()).collect();
     Ok(SessionConfig {
         open_patience: plan.open_patience(),
         resent_for: plan.resent_for(),
@@ -190,13 +239,13 @@ fn config_of(plan: &AttachPlan, prepared: &[Prepared]) -> Result<SessionConfig, 
 
 /// Creates the volumes with their plans, and the front ends for the shards.
 fn volumes_of<'a>(
-    plan: &'a AttachPlan,
-    prepared: Vec<Prepared>,
+    open_patience: Duration,
+    prepared: Vec<Ready<'a>>,
     of_session: &Identity,
 ) -> (Vec<(Volume, &'a AttachPlan)>, Vec<VolumeFronts>) {
-    let patience = READY_TIMEOUT + plan.open_patience();
+    let patience = READY_TIMEOUT + open_patience;
     let (mut volumes, mut fronts) = (Vec::new(), Vec::new());
-    for ((index, plan), prepared) in DeviceIndex::all().zip(plan.volumes()).zip(prepared) {
+    for (index, (plan, prepared)) in DeviceIndex::all().zip(prepared) {
         let identity = Identity {
             name: plan.session.name.clone(),
             export: plan.session.export_name.clone(),
@@ -282,9 +331,7 @@ fn print_attached(
                 served_at
             }
             (Some((_, error)), _) => {
-                let (name, export) = (name.clone(), volume.session.export_name.clone());
-                let error = error.chain().to_string();
-                values.push(json!(NotAttached { name, export, error }));
+                values.push(json!(not_attached(volume, error)));
                 "-".to_owned()
             }
             (None, None) => continue,

@@ -1,10 +1,13 @@
 //! Several volumes of one session: `attach` with more than one name, and added volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 
 use nbd_bridge::kernel::DeviceChoice;
 use rtrs_core::settings::{Output, Settings as _, nearest, print};
+use serde::{Deserialize, Serialize};
 use serde_yaml::Value;
 
 use super::attach::{AttachPlan, NAME};
@@ -66,6 +69,28 @@ impl VolumeName {
 
     fn export(&self) -> &str {
         self.export.as_ref().unwrap_or(&self.name)
+    }
+}
+
+/// Volume after the first of a session that is started, as the command passes it to the process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LaterVolume {
+    pub(crate) name: String,
+    /// The volume's own settings, as [`AttachPlan::own`] returns them.
+    pub(crate) settings: BTreeMap<String, String>,
+}
+
+impl fmt::Display for LaterVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for LaterVolume {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text)
     }
 }
 

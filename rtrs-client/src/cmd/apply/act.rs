@@ -1,19 +1,15 @@
 //! Performs the action for one session.
 
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use rtrs_core::settings::print;
-use serde_yaml::Value;
-
-use crate::cmd::attach::{Outcome, all_attached, start_daemon};
+use super::start::start;
+use crate::cmd::attach::{Outcome, all_attached};
 use crate::cmd::detach::end;
 use crate::cmd::path::change::{Goal, Step, carry_out};
 use crate::cmd::session::{Session, Within};
 use crate::control_protocol::{Attached, Changed, Leave, Request, SessionState, Status};
 use crate::error::{Error, ErrorKind};
 use crate::plan::OF_ADDED;
-use crate::settings::{AttachSettings, SessionSettings, Settings};
 use crate::volumes::difference::{Action, Task, Wanted};
 
 /// Interval of the attempts to attach a volume to a running session.
@@ -243,18 +239,18 @@ fn attach(
 ) -> Result<(), Error> {
     match (running_mate(wanted, mates), &wanted.first) {
         (Some(mate), _) => add(mate, turn, wanted),
-        (None, None) => start(wanted, turn.session, retry_for),
+        (None, None) => all_attached(&start(wanted, &[], retry_for)?),
         (None, Some(first)) => Err(no_session(first)),
     }
 }
 
 /// Finds a volume that runs in the session that the file names.
-fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<&'a Session> {
+pub(super) fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<&'a Session> {
     let name = &wanted.plan.session.session_name;
     mates.iter().find(|mate| mate.status().is_ok_and(|status| status.session == *name))
 }
 
-/// Error for a volume of a session whose `first` volume was not attached.
+/// Error for a volume whose session does not run, or runs under another name.
 fn no_session(first: &str) -> Error {
     let text = format!(
         "cannot add it to the session of {first:?}: that session does not run as in the file; see \
@@ -279,43 +275,6 @@ fn add(mate: &Session, turn: &Turn<'_>, wanted: &Wanted) -> Result<(), Error> {
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Starts the process of a session.
-fn start(wanted: &Wanted, session: &Session, retry_for: Within) -> Result<(), Error> {
-    let mut args: Vec<OsString> = vec!["attach".into(), "--run-dir".into()];
-    args.push(session.run_dir.path().into());
-    args.push(format!("--retry-for={retry_for}").into());
-    args.extend(flags(&wanted.configured).into_iter().map(OsString::from));
-    args.extend(["--".into(), session.name.clone().into()]);
-    all_attached(&start_daemon(&wanted.plan, args)?)
-}
-
-/// Flags for the settings that differ from their defaults.
-fn flags(settings: &Settings) -> Vec<String> {
-    let all = |session: &SessionSettings, attach: &AttachSettings| {
-        let mut all = print(session);
-        all.extend(print(attach));
-        all
-    };
-    let defaults = all(&SessionSettings::default(), &AttachSettings::default());
-    let mut flags = Vec::new();
-    let one = |name: &str, value: &Value| match value {
-        Value::Bool(true) => Some(format!("--{name}")),
-        Value::String(text) => Some(format!("--{name}={text}")),
-        Value::Number(number) => Some(format!("--{name}={number}")),
-        _ => None,
-    };
-    for (name, value) in all(&settings.session, &settings.attach) {
-        let Some(name) = name.as_str().filter(|name| defaults.get(*name) != Some(&value)) else {
-            continue;
-        };
-        match &value {
-            Value::Sequence(values) => flags.extend(values.iter().filter_map(|v| one(name, v))),
-            value => flags.extend(one(name, value)),
-        }
-    }
-    flags
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod group;
 mod lock;
 mod prune;
 mod renew;
+mod start;
 mod state;
 
 use std::io::{self, Read};
@@ -99,22 +100,22 @@ pub struct ApplyArgs {
     /// As attach --retry-for, for each session that is attached. At most 10m.
     #[arg(long, value_name = "TIME", default_value = "0s", hide_default_value = true)]
     pub retry_for: Within,
-}
 
     /// Exit with 3 if sessions were changed, and with 0 only if there was nothing to change
     ///
     /// For configuration management. With --dry-run, 3 means that sessions would be changed.
     #[arg(long)]
     pub detailed_exitcode: bool,
+}
 
 /// Output of the command.
 #[derive(Debug, Serialize)]
 struct Report {
     sessions: Vec<Row>,
-}
     /// Whether a session was changed, or would be. None for `diff`.
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<bool>,
+}
 
 /// Output for a session.
 #[derive(Debug, Serialize)]
@@ -130,7 +131,6 @@ pub(super) struct Row {
     error: Option<String>,
 }
 
-/// Result of the action for a session.
 impl Row {
     /// Whether the session was changed, also if it still needs a reattach.
     fn has_changed(&self) -> bool {
@@ -152,6 +152,7 @@ impl Row {
     }
 }
 
+/// Result of the action for a session.
 #[derive(Default)]
 struct Outcome {
     result: Option<&'static str>,
@@ -208,7 +209,7 @@ pub(super) fn apply(args: &ApplyArgs, global: &GlobalArgs) -> Result<(), Error> 
     let items = compare(&args.file, Purpose::Act, global)?;
     let (within_ms, retry_for) = (args.within.millis(), args.retry_for);
     let may = Allowed { reattach: args.reattach, force: args.force, within_ms, retry_for };
-    // Volumes of one session take turns: the first starts the process that the others join.
+    // Volumes of one session are started together, and otherwise take turns.
     let is_later = |item: &Item| item.wanted.as_ref().is_some_and(|one| one.first.is_some());
     let groups: Vec<&[Item]> = items.chunk_by(|_, next| is_later(next)).collect();
     let apply = |groups: &[&[Item]]| {
@@ -239,9 +240,20 @@ impl Group<'_> {
     /// Performs the actions for the volumes, in their order.
     fn apply(&self) -> Vec<Outcome> {
         let mut renewal = renew(self);
+        let mut started = self.start(&renewal);
         let outcome = |item: &Item| {
             if item.error.is_some() {
                 return Outcome::default();
+            }
+            if let Some(result) = started.remove(&item.name) {
+                let is_new = item.task.action == Action::Attach;
+                let done = if is_new { "attached" } else { "reattached" };
+                let result = result.map(|()| done);
+                return Outcome {
+                    result: result.as_ref().ok().copied(),
+                    error: result.err(),
+                    now: None,
+                };
             }
             let outcome = self.apply_one(item, &renewal);
             outcome.unwrap_or_else(|error| Outcome { error: Some(error), ..Outcome::default() })
@@ -311,6 +323,9 @@ fn verdict(report: &Report, detailed: bool) -> Result<(), Error> {
     let count = |which: &dyn Fn(&&Row) -> bool| report.sessions.iter().filter(which).count();
     let (failed, left, all) = (count(&failed), count(&left), report.sessions.len());
     match (failed, left, count(&no_io)) {
+        (0, 0, 0) if detailed && report.changed == Some(true) => {
+            Err(Error::exit(ErrorKind::Changed))
+        }
         (0, 0, 0) => Ok(()),
         (0, 0, no_io) => {
             let text = format!("{no_io} of {all} sessions serve no IO: see above");
@@ -322,9 +337,6 @@ fn verdict(report: &Report, detailed: bool) -> Result<(), Error> {
                  --reattach, which interrupts their IO"
             );
             Err(Error::new(ErrorKind::Differs, text))
-        }
-        (0, 0, 0) if detailed && report.changed == Some(true) => {
-            Err(Error::exit(ErrorKind::Changed))
         }
         (failed, ..) => {
             let text = format!("cannot apply {failed} of {all} sessions: see above");

@@ -8,10 +8,12 @@ use rtrs_core::local::{ControlSocket, RunDir, reply};
 use rtrs_core::settings::Output;
 use serde_json::json;
 
+use super::super::start::flags;
 use super::*;
 use crate::cmd::tests::status;
 use crate::cmd::{Command, LowArgs};
 use crate::plan::AttachPlan;
+use crate::settings::Settings;
 use crate::volumes::difference::Difference;
 
 #[test]
