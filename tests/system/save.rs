@@ -1,11 +1,15 @@
-//! `rtrs-client save`: no volume is lost from the file, and its volumes return to their exports.
+//! `rtrs-client save`: no volume is lost from the file, and its volumes return to their exports,
+//! also those of random sessions after a restart of the host.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use rtrs_core::prng::Prng;
 use rtrs_tests::{
     COMMAND_TIME_MAX, Finished, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, free_port,
-    pattern_file, run, wait_for,
+    pattern_file, run, sparse_file, wait_for,
 };
+use serde_json::Value;
 
 /// A run directory, and the file that `save` writes.
 struct Host {
@@ -251,4 +255,184 @@ fn swapped_servers_are_not_confused_after_a_restart() {
 fn swap(servers: [Server; 2], pair: &Pair, addresses: [usize; 2]) -> [Server; 2] {
     servers.into_iter().for_each(Server::crash);
     pair.servers(addresses)
+}
+
+/// Number of exports for random sessions.
+const EXPORTS: usize = 9;
+
+/// Volume of a random session.
+#[derive(Clone, Debug)]
+struct RandomVolume {
+    export: usize,
+    /// Name on the host.
+    name: String,
+}
+
+/// A server and a host, on which random sessions run.
+struct RandomHost {
+    host: Host,
+    server: Server,
+    /// What is behind each export.
+    backings: Vec<String>,
+}
+
+impl RandomHost {
+    fn new() -> Self {
+        let host = Host::new();
+        let backing = |at: usize| match at % 2 {
+            0 => {
+                let file = format!("e{at}.img");
+                sparse_file(&host.scratch.path(&file), 1 << 20);
+                host.scratch.text(&file)
+            }
+            _ => "mem:1M".to_owned(),
+        };
+        let backings: Vec<String> = (0..EXPORTS).map(backing).collect();
+        let exports = backings.iter().enumerate();
+        let server = exports.fold(Server::builder(), |server, (at, backing)| {
+            server.export(format!("e{at}={backing}"))
+        });
+        let server = server.start();
+        Self { host, server, backings }
+    }
+
+    /// Socket of a volume, in the form of a file.
+    fn socket(&self, name: &str) -> String {
+        self.host.scratch.text(&format!("{name}.nbd"))
+    }
+
+    /// Writes a file of a few sessions, and returns their volumes.
+    fn write_sessions(&self, prng: &mut Prng) -> Vec<Vec<RandomVolume>> {
+        let pick = |prng: &mut Prng, from: &[&str]| from[prng.index(from.len())].to_owned();
+        let mut exports: Vec<usize> = (0..EXPORTS).collect();
+        let mut sessions = Vec::new();
+        let mut text = "sessions:\n".to_owned();
+        for _ in 0..=prng.index(3) {
+            let take = |_| exports.swap_remove(prng.index(exports.len()));
+            let own: Vec<usize> = (0..3).map(take).collect();
+            let own = &own[..=prng.index(3)];
+            text += &format!("- path: {}\n  shards: 1\n", self.server.portal());
+            text += &pick(prng, &["", "  policy: round-robin\n", "  crc: off\n"]);
+            text += &pick(prng, &["", "  no-path: queue\n", "  io-timeout: 7s\n"]);
+            text += "  volumes:\n";
+            let volume = |export: &usize| {
+                let name = pick(prng, &[&format!("e{export}"), &format!("local.{export}")]);
+                let place = match prng.index(3) {
+                    0 => "listen: '127.0.0.1:0'".to_owned(),
+                    _ => format!("socket: {}", self.socket(&name)),
+                };
+                let mode = pick(prng, &["", ", access: ro", ", access: rw", ", read-only: true"]);
+                text += &format!("  - {{export: e{export}, name: {name}, {place}{mode}}}\n");
+                RandomVolume { export: *export, name }
+            };
+            sessions.push(own.iter().map(volume).collect());
+        }
+        fs::write(self.host.scratch.path("random.yaml"), text).expect("a file");
+        sessions
+    }
+
+    /// Lets the first volume of a session leave, and return as its last.
+    fn rotate(&self, session: &[RandomVolume]) {
+        let (first, second) = (&session[0], &session[1]);
+        let (export, socket) = (format!("e{}", first.export), self.socket(&first.name));
+        let _ = self.host.client(&["detach", &first.name]).ok();
+        let words = ["attach", &export, "--as", &first.name, "--session", &second.name];
+        let _ = self.host.client(&[&words[..], &["--socket", &socket]].concat()).ok();
+    }
+
+    fn list(&self) -> Vec<Value> {
+        let listed = self.host.client(&["list", "-o", "json"]).ok().json();
+        listed.as_array().expect("a list").clone()
+    }
+
+    /// Volumes by name, each with its export, session and mode.
+    fn volumes(&self) -> BTreeMap<String, [Value; 3]> {
+        let of = |volume: &Value| {
+            let name = volume["name"].as_str().expect("a name").to_owned();
+            let status = self.host.client(&["status", &name, "-o", "json"]).ok().json();
+            (name, ["export", "session", "read_only"].map(|field| status[field].clone()))
+        };
+        self.list().iter().map(of).collect()
+    }
+
+    /// Ends everything on the host as a restart does: only files outside of the run directory are
+    /// left.
+    fn restart(&self) {
+        let pids: BTreeSet<String> = self.list().iter().map(|one| one["pid"].to_string()).collect();
+        for pid in pids {
+            let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+        }
+        wait_for("all to be dead", COMMAND_TIME_MAX, || {
+            self.list().iter().all(|one| one["state"] == "dead").then_some(())
+        });
+        self.wait_sessions_end();
+        fs::remove_dir_all(self.host.scratch.path("run")).expect("the run directory");
+    }
+
+    fn wait_sessions_end(&self) {
+        wait_for("the server to end the sessions", COMMAND_TIME_MAX, || {
+            self.server.sessions().is_empty().then_some(())
+        });
+    }
+
+    /// Applies the saved file while a volume is missing at the server, and then completely.
+    fn apply_without(&self, missing: &RandomVolume) {
+        let (export, backing) = (format!("e{}", missing.export), &self.backings[missing.export]);
+        let _ = self.server.command(&["export", "remove", &export]).ok();
+        let report = self.host.apply().code(1).json();
+        for row in report["sessions"].as_array().expect("a list") {
+            let is_missing = row["name"] == missing.name.as_str();
+            assert_eq!(row["error"].is_null(), !is_missing, "{report}");
+            assert_eq!(row["result"] == "attached", !is_missing, "{report}");
+        }
+        let _ = self.server.command(&["export", "add", &format!("{export}={backing}")]).ok();
+        let _ = self.host.apply().ok();
+    }
+
+    /// Runs random sessions, saves them, and applies the file after a restart of the host.
+    fn survive_a_restart(&self, seed: u64) {
+        let prng = &mut Prng::new(seed);
+        let sessions = self.write_sessions(prng);
+        let wanted = self.host.scratch.text("random.yaml");
+        let _ = self.host.client(&["apply", "-f", &wanted]).ok();
+        for session in sessions.iter().filter(|session| session.len() > 1) {
+            if prng.index(2) == 0 {
+                self.rotate(session);
+            }
+        }
+        let any = |prng: &mut Prng| {
+            let session = &sessions[prng.index(sessions.len())];
+            session[prng.index(session.len())].clone()
+        };
+        let changed = any(prng).name;
+        let _ = self.host.client(&["set", &changed, "reconnect-max=9s"]).ok();
+        let _ = self.host.save(&["--force"]).ok();
+        let (saved, before) = (self.host.saved(), self.volumes());
+        let count: usize = sessions.iter().map(Vec::len).sum();
+        assert_eq!(before.len(), count, "seed {seed}");
+
+        self.restart();
+        match seed % 2 {
+            0 => self.apply_without(&any(prng)),
+            _ => {
+                let _ = self.host.apply().ok();
+                assert_eq!(self.host.client(&["save"]).ok().stdout, saved, "seed {seed}");
+            }
+        }
+        assert_eq!(self.volumes(), before, "seed {seed}:\n{saved}");
+        let file = self.host.scratch.text("saved.yaml");
+        let _ = self.host.client(&["diff", "-f", &file, "--prune"]).ok();
+        // A volume that was missing may be at another place in the file.
+        let _ = self.host.save(&[]).ok();
+        let _ = self.host.client(&["diff", "-f", &file, "--prune"]).ok();
+        let _ = self.host.client(&["detach", "--all"]).ok();
+        self.wait_sessions_end();
+    }
+}
+
+#[test]
+fn random_sessions_survive_a_restart() {
+    let host = RandomHost::new();
+    (0..6).for_each(|seed| host.survive_a_restart(seed));
+    let _ = host.server.stop(STOP_TIME_MAX);
 }
