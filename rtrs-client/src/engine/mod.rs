@@ -297,7 +297,7 @@ impl ClientEngine {
 
     /// Name of the next path whose host should be resolved again; on the control shard only.
     pub(crate) fn take_unreached(&mut self) -> Option<String> {
-        self.control.as_mut()?.routes.take_unreached()
+        self.control.as_mut()?.take_unreached()
     }
 
     /// Handles the addresses of a path's host, or the reason why it has none.

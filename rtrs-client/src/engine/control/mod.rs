@@ -111,11 +111,13 @@ struct ShardConnectionEnd {
 #[derive(Debug)]
 pub(crate) struct SessionControl {
     config: Arc<SessionConfig>,
-    pub(in crate::engine) routes: Routes,
+    routes: Routes,
     bounds: Bounds,
     opening: Opening,
     closing: Closing,
     checks: Checks,
+    /// Paths whose addresses have all failed, until [`take_unreached`](Self::take_unreached).
+    unreached: Vec<PathId>,
 }
 
 impl SessionControl {
@@ -126,6 +128,7 @@ impl SessionControl {
             opening: Opening::new(PinnedServer::new(first_server(&config))),
             closing: Closing::default(),
             checks: Checks::default(),
+            unreached: Vec::new(),
             config,
         }
     }
@@ -215,6 +218,13 @@ impl SessionControl {
         }
         tracing::info!(path = %self.routes.paths[id].channel.name(), "{} on request", why.name());
         Ok(())
+    }
+
+    /// Name of the next path whose host should be resolved again, because all its addresses have
+    /// failed. The answer is [`resolved`](Self::resolved).
+    pub(crate) fn take_unreached(&mut self) -> Option<String> {
+        let id = self.unreached.pop()?;
+        Some(self.routes.paths[id].channel.name().to_owned())
     }
 
     /// Handles the addresses of a path's host, or the reason why it has none.
@@ -581,8 +591,8 @@ impl SessionControl {
             self.closing.path_lost(&mut self.routes, id);
             self.routes.path_lost(id, ctx);
         }
-        if self.routes.paths[id].finish_end(ctx.now, detaching) {
-            self.routes.unreached(id);
+        if self.routes.paths[id].finish_end(ctx.now, detaching) && !self.unreached.contains(&id) {
+            self.unreached.push(id);
         }
         self.check_attach(ctx.now);
     }
@@ -615,11 +625,15 @@ impl SessionControl {
         let fence = fence::deadline(&self.routes.paths);
         let soonest = earliest(earliest(self.closing.deadline(), fence), no_path);
         let may_start = self.is_running();
-        let next_open = || may_start.then(|| opening::deadline(&self.routes)).flatten();
-        let open = known.map_or_else(next_open, |known| known.open);
+        let open = known.map_or_else(|| self.open_deadline(), |known| known.open);
         let next_move = if may_start { gateways::deadline(&self.routes) } else { None };
         let soonest = earliest(earliest(soonest, open), next_move);
         let paths = self.routes.paths.iter().map(|path| path.deadline(may_start));
         Deadlines { open, first: paths.fold(soonest, earliest) }
+    }
+
+    /// Time at which a path is next due to open a volume.
+    fn open_deadline(&self) -> Option<Instant> {
+        if self.is_running() { opening::deadline(&self.routes) } else { None }
     }
 }

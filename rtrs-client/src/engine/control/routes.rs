@@ -21,12 +21,10 @@ const STALE_EVERY: Duration = Duration::from_secs(1);
 
 /// Paths and volumes of a session.
 #[derive(Debug)]
-pub(in crate::engine) struct Routes {
+pub(super) struct Routes {
     pub(super) paths: Paths,
     pub(super) volumes: Volumes,
     shards: u16,
-    /// Paths whose addresses have all failed, until [`Routes::take_unreached`].
-    unreached: Vec<PathId>,
 }
 
 impl Routes {
@@ -35,22 +33,7 @@ impl Routes {
             paths: Paths::new(now, config, uuids),
             volumes: Volumes::new(now, config),
             shards: config.shards,
-            unreached: Vec::new(),
         }
-    }
-
-    /// Records that all addresses of a path have failed.
-    pub(super) fn unreached(&mut self, id: PathId) {
-        if !self.unreached.contains(&id) {
-            self.unreached.push(id);
-        }
-    }
-
-    /// Name of the next path whose host should be resolved again, because all its addresses have
-    /// failed. The answer is [`SessionControl::resolved`](super::SessionControl::resolved).
-    pub(in crate::engine) fn take_unreached(&mut self) -> Option<String> {
-        let id = self.unreached.pop()?;
-        Some(self.paths[id].channel.name().to_owned())
     }
 
     /// Applies other settings.

@@ -392,8 +392,8 @@ fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
         let target = PathTarget { remotes: remotes.clone(), unresolved, ..target(1) };
         fixture.change(Change::Add { target, uuid: [0xa1; 16], replaces: Vec::new() }).expect("it");
         fixture.until("a failure", 20 * SEC, |s| s.client.states()[1] == PathState::Waiting);
-        assert_eq!(fixture.client.control.routes.take_unreached().as_deref(), Some("path1"));
-        assert_eq!(fixture.client.control.routes.take_unreached(), None);
+        assert_eq!(fixture.client.control.take_unreached().as_deref(), Some("path1"));
+        assert_eq!(fixture.client.control.take_unreached(), None);
         if remotes.is_empty() {
             assert_eq!(fixture.client.last_error(1), "no such host");
             assert_eq!(fixture.client.control.view().paths()[1].address, "");
