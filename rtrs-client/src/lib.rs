@@ -31,7 +31,7 @@ mod volumes;
 pub use cmd::{LowArgs, without_aliases};
 pub use engine::{
     Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
-    Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, VOLUMES_MAX,
+    Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, Unresolved, VOLUMES_MAX,
     VolumeConfig, VolumeStatus,
 };
 pub use error::{Error, ErrorKind};

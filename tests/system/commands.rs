@@ -544,3 +544,19 @@ fn a_command_that_waits_for_a_daemon_says_so() {
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }
+
+#[test]
+fn every_command_refuses_a_run_directory_that_is_too_long() {
+    let run_dir = format!("/tmp/{}", "d".repeat(100));
+    let run = |words: &[&str]| {
+        let mut command = Command::new(bin("rtrs-client"));
+        command.args(words).args(["--run-dir", &run_dir]);
+        Proc::start(command).wait(COMMAND_TIME_MAX).code(2)
+    };
+    let attach = ["attach", "vol0", "--path", "tcp://127.0.0.1", "--socket", "/tmp/s"];
+    let text = run(&attach).stderr;
+    assert!(text.contains("control socket"), "{text}");
+    for words in [&["detach", "vol0"], &["status", "vol0"], &["stats", "vol0"]] {
+        assert_eq!(run(words).stderr, text);
+    }
+}

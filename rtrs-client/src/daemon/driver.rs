@@ -5,7 +5,6 @@
 //! one flush. The driver knows nothing of the protocol, of paths, or of the kinds of front ends.
 
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
@@ -26,7 +25,8 @@ use super::notices::{Event, Notices};
 use super::providers::Providers;
 use super::shutdown::Shutdown;
 use crate::engine::{
-    Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, SessionConfig,
+    Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, Resolved,
+    SessionConfig,
 };
 use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket};
 
@@ -60,7 +60,7 @@ pub(crate) enum Message {
     /// Addresses of a path's host, or the reason why it has none; for shard 0.
     Resolved {
         path: String,
-        found: Result<Vec<SocketAddr>, String>,
+        found: Resolved,
     },
     /// Makes a provider of this scheme, and replies with its index.
     Provide {
@@ -234,7 +234,7 @@ impl ClientShard {
             // The requester may have stopped waiting.
             Message::Clients(device, reply) => drop(reply.send(self.fronts.clients(device))),
             Message::Change { change, reply } => self.change(now, change, &reply),
-            Message::Resolved { path, found } => self.engine.resolved(now, &path, found),
+            Message::Resolved { path, found } => self.engine.resolved(&path, found),
             Message::Provide { scheme, reply } => {
                 if reply.send(self.providers.provide(scheme)).is_err() {
                     tracing::debug!("provider dropped: its requester has stopped waiting");

@@ -5,7 +5,6 @@
 //! session runs may need another fabric.
 
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +17,7 @@ use rtrs_core::rt::Ring;
 use rtrs_core::settings::{AutoSwitch, Host, Portal, Scheme};
 use rtrs_core::tls::TlsEndpoint;
 
-use crate::engine::{HeartbeatSettings, PathTarget};
+use crate::engine::{HeartbeatSettings, PathTarget, Resolved};
 use crate::error::{Error, system};
 use crate::plan::SessionPlan;
 use crate::tls::TlsSources;
@@ -41,7 +40,7 @@ impl FabricRegistry {
     /// Creates a registry for the plan's paths. Opens RDMA only if a path needs it.
     ///
     /// # Errors
-    /// Fails with [`ErrorKind::Path`] and what RDMA lacks here.
+    /// Fails with [`ErrorKind::Path`](crate::error::ErrorKind) and what RDMA lacks here.
     pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
         let connect_timeout = plan.settings.connect_timeout.get();
         let rdma = OnceLock::new();
@@ -148,7 +147,7 @@ pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<Provider
 /// shards have this provider of its scheme.
 pub(crate) fn path_target(
     portal: &Portal,
-    found: Result<Vec<SocketAddr>, String>,
+    found: Resolved,
     provider: ProviderIndex,
     invalidate_reads: AutoSwitch,
     heartbeat: HeartbeatSettings,

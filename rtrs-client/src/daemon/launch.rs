@@ -1,7 +1,6 @@
 //! Starts the threads of a session's shards, and sends them messages from the rest of the process.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -17,7 +16,7 @@ use super::fabrics::FabricRegistry;
 use super::fronts::NewFront;
 use super::link_watcher::LinkWatcher;
 use super::notices::Event;
-use crate::engine::{Change, DeviceIndex, Reported, SessionConfig};
+use crate::engine::{Change, DeviceIndex, Reported, Resolved, SessionConfig};
 use crate::error::{Error, system};
 use crate::frontend::{FrontEndClient, FrontSocket, MakeFrontEnds, Shards};
 use crate::settings::SessionSettings;
@@ -113,7 +112,7 @@ impl ShardHandle {
     }
 
     /// Gives the session the addresses of a path's host, or the reason why it has none.
-    pub(crate) fn resolved(&self, path: String, found: Result<Vec<SocketAddr>, String>) {
+    pub(crate) fn resolved(&self, path: String, found: Resolved) {
         self.0[0].send(Message::Resolved { path, found });
     }
 

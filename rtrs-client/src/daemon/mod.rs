@@ -13,8 +13,8 @@
 //!   for the process; `metrics`: serves scrapes from the same data;
 //! - `open_files`: the limit of open descriptors;
 //! - `required_paths`: paths that an attach needs, and those that do not work;
-//! - `link_watcher`: network changes of the host; `resolver`: addresses of unreached paths; `saved`: state that the process leaves for a
-//!   takeover.
+//! - `link_watcher`: network changes of the host; `resolver`: addresses of unreached paths;
+//!   `saved`: state that the process leaves for a takeover.
 
 pub(crate) mod attach;
 mod attached;

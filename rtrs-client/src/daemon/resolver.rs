@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rtrs_core::settings::{Host, Portal};
 
 use super::launch::ShardHandle;
-use crate::plan::{Resolved, resolve};
+use crate::plan::resolve;
 
 /// Minimum time between two look-ups of a path's host. Paths ask again while they are unreached, so
 /// requests that come earlier are dropped.
@@ -37,7 +37,7 @@ impl Resolver {
         let (shards, in_progress) = (self.shards.clone(), Arc::clone(&self.in_progress));
         let (name, spawned) = (path.clone(), thread::Builder::new().name("rtrs-resolve".into()));
         let spawned = spawned.spawn(move || {
-            let found: Resolved = resolve(&portal);
+            let found = resolve(&portal);
             if let Err(why) = &found {
                 tracing::debug!(path = %name, "{why}");
             }

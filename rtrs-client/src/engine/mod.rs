@@ -22,7 +22,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -52,11 +52,11 @@ use self::message::{ConnectionEnd, Message, Outbox};
 pub(crate) use self::path_end::PathEnd;
 pub(crate) use self::prover::AuthError;
 pub use self::prover::{Nonces, Prover};
-pub(crate) use self::session::PATHS_MAX;
 pub use self::session::{
     Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
-    VOLUMES_MAX, VolumeConfig,
+    Unresolved, VOLUMES_MAX, VolumeConfig,
 };
+pub(crate) use self::session::{PATHS_MAX, Resolved};
 use crate::stats::ShardStats;
 
 /// State and counters of one shard of a session.
@@ -297,18 +297,13 @@ impl ClientEngine {
 
     /// Name of the next path whose host should be resolved again; on the control shard only.
     pub(crate) fn take_unreached(&mut self) -> Option<String> {
-        self.control.as_mut()?.take_unreached()
+        self.control.as_mut()?.hosts.take_unreached()
     }
 
-    /// Handles the addresses of a path's host, or the reason why it has none.
-    pub(crate) fn resolved(
-        &mut self,
-        now: Instant,
-        path: &str,
-        found: Result<Vec<SocketAddr>, String>,
-    ) {
+    /// Records the addresses of a path's host, or the reason why it has none, for the next poll.
+    pub(crate) fn resolved(&mut self, path: &str, found: Resolved) {
         if let Some(control) = &mut self.control {
-            control.resolved(path, found, now);
+            control.hosts.resolved(path, found);
         }
     }
 

@@ -10,15 +10,16 @@ use rtrs_core::wire::{errno, errno_name};
 use super::control::failure::SessionFailure;
 use super::control::identity::Mismatch;
 use super::prover::AuthError;
+use super::session::Unresolved;
 use crate::path::fault::ConnectionFault;
 use crate::path::refusal::Rejection;
 
 /// Reason why a path ended, or why it does not serve a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PathEnd {
-    /// The host has no address; the text says why.
+    /// The host has no address.
     #[error("{0}")]
-    Unresolved(String),
+    Unresolved(#[from] Unresolved),
     /// The server refused a connection.
     #[error("{0}")]
     Rejected(Rejection),

@@ -42,6 +42,14 @@ impl HeartbeatSettings {
     }
 }
 
+/// Reason why a host has no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unresolved(pub String);
+
+/// Addresses of a host.
+pub(crate) type Resolved = Result<Vec<SocketAddr>, Unresolved>;
+
 /// Path to try: its addresses and its provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTarget {
@@ -52,7 +60,7 @@ pub struct PathTarget {
     /// Server addresses; each attempt uses the next. Empty only while the host is `unresolved`.
     pub remotes: Vec<SocketAddr>,
     /// Reason why the host has no address yet. Attempts fail with it.
-    pub unresolved: Option<String>,
+    pub unresolved: Option<Unresolved>,
     /// Name that the server's certificate must have; None for its address.
     pub peer_name: Option<Arc<str>>,
     /// Transport of the path: the scheme of its portal.
@@ -81,7 +89,7 @@ impl PathTarget {
     /// Replaces the addresses, or the reason why there are none, and returns whether the addresses
     /// are others than before. Known addresses outlast a resolver that fails; their order alone is
     /// no change, because resolvers rotate it.
-    pub(crate) fn resolved(&mut self, found: Result<Vec<SocketAddr>, String>) -> bool {
+    pub(crate) fn resolved(&mut self, found: Resolved) -> bool {
         match found {
             Ok(found) => {
                 let is_known = |address: &SocketAddr| self.remotes.contains(address);

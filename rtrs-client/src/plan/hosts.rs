@@ -1,25 +1,23 @@
 //! Resolution of the host names of paths, within a time limit.
 
 use std::error::Error as _;
-use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rtrs_core::settings::{Host, Portal};
 
+use crate::engine::{Resolved, Unresolved};
+
 /// Time for the system's resolver at the start of a session. By default it tries a silent name
 /// server for five seconds before it turns to the next.
 const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Addresses of a path's host, or the reason why there are none.
-pub(crate) type Resolved = Result<Vec<SocketAddr>, String>;
-
 /// Resolves the host of a path. Waits for the system's resolver if it is a name, without a limit.
 pub(crate) fn resolve(path: &Portal) -> Resolved {
     path.resolve().map_err(|error| match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
+        Some(source) => Unresolved(format!("{error}: {source}")),
+        None => Unresolved(error.to_string()),
     })
 }
 
@@ -46,7 +44,7 @@ fn resolve_with(
         // The receiver is gone after the limit.
         let body = move || drop(answer.send((at, look_up(&own))));
         if let Err(error) = thread::Builder::new().name("rtrs-resolve".into()).spawn(body) {
-            all[at] = Some(Err(format!("cannot resolve the host of {path}: {error}")));
+            all[at] = Some(Err(unresolved(path, &error.to_string())));
         }
     }
     drop(answer);
@@ -57,36 +55,46 @@ fn resolve_with(
     }
     let late = |(path, found): (&Portal, Option<Resolved>)| {
         found.unwrap_or_else(|| {
-            let seconds = limit.as_secs();
-            Err(format!("cannot resolve the host of {path}: no answer within {seconds} s"))
+            Err(unresolved(path, &format!("no answer within {} s", limit.as_secs())))
         })
     };
     paths.iter().zip(all).map(late).collect()
 }
 
+fn unresolved(path: &Portal, why: &str) -> Unresolved {
+    Unresolved(format!("cannot resolve the host of {path}: {why}"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
     use super::*;
 
     #[test]
     fn a_stuck_resolver_delays_only_its_own_path() {
-        let texts = ["tcp://a.example:5", "tcp://127.0.0.1:6", "tcp://stuck.example:7"];
-        let paths = texts.map(|text| text.parse::<Portal>().unwrap());
-        let address = SocketAddr::from(([10, 0, 0, 1], 5));
+        let path = |text: &str| text.parse::<Portal>().unwrap();
+        let paths = [path("tcp://stuck.example:5"), path("tcp://127.0.0.1:6")];
         let (end, ended) = mpsc::channel::<()>();
-        let ended = std::sync::Arc::new(parking_lot::Mutex::new(ended));
-        let look_up = move |path: &Portal| {
-            if path.port() == 7 {
-                // Until the end of the test.
-                let _ = ended.lock().recv();
-            }
-            Ok(vec![address])
+        let ended = Arc::new(Mutex::new(ended));
+        let stuck = move |_: &Portal| {
+            // Until the end of the test.
+            let _ = ended.lock().recv();
+            Ok(Vec::new())
         };
-        let found = resolve_with(&paths, Duration::from_millis(500), look_up);
+        let found = resolve_with(&paths, Duration::from_millis(10), stuck);
         drop(end);
-        assert_eq!(found[0], Ok(vec![address]));
+        let late = "cannot resolve the host of tcp://stuck.example:5: no answer within 0 s";
+        assert_eq!(found[0], Err(Unresolved(late.to_owned())));
         assert_eq!(found[1], Ok(vec![SocketAddr::from(([127, 0, 0, 1], 6))]));
-        let late = "cannot resolve the host of tcp://stuck.example:7: no answer within 0 s";
-        assert_eq!(found[2], Err(late.to_owned()));
+
+        let paths = [path("tcp://a.example:5"), path("tcp://b.example:6")];
+        let address = |path: &Portal| SocketAddr::from(([10, 0, 0, 1], path.port()));
+        let found =
+            resolve_with(&paths, RESOLVE_TIME_MAX * 30, move |path| Ok(vec![address(path)]));
+        assert_eq!(found, paths.iter().map(|path| Ok(vec![address(path)])).collect::<Vec<_>>());
     }
 }

@@ -17,7 +17,7 @@ mod volumes;
 pub use attach::{AttachPlan, Front};
 pub use bench::BenchPlan;
 pub(crate) use device_name::{cannot_attach, device_failed, volume_of};
-pub(crate) use hosts::{Resolved, resolve, resolve_all};
+pub(crate) use hosts::{resolve, resolve_all};
 pub use session::SessionPlan;
 pub(crate) use session::{check_name, check_path, default_session_name, path_name};
 pub(crate) use volumes::{LaterVolume, OF_ADDED, VolumeName, non_default, of_session, repeated};

@@ -181,7 +181,8 @@ impl SessionPlan {
 
     /// Reasons why paths cannot be used now, because their hosts have no address.
     pub(crate) fn unresolved(&self) -> Vec<String> {
-        resolve_all(&self.settings.path).into_iter().filter_map(Result::err).collect()
+        let all = resolve_all(&self.settings.path).into_iter();
+        all.filter_map(|found| found.err().map(|why| why.to_string())).collect()
     }
 
     /// Checks that there is a path, and that TLS and RDMA can be used if a path needs them.

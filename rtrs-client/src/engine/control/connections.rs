@@ -128,7 +128,7 @@ impl Connections {
         self.shared = Arc::default();
         self.claims = claims;
         if let Some(why) = &target.unresolved {
-            return Err(PathEnd::Unresolved(why.clone()));
+            return Err(why.clone().into());
         }
         let request = conn_request(config, self.uuid, self.recon_cnt, self.next, claims);
         let fabric = ctx.fabrics[self.provider.index()].as_mut();

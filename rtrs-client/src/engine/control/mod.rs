@@ -24,6 +24,7 @@
 //!   of volumes and the end of the session; `steps.rs`: what these and fences do to other parts;
 //! - `change.rs`: changes on request; `checks.rs`: when a turn checks what is due;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
+//! - `hosts.rs`: host names that the process resolves;
 //! - `bounds.rs`: limits granted by the server; `failure.rs`: failures;
 //! - `view.rs`: read access for listings (`status.rs`).
 
@@ -40,6 +41,7 @@ pub(crate) mod failure;
 mod fence;
 mod gateways;
 mod heartbeat;
+mod hosts;
 pub(crate) mod identity;
 mod leave;
 mod link_down;
@@ -64,7 +66,7 @@ pub(in crate::engine) mod view;
 mod volume;
 mod volumes;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, WorkCompletion};
@@ -80,6 +82,7 @@ use self::due::{Due, End};
 use self::failure::SessionFailure;
 use self::gateways::Takeover;
 use self::heartbeat::Finding;
+use self::hosts::Hosts;
 use self::identity::PinnedServer;
 use self::leave::Why;
 use self::opening::{OpenAnswer, OpenRefused, Opening};
@@ -116,8 +119,7 @@ pub(crate) struct SessionControl {
     opening: Opening,
     closing: Closing,
     checks: Checks,
-    /// Paths whose addresses have all failed, until [`take_unreached`](Self::take_unreached).
-    unreached: Vec<PathId>,
+    pub(in crate::engine) hosts: Hosts,
 }
 
 impl SessionControl {
@@ -128,7 +130,7 @@ impl SessionControl {
             opening: Opening::new(PinnedServer::new(first_server(&config))),
             closing: Closing::default(),
             checks: Checks::default(),
-            unreached: Vec::new(),
+            hosts: Hosts::default(),
             config,
         }
     }
@@ -220,26 +222,6 @@ impl SessionControl {
         Ok(())
     }
 
-    /// Name of the next path whose host should be resolved again, because all its addresses have
-    /// failed. The answer is [`resolved`](Self::resolved).
-    pub(crate) fn take_unreached(&mut self) -> Option<String> {
-        let id = self.unreached.pop()?;
-        Some(self.routes.paths[id].channel.name().to_owned())
-    }
-
-    /// Handles the addresses of a path's host, or the reason why it has none.
-    pub(crate) fn resolved(
-        &mut self,
-        path: &str,
-        found: Result<Vec<SocketAddr>, String>,
-        now: Instant,
-    ) {
-        if let Some(id) = self.routes.paths.named(path) {
-            self.checks.wake();
-            self.routes.paths[id].resolved(now, found);
-        }
-    }
-
     /// Handles a network change of this host that may help paths; `what` describes it for the log.
     pub(crate) fn on_network_change(&mut self, what: &str, ctx: &mut Ctx<'_>) {
         if !self.is_running() {
@@ -276,6 +258,12 @@ impl SessionControl {
 
     /// Performs everything that is due. Returns whether anything happened.
     pub(crate) fn poll(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        while let Some((name, found)) = self.hosts.take_found() {
+            if let Some(id) = self.routes.paths.named(&name) {
+                self.checks.wake();
+                self.routes.paths[id].resolved(ctx.now, found);
+            }
+        }
         let Some(check) = self.checks.due(ctx.now) else { return false };
         let mut any = check == Check::All
             && (self.open_next(ctx) | self.open_beside(ctx) | self.send_close(ctx));
@@ -591,8 +579,8 @@ impl SessionControl {
             self.closing.path_lost(&mut self.routes, id);
             self.routes.path_lost(id, ctx);
         }
-        if self.routes.paths[id].finish_end(ctx.now, detaching) && !self.unreached.contains(&id) {
-            self.unreached.push(id);
+        if self.routes.paths[id].finish_end(ctx.now, detaching) {
+            self.hosts.add_unreached(self.routes.paths[id].channel.name());
         }
         self.check_attach(ctx.now);
     }

@@ -3,7 +3,6 @@
 //! Decisions that depend on other paths are made elsewhere. Methods that fail return the reason why
 //! the path has to end.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rtrs_core::fabric::{CloseReason, RemoteMem};
@@ -28,7 +27,7 @@ use crate::engine::device_set::DeviceIndex;
 use crate::engine::message::ShardMessage;
 use crate::engine::path_end::PathEnd;
 use crate::engine::prover::AuthError;
-use crate::engine::session::{Failover, Granted, PathTarget, SessionConfig, Tuning};
+use crate::engine::session::{Failover, Granted, PathTarget, Resolved, SessionConfig, Tuning};
 use crate::path::handshake::{Claims, Proof};
 use crate::path::state::PathState;
 
@@ -544,7 +543,7 @@ impl Path {
     }
 
     /// Uses the addresses that the host has now. A waiting path tries others at once.
-    pub(super) fn resolved(&mut self, now: Instant, found: Result<Vec<SocketAddr>, String>) {
+    pub(super) fn resolved(&mut self, now: Instant, found: Resolved) {
         if self.channel.target_mut().resolved(found) {
             let target = self.channel.target();
             tracing::info!(path = %target.name, addresses = ?target.remotes, "host resolved");

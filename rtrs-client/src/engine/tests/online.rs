@@ -8,7 +8,7 @@ use rtrs_core::status::IoStatus;
 
 use super::fixture::{Fixture, MS, SEC, TestIo, server_ip, target};
 use crate::engine::{
-    Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, Tuning,
+    Change, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget, Policy, Tuning, Unresolved,
 };
 use crate::path::state::PathState;
 
@@ -383,28 +383,27 @@ fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
     let unused = SocketAddr::new(IpAddr::from([10, 99, 0, 1]), 1234);
     for (remotes, unresolved) in [(Vec::new(), Some("no such host")), (vec![unused], None)] {
         // Only another address can be tried in time.
-        let waits = |s: &mut super::fixture::Setup| {
+        let mut fixture = Fixture::open(|s| {
             (s.config.reconnect_min, s.config.reconnect_max) = (60 * SEC, 60 * SEC);
             s.spare = 1;
-        };
-        let mut fixture = Fixture::open(waits);
-        let unresolved = unresolved.map(str::to_owned);
+        });
+        let unresolved = unresolved.map(|why: &str| Unresolved(why.to_owned()));
         let target = PathTarget { remotes: remotes.clone(), unresolved, ..target(1) };
         fixture.change(Change::Add { target, uuid: [0xa1; 16], replaces: Vec::new() }).expect("it");
         fixture.until("a failure", 20 * SEC, |s| s.client.states()[1] == PathState::Waiting);
-        assert_eq!(fixture.client.control.take_unreached().as_deref(), Some("path1"));
-        assert_eq!(fixture.client.control.take_unreached(), None);
+        assert_eq!(fixture.client.control.hosts.take_unreached().as_deref(), Some("path1"));
+        assert_eq!(fixture.client.control.hosts.take_unreached(), None);
         if remotes.is_empty() {
             assert_eq!(fixture.client.last_error(1), "no such host");
             assert_eq!(fixture.client.control.view().paths()[1].address, "");
         }
-        let now = fixture.now();
-        fixture.client.control.resolved("path1", Err("no answer".to_owned()), now);
-        fixture.client.control.resolved("other", Ok(vec![unused]), now);
+        let hosts = &mut fixture.client.control.hosts;
+        hosts.resolved("path1", Err(Unresolved("no answer".into())));
+        hosts.resolved("other", Ok(vec![unused]));
         fixture.run(SEC);
         assert_eq!(fixture.client.states()[1], PathState::Waiting);
         let found = SocketAddr::new(server_ip(1), 1234);
-        fixture.client.control.resolved("path1", Ok(vec![found]), fixture.now());
+        fixture.client.control.hosts.resolved("path1", Ok(vec![found]));
         fixture.until("the path", 2 * SEC, Fixture::is_whole);
         assert_eq!(fixture.client.control.view().paths()[1].address, found.to_string());
     }
@@ -416,7 +415,9 @@ fn addresses_in_another_order_are_no_change() {
         [1, 2].map(|path| SocketAddr::new(server_ip(path), 1234)).to_vec();
     let mut target = PathTarget { remotes: remotes.clone(), ..target(1) };
     assert!(!target.resolved(Ok(remotes.iter().rev().copied().collect())));
-    assert!(!target.resolved(Err("no answer".into())) && !target.resolved(Ok(Vec::new())));
+    assert!(
+        !target.resolved(Err(Unresolved("no answer".into()))) && !target.resolved(Ok(Vec::new()))
+    );
     assert_eq!((&target.remotes, &target.unresolved), (&remotes, &None));
     assert!(target.resolved(Ok(remotes[1..].to_vec())));
     assert_eq!(target.remotes, remotes[1..]);

@@ -256,13 +256,13 @@ impl RunDir {
         self.opened()?.map(OwnFiles::new).ok_or_else(missing)
     }
 
-    /// Keeps the files of this directory, which must exist, from being removed because of their age.
+    /// Keeps the files of this directory, which must exist, from removal because of their age.
     /// A failure is only logged.
     #[must_use]
     pub fn hold(&self) -> Option<HeldDir> {
         let failed = |error: &io::Error| {
             let dir = self.0.display();
-            tracing::warn!("cannot lock {dir}: {error}; systemd-tmpfiles may remove its old files");
+            tracing::warn!("cannot lock {dir}: {error}; systemd-tmpfiles may remove old files");
         };
         HeldDir::new(&self.0).inspect_err(failed).ok()
     }
