@@ -390,7 +390,10 @@ fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
         let unresolved = unresolved.map(|why: &str| Unresolved(why.to_owned()));
         let target = PathTarget { remotes: remotes.clone(), unresolved, ..target(1) };
         fixture.change(Change::Add { target, uuid: [0xa1; 16], replaces: Vec::new() }).expect("it");
-        fixture.until("a failure", 20 * SEC, |s| s.client.states()[1] == PathState::Waiting);
+        // The path also waits before its first attempt.
+        fixture.until("a failure", 20 * SEC, |s| {
+            s.client.states()[1] == PathState::Waiting && !s.client.last_error(1).is_empty()
+        });
         assert_eq!(fixture.client.control.hosts.take_unreached().as_deref(), Some("path1"));
         assert_eq!(fixture.client.control.hosts.take_unreached(), None);
         if remotes.is_empty() {
