@@ -163,7 +163,9 @@ impl SessionControl {
         if self.closing.is_detaching() {
             return Err(ChangeError::Detaching);
         }
-        if !self.routes.volumes.were_open() {
+        // A volume that was refused leaves while the others are still being opened.
+        let is_close = matches!(change, Change::CloseVolume { .. });
+        if !is_close && !self.routes.volumes.were_open() {
             return Err(ChangeError::Attaching);
         }
         // No path is tried anymore, so a change would have no effect.
