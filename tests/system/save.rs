@@ -272,7 +272,7 @@ struct RandomVolume {
 struct RandomHost {
     host: Host,
     server: Server,
-    /// What is behind each export.
+    /// Backing file of each export.
     backings: Vec<String>,
 }
 

@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn an_entry_has_the_line_of_its_key_or_item() {
-        let text = "# sessions\nsessions:\n- path: [a,\n    b]\n  volumes:\n  - export: v\n    7: x\n\
-                    - volumes: [{export: w,\n    access: x}]\n- {}\n- 3\n";
+        let text = "# sessions\nsessions:\n- path: [a,\n    b]\n  volumes:\n  - export: v\n\
+                    \x20   7: x\n- volumes: [{export: w,\n    access: x}]\n- {}\n- 3\n";
         let key = |key: &str| Step::Key(key.to_owned());
         let (sessions, volumes, item) = (key("sessions"), key("volumes"), Step::Item);
         for (steps, line) in [

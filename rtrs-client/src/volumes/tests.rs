@@ -149,9 +149,9 @@ fn errors_name_the_line_of_the_wrong_key() {
     for (right, wrong, line, what) in [
         ("policy: round-robin", "policy: best", 7, "policy \"best\""),
         ("policy: round-robin", "bogus: 1", 7, "unknown key \"bogus\""),
-        ("policy: round-robin", "socket: /x", 7, "socket belongs to a volume"),
+        ("policy: round-robin", "socket: /x", 7, "socket belongs to one of the volumes"),
         ("access: rw", "access: all", 11, "access \"all\""),
-        ("access: rw", "device: [1]", 11, "device"),
+        ("access: rw", "device: [1]", 11, "invalid type: sequence"),
         ("access: rw", "bogus: 1", 11, "unknown key \"bogus\" below volumes"),
         ("socket: /u", "sokcet: /u", 13, "unknown key \"sokcet\" below volumes"),
         ("socket: /u", "socket-mode: x", 13, "volume \"x\": socket-mode"),

@@ -1,6 +1,7 @@
 //! `apply` and `diff`: adapt the sessions of this host to a file, or show the necessary changes.
 
 mod act;
+mod begin;
 mod group;
 mod lock;
 mod prune;

@@ -8,7 +8,9 @@ use rtrs_core::fabric::{WcOp, WcStatus, WorkCompletion};
 use rtrs_core::ids::{PathId, QpNum};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
-use rtrs_core::wire::{ClientExtensions, ConnReq, ConnRsp, InfoRsp, OpenRsp, errno, errno_name};
+use rtrs_core::wire::{
+    ClientExtensions, ConnReq, ConnRsp, Extensions, InfoRsp, OpenRsp, errno, errno_name,
+};
 
 use super::fixture::{Fixture, MS, SEC, Setup, client_ip, server_ip};
 use super::server::{How, Rewrite, Seen};
@@ -614,7 +616,11 @@ fn a_path_that_ends_at_info_req_names_the_likely_reason() {
     for (first, has_extensions) in [(0, false), (1, false), (0, true), (1, true)] {
         let mut fixture = Fixture::new(|s| {
             s.how.info_rsp = Some(Box::new(|_| Vec::new()));
-            s.how.keeps_lengths = has_extensions;
+            if !has_extensions {
+                let ext = Extensions::default().encode();
+                let bare = move |_: &ConnReq, rsp| ConnRsp { ext, ..rsp }.encode().to_vec();
+                s.how.con_rsp = Some(Box::new(bare));
+            }
         });
         let is_info = |seen: &Seen| matches!(seen, Seen::Info { .. });
         let asked = |s: &Fixture| s.server.seen.iter().any(is_info);

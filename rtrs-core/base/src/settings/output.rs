@@ -40,7 +40,8 @@ impl Output {
 }
 
 /// Runs a program: parses its arguments, of which the first is its name, runs it, prints its error,
-/// if it has a text, and returns its exit code. In JSON an error is the line `{"error": TEXT, "exit_code": CODE}`.
+/// if it has a text, and returns its exit code. In JSON an error is the line
+/// `{"error": TEXT, "exit_code": CODE}`.
 pub fn run_program<A: Parser, K: ErrorClass>(
     args: Vec<OsString>,
     output: impl FnOnce(&A) -> Output,

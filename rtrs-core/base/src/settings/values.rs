@@ -17,7 +17,7 @@ pub struct SettingValue {
     pub value: Value,
     /// Whether `set` can change it.
     pub changeable: bool,
-    /// What in the running daemon does not follow the value.
+    /// Part of the running daemon that does not follow the value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
