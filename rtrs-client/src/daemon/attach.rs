@@ -183,6 +183,9 @@ fn duplicates(paths: &[PathTarget]) -> impl Iterator<Item = String> {
 /// Plan of a volume, with its resources.
 type Ready<'a> = (&'a AttachPlan, Prepared);
 
+/// Name of a volume, with the reason why it is not attached.
+type Failure = (String, Error);
+
 /// Acquires the resources of all volumes. Also returns the failures, unless all fail.
 ///
 /// # Errors
@@ -190,7 +193,7 @@ type Ready<'a> = (&'a AttachPlan, Prepared);
 fn prepare_all<'a>(
     plan: &'a AttachPlan,
     passed: &[PassedSocket],
-) -> Result<(Vec<Ready<'a>>, Vec<(String, Error)>), Error> {
+) -> Result<(Vec<Ready<'a>>, Vec<Failure>), Error> {
     let (mut prepared, mut refused) = (Vec::new(), Vec::new());
     for volume in plan.volumes() {
         match prepare(volume, passed) {
@@ -207,7 +210,7 @@ fn prepare_all<'a>(
 
 /// Reports the failures of several volumes to the command that started this process in the
 /// background. If a volume has none, the failure of the session is reported instead.
-fn report_failures(plan: &AttachPlan, failures: &[(String, Error)]) {
+fn report_failures(plan: &AttachPlan, failures: &[Failure]) {
     if plan.more.is_empty() || !is_in_background() {
         return;
     }

@@ -63,7 +63,7 @@ pub(crate) fn forward_events(
     std::thread::spawn(move || {
         while let Ok(event) = events.recv() {
             match event {
-                Event::Unreached(path) => resolver.resolve(path),
+                Event::Unreached(path) => resolver.resolve(&path),
                 Event::SavedEpoch(device, epoch) => {
                     files.of(device).iter().for_each(|saved| saved.save_epoch(epoch));
                 }

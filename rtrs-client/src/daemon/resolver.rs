@@ -28,15 +28,16 @@ impl Resolver {
     }
 
     /// Looks up the host of this path if it is a name, and gives the result to the session.
-    pub(super) fn resolve(&self, path: String) {
+    pub(super) fn resolve(&self, path: &str) {
         // The name of a path is its portal.
         let Ok(portal) = path.parse::<Portal>() else { return };
-        if matches!(portal.host(), Host::Ip(_)) || !self.in_progress.lock().insert(path.clone()) {
+        let name = path.to_owned();
+        if matches!(portal.host(), Host::Ip(_)) || !self.in_progress.lock().insert(name.clone()) {
             return;
         }
         let (shards, in_progress) = (self.shards.clone(), Arc::clone(&self.in_progress));
-        let (name, spawned) = (path.clone(), thread::Builder::new().name("rtrs-resolve".into()));
-        let spawned = spawned.spawn(move || {
+        let thread = thread::Builder::new().name("rtrs-resolve".into());
+        let spawned = thread.spawn(move || {
             let found = resolve(&portal);
             if let Err(why) = &found {
                 tracing::debug!(path = %name, "{why}");
@@ -47,7 +48,7 @@ impl Resolver {
         });
         if let Err(error) = spawned {
             tracing::debug!(%path, "host not resolved: {error}");
-            self.in_progress.lock().remove(&path);
+            self.in_progress.lock().remove(path);
         }
     }
 }

@@ -156,7 +156,7 @@ mod tests {
         let (sessions, volumes, item) = (key("sessions"), key("volumes"), Step::Item);
         for (steps, line) in [
             (&[][..], 2),
-            (&[sessions.clone()], 2),
+            (std::slice::from_ref(&sessions), 2),
             (&[sessions.clone(), item(0)], 3),
             (&[sessions.clone(), item(0), key("path"), item(1)], 4),
             (&[sessions.clone(), item(0), volumes.clone(), item(0), key("7")], 7),
@@ -164,7 +164,7 @@ mod tests {
             (&[sessions.clone(), item(1), volumes, item(0), key("access")], 9),
             (&[sessions.clone(), item(2)], 2),
             (&[sessions.clone(), item(3)], 11),
-            (&[sessions, item(0), key("none")], 3),
+            (&[sessions.clone(), item(0), key("none")], 3),
         ] {
             assert_eq!(line_of(text, steps), line, "{steps:?}");
         }
