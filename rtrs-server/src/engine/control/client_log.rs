@@ -190,16 +190,18 @@ impl ClientLog {
     /// Logs the number of suppressed lines for kinds without recent events. Returns whether there
     /// were any.
     pub(super) fn close(&mut self, now: Instant) -> bool {
-        let (mut any, mut due) = (false, Vec::new());
-        while let Some((kind, count)) = self.limits.overdue(now) {
-            any = true;
+        // Asked in each turn, and mostly there is none.
+        let Some(first) = self.limits.overdue(now) else { return false };
+        let (mut overdue, mut due) = (Some(first), Vec::new());
+        while let Some((kind, count)) = overdue {
             let at = self.held.iter().position(|(held, _)| *held == kind);
             due.extend(at.map(|at| (self.held.swap_remove(at).1, count)));
+            overdue = self.limits.overdue(now);
         }
         // The connect of a session precedes its other events.
         due.sort_by_key(|(event, _)| event.event != AuditKind::Connect);
         due.into_iter().for_each(|(event, count)| self.record_held(event, count));
-        any
+        true
     }
 
     /// Logs and records a held event, which is among the `count` suppressed ones of its kind.
