@@ -154,7 +154,7 @@ fn errors_name_the_line_of_the_wrong_key() {
         ("access: rw", "device: [1]", 11, "invalid type: sequence"),
         ("access: rw", "bogus: 1", 11, "unknown key \"bogus\" below volumes"),
         ("socket: /u", "sokcet: /u", 13, "unknown key \"sokcet\" below volumes"),
-        ("socket: /u", "socket-mode: x", 13, "volume \"x\": socket-mode"),
+        ("socket: /u", "socket-mode: x", 13, "volume \"x\": mode \"x\""),
         ("export: x", "export: v", 6, "volume \"v\" is listed twice"),
     ] {
         let shown = error(&good.replace(right, wrong));
