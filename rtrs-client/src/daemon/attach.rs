@@ -94,7 +94,6 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
     manager.starting(start_max(plan) + START_MARGIN);
     plan.run_dir.make()?;
-    let _held = plan.run_dir.hold();
     if background {
         check_starter()?;
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rtrs_core::local::{ControlSocket, HeldDir, check_socket_path, reply};
+use rtrs_core::local::{ControlSocket, check_socket_path, reply};
 use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
 use serde::Serialize;
@@ -84,8 +84,6 @@ pub(crate) struct ServerControl {
     shared: Arc<Shared>,
     socket: ControlSocket,
     lock_file: LockFile,
-    /// Run directory, whose files must not age out.
-    held: Option<HeldDir>,
 }
 
 /// Default name of a server: the address of its first portal.
@@ -121,7 +119,6 @@ impl ServerControl {
     fn bind(set: &Settings, portals: &[String], served: Served) -> Result<Self, Error> {
         let run_dir = privileges::run_dir(set)?;
         run_dir.make()?;
-        let held = run_dir.hold();
         let name =
             set.name.as_ref().get().map(|name| name.get().to_owned()).or_else(|| name_of(portals));
         let name = name.unwrap_or_else(|| std::process::id().to_string());
@@ -155,7 +152,7 @@ impl ServerControl {
         let serving = Arc::clone(&shared);
         socket.serve(move |request, stream| serving.handle(request, stream)).map_err(failed)?;
         tracing::info!(name = %shared.name, "control socket at {}", path.display());
-        Ok(Self { shared, socket, lock_file, held })
+        Ok(Self { shared, socket, lock_file })
     }
 
     /// Finishes a drain after the server's threads have ended: flushes written data, removes the
@@ -164,8 +161,8 @@ impl ServerControl {
     /// # Errors
     /// [`ErrorKind::System`] for a drain that could not answer or flush everything.
     pub(crate) fn close(self) -> Result<(), Error> {
-        let Self { shared, socket, lock_file, held } = self;
-        drop((lock_file, held));
+        let Self { shared, socket, lock_file } = self;
+        drop(lock_file);
         let drain = shared.draining.lock().take();
         let Some(Draining { stream, until, answer, first_flush }) = drain else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);

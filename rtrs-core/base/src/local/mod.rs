@@ -7,7 +7,6 @@
 mod activation;
 mod control;
 mod denied;
-mod held_dir;
 mod own_files;
 mod run_dir;
 mod service_manager;
@@ -19,7 +18,6 @@ mod unix_socket;
 pub use activation::{PassedSocket, passed_sockets};
 pub use control::{ControlSocket, RequestError, reply, request};
 pub use denied::{why_denied, why_denied_to};
-pub use held_dir::HeldDir;
 pub use own_files::OwnFiles;
 pub use run_dir::{
     PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::held_dir::HeldDir;
 use super::own_files::OwnFiles;
 use crate::rt::effective_user;
 use crate::settings::{CommandError, ErrorClass};
@@ -254,17 +253,6 @@ impl RunDir {
             PlaceError::new(PlaceProblem::System, text)
         };
         self.opened()?.map(OwnFiles::new).ok_or_else(missing)
-    }
-
-    /// Keeps the files of this directory, which must exist, from removal because of their age.
-    /// A failure is only logged.
-    #[must_use]
-    pub fn hold(&self) -> Option<HeldDir> {
-        let failed = |error: &io::Error| {
-            let dir = self.0.display();
-            tracing::warn!("cannot lock {dir}: {error}; systemd-tmpfiles may remove old files");
-        };
-        HeldDir::new(&self.0).inspect_err(failed).ok()
     }
 
     /// Opens and checks the directory, if it exists.
