@@ -190,7 +190,7 @@ fn both_daemons_count_their_work() {
 
 #[test]
 fn sessions_of_one_directory_are_printed_together() {
-    // Exports of two servers with the same name are told apart by the volume.
+    // The label `volume` distinguishes exports of two servers that have the same name.
     let servers = [(); 2].map(|()| Server::builder().export("vol0=mem:1M").start());
     let client = Client::attach("vol0").path(servers[0].portal()).start();
     let socket = client.run_dir().join("second.sock").display().to_string();

@@ -150,7 +150,7 @@ fn a_dead_volume_without_its_control_socket_is_named() {
     assert_eq!((code, &unlisted["name"]), (Some(0), &"b".into()));
     assert_eq!(unlisted["action"], "not-listed");
 
-    // What the message says helps: to attach it again, or to detach it.
+    // The two remedies of the message work: another attach, and a detach.
     wait_for("its export to be free", COMMAND_TIME_MAX, || {
         (host.apply().code == Some(0)).then_some(())
     });

@@ -176,7 +176,7 @@ impl Board {
         }
     }
 
-    /// Returns the total of payload taken at which the node waits to be told.
+    /// Returns the total of taken payload that users report to the node when they reach it.
     pub fn mark(&self, slot: usize) -> Option<u32> {
         let at = (slot < self.layout.slots).then(|| self.layout.slot(slot))?;
         // The mark is written before.

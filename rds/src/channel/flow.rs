@@ -47,7 +47,8 @@ impl Flow {
     pub fn taken(&self, len: u32, mark: impl FnOnce() -> Option<u32>) -> bool {
         let before = self.0.add(TAKEN, len);
         let after = before.wrapping_add(len);
-        // Read after the total has changed: whoever changes the mark looks at the total later.
+        // The mark is read after the total has changed, because the node reads the total after it
+        // has changed the mark.
         mark().is_some_and(|mark| distance(before, mark) > 0 && distance(after, mark) == 0)
     }
 }

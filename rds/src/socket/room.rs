@@ -64,7 +64,7 @@ impl Shown {
         set_socket_send_buffer_size(socket, CHANNEL_MIN)?;
         match sent {
             Ok(()) => self.0.store(state, Ordering::Relaxed),
-            // The node reads so much before that the next call will have room for the packet.
+            // The node first reads the queued messages, which makes room for the next call.
             Err(Errno::AGAIN) => {}
             Err(error) => return Err(gone(error)),
         }

@@ -53,12 +53,9 @@ fn resolve_with(
         let Ok((at, found)) = answers.recv_timeout(left) else { break };
         all[at] = Some(found);
     }
-    let late = |(path, found): (&Portal, Option<Resolved>)| {
-        found.unwrap_or_else(|| {
-            Err(unresolved(path, &format!("no answer within {} s", limit.as_secs())))
-        })
-    };
-    paths.iter().zip(all).map(late).collect()
+    let late = format!("no answer within {} s", limit.as_secs());
+    let found = paths.iter().zip(all);
+    found.map(|(path, found)| found.unwrap_or_else(|| Err(unresolved(path, &late)))).collect()
 }
 
 fn unresolved(path: &Portal, why: &str) -> Unresolved {

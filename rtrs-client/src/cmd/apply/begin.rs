@@ -52,6 +52,7 @@ impl Group<'_> {
         };
         let items: Vec<&Item> = self.items.iter().filter(to_attach).collect();
         let volumes: Vec<&Wanted> = items.iter().filter_map(|item| item.wanted.as_ref()).collect();
+        // An unusable name or run directory is the error of the item's own turn.
         let session = |item: &Item| Session::new(&item.name, self.global).ok();
         let all: Vec<Session> = self.items.iter().filter_map(session).collect();
         match volumes.first() {

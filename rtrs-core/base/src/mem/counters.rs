@@ -12,10 +12,9 @@ use super::mapping::{Mapping, Protection};
 /// Counters in memory that each process with its descriptor can change: 32-bit words that wrap,
 /// addressed by number.
 ///
-/// What a process writes elsewhere before it reads a counter, and what it reads elsewhere after it
-/// has changed one, is ordered for all: of two processes, one that writes a word and then reads a
-/// counter, and one that changes the counter and then reads the word, at least one sees what the
-/// other has written.
+/// Accesses are ordered for all processes. If one process writes a word elsewhere and then reads a
+/// counter, and another changes the counter and then reads the word, then at least one of them sees
+/// the change of the other.
 pub struct SharedCounters(Mapping);
 
 impl SharedCounters {

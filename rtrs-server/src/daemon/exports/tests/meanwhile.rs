@@ -253,8 +253,9 @@ fn exports_whose_files_are_swapped_are_both_changed() {
     let other = dir.0.join("other.img");
     std::fs::write(&other, [0; 8192]).unwrap();
     let settings = |paths: [&Path; 2]| {
-        let spec = |(name, path): (&str, &Path)| format!("{name}={}", path.display());
-        let export = ["a", "b"].into_iter().zip(paths).map(|one| spec(one).parse().unwrap());
+        let spec = |name: &str, path: &Path| format!("{name}={}", path.display());
+        let export = ["a", "b"].into_iter().zip(paths);
+        let export = export.map(|(name, path)| spec(name, path).parse().unwrap());
         Settings { export: export.collect(), insecure_open: true, ..Settings::default() }
     };
     let table = ExportTable::new(Vec::new());
