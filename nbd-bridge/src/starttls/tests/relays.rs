@@ -364,7 +364,8 @@ fn silent_clients_do_not_keep_others_out() {
     let (_served, _engine) = place.secure();
     place.wait_until("a client is served", |open| open.served == 1);
     let begin = Clock.now();
-    let mut silent: Vec<_> = (0..3).map(|_| place.connect_from(1, begin).0).collect();
+    let (mut silent, _engines): (Vec<_>, Vec<_>) =
+        (0..3).map(|_| place.connect_from(1, begin)).unzip();
     // Another source gets a place at once: that of the oldest of the source with the most.
     let (mut other, other_engine) = place.connect_from(2, begin);
     let mut other_engine = other_engine.unwrap();
