@@ -85,7 +85,7 @@ pub(super) struct Clients {
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
     untaken: Untaken,
-    accepts: LogLimit,
+    refusals: LogLimit,
     reserve: Reserve,
     board: BoardWriter,
     buffer: Vec<u8>,
@@ -110,7 +110,7 @@ impl Clients {
             lingering: BTreeSet::new(),
             starved: Starved::default(),
             untaken: Untaken::default(),
-            accepts: LogLimit::default(),
+            refusals: LogLimit::default(),
             reserve: Reserve::new(),
             board: BoardWriter::create(config.address, config.sockets_max, config.peers_max + 1)?,
             buffer: vec![0; INLINE_MAX],
@@ -268,17 +268,20 @@ impl Clients {
             }
             Err(_) if self.listener.is_none() => {}
             Err(error) => {
-                if let Some(left_out) = self.accepts.admit(now) {
-                    tracing::warn!(
-                        %error, left_out, "cannot accept a user; trying again shortly"
-                    );
-                }
+                self.warn_refused(now, &error);
                 // The next connection gets this descriptor.
                 match self.reserve.release() {
                     true => self.accept(),
                     false => self.accept_at = Some(now + PAUSE),
                 }
             }
+        }
+    }
+
+    /// Logs that a user gets no connection or no socket.
+    fn warn_refused(&mut self, now: Instant, error: &io::Error) {
+        if let Some(left_out) = self.refusals.admit(now) {
+            tracing::warn!(%error, left_out, "cannot serve another user");
         }
     }
 
@@ -402,7 +405,7 @@ impl Clients {
                     self.settle(node, socket);
                 }
             }
-            (PacketKind::Bind, None, None) => self.bind(node, id, &packet),
+            (PacketKind::Bind, None, None) => self.bind(now, node, id, &packet),
             (PacketKind::Control, Some(_), Some(fd)) => self.control(id, &packet, fd, fds.next()),
             (_, None, Some(fd)) => self.request_apart(now, node, id, &packet, fd),
             (_, None, None) => {

@@ -34,7 +34,7 @@ fn word(size: usize) -> u32 {
 }
 
 impl Clients {
-    pub(super) fn bind(&mut self, node: &mut Node, id: ClientId, packet: &Packet) {
+    pub(super) fn bind(&mut self, now: Instant, node: &mut Node, id: ClientId, packet: &Packet) {
         if self.reserve.is_refused(id) {
             self.answer(id, Some(Errno::MFILE));
             return;
@@ -64,6 +64,7 @@ impl Clients {
             Ok(slot) => slot,
             Err(errno) => {
                 node.close_socket(socket);
+                self.warn_refused(now, &errno.into());
                 self.answer(id, Some(errno));
                 return;
             }
