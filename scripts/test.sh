@@ -105,6 +105,7 @@ tests() { # name seconds_max command...
     skipped=$((skipped + $3))
     if [ "$2" -gt 0 ]; then
         failures+=("$name: $2 tests")
+        notes+=("$(panics "$scratch/$name.log")")
     elif [ $status -ne 0 ]; then
         failed=$((failed + 1))
         failures+=("$name: status $status")
@@ -112,6 +113,12 @@ tests() { # name seconds_max command...
         failed=$((failed + 1))
         failures+=("$name: no test ran")
     fi
+}
+
+# Prints the first panics in a log, one per line.
+panics() { # log
+    awk '/^thread .* panicked at / && n++ < 8 { line = $0; getline; print line " " $0 }' "$1" |
+        cut -c 1-400
 }
 
 # Runs scenarios of the lab after `scripts/lab.sh setup`, some with fewer rounds. Their checks count
