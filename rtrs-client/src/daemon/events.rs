@@ -44,11 +44,20 @@ impl SavedFiles {
         self.0.lock().retain(|(of, _)| *of != device);
     }
 
+    /// Marks all files as used.
+    fn touch(&self) {
+        self.0.lock().iter().for_each(|(_, saved)| saved.touch());
+    }
+
     fn of(&self, device: DeviceIndex) -> Option<Saved> {
         let all = self.0.lock();
         all.iter().find(|(of, _)| *of == device).map(|(_, saved)| saved.clone())
     }
 }
+
+/// Interval of marking the saved files as used. systemd-tmpfiles removes files of /tmp after 10
+/// days.
+const TOUCH_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 
 /// Forwards the session's events, saves state for a takeover in `files`, and resolves the hosts of
 /// unreached paths.
@@ -61,7 +70,18 @@ pub(crate) fn forward_events(
     let events = std::mem::replace(&mut running.events, nothing);
     let resolver = Resolver::new(running.shards());
     std::thread::spawn(move || {
-        while let Ok(event) = events.recv() {
+        let mut touched = std::time::Instant::now();
+        loop {
+            let event = match events.recv_timeout(TOUCH_INTERVAL) {
+                Ok(event) => Some(event),
+                Err(mpsc::RecvTimeoutError::Timeout) => None,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            };
+            if touched.elapsed() >= TOUCH_INTERVAL {
+                files.touch();
+                touched = std::time::Instant::now();
+            }
+            let Some(event) = event else { continue };
             match event {
                 Event::Unreached(path) => resolver.resolve(&path),
                 Event::SavedEpoch(device, epoch) => {

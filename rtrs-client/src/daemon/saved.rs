@@ -29,6 +29,8 @@ const DEVICE: &str = "device";
 const VOLUME: &str = "volume";
 /// Export of a volume that was detached while users may return to it.
 const DETACHED: &str = "detached";
+/// Log of a background session; see `session_log.rs`.
+const LOG: &str = "log";
 /// End of the text for an export in memory.
 const MEMORY: &str = " memory";
 
@@ -247,6 +249,15 @@ impl Saved {
                 self.write(VOLUME, &text, "the process that takes over lacks this volume");
             }
             Err(error) => tracing::warn!("cannot save {:?}: {error}", volume.name),
+        }
+    }
+
+    /// Marks the files as used, and the session's log, which a quiet session rarely writes.
+    pub(crate) fn touch(&self) {
+        for extension in ALL.into_iter().chain([LOG]) {
+            if let Err(error) = self.files.touch(&self.name(extension)) {
+                tracing::debug!("cannot touch {}: {error}", self.path(extension).display());
+            }
         }
     }
 

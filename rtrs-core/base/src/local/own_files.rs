@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Maximum number of bytes read from a file.
 const BYTES_MAX: u64 = 4096;
@@ -37,13 +38,7 @@ impl OwnFiles {
     /// The system's error; `FilesystemLoop` for a symbolic link; `InvalidData` for anything but a
     /// regular file of at most 4096 bytes of text.
     pub fn read(&self, name: &str) -> io::Result<Option<String>> {
-        // Without O_NONBLOCK, opening a pipe would block.
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = match fs::File::options().read(true).custom_flags(flags).open(self.at(name)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(file) = self.open(name)? else { return Ok(None) };
         let meta = file.metadata()?;
         if !meta.is_file() || meta.len() > BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a small file"));
@@ -51,6 +46,27 @@ impl OwnFiles {
         let mut text = String::new();
         file.take(BYTES_MAX).read_to_string(&mut text)?;
         Ok(Some(text))
+    }
+
+    /// Opens a file, if it exists.
+    fn open(&self, name: &str) -> io::Result<Option<fs::File>> {
+        // Without O_NONBLOCK, opening a pipe would block.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        match fs::File::options().read(true).custom_flags(flags).open(self.at(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Sets the times of a file to now, if it exists, so that a program that removes old files
+    /// keeps it.
+    ///
+    /// # Errors
+    /// The system's error; `FilesystemLoop` for a symbolic link.
+    pub fn touch(&self, name: &str) -> io::Result<()> {
+        let Some(file) = self.open(name)? else { return Ok(()) };
+        let now = SystemTime::now();
+        file.set_times(fs::FileTimes::new().set_accessed(now).set_modified(now))
     }
 
     /// Replaces a file atomically, or creates it; only this user can read it. The temporary file
@@ -129,6 +145,23 @@ mod tests {
         files.remove("vol.life").unwrap();
         files.remove("vol.life").unwrap();
         assert_eq!(files.read("vol.life").unwrap(), None);
+    }
+
+    #[test]
+    fn a_touched_file_is_as_new() {
+        let scratch = Scratch::new("touch");
+        let (dir, files) = scratch.open();
+        files.touch("vol.life").unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "not created");
+        files.replace("vol.life", "7\n").unwrap();
+        let file = fs::File::open(dir.join("vol.life")).unwrap();
+        let old = SystemTime::UNIX_EPOCH;
+        file.set_times(fs::FileTimes::new().set_accessed(old).set_modified(old)).unwrap();
+        let before = SystemTime::now() - std::time::Duration::from_secs(60);
+        files.touch("vol.life").unwrap();
+        let meta = file.metadata().unwrap();
+        assert!(meta.modified().unwrap() > before && meta.accessed().unwrap() > before);
+        assert_eq!(files.read("vol.life").unwrap().as_deref(), Some("7\n"));
     }
 
     #[test]
