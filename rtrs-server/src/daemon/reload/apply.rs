@@ -19,29 +19,34 @@ struct Difference {
     changed: Vec<(Entry, ExportSpec)>,
     /// Unchanged exports; a command may have added them.
     same: Vec<String>,
+    /// Targets of the exports that are to be removed or changed.
+    leaving: Vec<Target>,
+    /// Wanted exports that have failed so far.
+    failed: Vec<ExportSpec>,
+    /// Failed exports that are no longer wanted.
+    unwanted: Vec<String>,
 }
 
 impl Difference {
-    fn new(wanted: Vec<ExportSpec>, mut have: BTreeMap<String, Entry>) -> Self {
-        let mut all =
-            Self { added: Vec::new(), removed: Vec::new(), changed: Vec::new(), same: Vec::new() };
+    /// Compares the exports before any change, which may lead to further failed exports.
+    fn new(exports: &Exports, wanted: Vec<ExportSpec>) -> Self {
+        exports.targets.examine_all();
+        let unwanted = recovery::unwanted(exports, &wanted);
+        let (failed, wanted) = recovery::partition(exports, wanted);
+        let mut have = exports.entries();
+        let (mut added, mut changed, mut same) = (Vec::new(), Vec::new(), Vec::new());
         for spec in wanted {
             match have.remove(spec.name()) {
-                None => all.added.push(spec),
-                Some(entry) if entry.spec == spec => all.same.push(spec.name().to_owned()),
-                Some(entry) => all.changed.push((entry, spec)),
+                None => added.push(spec),
+                Some(entry) if entry.spec == spec => same.push(spec.name().to_owned()),
+                Some(entry) => changed.push((entry, spec)),
             }
         }
-        let gone = have.into_iter().filter(|(_, entry)| entry.configured);
-        all.removed = gone.map(|(name, _)| name).collect();
-        all
-    }
-
-    /// Targets of the exports that are to be removed or changed.
-    fn leaving(&self, have: &BTreeMap<String, Entry>) -> Vec<Target> {
-        let leaves = self.removed.iter().filter_map(|name| have.get(name));
-        let leaves = leaves.chain(self.changed.iter().map(|(entry, _)| entry));
-        leaves.map(|entry| entry.spec.target.clone()).collect()
+        have.retain(|_, entry| entry.configured);
+        let leaving = have.values().chain(changed.iter().map(|(entry, _)| entry));
+        let leaving = leaving.map(|entry| entry.spec.target.clone()).collect();
+        let removed = have.into_keys().collect();
+        Self { added, removed, changed, same, leaving, failed, unwanted }
     }
 }
 
@@ -90,14 +95,8 @@ impl Missing {
 /// Changes the exports to the wanted ones. After an error they remain unchanged.
 pub(super) fn apply(exports: &Exports, wanted: Wanted, done: &mut Reloaded) -> Result<(), String> {
     let Wanted { exports: wanted, force, on_missing } = wanted;
-    exports.targets.examine_all();
-    // Before the changes, which may lead to further failed exports.
-    let unwanted = recovery::unwanted(exports, &wanted);
-    let (failed, wanted) = recovery::partition(exports, wanted);
-    let have = exports.entries();
-    let difference = Difference::new(wanted, have.clone());
-    let leaving = difference.leaving(&have);
-    let Difference { added, removed, changed, same } = difference;
+    let Difference { added, removed, changed, same, leaving, failed, unwanted } =
+        Difference::new(exports, wanted);
     // A later reload may adopt its access lists before they are published.
     let _lists: Vec<_> =
         added.iter().map(|spec| exports.entries.unpublished(spec.name(), true)).collect();
@@ -183,13 +182,8 @@ pub(super) fn preview(
     done: &mut Reloaded,
 ) -> Result<(), String> {
     let Wanted { exports: wanted, on_missing, .. } = wanted;
-    exports.targets.examine_all();
-    let unwanted = recovery::unwanted(exports, &wanted);
-    let (failed, wanted) = recovery::partition(exports, wanted);
-    let have = exports.entries();
-    let difference = Difference::new(wanted, have.clone());
-    let leaving = difference.leaving(&have);
-    let Difference { added, removed, changed, same } = difference;
+    let Difference { added, removed, changed, same, leaving, failed, unwanted } =
+        Difference::new(exports, wanted);
     let mut missing = Missing { on_missing, exports: Vec::new() };
     let Checked { added, changed } = checked(added, changed, &mut missing, done)?;
     let is_later = |spec: &ExportSpec| leaving.contains(&spec.target);
