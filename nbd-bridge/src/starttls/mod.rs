@@ -190,8 +190,8 @@ impl Relays {
         let mut open = lock(&self.open);
         if open.stopping || !open.make_room(source, self.max, now) {
             let count = open.ends.len();
-            if let Some(more) = open.full.admit(now) {
-                tracing::warn!(%peer, more, "NBD client turned away: {count} connections for TLS");
+            if let Some(left_out) = open.full.admit(now) {
+                tracing::warn!(%peer, left_out, "NBD client turned away: {count} connections for TLS");
             }
             return None;
         }
@@ -211,8 +211,8 @@ impl Relays {
         match started {
             Ok(other) => Some(other.into()),
             Err(error) => {
-                if let Some(more) = open.full.admit(now) {
-                    tracing::warn!(%peer, more, "NBD client turned away: {error}");
+                if let Some(left_out) = open.full.admit(now) {
+                    tracing::warn!(%peer, left_out, "NBD client turned away: {error}");
                 }
                 None
             }
@@ -307,12 +307,12 @@ impl Relays {
         })?;
         let name = conn.peer_certificates().and_then(|chain| config.name_of(chain));
         let cipher = conn.negotiated_cipher_suite().and_then(|suite| cipher_name(suite.suite()));
-        if let Some(more) = self.admits_line(peer, "connected") {
+        if let Some(left_out) = self.admits_line(peer, "connected") {
             tracing::info!(
                 peer = peer.map(tracing::field::display),
                 certificate = name.as_deref().unwrap_or("without a name"),
                 cipher = cipher.unwrap_or("unknown"),
-                more,
+                left_out,
                 "NBD client over TLS"
             );
         }
@@ -353,18 +353,18 @@ impl Relays {
                 }
             };
             if let Some(wrong) = wrong
-                && let Some(more) = loaded.failing.admit(now)
+                && let Some(left_out) = loaded.failing.admit(now)
             {
-                tracing::warn!(more, "{wrong}");
+                tracing::warn!(left_out, "{wrong}");
             }
         }
         loaded.config.clone()
     }
 
     fn refuse(&self, peer: Option<&SocketAddr>, why: &ProofError) {
-        if let Some(more) = self.admits_line(peer, why.kind()) {
+        if let Some(left_out) = self.admits_line(peer, why.kind()) {
             let peer = peer.map(tracing::field::display);
-            tracing::warn!(peer, more, "NBD client refused: {why}");
+            tracing::warn!(peer, left_out, "NBD client refused: {why}");
         }
     }
 

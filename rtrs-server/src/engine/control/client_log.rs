@@ -282,9 +282,9 @@ impl ClientLog {
         let Some(left_out) = self.admit_event(now, kind, None, event) else { return };
         let errno = errno_name(refusal.errno());
         if refusal.is_ours() || refusal.is_denied() {
-            tracing::warn!(%peer, %refusal, errno, left_out, "refused a connection");
+            tracing::warn!(%peer, errno, reason = %refusal, left_out, "refused a connection");
         } else {
-            tracing::info!(%peer, %refusal, errno, left_out, "refused a connection");
+            tracing::info!(%peer, errno, reason = %refusal, left_out, "refused a connection");
         }
     }
 
@@ -305,7 +305,7 @@ impl ClientLog {
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Refused)
         };
         let Some(left_out) = self.admit_event(now, kind, None, event) else { return };
-        tracing::warn!(%peer, %refusal, left_out, "client authentication failed");
+        tracing::warn!(%peer, reason = %refusal, left_out, "client authentication failed");
     }
 
     /// Records the authentication of a path's client.
@@ -319,7 +319,7 @@ impl ClientLog {
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Ok)
         });
         let who = &identity.who;
-        tracing::info!(path = %path.key, %peer, %who, "client authenticated");
+        tracing::info!(path = %path.key, %peer, identity = %who, "client authenticated");
     }
 
     /// Records and logs an open.
