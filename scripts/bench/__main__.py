@@ -17,6 +17,7 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "../../rds/bench"))
 
+import builds
 import cluster
 import peers
 import rds
@@ -28,7 +29,7 @@ from processes import BenchError, end_on_signals, say, stop_all
 
 COMPARISONS = {"peers": peers.COMPARISON, "tls": tls.COMPARISON, "sparse": sparse.COMPARISON,
                "cluster": cluster.COMPARISON, "rds": rds.COMPARISON,
-               "scale": scale.COMPARISON}
+               "scale": scale.COMPARISON, "builds": builds.COMPARISON}
 # Common options with a number: metavar and help.
 NUMBERS = {"runtime": ("SEC", "seconds of each load"),
            "rounds": ("N", "rounds; medians are shown"),

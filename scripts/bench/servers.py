@@ -179,8 +179,8 @@ class Session:
     def __init__(self, rw, block, depth, jobs=1):
         self.rw, self.block, self.depth, self.jobs = rw, block, depth, jobs
 
-    def argv(self, side, args, seconds):
-        return [f"{args.bin_dir}/rtrs-client", "bench", EXPORT, "--path", side.portal, "--rw",
+    def argv(self, side, seconds):
+        return [f"{side.args.bin_dir}/rtrs-client", "bench", EXPORT, "--path", side.portal, "--rw",
                 self.rw, "--bs", self.block, "--numjobs", self.jobs, "--iodepth", self.depth,
                 "--runtime", f"{seconds}s", "--run-dir", side.scratch("bench"), "--yes", "-o",
                 "json", *side.bench_flags]
@@ -188,7 +188,7 @@ class Session:
     def __call__(self, side, args):
         name = "rtrs-client bench"
         output, cpu, server, load, foreign = run_load(
-            side, name, self.argv(side, args, args.runtime), args.runtime * 3 + 30)
+            side, name, self.argv(side, args.runtime), args.runtime * 3 + 30)
         try:
             result = parse_json(name, output)
             iops, lat = float(result["iops"]), result["lat_us"]

@@ -77,7 +77,7 @@ class NbdkitTls(Side):
 
 def restart(side, args):
     """Kills and restarts the server under a load."""
-    load = Process("bench", Session("randread", "4k", 8).argv(side, args, 4))
+    load = Process("bench", Session("randread", "4k", 8).argv(side, 4))
     time.sleep(1.5)
     side.server.processes[0].send(signal.SIGKILL)
     side.server.stop()
