@@ -356,15 +356,18 @@ mod tests {
     fn a_line_has_a_total_time_limit() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let limit = Duration::from_millis(300);
+        let (begins, begun) = mpsc::channel();
         let drip = std::thread::spawn(move || {
             // Bytes arrive occasionally, but never the end of the line.
             let mut sent = 0;
             while (&theirs).write_all(b".").is_ok() {
                 sent += 1;
+                let _ = begins.send(());
                 std::thread::sleep(Duration::from_millis(20));
             }
             sent
         });
+        begun.recv().unwrap();
         assert_eq!(read_line(&ours, 4096, limit).unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(ours);
         assert!(drip.join().unwrap() > 0);
