@@ -418,10 +418,14 @@ mod tests {
         listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         listener.listen(0).unwrap();
         let _queued = UnixStream::connect(&path).unwrap();
-        let begin = Instant::now();
-        let error = request::<String>(&path, &"x", Duration::from_millis(100)).unwrap_err();
-        assert_eq!(error.to_string(), "the connection took longer than 100ms");
-        assert!(begin.elapsed() < TIMEOUT, "after {:?}", begin.elapsed());
+        let took = || {
+            let begin = Instant::now();
+            let error = request::<String>(&path, &"x", Duration::from_millis(100)).unwrap_err();
+            assert_eq!(error.to_string(), "the connection took longer than 100ms");
+            begin.elapsed()
+        };
+        // A busy machine may delay some of them, but not all.
+        assert!((0..5).any(|_| took() < TIMEOUT), "each took as long as a reply may");
     }
 
     #[test]
