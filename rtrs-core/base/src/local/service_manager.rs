@@ -119,7 +119,7 @@ mod tests {
         let name = format!("rtrs-{test}-{}", std::process::id());
         let listener = SocketAddr::from_abstract_name(&name).unwrap();
         let listener = UnixDatagram::bind_addr(&listener).unwrap();
-        listener.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        listener.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         (ServiceManager::at(&format!("@{name}"), watchdog).unwrap(), listener)
     }
 

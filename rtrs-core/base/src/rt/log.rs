@@ -137,7 +137,7 @@ mod tests {
         }
         log.settle(Duration::from_millis(1));
         let mut all = String::new();
-        let limit = Duration::from_secs(10);
+        let limit = Duration::from_secs(60);
         while !all.contains("lost") {
             permit.send(()).unwrap();
             all.push_str(&texts.recv_timeout(limit).unwrap());
@@ -156,7 +156,7 @@ mod tests {
         let mut log = Log::start(kept.clone(), |_| String::new()).unwrap();
         log.write_all(b"one\n").unwrap();
         log.write_all(b"two\n").unwrap();
-        log.settle(Duration::from_secs(10));
+        log.settle(Duration::from_secs(60));
         assert_eq!(kept.text(), "one\ntwo\n");
     }
 }
