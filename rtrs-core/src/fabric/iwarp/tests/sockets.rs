@@ -9,6 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use socket2::{Domain, Socket, Type};
+
 use super::golden::frame;
 use super::hex;
 use crate::fabric::iwarp::ddp;
@@ -25,7 +27,7 @@ use crate::rt::{Clock, Ring};
 use crate::time::{Duration, Instant};
 
 const LIMITS: QpLimits = QpLimits { send_max: 128, recv_max: 128 };
-const BOUND: Duration = Duration::from_secs(10);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// A shard: ring, fabric, memory.
 struct Node {
@@ -341,7 +343,10 @@ fn connecting_times_out() {
         "{silent:?}"
     );
     drop(taken);
-    client.connect(address, BOUND);
+    // Bound but not listening, so that no other program listens there.
+    let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    closed.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    client.connect(closed.local_addr().unwrap().as_socket().unwrap(), BOUND);
     match client.wait() {
         FabricEvent::ConnectFailed {
             failure: ConnectFailure::Failed(CloseReason::Lost(what)),
@@ -350,8 +355,7 @@ fn connecting_times_out() {
         event => panic!("{event:?}"),
     }
     let mut server = Node::new(IwarpOptions::default());
-    let used = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let address = server.fabric.listen(used).unwrap();
+    let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let taken = client.fabric.listen(address).unwrap_err().to_string();
     assert!(taken.contains(&address.to_string()), "{taken}");
 }
@@ -502,7 +506,7 @@ fn a_peer_that_resets_or_stops_mid_frame_is_lost() {
 #[test]
 fn the_announced_first_frame_must_arrive() {
     let options =
-        IwarpOptions { startup_timeout: Duration::from_millis(200), ..IwarpOptions::default() };
+        IwarpOptions { startup_timeout: Duration::from_secs(2), ..IwarpOptions::default() };
     let mut server = Node::new(options);
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let mut peer = TcpStream::connect(address).unwrap();
