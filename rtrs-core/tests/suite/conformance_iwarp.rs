@@ -2,7 +2,7 @@
 //! for the `tls` provider, with certificates and with raw keys. The three shards of each harness
 //! have rings of their own.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ struct Tcp {
     idle: u32,
     /// Sockets that fill a backlog to make an address silent.
     full: Option<(socket2::Socket, Vec<TcpStream>)>,
+    /// Socket that is bound and does not listen, so that nobody else listens at its address.
+    closed: Option<socket2::Socket>,
 }
 
 impl Tcp {
@@ -55,6 +57,7 @@ impl Tcp {
             rings,
             idle: 0,
             full: None,
+            closed: None,
         }
     }
 }
@@ -88,8 +91,10 @@ impl Harness for Tcp {
     }
 
     fn refusing_address(&mut self) -> SocketAddr {
-        let once = TcpListener::bind(self.listen_address()).expect("a port");
-        once.local_addr().expect("its address")
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let socket = self.closed.insert(socket.expect("a socket"));
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+        socket.local_addr().ok().and_then(|address| address.as_socket()).expect("its address")
     }
 
     fn silent_address(&mut self) -> Option<SocketAddr> {
@@ -104,6 +109,11 @@ impl Harness for Tcp {
         let held: Vec<TcpStream> = held.collect();
         self.full = Some((socket, held));
         Some(address)
+    }
+
+    /// Half of it is the time limit of a connect, which a busy machine must not exceed.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(120)
     }
 }
 
