@@ -2,6 +2,7 @@
 //! loopback and must decode them as iWARP, with every checksum correct.
 
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use rtrs_tests::{
 
 /// Maximum number of captured packets: a bound, not a requirement.
 const PACKETS_MAX: &str = "20000";
+/// Data of the last captured packets.
+const LAST: &[u8] = b"the capture ends here";
 
 /// Output of tshark for a capture.
 struct Decoded {
@@ -62,7 +65,13 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     });
     std::thread::sleep(Duration::from_secs(1));
     meanwhile();
-    std::thread::sleep(Duration::from_secs(1));
+    // dumpcap leaves packets that it has not read when it is stopped. It reads them in order.
+    let mut last = TcpStream::connect(server.address()).expect("a connection");
+    last.write_all(LAST).expect("to write");
+    wait_for("dumpcap to write the last packets", COMMAND_TIME_MAX, || {
+        let bytes = std::fs::read(file).expect("the capture");
+        bytes.windows(LAST.len()).any(|window| window == LAST).then_some(())
+    });
     capture.signal("INT");
     let ended = capture.wait(COMMAND_TIME_MAX);
     assert_eq!(ended.code, Some(0), "dumpcap: {}", ended.stderr);
