@@ -1,8 +1,6 @@
 //! Requests: an error that can be answered returns its errno and keeps the path; a message that
 //! identifies no request to answer ends the path.
 
-use std::time::Duration;
-
 use rtrs_core::wire::{
     AccessMode, IoHeader, Name, Open, OpenRsp, Rw, SessInfo, SgDesc, WriteMsg, errno,
 };
@@ -340,24 +338,25 @@ fn opens_that_are_refused() {
 
 #[test]
 fn permits_reused_before_their_answer() {
-    let mut scene = Scene::with(&["--always-invalidate", "off"]);
+    let late = "late=mem:1M,delay=12s";
+    let mut scene = Scene::with(&["--always-invalidate", "off", "--export", late]);
     for second in [1, 2] {
         let mut peer = {
             let options = PeerOptions { cid_num: 3, ..scene.options() };
             Peer::up(scene.server, options, &format!("peer{}", options.session))
         };
         wait_for("the export to be free", PATIENCE, || {
-            peer.open("slow", AccessMode::ReadWrite).ok()
+            peer.open("late", AccessMode::ReadWrite).ok()
         });
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
         // Over another connection the second request must not overtake the first.
-        peer.idle(Duration::from_millis(100));
+        peer.check_alive("a request in progress");
         peer.send_write((second, 6), io(Rw::WRITE, 8, 512), &[2; 512]);
         let _ = peer.ended("a permit used twice", at_once());
     }
     // No data of the second request was written.
     let mut peer = scene.peer();
-    peer.open("slow", AccessMode::ReadOnly).expect("open slow");
+    peer.open("late", AccessMode::ReadOnly).expect("open late");
     peer.send_read((1, 3), io(Rw::READ, 8, 512));
     assert_eq!(peer.answer().errno, 0);
     assert_eq!(peer.result(512), [0; 512]);
