@@ -93,11 +93,14 @@ impl Peer {
         self.ring.turn_or_sleep(Some(Duration::from_millis(1))).expect("the ring turns");
     }
 
-    /// Runs turns for a while, regardless of events.
+    /// Runs turns for a while, at least one, regardless of events.
     pub fn idle(&mut self, time: StdDuration) {
         let start = Deadline::now();
-        while start.elapsed() < time {
+        loop {
             self.turn();
+            if start.elapsed() >= time {
+                return;
+            }
         }
     }
 
