@@ -286,7 +286,7 @@ mod tests {
     use crate::settings::Settings;
     use crate::state::StateDir;
 
-    const LONG: Duration = Duration::from_secs(30);
+    const LONG: Duration = Duration::from_secs(60);
 
     /// A server whose only export `vol0` could not be opened.
     struct Rig {
@@ -388,12 +388,21 @@ mod tests {
         let unlocked = ExportSpec { no_lock: true, ..rig.spec.clone() };
         let free = look_at_all(&[rig.spec.clone(), unlocked]);
         assert_eq!(free.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true]);
-        drop(holder);
+        // A program that another test starts has a copy of the descriptor for a moment.
+        let let_go = |holder: File| {
+            drop(holder);
+            let end = Instant::now() + LONG;
+            while look_at_all(std::slice::from_ref(&rig.spec))[0].is_err() {
+                assert!(Instant::now() < end, "still locked");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let_go(holder);
         rig.try_again();
         // A virtual machine that is restarted takes its image again.
         let holder = hold();
         rig.try_again();
-        drop(holder);
+        let_go(holder);
         rig.try_again();
         assert!(!rig.is_served());
         assert_eq!(rig.reason(), why);
