@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -17,6 +17,7 @@ use rtrs_tests::{
     Scratch, Server, Stand, bin, consts, go_data, is_root, option_head, request_head, requires,
     resident_memory, run, sparse_file, wait_for,
 };
+use socket2::{Domain, Socket, Type};
 
 const MIB: u64 = 1 << 20;
 
@@ -73,7 +74,9 @@ fn unreadable_path() {
             return;
         }
         let copy = scratch.path("rtrs-server");
-        std::fs::copy(bin("rtrs-server"), &copy).expect("copy the server");
+        // Copied by another process: a program that is open for writing cannot be executed, and a
+        // program that another test starts has a copy of this process's descriptors for a moment.
+        let _ = run("cp", &[bin("rtrs-server"), copy.clone()], COMMAND_TIME_MAX).ok();
         for path in [scratch.dir(), &copy] {
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("open it");
         }
@@ -182,9 +185,11 @@ fn unresolvable_path() {
 
 #[test]
 fn no_listener_on_the_path() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind a port");
-    let address = listener.local_addr().expect("its address");
-    drop(listener);
+    // Bound but not listening, so that no other program listens there.
+    let closed = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    closed.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bind a port");
+    let address = closed.local_addr().ok().and_then(|address| address.as_socket());
+    let address = address.expect("its address");
     let (client, done) = Client::attach("vol0").path(format!("tcp://{address}")).try_start();
     let _ = done.code(1).says(&address.to_string());
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
