@@ -13,6 +13,8 @@ use rtrs_tests::{
 
 /// Maximum number of captured packets: a bound, not a requirement.
 const PACKETS_MAX: &str = "20000";
+/// One shard, and heartbeats that are not missed when an end stalls for some seconds.
+pub(crate) const PATIENT: [&str; 4] = ["--shards", "1", "--heartbeat", "5s"];
 /// Data of the last captured packets.
 const LAST: &[u8] = b"the capture ends here";
 
@@ -104,7 +106,7 @@ fn tshark_decodes_a_session_as_iwarp() {
     }
     let server = Server::builder().export("vol0=mem:64M").start();
     let decoded = capture(&server, || {
-        let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
+        let client = Client::attach("vol0").path(server.portal()).args(&PATIENT).start();
         let mut nbd = nbd_client(&client);
         let small: Vec<u8> = (0..4096u32).map(|i| (i % 251) as u8).collect();
         let large = vec![0xa5; 300_000 / 512 * 512];

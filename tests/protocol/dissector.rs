@@ -8,7 +8,7 @@ use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Scratch, Server, is_root, nbd_client, requires, run, skip,
 };
 
-use crate::capture::{can_capture, capture_to};
+use crate::capture::{PATIENT, can_capture, capture_to};
 
 /// Whether there is a tshark with Lua; prints the reason if not.
 fn has_lua() -> bool {
@@ -178,7 +178,7 @@ fn a_session_over_tcp_with_our_own_peers() {
     let file = scratch.text("session.pcap");
     let server = Server::builder().export("vol0=mem:64M").start();
     capture_to(&file, &server, || {
-        let client = Client::attach("vol0").path(server.portal()).args(&["--shards", "1"]).start();
+        let client = Client::attach("vol0").path(server.portal()).args(&PATIENT).start();
         let mut nbd = nbd_client(&client);
         nbd.seek(SeekFrom::Start(8192)).expect("seek");
         for _ in 0..10 {

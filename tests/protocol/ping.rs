@@ -23,8 +23,10 @@ fn exporting() -> ServerBuilder {
 
 #[test]
 fn a_busy_server_answers_pings() {
-    let server = exporting().start();
-    let session = Client::attach("vol0").path(server.portal()).start();
+    // An end that stalls for some seconds loses no path.
+    let patient = ["--heartbeat", "1m"];
+    let server = exporting().args(&patient).start();
+    let session = Client::attach("vol0").path(server.portal()).args(&patient).start();
     for mode in ["ping", "read-lat", "write-lat", "read-bw", "write-bw"] {
         let args = ["ping", server.portal(), "-m", mode, "-c50", "-n2", "-o", "json"];
         let interval: &[&str] = if mode.ends_with("bw") { &["--duplex"] } else { &["-i0"] };
