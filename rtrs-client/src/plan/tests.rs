@@ -317,13 +317,14 @@ fn the_system_is_checked_before_anything_starts() {
     assert!(error.to_string().starts_with("\"v\" is already attached (control socket "), "{error}");
     drop(control);
 
-    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // No other program uses this address, so the port stays free.
+    let held = std::net::TcpListener::bind("127.93.17.1:0").unwrap();
     let listen = format!("listen: {}\n", held.local_addr().unwrap());
     let base = format!("run-dir: {run}\npath: tcp://127.0.0.1\n");
     let plan = attach(&format!("{base}{listen}")).unwrap();
     let error = plan.check_start().unwrap_err().chain().to_string();
     assert!(
-        error.contains("cannot serve NBD on 127.0.0.1:") && error.contains("in use"),
+        error.contains("cannot serve NBD on 127.93.17.1:") && error.contains("in use"),
         "{error}"
     );
     drop(held);

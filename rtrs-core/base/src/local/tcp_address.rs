@@ -22,7 +22,8 @@ mod tests {
 
     #[test]
     fn an_address_with_a_listener_is_in_use() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // No other program uses this address, so the port stays free.
+        let listener = TcpListener::bind("127.93.17.2:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert_eq!(check_tcp_address(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         // The remains of a closed connection do not prevent listening.
