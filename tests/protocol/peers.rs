@@ -37,7 +37,7 @@ const SHORT: Duration = Duration::from_secs(12);
 const HANDSHAKE_RDMA: Duration = Duration::from_secs(15);
 /// Maximum time in which a violation closes the connection, long before any timeout.
 const AT_ONCE: Duration = Duration::from_secs(60);
-/// The same over RDMA, where tests of proofs wait for the handshake timeout.
+/// Maximum time like [`AT_ONCE`] over RDMA, where a test of proofs waits for the handshake timeout.
 const AT_ONCE_RDMA: Duration = Duration::from_secs(15);
 /// Maximum time in which a path ends for any reason.
 const PATIENCE: Duration = Duration::from_secs(60);

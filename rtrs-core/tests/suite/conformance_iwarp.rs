@@ -111,7 +111,7 @@ impl Harness for Tcp {
         Some(address)
     }
 
-    /// Half of it is the time limit of a connect, which a busy machine must not exceed.
+    /// Returns twice the time limit of a connect, which a busy machine must not exceed.
     fn patience(&self) -> Duration {
         Duration::from_secs(120)
     }
