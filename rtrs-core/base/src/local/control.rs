@@ -300,7 +300,7 @@ mod tests {
                 reply(&stream, if text == "no" { Err(text) } else { Ok(format!("got {text}")) });
             })
             .unwrap();
-        let limit = Duration::from_secs(20);
+        let limit = Duration::from_secs(60);
         let send = |text: &str, limit| request::<String>(&path, &text, limit).map(|reply| reply.0);
         for text in ["one", "two", ""] {
             assert_eq!(send(text, limit).unwrap(), format!("got {text}"));
@@ -434,7 +434,7 @@ mod tests {
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();
         control.serve(|_: String, stream| drop(stream)).unwrap();
-        let error = request::<String>(&path, &"x", Duration::from_secs(20)).unwrap_err();
+        let error = request::<String>(&path, &"x", Duration::from_secs(60)).unwrap_err();
         let RequestError::Io(error) = error else { panic!("{error}") };
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(error.to_string(), "the connection ended without a reply");

@@ -344,7 +344,7 @@ mod tests {
         })
         .unwrap();
         keeper.leave(hold(0, &sent));
-        looked.recv_timeout(Duration::from_secs(20)).expect("a check of the port");
+        looked.recv_timeout(Duration::from_secs(60)).expect("a check of the port");
         // The thread is blocked in the driver; more messages arrive than the queue holds.
         for id in 1..=2 * u32::try_from(WAITING_MAX).unwrap() {
             keeper.leave(hold(id, &sent));
@@ -352,7 +352,7 @@ mod tests {
         // One is in the list, the others are queued; each holds a count of `sent`.
         assert_eq!(Arc::strong_count(&sent), 2 + WAITING_MAX);
         drop((open, keeper));
-        for _ in 0..2000 {
+        for _ in 0..6000 {
             if Arc::strong_count(&sent) == 1 {
                 return;
             }

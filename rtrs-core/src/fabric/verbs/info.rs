@@ -160,7 +160,7 @@ mod tests {
         let (sender, names) = mpsc::channel();
         let class = root.clone();
         thread::spawn(move || sender.send(names_in(&class)));
-        let names = names.recv_timeout(Duration::from_secs(20));
+        let names = names.recv_timeout(Duration::from_secs(60));
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(names.unwrap(), ["mlx5_0", "rxe1"]);
     }

@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
     fn a_blocked_job_does_not_delay_others() {
@@ -174,7 +174,7 @@ mod tests {
         drop((reaper, sender));
         assert_eq!(receiver.iter().count(), WORKERS_MAX * 3);
         // The channel is closed, so no job is left and the threads exit.
-        for _ in 0..2000 {
+        for _ in 0..6000 {
             if shared.strong_count() == 0 {
                 return;
             }

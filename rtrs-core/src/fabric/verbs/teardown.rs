@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::time::Duration;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const UP: Progress = Progress { up: true, peer_connected: true };
 
     /// Test connection that reports its calls and their threads.
