@@ -338,7 +338,7 @@ fn opens_that_are_refused() {
 
 #[test]
 fn permits_reused_before_their_answer() {
-    let late = "late=mem:1M,delay=12s";
+    let late = "late=mem:1M,delay=6s";
     let mut scene = Scene::with(&["--always-invalidate", "off", "--export", late]);
     for second in [1, 2] {
         let mut peer = {
