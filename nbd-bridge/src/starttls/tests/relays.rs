@@ -427,18 +427,30 @@ fn ends(open: &mut Open, source: Source, since: Instant) -> Arc<Ends> {
     Arc::new(Ends { number: open.last_number, source, since, client, engine, serving })
 }
 
+/// Whether the socket to the engine of the only connection accepts no more bytes.
+fn is_full(open: &Open) -> bool {
+    let socket = &open.ends[0].engine;
+    let queued = rtrs_core::rt::unacknowledged_bytes(socket).unwrap();
+    queued >= socket2::SockRef::from(socket).send_buffer_size().unwrap()
+}
+
 /// Writes until the engine, which reads nothing, accepts no more bytes. Leaves room for the
 /// client's end of stream.
-fn fill(client: &mut impl Write, engine: &UnixStream) {
-    let mut before = None;
+fn fill(place: &Place, client: &mut impl Write, engine: &UnixStream) {
+    const PART: usize = 8 << 10;
+    let mut passed = 0;
     loop {
-        client.write_all(&[7; 8 << 10]).unwrap();
+        let was_full = is_full(&lock(&place.relays.open));
+        client.write_all(&[7; PART]).unwrap();
         client.flush().unwrap();
-        std::thread::sleep(Duration::from_millis(10));
-        let now = rtrs_core::rt::unread(engine).unwrap();
-        if before.replace(now) == Some(now) {
+        if was_full {
+            // These bytes stay with the relay.
             break;
         }
+        passed += PART;
+        place.wait_until("the engine has the bytes or is full", |open| {
+            is_full(open) || rtrs_core::rt::unread(engine).unwrap() == passed
+        });
     }
 }
 
@@ -448,11 +460,11 @@ fn unread_requests_end_before_the_next_connection_starts() {
         let place = Place::patient(TlsMode::On);
         let (old, stalled) = if tls {
             let (mut client, engine) = place.secure();
-            fill(&mut client, &engine);
+            fill(&place, &mut client, &engine);
             (client.sock, engine)
         } else {
             let (mut client, engine) = place.plain();
-            fill(&mut client, &engine);
+            fill(&place, &mut client, &engine);
             (client, engine)
         };
         assert_eq!(peer_end(&stalled), PeerEnd::Open);
