@@ -349,9 +349,13 @@ fn a_stalled_client_is_closed_in_time() {
 #[test]
 fn connections_are_bounded_and_close_on_request() {
     let place = Place::new(TlsMode::On, 2, (PATIENCE, PATIENCE));
+    let begin = Clock.now();
     let (mut served, engine) = place.plain();
+    // The relay may have passed on the last option before.
+    place.wait_until("a client is served", |open| open.served == 1);
     let (mut waiting, _other) = place.greeted();
-    let (mut third, none) = place.connect();
+    // At a time at which none has been silent for long.
+    let (mut third, none) = place.connect_from(1, begin);
     assert!(none.is_none() && is_closed(&mut third));
     place.relays.stop();
     assert!(is_closed(&mut waiting), "it was not served yet");
