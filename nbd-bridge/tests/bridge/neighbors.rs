@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::thread::JoinHandle;
 
 use nbd_bridge::kernel::FIRST_BYTES;
 use nbd_bridge::{Bridge, BridgeConfig, BufferPools, Seat};
@@ -53,15 +54,22 @@ impl Many {
         }
     }
 
+    /// Turns until a thread has ended. If that takes long, the clock stops before a timeout of
+    /// handshakes, or of clients that do not read, is over.
+    pub(crate) fn join<T>(&mut self, thread: JoinHandle<T>) -> T {
+        let most = self.now + Duration::from_secs(10);
+        while !thread.is_finished() {
+            self.settle();
+            self.now = self.now.min(most);
+        }
+        thread.join().unwrap()
+    }
+
     pub(crate) fn client(&mut self, at: usize, structured: bool) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         self.bridges[at].adopt(self.now, theirs.into());
-        let thread = std::thread::spawn(move || Client::go(ours, structured));
-        while !thread.is_finished() {
-            self.settle();
-        }
-        let client = thread.join().unwrap();
+        let client = self.join(std::thread::spawn(move || Client::go(ours, structured)));
         client.stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         client
     }
@@ -99,13 +107,10 @@ impl Many {
     pub(crate) fn read(&mut self, client: &mut Client, flags: u16, len: u32) -> Option<u32> {
         let mut other =
             Client::past_handshake(client.stream.try_clone().unwrap(), client.structured);
-        other.stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        other.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         client.send(READ, flags, 77, 0, len);
-        let thread = std::thread::spawn(move || other.try_reply(|_| len as usize));
-        while !thread.is_finished() {
-            self.settle();
-        }
-        thread.join().unwrap().ok().map(|reply| reply.error)
+        let reply = self.join(std::thread::spawn(move || other.try_reply(|_| len as usize)));
+        reply.ok().map(|reply| reply.error)
     }
 }
 

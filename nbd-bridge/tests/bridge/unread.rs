@@ -55,7 +55,7 @@ impl Many {
     /// Reads the replies of a client that has read none before, and checks their data.
     fn catch_up(&mut self, deaf: Deaf, disk: &[u8]) {
         let Deaf { client: mut reader, reads: Reads { len, count } } = deaf;
-        reader.stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        reader.stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let disk = disk.to_vec();
         let thread = std::thread::spawn(move || {
             let mut seen = vec![false; usize::try_from(count).unwrap()];
@@ -69,10 +69,7 @@ impl Many {
             }
             reader
         });
-        while !thread.is_finished() {
-            self.settle();
-        }
-        thread.join().unwrap();
+        self.join(thread);
     }
 }
 
@@ -152,11 +149,8 @@ fn a_read_that_fails_when_it_is_repeated_is_answered_with_an_error() {
     assert_eq!(many.read(&mut client, 0, 32 * MIB), Some(0));
     many.switches[0].fail_every.store(1, SeqCst);
     let thread = std::thread::spawn(move || {
-        deaf.stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        deaf.stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         (0..reads.count).filter(|_| deaf.reply(|_| MIB as usize).error == 5).count()
     });
-    while !thread.is_finished() {
-        many.settle();
-    }
-    assert!(thread.join().unwrap() > 0, "no data was dropped");
+    assert!(many.join(thread) > 0, "no data was dropped");
 }
