@@ -20,7 +20,7 @@ fn settings_change_while_a_node_runs() {
     assert_eq!(get("127.0.0.1", "reconnect-max"), "reconnect-max: 1s\n");
     assert_eq!(get("127.0.0.1", "paths"), "paths: 1  # needs a restart\n");
     // The connection that is up gets the new buffers.
-    let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();
+    let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
     let changes = ["reconnect-max=5s", "max-unacked-packets=100", "tcp-rcvbuf=64k", "log=info"];
     let changed = node(&stand, &[&["set", "127.0.0.1"], &changes[..]].concat()).ok().stdout;
     let lines = "log: info\nmax-unacked-packets: 100\nreconnect-max: 5s\ntcp-rcvbuf: 64k\n";
@@ -48,7 +48,7 @@ fn settings_change_while_a_node_runs() {
     assert_eq!(get("127.0.0.1", "tcp-sndbuf"), "tcp-sndbuf: 0\n", "nothing has changed");
     assert_eq!(get("127.0.0.1", "reconnect-max"), "reconnect-max: 5s\n", "nothing has changed");
     let _ = node(&stand, &["get", "127.0.0.9"]).code(1).says("127.0.0.9");
-    let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();
+    let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_reset_says_how_many_connections_it_ended() {
         let stand = Stand::with(2, &["--paths", paths]);
         let reset = ["reset", "127.0.0.1", "127.0.0.2"];
         let _ = node(&stand, &reset).code(1).says("has no connection to 127.0.0.2");
-        let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();
+        let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
         wait_for("all connections", LIMIT, || {
             let reports = node(&stand, &["info", "127.0.0.1", "-o", "json"]).ok().json();
             let all = reports[0]["nodes"][0]["peers"][0]["paths"].clone();

@@ -80,6 +80,8 @@ fn commands_work_without_a_daemon() {
         "3",
         "-i",
         "10ms",
+        "-W",
+        "60s",
         "-I",
         &own,
         "--listen-port",
@@ -143,7 +145,7 @@ fn the_daemon_lists_its_users() {
         list.as_array().unwrap().iter().map(|d| d["pid"].as_u64().unwrap()).collect();
     assert_eq!(pids.len(), 2);
     assert!(pids.contains(&stand.pid(1).into()));
-    let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();
+    let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
     assert_eq!(ask("stats", &["127.0.0.2"])[0]["nodes"][0]["counters"]["recv_ping"], 2);
     ask("reset", &["127.0.0.1", "127.0.0.2"]);
     let args = ["node", "reset", "--socket-dir", dir, "127.0.0.1", "127.0.0.9"];
@@ -186,7 +188,7 @@ fn only_one_daemon_runs_per_address() {
     let controls: Vec<_> =
         paths.filter(|path| path.extension().is_some_and(|ending| ending == "ctl")).collect();
     assert_eq!(controls.len(), 1, "{controls:?}");
-    let _ = stand.rds(&["ping", "127.0.0.1", "-I", "127.0.0.1", "-c", "1"]).ok();
+    let _ = stand.rds(&["ping", "127.0.0.1", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
     stand.stop(1);
     let left: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path()).collect();
     let left: Vec<_> =
@@ -199,7 +201,7 @@ fn only_one_daemon_runs_per_address() {
 fn a_killed_daemon_restarts_at_once() {
     let mut stand = Stand::new(2);
     for _ in 0..10 {
-        let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1"]).ok();
+        let _ = stand.rds(&["ping", "127.0.0.2", "-I", "127.0.0.1", "-c", "1", "-W", "60s"]).ok();
         stand.kill(2);
         stand.start(2);
     }

@@ -53,7 +53,7 @@ fn several_nodes_are_listed_by_name() {
     assert_eq!(none.stdout, "no node runs in /nonexistent\n");
     let reset = |one, other| stand.rds(&["node", "reset", "--socket-dir", dir, one, other]);
     let _ = reset("127.0.0.9", "127.0.0.1").code(1).says("no node 127.0.0.9 runs; start it");
-    let _ = stand.rds(&["ping", "127.0.0.2", "-c", "1", "-I", "127.0.0.1"]).ok();
+    let _ = stand.rds(&["ping", "127.0.0.2", "-c", "1", "-W", "60s", "-I", "127.0.0.1"]).ok();
     assert_eq!(reset("127.0.0.1", "127.0.0.2").ok().stdout, "connection reset\n");
 }
 
