@@ -184,6 +184,8 @@ def changes(count):
     before = counter("cong_update_received")
     def changed():
         until(lambda: counter("cong_update_received") - before == count)
+        # A node shows programs an update after it has counted it, and before the next answer.
+        counter("cong_update_received")
     return changed
 send(1)
 assert len(b.recv(2000)) == 1000
