@@ -357,7 +357,10 @@ fn half_open_connections_only_evict_each_other() {
     scene.works();
     let report = scene.node.handle().unwrap().report().unwrap();
     assert!(report.peers.len() <= 64, "{}", report.peers.len());
-    assert!(report.counters["tcp_crowded_out"] > 0);
+    // The node may have accepted only connections that had ended.
+    wait_for("the last ones to crowd each other out", || {
+        counter(&scene.node, "tcp_crowded_out") > 0
+    });
     let resets = counter(scene.good.node(), "conn_reset");
     assert_eq!(resets, 0, "the good peer keeps its connection");
 }
