@@ -149,7 +149,7 @@ fn ping_floods_are_cheap() {
     stream.write_all(&message(Header { sport: PROBE_PORT, ..data(20_000, 0) }, b"")).unwrap();
     scene.works();
     wait_for("all to be read", || counter(&scene.node, "recv_ping") >= 20_000);
-    let report = scene.node.handle().unwrap().report().unwrap();
+    let report = report_of(&scene.node);
     let flooder = report.peers.iter().find(|peer| peer.address == address(1)).unwrap();
     assert!(flooder.queued_bytes <= 65 * 200, "{flooder:?}");
     assert!(report.counters["send_pong_dropped"] > 0);
@@ -168,7 +168,7 @@ fn peers_that_ignore_congestion_fill_only_their_share() {
         stream.write_all(&message(data(sequence, 4001), &[7; 50_000])).unwrap();
     }
     wait_for("the limit", || counter(&scene.node, "recv_drop_no_memory") > 100);
-    let report = scene.node.handle().unwrap().report().unwrap();
+    let report = report_of(&scene.node);
     assert!(report.unread_bytes <= 1 << 20, "{}", report.unread_bytes);
     // Other peers have room, on their connections and at their ports.
     scene.works();
@@ -194,16 +194,11 @@ fn unfinished_long_messages_are_bounded() {
             stream
         })
         .collect();
-    wait_for("all to be read", || {
-        let report = scene.node.handle().unwrap().report().unwrap();
-        report.peers.len() >= 39
-    });
-    let report = scene.node.handle().unwrap().report().unwrap();
+    wait_for("all to be read", || report_of(&scene.node).peers.len() >= 39);
+    let report = report_of(&scene.node);
     assert!(report.unread_bytes <= 4 << 20, "{}", report.unread_bytes);
     drop(streams);
-    wait_for("their memory to be free", || {
-        scene.node.handle().unwrap().report().unwrap().unread_bytes < 100_000
-    });
+    wait_for("their memory to be free", || report_of(&scene.node).unread_bytes < 100_000);
     scene.works();
 }
 
@@ -271,7 +266,7 @@ fn endless_maps_cost_only_time() {
     }
     scene.works();
     wait_for("all to be read", || counter(&scene.node, "cong_update_received") >= 3000);
-    let report = scene.node.handle().unwrap().report().unwrap();
+    let report = report_of(&scene.node);
     let flooder = report.peers.iter().find(|peer| peer.address == address(1)).unwrap();
     let congested: Vec<_> = flooder.congested_ports.iter().map(|port| port.port).collect();
     assert_eq!(congested, [2999]);
@@ -294,7 +289,7 @@ fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
             Ok(()) => bytes += 50_000,
             Err(error) => {
                 assert!(error.is_temporary() && !error.is_congested(), "{error}");
-                let report = scene.node.handle().unwrap().report().unwrap();
+                let report = report_of(&scene.node);
                 let peer = report.peers.iter().find(|peer| peer.address == address(1)).unwrap();
                 // The queue is really full, rather than not yet processed.
                 if peer.queued_bytes >= 100_000 && begun.elapsed() > Duration::from_millis(500) {
@@ -355,7 +350,7 @@ fn half_open_connections_only_evict_each_other() {
         }
     }
     scene.works();
-    let report = scene.node.handle().unwrap().report().unwrap();
+    let report = report_of(&scene.node);
     assert!(report.peers.len() <= 64, "{}", report.peers.len());
     // The node may have accepted only connections that had ended.
     wait_for("the last ones to crowd each other out", || {

@@ -8,7 +8,7 @@ mod sockets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use rds::node::NodeOptions;
+use rds::node::{NodeOptions, NodeReport};
 use rds::proto::Tunable;
 use rds::socket::{Node, RdsSocket};
 
@@ -58,8 +58,18 @@ fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
+/// Returns the state of a node, which may take longer than a report waits.
+fn report_of(node: &Node) -> NodeReport {
+    let begun = Instant::now();
+    loop {
+        if let Some(report) = node.handle().unwrap().report() {
+            return report;
+        }
+        assert!(begun.elapsed() < LIMIT, "the node does not answer");
+    }
+}
+
 /// Returns a counter of a node.
 fn counter(node: &Node, name: &str) -> u64 {
-    let report = node.handle().unwrap().report().unwrap();
-    report.counters[name]
+    report_of(node).counters[name]
 }

@@ -219,11 +219,7 @@ fn canceling_frees_the_buffer() {
     assert!(full.is_temporary() && !full.is_congested(), "{full}");
     a.cancel(gone).unwrap();
     wait_for("room", || a.try_send_to(b"x", other).is_ok());
-    let queued = || {
-        let report = near.handle().unwrap().report().unwrap();
-        report.unacked_bytes
-    };
-    wait_for("the canceled messages to be gone", || queued() < 1000);
+    wait_for("the canceled messages to be gone", || report_of(&near).unacked_bytes < 1000);
     // They do not arrive when a node starts there.
     let far = Node::start(options(9, port)).unwrap();
     let (b, c) = (bind(&far, 4000), bind(&far, 4001));
@@ -254,7 +250,7 @@ fn repeated_cancels_use_no_memory() {
         for _ in 0..200 {
             binding.cancel(fd.as_fd(), (address(9), 4001)).unwrap();
         }
-        let unacked = node.handle().unwrap().report().unwrap().unacked_bytes;
+        let unacked = report_of(&node).unacked_bytes;
         assert!(unacked < 10 << 20, "{unacked}");
         drop(node);
         sender.join().unwrap();
@@ -324,9 +320,7 @@ fn a_restarted_node_is_found_again() {
             b.send_to(&[round], from).unwrap();
             assert_eq!(a.recv_from(&mut buffer).unwrap().0, 1);
             // Ensures that nothing is in flight when the node ends.
-            wait_for("all to be acknowledged", || {
-                near.handle().unwrap().report().unwrap().unacked_bytes == 0
-            });
+            wait_for("all to be acknowledged", || report_of(&near).unacked_bytes == 0);
         }
     }
 }
@@ -387,8 +381,8 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
         done.send(error.raw_os_error()).unwrap();
     });
     wait_for("congestion", || {
-        let report = node.report().unwrap();
-        report.peers.iter().any(|peer| peer.congested_ports.iter().any(|port| port.port == 4000))
+        let peers = node.report().map_or_else(Vec::new, |report| report.peers);
+        peers.iter().any(|peer| peer.congested_ports.iter().any(|port| port.port == 4000))
     });
     // Ensures that it waits, and not for room in its unix socket.
     std::thread::sleep(Duration::from_millis(50));
