@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rtrs_tests::{Finished, Proc, requires, wait_for};
+use rtrs_tests::{COPY_TIME_MAX, Finished, Proc, requires, wait_for};
 
 use crate::stand::{LIMIT, Stand};
 
@@ -27,7 +27,7 @@ pub(crate) fn python(script: &str) -> Option<Finished> {
     }
     let stand = Stand::new(2);
     let script = format!("{HEAD}\n{script}");
-    Some(start(&stand, "python3", &["-c", &script]).wait(LIMIT).ok())
+    Some(start(&stand, "python3", &["-c", &script]).wait(COPY_TIME_MAX).ok())
 }
 
 pub(crate) const HEAD: &str = r#"
@@ -437,7 +437,7 @@ assert b.recv(100) == b"next"
 "#
     );
     let pid = stand.pid(2).to_string();
-    let _ = start(&stand, "python3", &["-c", &script, &pid]).wait(LIMIT).ok();
+    let _ = start(&stand, "python3", &["-c", &script, &pid]).wait(COPY_TIME_MAX).ok();
 }
 
 #[test]
@@ -530,7 +530,7 @@ fn children_of_threaded_programs_use_their_descriptors() {
             return 0;
         }"#;
     let program = compile(&stand, source);
-    let _ = start(&stand, &program, &[]).wait(LIMIT).ok();
+    let _ = start(&stand, &program, &[]).wait(COPY_TIME_MAX).ok();
 }
 
 /// The child shares the memory of its parent, but not its descriptors.
@@ -570,7 +570,7 @@ fn vfork_children_close_only_their_descriptors() {
          assert b.recv(10) == b'up'\nsubprocess.run([{program:?}], check=True)\n\
          assert b.recv(10) == b'whole'"
     );
-    let _ = start(&stand, "python3", &["-c", &script]).wait(LIMIT).ok();
+    let _ = start(&stand, "python3", &["-c", &script]).wait(COPY_TIME_MAX).ok();
 }
 
 /// Without a node on the host the library does nothing.
