@@ -1,5 +1,6 @@
 //! Backend `nbd:` in use: a copy reaches the server behind it.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
@@ -23,7 +24,8 @@ fn an_export_of_an_nbd_server_is_copied() {
     let mut command = Command::new("nbdkit");
     command.args(["-f", "-U", &socket, "file", &disk]);
     let _upstream = Proc::start(command);
-    wait_for("nbdkit's socket", COMMAND_TIME_MAX, || Path::new(&socket).exists().then_some(()));
+    // The path exists before nbdkit listens there.
+    wait_for("nbdkit to listen", COMMAND_TIME_MAX, || UnixStream::connect(&socket).ok());
     let server = Server::builder().export(format!("vol0=nbd+unix:///?socket={socket}"));
     let stand = Stand::start(Scratch::new(), server, |client| client);
     let uri = stand.uri();
