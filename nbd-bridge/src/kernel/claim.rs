@@ -92,6 +92,10 @@ mod tests {
     use super::super::sysfs::tests::Tree;
     use super::*;
 
+    /// Maximum time until a lock is free. A child that another test has forked and that has not yet
+    /// called exec shares it.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     #[test]
     fn a_device_is_claimed_by_one_process() {
         let tree = Tree::new("nbd-claim");
@@ -102,7 +106,8 @@ mod tests {
         assert!(Claim::new(&tree.places, 0).is_none(), "the claim is held");
         assert!(Claim::new(&tree.places, 1).is_some(), "another device");
         drop(first);
-        assert!(Claim::new(&tree.places, 0).is_some(), "the claim was released");
+        let released = await_that(PATIENCE, || Claim::new(&tree.places, 0).is_some());
+        assert!(released, "the claim was released");
         assert!(Claim::new(&tree.places, 2).is_some(), "no file to lock");
     }
 
@@ -134,7 +139,7 @@ mod tests {
         let error = free(2).unwrap_err();
         assert!(error.contains("process 9, from which a running process has taken"), "{error}");
         drop(claim);
-        assert_eq!(free(2), Ok(()));
+        assert!(await_that(PATIENCE, || free(2).is_ok()), "the claim was released");
         let error = free(3).unwrap_err();
         assert!(error.contains("to \"rtrs:s/w\" by process 9, which no longer runs"), "{error}");
         assert_eq!(free(4), Ok(()));
