@@ -141,6 +141,8 @@ script = '''
 import socket, select, sys
 s = socket.socket(21, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
 for _ in range(20):
+    # It is nonblocking, and the node may not have read what was sent before.
+    assert select.select([], [s], [], 30)[1]
     s.sendto(bytes(1000), ("127.0.0.77", 4000))
 '''
 os.set_inheritable(a.fileno(), True)
