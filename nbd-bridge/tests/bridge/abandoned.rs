@@ -172,10 +172,10 @@ fn a_client_closing_around_an_error_reply_leaves_nothing() {
         two.settle();
         if is_answered {
             give_up(&mut two);
-            drop(client);
+            client.leave();
             two.settle();
         } else {
-            drop(client);
+            client.leave();
             two.settle();
             give_up(&mut two);
         }

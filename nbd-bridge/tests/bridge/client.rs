@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 pub(crate) const READ: u16 = 0;
@@ -264,6 +265,12 @@ impl Client {
     /// Whether the bridge closed the connection without sending anything more.
     pub(crate) fn is_closed(&mut self) -> bool {
         is_closed(&mut self.stream)
+    }
+
+    /// Disconnects at once. To close the socket is not enough while another test starts a program:
+    /// the child has a copy until it calls exec.
+    pub(crate) fn leave(self) {
+        self.stream.shutdown(Shutdown::Both).unwrap();
     }
 
     pub(crate) fn disconnect(mut self) {

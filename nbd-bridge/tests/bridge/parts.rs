@@ -265,7 +265,7 @@ fn no_further_io_starts_for_a_closed_client() {
     gone.send_write(0, 2, 150, &[2; 100]);
     settle(&mut two);
     assert_eq!(two.shards[0].bridge.inflight(), 2);
-    drop(gone);
+    gone.leave();
     let mut other = two.shards[1].client();
     other.send_write(0, 3, 200, &[3; 100]);
     settle(&mut two);
@@ -363,7 +363,7 @@ fn a_truncated_payload_changes_only_received_bytes() {
     let data = pattern(1, 1 << 20);
     let bytes = [request(WRITE, 0, 1, 100, 1 << 20), data[..600_000].to_vec()].concat();
     two.feed(&mut client, &bytes);
-    drop(client);
+    client.leave();
     settle(&mut two);
     let disk = two.shards[0].switches.disk.lock().unwrap();
     assert!(disk[..100].iter().all(|byte| *byte == 0));

@@ -1,6 +1,7 @@
 //! Timeouts, on a bridge whose clock the test sets.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -96,7 +97,7 @@ fn connections_that_send_nothing_give_way_to_clients() {
     timed.settle();
     assert!(is_closed(&mut early), "more than the limit");
     // One whose client is gone gives way at once, before the ring reports that.
-    drop(silent.remove(1));
+    silent.remove(1).shutdown(Shutdown::Both).unwrap();
     silent.push(timed.socket());
     timed.settle();
     assert_eq!(timed.bridge.connections(), config().connections_max);
@@ -158,7 +159,7 @@ fn idle_clients_stay_and_slow_devices_are_awaited() {
     for _ in 0..3 {
         assert_eq!(client.reply(|cookie| if cookie < 4 { 4096 } else { 0 }).error, 0);
     }
-    drop(client);
+    client.leave();
     timed.settle();
     assert_eq!((timed.bridge.connections(), timed.bridge.inflight()), (0, 0));
 }

@@ -113,10 +113,10 @@ fn many_clients_that_do_not_read_leave_memory_and_rows_for_others() {
         }
         // One reads all, one disconnects, the others stay.
         many.catch_up(deaf.swap_remove(3), &disk);
-        drop(deaf.swap_remove(4));
+        deaf.swap_remove(4).client.leave();
         many.settle();
         assert_eq!(many.bridges[0].connections(), 14);
-        deaf.clear();
+        deaf.into_iter().for_each(|deaf| deaf.client.leave());
         many.settle();
         assert_eq!((many.bridges[0].connections(), many.bridges[0].inflight()), (0, 0));
         many.bridges[0].check();
