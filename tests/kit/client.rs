@@ -244,6 +244,18 @@ impl Client {
         Proc::start(self.process(words)).wait(COMMAND_TIME_MAX)
     }
 
+    /// Runs a command that is refused while NBD clients are connected. The session notices the end
+    /// of their connections a moment later: the command is repeated until then.
+    ///
+    /// # Panics
+    /// Panics when the command is refused for [`COMMAND_TIME_MAX`].
+    #[must_use]
+    pub fn command_without_users<S: AsRef<str>>(&self, words: &[S]) -> Finished {
+        wait_for("the NBD clients to be gone", COMMAND_TIME_MAX, || {
+            Some(self.command(words)).filter(|done| !done.is_refused_for_users())
+        })
+    }
+
     /// Starts `rtrs-client WORDS --run-dir ...`, a command that does not end by itself.
     #[must_use]
     pub fn spawn<S: AsRef<str>>(&self, words: &[S]) -> Proc {

@@ -84,6 +84,12 @@ impl Finished {
         self
     }
 
+    /// Whether a session has refused this command because NBD clients are connected.
+    #[must_use]
+    pub fn is_refused_for_users(&self) -> bool {
+        [&self.stderr, &self.stdout].iter().any(|text| text.contains("served to NBD clients"))
+    }
+
     /// Parses the standard output as JSON.
     ///
     /// # Panics

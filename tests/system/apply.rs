@@ -232,8 +232,11 @@ fn all_volumes_of_a_session_are_reattached_together() {
     let _ = refused.says("cannot reattach it: ").says("is served to NBD clients");
     assert_eq!((host.pids(), host.get("vol0", "crc")), (pid.clone(), "on".into()));
     drop(raw);
-    let done = host.with(&changed, &["apply", "--reattach"]).ok();
-    assert_eq!(of(&done, "result"), all("reattached"));
+    let done = wait_for("the NBD client to be gone", COMMAND_TIME_MAX, || {
+        let done = host.with(&changed, &["apply", "--reattach"]);
+        Some(done).filter(|done| !done.is_refused_for_users())
+    });
+    assert_eq!(of(&done.ok(), "result"), all("reattached"));
     let names = json!(["vol0", "vol1", "vol2"]);
     for name in ["vol0", "vol1", "vol2"] {
         assert_eq!((host.get(name, "crc"), &host.status(name)["volumes"]), ("off".into(), &names));

@@ -139,7 +139,8 @@ fn a_detach_waits_for_writes_of_closed_clients() {
             (client.status()["inflight"] == 1).then_some(())
         });
         drop(raw);
-        let done = client.command(&["detach", "vol0", "--within", within, "-o", "json"]);
+        let detach = ["detach", "vol0", "--within", within, "-o", "json"];
+        let done = client.command_without_users(&detach);
         assert_eq!(done.code(code).json()["abandoned"], abandoned);
         client.wait_gone(STOP_TIME_MAX);
         if code == 1 {

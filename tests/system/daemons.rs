@@ -547,7 +547,7 @@ fn two_exports_two_sessions_one_server() {
     let mut back = [9; 512];
     assert_eq!(RawNbd::go(a.front(), "a").read(0, &mut back), Ok(()));
     assert_eq!(back, [0; 512], "a write to one export showed in the other");
-    let _ = a.command(&["detach", "b"]).ok();
+    let _ = a.command_without_users(&["detach", "b"]).ok();
     let list = a.command(&["list", "-o", "json"]).ok().json();
     assert!(mentions(&list, "a") && !mentions(&list, "b"), "{list}");
     a.detach();

@@ -48,7 +48,7 @@ impl Volume {
     }
 
     fn detach(&self, more: &[&str]) -> Finished {
-        let done = self.client.command(&[&["detach", "vol0"], more].concat());
+        let done = self.client.command_without_users(&[&["detach", "vol0"], more].concat());
         self.client.wait_gone(COMMAND_TIME_MAX);
         done
     }

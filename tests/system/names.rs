@@ -4,6 +4,7 @@ use std::fs;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Finished, Front, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, bin, run,
+    wait_for,
 };
 use serde_json::{Value, json};
 
@@ -22,6 +23,14 @@ impl Host {
         let socket = self.0.text("{name}.nbd");
         let place = ["--path", server.portal(), "--socket", &socket, "--shards=1"];
         self.run(&[&["attach"], words, &place].concat())
+    }
+
+    /// Detaches a volume, whose NBD clients have closed their connections.
+    fn detach(&self, name: &str) -> Finished {
+        wait_for("the NBD clients to be gone", COMMAND_TIME_MAX, || {
+            let done = self.run(&["detach", name]);
+            Some(done).filter(|done| !done.is_refused_for_users())
+        })
     }
 
     fn nbd(&self, name: &str) -> RawNbd {
@@ -84,9 +93,9 @@ fn exports_of_one_name_at_two_servers_are_attached_side_by_side() {
     let file = host.0.text("saved.yaml");
     let _ = host.run(&["save", "--output-file", &file]).ok();
     let saved = fs::read_to_string(&file).expect("the saved file");
-    let _ = host.run(&["detach", "b"]).ok();
+    let _ = host.detach("b").ok();
     assert_eq!(host.list(), [all[0].clone(), all[2].clone()]);
-    let _ = host.run(&["detach", "c"]).ok();
+    let _ = host.detach("c").ok();
     let _ = host.run(&["diff", "-f", &file]).code(1);
     let _ = host.run(&["detach", "--all"]).ok();
     let _ = host.run(&["apply", "-f", &file]).ok();

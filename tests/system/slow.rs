@@ -91,7 +91,7 @@ fn a_hanging_disk_fails_io_and_keeps_the_paths() {
     let other = Client::attach("vol0").path(portal).args(&args).start();
     other.detach();
     drop(raw);
-    let detach = client.command(&["detach", "vol0", "--within", "500ms"]);
+    let detach = client.command_without_users(&["detach", "vol0", "--within", "500ms"]);
     let _ = detach.code(1).says("detached").says("7 IO requests did not end in time");
     client.wait_gone(STOP_TIME_MAX);
     server.crash();

@@ -44,6 +44,11 @@ impl Host {
         self.run(&[&["attach"], names, &fixed, args].concat())
     }
 
+    /// Detaches a volume, whose NBD clients have closed their connections.
+    fn detach(&self, name: &str) -> Finished {
+        self.0.command_without_users(&["detach", name])
+    }
+
     /// Adds a volume to the session of another.
     fn add(&self, name: &str, session: &str) -> Finished {
         let socket = self.socket(name).display().to_string();
@@ -117,7 +122,7 @@ fn volumes_of_a_session_share_a_process_and_connections() {
 
     // One volume is detached, the others continue.
     let mut kept = host.nbd("a");
-    let _ = host.run(&["detach", "b"]).ok();
+    let _ = host.detach("b").ok();
     host.assert_listed(&["a", "pool/c"]);
     assert!(!host.socket("b").exists(), "detach left the NBD socket behind");
     assert_eq!(kept.write(0, 0, &[3; 4096]), DONE, "its connection lives");
@@ -125,12 +130,12 @@ fn volumes_of_a_session_share_a_process_and_connections() {
     assert_eq!(host.json("status", "a")["volumes"], json!(["a", "pool/c"]));
     let open = server.list()["sessions"][0].to_string();
     assert!(!open.contains("\"b\""), "the server has closed it: {open}");
-    let _ = host.run(&["detach", "b"]).code(1).says("b");
+    let _ = host.detach("b").code(1).says("b");
     // The first volume may be detached too. The last one ends the session.
     let _ = host.run(&["detach", "a", "--force"]).ok();
     host.assert_listed(&["pool/c"]);
     write_own(&host, &["pool/c"], 7);
-    let _ = host.run(&["detach", "pool/c"]).ok();
+    let _ = host.detach("pool/c").ok();
     host.0.wait_gone(COMMAND_TIME_MAX);
     assert_eq!(host.list(), []);
     let _ = server.stop(STOP_TIME_MAX);
@@ -163,12 +168,12 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
     assert!(!host.socket("missing").exists(), "what was refused leaves a socket behind");
     // The volume's name is free at once, repeatedly.
     for round in 0..3 {
-        let _ = host.run(&["detach", "d"]).ok();
+        let _ = host.detach("d").ok();
         let _ = host.add("d", "b").ok();
         write_own(&host, &["a", "b", "d"], 10 + round);
     }
     // The volume that started the session may be detached and return.
-    let _ = host.run(&["detach", "a"]).ok();
+    let _ = host.detach("a").ok();
     write_own(&host, &["b", "d"], 20);
     let alone = host.attach(&server, &["a"], &[]).code(1);
     let _ = alone.says("which still has its log; attach it there with --session");
@@ -192,8 +197,8 @@ fn a_refused_volume_does_not_affect_others() {
     assert!(attached[1]["error"].is_string(), "{attached}");
     host.assert_listed(&["a", "b"]);
     write_own(&host, &["a", "b"], 1);
-    let _ = host.run(&["detach", "a"]).ok();
-    let _ = host.run(&["detach", "b"]).ok();
+    let _ = host.detach("a").ok();
+    let _ = host.detach("b").ok();
     host.0.wait_gone(COMMAND_TIME_MAX);
     // If no volume can be opened, there is no session.
     let _ = host.attach(&server, &["missing", "none"], &[]).code(1).says("missing");
@@ -227,7 +232,7 @@ fn events_of_one_volume_do_not_affect_others() {
     let status = host.json("status", "b");
     assert!(status["reason"].to_string().contains("removed the export"), "{status}");
     assert_eq!(host.json("status", "a")["state"], "open");
-    let _ = host.run(&["detach", "b"]).ok();
+    let _ = host.detach("b").ok();
     // A new export of the same name is a different one, which only a new session may use.
     let _ = server.command(&["export", "add", "b=mem:16M"]).ok();
     let _ = host.add("b", "a").code(1).says("EIDRM");
@@ -240,7 +245,7 @@ fn events_of_one_volume_do_not_affect_others() {
     });
     assert_eq!(host.json("status", "a")["size"], json!(1 << 20));
     server.check_alive();
-    let _ = host.run(&["detach", "b"]).ok();
+    let _ = host.detach("b").ok();
     host.0.signal("TERM");
     host.0.wait_gone(STOP_TIME_MAX);
     let _ = server.stop(STOP_TIME_MAX);
@@ -264,7 +269,7 @@ fn a_removed_volume_has_failed_whatever_its_paths_do() {
     }
     write_own(&host, &["a"], 1);
     for name in ["b", "a"] {
-        let _ = host.run(&["detach", name]).ok();
+        let _ = host.detach(name).ok();
     }
     host.0.wait_gone(COMMAND_TIME_MAX);
     let _ = server.stop(STOP_TIME_MAX);
@@ -294,8 +299,8 @@ fn all_volumes_return_with_their_server() {
         host.list().iter().all(|(_, state)| state == "open").then_some(())
     });
     write_own(&host, &["a", "b"], 5);
-    let _ = host.run(&["detach", "a"]).ok();
-    let _ = host.run(&["detach", "b"]).ok();
+    let _ = host.detach("a").ok();
+    let _ = host.detach("b").ok();
     host.0.wait_gone(COMMAND_TIME_MAX);
     for (name, byte) in [("a", 5), ("b", 6)] {
         let bytes = std::fs::read(scratch.path(name)).expect("the file");
@@ -324,9 +329,9 @@ fn metrics_have_a_label_for_each_volume() {
     }
     let _ = host.add("d", "a").ok();
     assert_eq!(value("rtrs_client_up", &[("volume", "d")]), 1.0);
-    let _ = host.run(&["detach", "a"]).ok();
+    let _ = host.detach("a").ok();
     assert!(!scrape_all().contains("volume=\"a\""));
-    let _ = (host.run(&["detach", "b"]).ok(), host.run(&["detach", "d"]).ok());
+    let _ = (host.detach("b").ok(), host.detach("d").ok());
     host.0.wait_gone(COMMAND_TIME_MAX);
     let _ = server.stop(STOP_TIME_MAX);
 }
