@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::activation::Activation;
 use crate::cable::Netns;
-use crate::proc::{Finished, Proc, send_signal};
+use crate::proc::{Finished, Proc, send_signal, wait_stopped};
 use crate::requires::free_port;
 use crate::scratch::Scratch;
 use crate::{COMMAND_TIME_MAX, wait_for};
@@ -340,12 +340,17 @@ impl Client {
         self.foreground.take().expect("a session in the foreground")
     }
 
-    /// Sends a signal by name, e.g. `TERM`, to the session's process.
+    /// Sends a signal by name, e.g. `TERM`, to the session's process. After `STOP` it waits until
+    /// all threads are stopped.
     ///
     /// # Panics
     /// Panics when there is no such process.
     pub fn signal(&self, name: &str) {
-        assert!(send_signal(name, &self.pid().to_string()), "cannot signal the session");
+        let pid = self.pid();
+        assert!(send_signal(name, &pid.to_string()), "cannot signal the session");
+        if name == "STOP" {
+            wait_stopped(pid);
+        }
     }
 }
 

@@ -34,7 +34,9 @@ pub use exposition::{Exposition, Family, Sample, scrape, scrape_tcp};
 pub use image::{equal_prefix, ext4_image, fill_pattern, pattern_file, sparse_file};
 pub use nbd_raw::{Innocent, RawNbd, Reply, consts, go_data, option_head, request_head};
 pub use peer::{Answer, Data, Peer, PeerOptions, read_message};
-pub use proc::{Finished, Proc, bin, cpu_time, peak_memory, resident_memory, run, send_signal};
+pub use proc::{
+    Finished, Proc, bin, cpu_time, peak_memory, resident_memory, run, send_signal, wait_stopped,
+};
 pub use raw_mpa::RawMpa;
 pub use requires::{free_port, is_root, quick, requires, skip};
 pub use scratch::Scratch;

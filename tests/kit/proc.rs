@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 use crate::requires::search_path;
+use crate::{COMMAND_TIME_MAX, wait_for};
 
 /// Ticks per second in /proc/PID/stat: USER_HZ, 100 on every Linux that we build for.
 const TICKS_PER_SECOND: u64 = 100;
@@ -240,7 +241,8 @@ impl Proc {
         }
     }
 
-    /// Sends a signal by its name without SIG, e.g. `TERM`, to this process alone.
+    /// Sends a signal by its name without SIG, e.g. `TERM`, to this process alone. After `STOP` it
+    /// waits until all threads are stopped.
     ///
     /// # Panics
     /// Panics when it has ended already.
@@ -248,6 +250,9 @@ impl Proc {
         let ended = self.poll();
         assert!(ended.is_none(), "{} has ended: {ended:?}\n{}", self.command, self.output());
         assert!(send_signal(name, &self.pid().to_string()), "cannot signal {}", self.command);
+        if name == "STOP" {
+            wait_stopped(self.pid());
+        }
     }
 
     /// Waits for its end.
@@ -307,6 +312,22 @@ pub fn send_signal(name: &str, target: &str) -> bool {
     let mut shell = Command::new("sh");
     shell.args(["-c", "kill -s \"$0\" -- \"$1\"", name, target]).stderr(Stdio::null());
     shell.status().is_ok_and(|status| status.success())
+}
+
+/// Waits until all threads of a process are stopped; they may run for a moment after the signal was
+/// sent. Worker threads of rings are left out: they may be in a system call that cannot be stopped.
+///
+/// # Panics
+/// Panics when a thread runs for [`COMMAND_TIME_MAX`].
+pub fn wait_stopped(pid: u32) {
+    let tasks = format!("/proc/{pid}/task");
+    wait_for("all threads to stop", COMMAND_TIME_MAX, || {
+        let is_stopped = |task: &fs::DirEntry| {
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            status.contains("State:\tT") || status.starts_with("Name:\tiou-")
+        };
+        fs::read_dir(&tasks).ok()?.flatten().all(|task| is_stopped(&task)).then_some(())
+    });
 }
 
 fn text_of(path: &Path) -> String {

@@ -528,9 +528,7 @@ fn a_configuration_that_only_the_command_can_read_is_refused_by_name() {
 fn a_command_that_waits_for_a_daemon_says_so() {
     let server = Server::builder().export("vol0=mem:1M").start();
     let client = Client::attach("vol0").path(server.portal()).start();
-    let pid = client.pid().to_string();
-    let signal = |name| run("kill", &["-s", name, &pid], COMMAND_TIME_MAX).ok();
-    let _ = signal("STOP");
+    client.signal("STOP");
     for (words, code, seconds) in
         [(&["list"][..], 0, 5), (&["status", "vol0"], 3, 4), (&["stats", "vol0"], 1, 10)]
     {
@@ -541,7 +539,7 @@ fn a_command_that_waits_for_a_daemon_says_so() {
     // A program reads JSON, also from stderr.
     let json = client.command(&["list", "-o", "json"]).ok();
     assert_eq!((json.json()[0]["state"].as_str(), &*json.stderr), (Some("unresponsive"), ""));
-    let _ = signal("CONT");
+    client.signal("CONT");
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }

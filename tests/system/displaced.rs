@@ -1,6 +1,6 @@
 //! A client that was away while another one wrote: its old requests change nothing.
 
-use std::fs::{self, DirEntry};
+use std::fs;
 use std::path::Path;
 
 use rtrs_tests::{
@@ -23,19 +23,6 @@ fn attach(server: &Server, name: &str) -> Client {
 fn join(server: &Server) -> Client {
     let args = ["--session-name", "target", "--access", "migration", "--retry-for", "1m"];
     Client::attach("v").path(server.portal()).args(&args).start()
-}
-
-/// Stops a client. Its threads may run for a moment after the signal was sent.
-fn stop(client: &Client) {
-    client.signal("STOP");
-    let tasks = format!("/proc/{}/task", client.pid());
-    wait_for("all threads to stop", COMMAND_TIME_MAX, || {
-        let is_stopped = |task: &DirEntry| {
-            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
-            status.contains("State:\tT")
-        };
-        fs::read_dir(&tasks).ok()?.flatten().all(|task| is_stopped(&task)).then_some(())
-    });
 }
 
 /// Writes a byte to the first block, and flushes.
@@ -70,7 +57,7 @@ fn return_after_another_writer(restarts: bool) {
     let first = attach(&server, "first");
     write(&first, 3);
     let mut late = RawNbd::go(first.front(), "v");
-    stop(&first);
+    first.signal("STOP");
     let cookie = late.send_request(0, WRITE, 0, BLOCK as u32);
     late.send(&[4; BLOCK]);
     // Attaches when the server has ended the session of the first.

@@ -7,7 +7,7 @@ use std::fs;
 use rtrs_core::prng::Prng;
 use rtrs_tests::{
     COMMAND_TIME_MAX, Finished, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, bin, free_port,
-    pattern_file, run, sparse_file, wait_for,
+    pattern_file, run, sparse_file, wait_for, wait_stopped,
 };
 use serde_json::Value;
 
@@ -98,6 +98,7 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     host.kill("b");
     let stopped = host.pid("c");
     let _ = run("kill", &["-STOP", &stopped], COMMAND_TIME_MAX).ok();
+    wait_stopped(stopped.parse().expect("a number"));
     let why = ["\"b\": its process has ended; attach it again", "\"c\": "];
     kept(host.save(&[]), why);
     let _ = host.client(&["save"]).code(1).says(why[0]).says(why[1]);
