@@ -274,7 +274,7 @@ fn a_starved_machine_keeps_its_paths_with_the_default_settings() {
 /// server had not answered for 3 s, which is as long as a starved server may take
 /// (docs/explanation/failover.md, "How a dead path is noticed"). With other tests running, this
 /// machine is sometimes starved for longer.
-fn lost_paths(client: &Client) -> Vec<String> {
+pub(crate) fn lost_paths(client: &Client) -> Vec<String> {
     let log = std::fs::read_to_string(client.run_dir().join("vol0.log")).expect("a log");
     let lost = log.lines().filter(|line| line.contains("path down")).map(str::to_owned);
     lost.inspect(|line| {
