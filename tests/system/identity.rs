@@ -55,8 +55,10 @@ fn refused(client: &Client, path: usize, why: &str) {
     });
     let _ = client.command(&["list"]).ok().says(&why);
     let _ = client.command(&["status", "vol"]).says(&why);
-    let log = std::fs::read_to_string(client.run_dir().join("vol.log")).expect("the log");
-    assert!(log.contains(&why), "{log}");
+    wait_for("the reason in the log", PATH_TIME_MAX, || {
+        let log = std::fs::read_to_string(client.run_dir().join("vol.log")).expect("the log");
+        log.contains(&why).then_some(())
+    });
 }
 
 /// Returns the first byte that NBD reads, or None if the read fails.

@@ -138,11 +138,11 @@ fn lists_name_certificates_and_without_a_list_a_name_suffices() {
                 false => drop(done.says("access lists do not admit this client")),
             }
         }
-        // The log has the warning by now.
-        let output = server.output();
+        let warning = "the portal tcp://127.0.0.1:0 admits no client";
+        let output = if nameless { server.output() } else { server.wait_output(warning) };
         let warnings = output.matches(" WARN rtrs_server::daemon::warnings: ").count();
         assert_eq!(warnings, usize::from(!nameless), "{list:?}: {output}");
-        assert_eq!(output.contains("the portal tcp://127.0.0.1:0 admits no client"), !nameless);
+        assert_eq!(output.contains(warning), !nameless);
         let _ = server.stop(STOP_TIME_MAX);
     }
 }
@@ -576,7 +576,10 @@ fn an_unencrypted_path_with_certificates_is_reported() {
     assert!(got.stderr.contains(&what) && got.stdout == "ok\n", "{got:?}");
     let got = client(&attach).ok();
     assert!(got.stderr.contains(&what), "{got:?}");
-    let _ = client(&[&["logs"], &words[..]].concat()).ok().says(&what);
+    wait_for("the warning in the log", COMMAND_TIME_MAX, || {
+        let log = client(&[&["logs"], &words[..]].concat()).ok().stdout;
+        log.contains(&what).then_some(())
+    });
     let _ = client(&[&["detach"], &words[..]].concat()).ok();
     let _ = server.stop(STOP_TIME_MAX);
 }
