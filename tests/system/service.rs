@@ -43,7 +43,7 @@ impl Manager {
 #[test]
 fn a_server_notifies_readiness_watchdog_and_stop() {
     let manager = Manager::new();
-    let server = Server::builder()
+    let mut server = Server::builder()
         .export("vol0=mem:1M")
         .env("NOTIFY_SOCKET", manager.address())
         .env("WATCHDOG_USEC", "200000")
@@ -53,8 +53,9 @@ fn a_server_notifies_readiness_watchdog_and_stop() {
     for _ in 0..3 {
         let _ = manager.wait_message("WATCHDOG=1");
     }
-    let _ = server.stop(STOP_TIME_MAX);
+    server.signal("TERM");
     let _ = manager.wait_message("STOPPING=1");
+    let _ = server.wait(STOP_TIME_MAX).ok();
 }
 
 #[test]
@@ -90,12 +91,13 @@ fn an_rds_daemon_notifies_readiness_watchdog_and_stop() {
     command.args(["node", "--address", "127.0.0.1", "--socket-dir", &dir]);
     command.args(["--listen-port", &port, "--peer-port", &port]);
     command.env("NOTIFY_SOCKET", manager.address()).env("WATCHDOG_USEC", "200000");
-    let node = Proc::start(command);
+    let mut node = Proc::start(command);
     let ready = manager.wait_message("READY=1");
     assert!(ready.starts_with("READY=1\nSTATUS=node 127.0.0.1 is ready at "), "{ready}");
     for _ in 0..3 {
         let _ = manager.wait_message("WATCHDOG=1");
     }
-    let _ = node.terminate(STOP_TIME_MAX).ok();
+    node.signal("TERM");
     let _ = manager.wait_message("STOPPING=1");
+    let _ = node.wait(STOP_TIME_MAX).ok();
 }
