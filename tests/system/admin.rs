@@ -70,7 +70,9 @@ fn sessions_are_listed_with_paths_exports_and_counters() {
     }
     drop(raw);
     client.detach();
-    assert_eq!(server.sessions(), [] as [Value; 0]);
+    wait_for("the end of the session", COMMAND_TIME_MAX, || {
+        server.sessions().is_empty().then_some(())
+    });
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -81,7 +81,9 @@ fn under_memory_pressure_new_sessions_get_less_and_old_ones_reconnect() {
     drop((raw, greedy, rigid));
     second.detach();
     first.detach();
-    assert_eq!(server.list()["memory"]["used_bytes"], 0);
+    wait_for("the end of all sessions", COMMAND_TIME_MAX, || {
+        (server.list()["memory"]["used_bytes"] == 0).then_some(())
+    });
     let _ = server.stop(STOP_TIME_MAX);
 }
 
