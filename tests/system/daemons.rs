@@ -465,6 +465,7 @@ fn detach_without_a_path_is_bounded() {
     assert_eq!(status()["size"], 16 << 20, "the size is known without a path");
     // This request waits for a path, and must not delay the detach beyond its limit.
     let _ = raw.send_request(0, consts::CMD_READ, 0, 512);
+    wait_for("the read", COMMAND_TIME_MAX, || status()["oldest_io"].is_object().then_some(()));
     let begin = Instant::now();
     let detach = stand.client.command(&["detach", "vol0", "--force", "--within", "500ms"]);
     let _ = detach.code(1).says("1 IO request did not end in time");
