@@ -241,7 +241,8 @@ fn all_volumes_of_a_session_are_reattached_together() {
     for name in ["vol0", "vol1", "vol2"] {
         assert_eq!((host.get(name, "crc"), &host.status(name)["volumes"]), ("off".into(), &names));
     }
-    assert_eq!(host.pids().len(), 1);
+    // The old process may take a moment to end.
+    wait_for("one process", COMMAND_TIME_MAX, || (host.pids().len() == 1).then_some(()));
     assert_ne!(host.pids(), pid);
     let _ = host.with(&changed, &["diff"]).ok();
 
