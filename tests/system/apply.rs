@@ -65,6 +65,15 @@ impl Host {
         all.find(|one| one["name"] == name).expect("the session")["state"].clone()
     }
 
+    /// Kills the process of a session, and waits until the session is dead.
+    fn kill(&self, name: &str) {
+        let pid = self.status(name)["pid"].to_string();
+        let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+        wait_for("it to be dead", COMMAND_TIME_MAX, || {
+            (self.client_state(name) == "dead").then_some(())
+        });
+    }
+
     fn pids(&self) -> Vec<u32> {
         let mut pids = self.client.pids();
         pids.sort_unstable();
@@ -400,13 +409,9 @@ fn unlisted_volumes_stay_unless_pruned() {
         let _ = none.code(2).says("the file lists no session, and --prune would detach all");
     }
     assert_eq!(host.pids().len(), 1, "nothing was done");
-    let pid = host.status("vol0")["pid"].to_string();
-    let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+    host.kill("vol0");
     let other = [host.entry("vol2", &[0], "")];
-    let dead = wait_for("it to be dead", COMMAND_TIME_MAX, || {
-        let dead = host.with(&other, &["apply", "--prune", "--dry-run"]);
-        (dead.code == Some(1)).then_some(dead)
-    });
+    let dead = host.with(&other, &["apply", "--prune", "--dry-run"]).code(1);
     let _ = dead.says("its process is dead; clean up with `rtrs-client detach`");
     host.end();
 }
@@ -472,13 +477,9 @@ fn one_failing_volume_does_not_block_others() {
     let bad = host.entry("vol2", &[0], "  polcy: x\n");
     let _ = host.with(&[bad], &["diff"]).code(2).says("did you mean");
     // A session that died is attached again.
-    let pid = host.status("vol1")["pid"].to_string();
-    let _ = run("kill", &["-KILL", &pid], COMMAND_TIME_MAX).ok();
+    host.kill("vol1");
     let good = [file[0].clone(), file[2].clone()];
-    let again = wait_for("it to be dead", COMMAND_TIME_MAX, || {
-        let dead = host.with(&good, &["diff"]);
-        (dead.code == Some(1)).then_some(dead)
-    });
+    let again = host.with(&good, &["diff"]).code(1);
     assert_eq!(of(&again, "reason")[1].1, "its process has ended");
     let again = wait_for("its export to be free", COMMAND_TIME_MAX, || {
         let done = host.with(&good, &["apply"]);
