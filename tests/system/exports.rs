@@ -144,16 +144,20 @@ fn a_forced_removal_fails_the_client_permanently() {
 
 #[test]
 fn an_export_is_released_once_its_disk_responds() {
-    let server = Server::builder().export("slow=mem:16M,delay=10s").start();
+    let held = Scratch::new();
+    let server = Server::builder().program("rtrs-held").env("RTRS_HELD_DIR", held.text(""));
+    let server = server.export("slow=mem:16M").start();
+    let there = |name: &str| held.path(name).exists().then_some(());
+    fs::write(held.path("hold"), "").expect("a file");
+    wait_for("the disk to hold writes", COMMAND_TIME_MAX, || there("armed"));
     let client = attach(&server, "slow", &[]);
     let mut raw = RawNbd::go(client.front(), "slow");
     let _ = raw.send_request(0, consts::CMD_WRITE, 0, 4096);
     raw.send(&[1; 4096]);
-    wait_for("its write", COMMAND_TIME_MAX, || {
-        (server.sessions()[0]["io"]["inflight"] == 1).then_some(())
-    });
+    wait_for("its write", COMMAND_TIME_MAX, || there("holding"));
     let remove = ["export", "remove", "slow", "--force", "--within", "100ms"];
     let _ = server.command(&remove).code(1).says("the backend still runs requests of it");
+    fs::write(held.path("release"), "").expect("a file");
     wait_for("its end", COMMAND_TIME_MAX, || exports(&server).is_empty().then_some(()));
     let _ = server.command(&["export", "add", "slow=mem:1M"]).ok();
     drop(raw);
