@@ -2,10 +2,12 @@
 //! ([`skip`]); [`quick`] selects the short versions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
+
+use socket2::{Domain, Socket, Type};
 
 pub use rtrs_core::skip::skip;
 
@@ -60,7 +62,13 @@ pub fn free_port() -> u16 {
         let random = RandomState::new().build_hasher().finish();
         PORTS.start + u16::try_from(random % PORTS.len() as u64).expect("less than all ports")
     };
-    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    // The socket does not listen. A process that another thread starts meanwhile has a copy of it
+    // for a moment, which would keep the port from the program otherwise.
+    let is_free = |port: &u16| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_reuse_address(true).expect("an option");
+        socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, *port)).into()).is_ok()
+    };
     std::iter::repeat_with(drawn).take(1000).find(is_free).expect("a free port")
 }
 
