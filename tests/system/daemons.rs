@@ -517,8 +517,12 @@ fn fua_and_flush_reach_the_disk() {
         let fua = consts::CMD_FLAG_FUA;
         assert_eq!(raw.write(fua, 1 << 20, &[2; 4096]), Reply::Error(0));
         assert!(!has_unplaced_data(path), "a write with FUA stayed in memory");
-        assert_eq!(raw.write(0, 2 << 20, &[3; 4096]), Reply::Error(0));
-        assert!(has_unplaced_data(path), "a plain write was not left to the page cache");
+        // The kernel may write back by itself, but not after each of these writes.
+        let is_left = (2..16).any(|mib| {
+            assert_eq!(raw.write(0, mib << 20, &[3; 4096]), Reply::Error(0));
+            has_unplaced_data(path)
+        });
+        assert!(is_left, "no plain write was left to the page cache");
     } else {
         println!("skipped: the file system of /var/tmp does not report delayed allocation");
     }
