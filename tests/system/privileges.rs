@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
-use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, bin, consts, is_root, run,
@@ -258,7 +257,7 @@ fn an_unusable_user_is_refused_at_the_start() {
     let server = program.to_str().expect("a plain path");
     let words = ["--reuid=65534", "--clear-groups", "--regid=65534", server];
     let words = [&words[..], &["--export=mem:1M", "--user=daemon"]].concat();
-    let finished = run("setpriv", &words, Duration::from_secs(20));
+    let finished = run("setpriv", &words, COMMAND_TIME_MAX);
     if finished.stderr.starts_with("setpriv: ") {
         return skip("another user cannot reach the program");
     }

@@ -157,7 +157,7 @@ impl Proxy {
     /// Damages one frame, and returns when that has happened.
     pub(crate) fn harm(&self, way: Way, harm: Harm) {
         self.change(|state| state.harm[way as usize] = Some(harm));
-        wait_for("a large frame to damage", Duration::from_secs(20), || {
+        wait_for("a large frame to damage", Duration::from_secs(60), || {
             self.shared.state.lock().harm[way as usize].is_none().then_some(())
         });
     }
