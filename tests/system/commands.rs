@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, Front, Proc, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, bin,
-    consts, free_port, requires, run, wait_for,
+    consts, free_port, requires, run, send_signal, wait_for,
 };
 use serde_json::Value;
 
@@ -376,10 +376,12 @@ fn a_bench_ends_cleanly_when_its_terminal_closes() {
     let within = format!("trap '' HUP; {bench} >/dev/null; echo $? > {}", code.display());
     let mut script = Command::new("script");
     script.args(["-qc", &within, "/dev/null"]);
-    let mut script = Proc::start(script);
-    wait_for("the session", COMMAND_TIME_MAX, || (!server.sessions().is_empty()).then_some(()));
+    let script = Proc::start(script);
+    wait_for("the session, or its end", COMMAND_TIME_MAX, || {
+        (!server.sessions().is_empty() || code.exists()).then_some(())
+    });
     std::thread::sleep(Duration::from_millis(700));
-    script.signal("KILL");
+    let _ = send_signal("KILL", &script.pid().to_string());
     let ended = wait_for("the end of the bench", COMMAND_TIME_MAX, || {
         std::fs::read_to_string(&code).ok().filter(|text| text.ends_with('\n'))
     });
