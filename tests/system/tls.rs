@@ -390,6 +390,10 @@ fn the_audit_log_names_authenticated_clients() {
     let client = Client::attach("vol0").path(server.portal()).args(&["--tls-dir", &place.dir()]);
     let client = client.start();
     let _ = stranger.doctor(server.portal()).code(1);
+    wait_for("the refusal in the log", COMMAND_TIME_MAX, || {
+        let text = fs::read_to_string(&log).expect("an audit log");
+        text.contains(r#""result":"refused""#).then_some(())
+    });
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
     let text = fs::read_to_string(&log).expect("an audit log");
