@@ -276,6 +276,20 @@ impl Client {
         status
     }
 
+    /// Waits until this number of paths is connected. `attach` waits for one path, and no more than
+    /// a second for the others.
+    ///
+    /// # Panics
+    /// Panics when [`COMMAND_TIME_MAX`] has passed.
+    pub fn wait_paths(&self, count: usize) {
+        wait_for("the session's paths", COMMAND_TIME_MAX, || {
+            let status = self.status();
+            let paths = status["paths"].as_array()?.iter();
+            let connected = paths.filter(|path| path["state"] == "connected").count();
+            (connected == count).then_some(())
+        });
+    }
+
     /// Detaches, also under connected NBD clients; checks for exit code 0 and that the background
     /// process ends soon after.
     ///

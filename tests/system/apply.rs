@@ -187,12 +187,14 @@ fn a_mistyped_address_removes_no_connected_path() {
     let done = host.with(&[wrong], &["apply"]).code(1);
     let done = done.says("no added path is connected").says(&host.paths[0]);
     let _ = done.says("(done before: set policy, added path").says(&dead);
-    let paths = host.status("vol0")["paths"].clone();
-    let is_up = |path: &String| {
-        let mut paths = paths.as_array().expect("paths").iter();
-        paths.any(|one| one["path"] == **path && one["state"] == "connected")
-    };
-    assert!(host.paths[..2].iter().all(is_up), "{paths}");
+    wait_for("the old paths", COMMAND_TIME_MAX, || {
+        let paths = host.status("vol0")["paths"].clone();
+        let is_up = |path: &String| {
+            let mut paths = paths.as_array().expect("paths").iter();
+            paths.any(|one| one["path"] == **path && one["state"] == "connected")
+        };
+        host.paths[..2].iter().all(is_up).then_some(())
+    });
     // The right address replaces them all.
     let _ = host.with(&[host.entry("vol0", &[2], "")], &["apply"]).ok();
     let paths = host.status("vol0")["paths"].clone();

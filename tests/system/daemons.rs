@@ -43,6 +43,7 @@ fn attach_list_status_stats_detach() {
         .start();
     let portals = server.portals().to_vec();
     let client = Client::attach("vol0").path(&portals[0]).path(&portals[1]).start();
+    client.wait_paths(2);
     let pid = client.pid();
 
     let list = client.command(&["list", "-o", "json"]).ok().json();

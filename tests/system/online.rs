@@ -30,6 +30,7 @@ impl Changed {
         let paths = server.portals().to_vec();
         let client =
             Client::attach("vol0").path(&paths[0]).path(&paths[1]).args(&["--shards=2"]).start();
+        client.wait_paths(2);
         let load = (0..CLIENTS).map(|at| Innocent::start_at(client.front(), "vol0", at << 20));
         Self { load: load.collect(), client, server, paths }
     }

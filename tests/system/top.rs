@@ -16,6 +16,7 @@ fn start() -> (Server, Client) {
     let server = server.listen("tcp://127.0.0.2:0").start();
     let [first, second] = server.portals() else { panic!("two portals") };
     let client = Client::attach("vol0").path(first).path(second).args(&["--shards=2"]).start();
+    client.wait_paths(2);
     (server, client)
 }
 
