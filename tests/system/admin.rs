@@ -296,10 +296,10 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
     // Another session of the same name opens the export for writing.
     let second = attach(server.portals(), &[]);
     assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
-    // Time for further attempts. Both paths of the session may have made one at the same time.
+    // Time for ten further attempts. Both paths may have made some until one had the answer.
     std::thread::sleep(Duration::from_secs(3));
     let refused = refusals(&server);
-    assert!((1..=4).contains(&refused), "{refused} attempts to come back");
+    assert!((1..=6).contains(&refused), "{refused} attempts to come back");
     let _ = server.command(&["session", "evict", "nobody"]).code(1).says("no session nobody");
     drop(raw);
     client.detach();
