@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rtrs_tests::{Client, Finished, Innocent, STOP_TIME_MAX, Server, quick};
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Finished, Innocent, STOP_TIME_MAX, Server, quick, wait_for,
+};
 use serde_json::{Value, json};
 
 /// Number of clients under load while the session is changed.
@@ -77,9 +79,14 @@ fn stats_of(client: &Client) -> Value {
     client.command(&["stats", "vol0", "-o", "json"]).ok().json()
 }
 
-fn are(states: &[Option<String>], wanted: [Option<&str>; 3]) {
-    let states: Vec<Option<&str>> = states.iter().map(Option::as_deref).collect();
-    assert_eq!(states, wanted);
+/// Waits until the paths are in these states. The server may refuse a path that was removed and is
+/// added again until it has released the old one; the client tries again then.
+fn are(session: &Changed, wanted: [Option<&str>; 3]) {
+    wait_for(&format!("paths in the states {wanted:?}"), COMMAND_TIME_MAX, || {
+        let states = session.states();
+        let states: Vec<Option<&str>> = states.iter().map(Option::as_deref).collect();
+        (states == wanted).then_some(())
+    });
 }
 
 const UP: Option<&str> = Some("connected");
@@ -96,7 +103,7 @@ fn paths_are_added_and_removed_under_load_without_errors() {
     assert_eq!(paths_of_get(), json!([first, second]));
     for round in 0..3 {
         let _ = session.path("add", 2, &[]).ok().says("connected");
-        are(&session.states(), [UP, UP, UP]);
+        are(&session, [UP, UP, UP]);
         let _ = session.path("remove", round % 2, &[]).ok().says("removed");
         let mut left = paths_of_get().as_array().expect("paths").clone();
         left.sort_by_key(ToString::to_string);
@@ -107,9 +114,9 @@ fn paths_are_added_and_removed_under_load_without_errors() {
         let _ = session.path("reconnect", 2, &[]).ok().says("connected");
         let _ = session.path("add", round % 2, &["-o", "json"]).ok();
         let _ = session.path("disconnect", 2, &[]).ok();
-        are(&session.states(), [UP, UP, DOWN]);
+        are(&session, [UP, UP, DOWN]);
         let _ = session.path("remove", 2, &[]).ok().says("removed");
-        are(&session.states(), [UP, UP, None]);
+        are(&session, [UP, UP, None]);
     }
     let stats = session.end();
     let paths = stats["paths"].as_array().expect("paths");
@@ -132,9 +139,9 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let _ = session.path("disconnect", 1, &[]).code(1).says("only connected path");
     let _ = session.path("remove", 2, &[]).code(1).says("no path");
     let _ = session.path("add", 1, &[]).code(1).says("already exists");
-    are(&session.states(), [None, UP, None]);
+    are(&session, [None, UP, None]);
     let _ = session.path("remove", 1, &["--force", "--within", "1s"]).ok();
-    are(&session.states(), [None, None, None]);
+    are(&session, [None, None, None]);
     let status = session.client.status();
     assert_eq!(status["state"], "no-path");
     let left = status["no_path_left_ms"].as_u64().expect("what is left of a minute");
@@ -157,7 +164,7 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     assert!(error.contains("cannot connect path tcp://127.0.0.1:1"), "{error}");
     assert!(error.contains("onnection refused"), "{error}");
     let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
-    are(&session.states(), [None, None, UP]);
+    are(&session, [None, None, UP]);
     let _ = session.end();
 }
 
