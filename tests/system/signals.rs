@@ -1,5 +1,5 @@
-//! A daemon and its environment: signals with a function, those that must not end a daemon, and
-//! what a session in the background keeps of its caller.
+//! A daemon and its environment: signals with a function, those that must not end a daemon, what a
+//! starter leaves to a program, and what a session in the background keeps of its caller.
 
 use std::fs;
 use std::io::Read;
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Proc, RawNbd, Reply, STOP_TIME_MAX, Server, Stand, bin, free_port,
-    wait_for,
+    COMMAND_TIME_MAX, Client, Proc, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, Stand, bin,
+    free_port, requires, wait_for,
 };
 
 /// Signals that end a process by default and have no function here: USR2, ALRM, STKFLT, XFSZ,
@@ -42,6 +42,70 @@ fn only_the_usual_signals_end_a_daemon() {
     assert_eq!((stand.client.pid(), stand.server.pid()), (client, server), "no one has restarted");
     stand.client.detach();
     let _ = stand.server.stop(STOP_TIME_MAX);
+}
+
+/// Runs a program with all signals blocked, SIGCHLD ignored, and a stdout that takes no byte.
+const HINDERED: &str = r"
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, b'x')
+except BlockingIOError:
+    pass
+os.set_blocking(writer, True)
+os.set_inheritable(reader, True)
+os.dup2(writer, 1)
+os.execvp(sys.argv[1], sys.argv[1:])
+";
+
+fn hindered(program: &str, args: &[&str]) -> Proc {
+    let mut command = Command::new("python3");
+    command.args(["-c", HINDERED]).arg(bin(program)).args(args);
+    Proc::start(command)
+}
+
+#[test]
+fn daemons_serve_and_end_despite_blocked_signals_and_a_full_stdout() {
+    if !requires(&["python3"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.dir().join(name).display().to_string();
+    let portal = format!("tcp://127.0.0.1:{}", free_port());
+    let (run, state, socket) = (path("run"), path("state"), path("vol0.sock"));
+    let started = |daemon: &mut Proc| {
+        let _ = daemon.wait_lines("nobody reads standard output", 1, COMMAND_TIME_MAX);
+    };
+    let listen = ["--listen", &portal, "--run-dir", &run, "--state-dir", &state];
+    let mut server =
+        hindered("rtrs-server", &[&["--export", "vol0=mem:16M"], &listen[..]].concat());
+    started(&mut server);
+    let attach = ["attach", "vol0", "--path", &portal, "--socket", &socket, "--run-dir", &run];
+    let mut client = hindered("rtrs-client", &[&attach[..], &["--foreground"]].concat());
+    started(&mut client);
+    let port = free_port().to_string();
+    let node = ["node", "--address", "127.0.0.77", "--listen-port", &port, "--socket-dir", &run];
+    let mut node = hindered("rds", &node);
+    started(&mut node);
+    for daemon in [node, client, server] {
+        let _ = daemon.terminate(STOP_TIME_MAX).ok();
+    }
+}
+
+#[test]
+fn a_failed_attach_gives_its_reason_though_its_starter_ignores_the_ends_of_children() {
+    let client = Client::attach("vol0").unattached();
+    let portal = format!("tcp://127.0.0.1:{}", free_port());
+    let front = client.front().args();
+    let mut attach = Command::new("sh");
+    attach.args(["-c", "trap '' CHLD; exec \"$0\" \"$@\""]).arg(bin("rtrs-client"));
+    attach.args(["attach", "vol0", "--path", &portal, &front[0], &front[1], "--run-dir"]);
+    attach.arg(client.run_dir());
+    let _ = Proc::start(attach).wait(COMMAND_TIME_MAX).code(1).says("connection refused");
 }
 
 #[test]

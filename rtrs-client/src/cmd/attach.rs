@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use clap::Args;
 use rtrs_core::local::{PassedSocket, RunDir, make_absolute, passed_sockets};
 use rtrs_core::rt::close_descriptors_on_exec;
-use rtrs_core::settings::Flags;
+use rtrs_core::settings::{Flags, printable};
 use serde::{Deserialize, Serialize};
 
 use super::global::GlobalArgs;
@@ -110,7 +110,7 @@ impl Outcome {
         let Self::Attached(attached) = self else { return String::new() };
         let at = attached.device.as_deref().or(attached.uri.as_deref());
         let mode = if attached.read_only == Some(true) { " (read-only)" } else { "" };
-        format!("{} attached: {}{mode}\n", attached.name, at.unwrap_or("-"))
+        format!("{} attached: {}{mode}\n", printable(&attached.name), at.unwrap_or("-"))
     }
 
     /// Warns that a volume is read-only although `rw` was tried first, and of files that its next

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rtrs_core::local::remove_left_behind;
-use rtrs_core::settings::{Output, print_text};
+use rtrs_core::settings::{Output, print_text, printable};
 use serde_json::{Value, json};
 
 use super::global::GlobalArgs;
@@ -175,6 +175,7 @@ impl Ended {
 
     /// Result for people.
     fn text(&self, name: &str) -> String {
+        let name = printable(name);
         match self {
             Self::Detached(_) => format!("{name} detached\n"),
             Self::Freed(freed) if freed.is_empty() => {

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rtrs_core::local::{PassedSocket, ServiceManager};
 use rtrs_core::logging::log_to_stderr;
 use rtrs_core::rt::{become_daemon, end_with_starter};
-use rtrs_core::settings::{Output, write_text};
+use rtrs_core::settings::{Output, announce as announce_lines, write_text};
 use serde_json::json;
 
 use super::attached::AttachedSession;
@@ -346,7 +346,7 @@ fn print_attached(
         last => values.into_iter().chain(last).collect(),
     };
     let served_at = texts.join(" ");
-    let printed = write_text(&match (background, plan.output) {
+    let printed = announce_lines(match (background, plan.output) {
         // Read and printed by the command.
         (true, _) => format!("{READY}{value}\n"),
         (false, Output::Json) => format!("{value:#}\n"),

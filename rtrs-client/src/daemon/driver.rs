@@ -231,8 +231,12 @@ impl ClientShard {
                     tracing::debug!("report dropped: its requester has stopped waiting");
                 }
             }
-            // The requester may have stopped waiting.
-            Message::Clients(device, reply) => drop(reply.send(self.fronts.clients(device))),
+            Message::Clients(device, reply) => {
+                // Those that have just disconnected do not count.
+                self.turn_fronts(now);
+                // The requester may have stopped waiting.
+                drop(reply.send(self.fronts.clients(device)));
+            }
             Message::Change { change, reply } => self.change(now, change, &reply),
             Message::Resolved { path, found } => self.engine.resolved(&path, found),
             Message::Provide { scheme, reply } => {

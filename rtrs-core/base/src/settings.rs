@@ -53,7 +53,7 @@ pub use flags::Flags;
 pub use log::{LogFilter, LogFormat};
 pub use metrics::MetricsAddress;
 pub use number::{Auto, Int, Shards};
-pub use output::{Output, print_text, printable, run_program, wants_json, write_text};
+pub use output::{Output, announce, print_text, printable, run_program, wants_json, write_text};
 pub use portal::{Host, PORT_DEFAULT, Portal, ResolveError, Scheme, SourceAddress};
 pub use reading::{config_text, settings_from_file, settings_from_yaml, without_bom, yaml_error};
 pub use size::ByteSize;

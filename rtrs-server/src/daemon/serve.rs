@@ -7,7 +7,7 @@
 //! listen and before it serves any client.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use rtrs_core::proto::ping::PingServerConfig;
 use rtrs_core::rt::{
     Forwarding, PollPolicy, Sender, Signal, Signals, boot_number, pin_plan, random_number,
 };
+use rtrs_core::settings::announce;
 
 use crate::daemon::access::ServerAccess;
 use crate::daemon::audit;
@@ -270,7 +271,11 @@ fn announce_start(
 ) {
     log_start(setup, portals);
     warn(warnings);
-    announce(portals);
+    let lines = portals.iter().map(|portal| format!("listening on {portal}\n")).collect();
+    if let Err(error) = announce(lines) {
+        // The server runs anyway.
+        tracing::debug!("cannot print the portals: {error}");
+    }
     manager.ready(&format!("listening on {}", portals.join(" ")));
 }
 
@@ -357,16 +362,6 @@ fn log_start(setup: &Setup, portals: &[String]) {
         memory_max = params.memory_max,
         "the server is ready"
     );
-}
-
-/// Prints the portals to stdout, one per line.
-fn announce(portals: &[String]) {
-    let mut out = io::stdout().lock();
-    for portal in portals {
-        // Ignored if stdout is closed; the server runs anyway.
-        let _ = writeln!(out, "listening on {portal}");
-    }
-    let _ = out.flush();
 }
 
 /// Starts the thread that finds exports below the search path, if configured.

@@ -13,7 +13,7 @@ use clap::Args;
 use rtrs_base::local::{ControlSocket, ServiceManager, reply, request};
 use rtrs_base::logging::log_to_stderr;
 use rtrs_base::rt::{Signal, Signals, raise_open_files};
-use rtrs_base::settings::{Flags, Output, print, settings_from_file, write_text};
+use rtrs_base::settings::{Flags, Output, announce, print, settings_from_file};
 use rtrs_base::time::Duration;
 
 use super::control::{CONTROL_ENDING, Report, Request, daemons};
@@ -102,7 +102,7 @@ pub(super) fn serve(args: &ServeArgs, output: Output) -> Result<(), Error> {
         })
         .map_err(failed(ErrorKind::System, "cannot start a thread"))?;
     // The nodes keep running even if standard output is closed.
-    if let Err(error) = write_text(&ready) {
+    if let Err(error) = announce(ready.clone()) {
         tracing::warn!(%error, "cannot print that the nodes are ready");
     }
     manager.ready(ready.trim_end());

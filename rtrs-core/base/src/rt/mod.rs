@@ -25,7 +25,8 @@ pub use process::{
     Account, FilesAs, Privileges, become_account, become_daemon, become_io_flusher, boot_number,
     close_descriptors_on_exec, duplicate_inherited, effective_user, end_with_starter, forbid_dumps,
     forbid_new_privileges, lock_memory, locked_memory_limit, page_size, privileges,
-    raise_open_files, random_number, refuse_oom_kill, replace_stderr, unbound_locked_memory,
+    raise_open_files, random_number, refuse_oom_kill, replace_stderr, reset_signals,
+    unbound_locked_memory,
 };
 pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, OpId, Port, Ring};

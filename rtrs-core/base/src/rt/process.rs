@@ -32,6 +32,21 @@ pub fn become_daemon() -> io::Result<()> {
     std::env::set_current_dir("/")
 }
 
+/// Resets what the starter of a program may have left to it: no signal is blocked, and the ends of
+/// children can be awaited (SIGCHLD is not ignored). A write beyond the file size limit fails with
+/// EFBIG instead of ending the program (SIGXFSZ).
+pub fn reset_signals() {
+    let mut none = mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initializes the set, which pthread_sigmask reads. No handler is replaced:
+    // this runs at the start of the program, and both actions run no code of it.
+    unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut());
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 /// Excludes the memory of the process, and thereby its keys, from core dumps and from access by
 /// other processes of its user (PR_SET_DUMPABLE).
 ///

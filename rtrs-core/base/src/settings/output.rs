@@ -3,12 +3,16 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
 
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 use super::command_error::{CommandError, ErrorClass};
 use super::exit_status::ExitStatus;
+use crate::rt::reset_signals;
+use crate::time::Duration;
 
 /// Format of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -47,6 +51,7 @@ pub fn run_program<A: Parser, K: ErrorClass>(
     output: impl FnOnce(&A) -> Output,
     run: impl FnOnce(&A) -> Result<(), CommandError<K>>,
 ) -> ExitCode {
+    reset_signals();
     let name = A::command().get_name().to_owned();
     let is_json = wants_json(&args);
     let args = match A::try_parse_from(args) {
@@ -110,6 +115,26 @@ pub fn print_text<K: ErrorClass>(text: &str) -> Result<(), CommandError<K>> {
 pub fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
+}
+
+/// Time that the reader of a daemon's stdout has to take its first lines.
+const READER_MAX: Duration = Duration::from_secs(1);
+
+/// Writes the first lines of a daemon to stdout. If nobody reads them, a thread goes on with that,
+/// so that the daemon can serve and end.
+///
+/// # Errors
+/// Returns the system's error.
+pub fn announce(text: String) -> io::Result<()> {
+    let (done, written) = mpsc::channel();
+    thread::Builder::new().name("stdout".into()).spawn(move || {
+        // The daemon may have stopped waiting.
+        let _ = done.send(write_text(&text));
+    })?;
+    written.recv_timeout(READER_MAX).unwrap_or_else(|_| {
+        tracing::warn!("nobody reads standard output");
+        Ok(())
+    })
 }
 
 /// Escapes the characters that would control a terminal: names are chosen by peers and by other
