@@ -13,8 +13,6 @@ const ENOMEM: i16 = -12;
 
 fn server(memory_max: &str) -> ServerBuilder {
     let args = ["--queue-depth", "64", "--chunk-size", "64k", "--memory-max", memory_max];
-    // Peers of the test answer heartbeats only while it waits for them.
-    let args = [&args[..], &["--heartbeat", "1m"]].concat();
     Server::builder().export("vol0=mem:16M").export("vol1=mem:16M").args(&args)
 }
 
