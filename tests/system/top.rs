@@ -108,7 +108,7 @@ fn sessions_starting_and_ending_do_not_end_top() {
     top.kill().expect("end rtrs-client top");
     let _ = top.wait();
     let mut server_top = Command::new(bin("rtrs-server"));
-    server_top.args(["top", "--interval", "100ms", "--count", "9999", "--run-dir"]);
+    server_top.args(["top", "--interval", "100ms", "--count", "200", "--run-dir"]);
     server_top.arg(server.run_dir());
     let mut server_top = Proc::start(server_top);
     let _ = server_top.wait_lines("SESSIONS", 1, COMMAND_TIME_MAX);
