@@ -4,9 +4,11 @@
 use std::process::ExitCode;
 
 use rtrs_client::{LowArgs, without_aliases};
+use rtrs_core::rt::reset_signals;
 use rtrs_core::settings::run_program;
 
 fn main() -> ExitCode {
+    reset_signals();
     let args = without_aliases(std::env::args_os().collect());
     run_program(args, LowArgs::output, LowArgs::run)
 }

@@ -433,7 +433,12 @@ fn a_pruned_session_makes_room_for_others() {
         pairs([("new", "attach"), ("vol2", "attach"), ("vol0", "detach"), ("vol1", "detach")]);
     let refused = host.with(&after, &["apply", "--dry-run"]).code(1);
     let _ = refused.says("vol1.sock is in use by another process");
-    let shown = host.with(&after, &["apply", "--dry-run", "--prune"]).ok();
+    // The command before has connected to the socket to see whether it is in use.
+    let shown = wait_for("the end of the connection", COMMAND_TIME_MAX, || {
+        let shown = host.with(&after, &["apply", "--dry-run", "--prune"]);
+        Some(shown).filter(|shown| !shown.is_refused_for_users())
+    });
+    let shown = shown.ok();
     assert_eq!(of(&shown, "action"), actions);
     assert_eq!(of(&shown, "reason")[1].1, "takes the place of \"vol1\"");
     let done = host.with(&after, &["apply", "--prune"]).ok();

@@ -191,7 +191,8 @@ impl Relays {
         if open.stopping || !open.make_room(source, self.max, now) {
             let count = open.ends.len();
             if let Some(left_out) = open.full.admit(now) {
-                tracing::warn!(%peer, left_out, "NBD client turned away: {count} connections for TLS");
+                let why = format!("{count} connections for TLS");
+                tracing::warn!(%peer, left_out, "NBD client turned away: {why}");
             }
             return None;
         }

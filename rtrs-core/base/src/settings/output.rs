@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use super::command_error::{CommandError, ErrorClass};
 use super::exit_status::ExitStatus;
-use crate::rt::reset_signals;
 use crate::time::Duration;
 
 /// Format of a command's output.
@@ -51,7 +50,6 @@ pub fn run_program<A: Parser, K: ErrorClass>(
     output: impl FnOnce(&A) -> Output,
     run: impl FnOnce(&A) -> Result<(), CommandError<K>>,
 ) -> ExitCode {
-    reset_signals();
     let name = A::command().get_name().to_owned();
     let is_json = wants_json(&args);
     let args = match A::try_parse_from(args) {

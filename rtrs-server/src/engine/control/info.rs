@@ -72,7 +72,9 @@ impl Control {
         let client = Opener { name: Some(name), session: id, peer, who };
         if self.log.connected(ctx.now, &client, shared.session.has_opened()) {
             let session = SessionTag::of(id);
-            tracing::info!(path = %key, transport, %peer, %session, client = %name, "path connected");
+            tracing::info!(
+                path = %key, transport, %peer, %session, client = %name, "path connected"
+            );
         }
         let Some(session) = self.registry.session_mut(id) else { return };
         session.set_name(name);
