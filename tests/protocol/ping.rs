@@ -96,7 +96,7 @@ fn a_lost_server_is_reported_with_exit_code_1() {
 fn a_stopped_server_is_reported_within_the_bound() {
     let mut server = exporting().start();
     let mut command = std::process::Command::new(bin("rtrs-client"));
-    // Of 200 rounds, one that is lost counts as 0%.
+    // A single lost round rounds to 0% once there are 200 rounds.
     command.args(["ping", server.portal(), "-i", "500ms", "-W", "5s"]);
     let mut ping = Proc::start(command);
     ping.wait_lines("seq=", 3, COMMAND_TIME_MAX);

@@ -23,7 +23,7 @@ struct Tcp {
     idle: u32,
     /// Sockets that fill a backlog to make an address silent.
     full: Option<(socket2::Socket, Vec<TcpStream>)>,
-    /// Socket that is bound and does not listen, so that nobody else listens at its address.
+    /// Bound socket that does not listen. It reserves its address, where connects are refused.
     closed: Option<socket2::Socket>,
 }
 

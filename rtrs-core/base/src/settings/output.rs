@@ -118,8 +118,8 @@ pub fn write_text(text: &str) -> io::Result<()> {
 /// Time that the reader of a daemon's stdout has to take its first lines.
 const READER_MAX: Duration = Duration::from_secs(1);
 
-/// Writes the first lines of a daemon to stdout. If nobody reads them, a thread goes on with that,
-/// so that the daemon can serve and end.
+/// Writes the first lines of a daemon to stdout. A full pipe blocks only a thread of its own: the
+/// daemon serves and ends without its reader.
 ///
 /// # Errors
 /// Returns the system's error.
