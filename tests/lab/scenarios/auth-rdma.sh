@@ -21,6 +21,7 @@ refused() { # file argument...
     local out=$LAB_WORK/$1.out
     shift
     if timeout 60 rtrs-client attach vol --path "$PORTAL" --socket "$LAB_WORK/none.sock" "$@" \
+        --connect-timeout $((5 * LAB_SLOW))s \
         >"$out" 2>&1 </dev/null; then
         echo "it attached"
         timeout 60 rtrs-client detach vol
