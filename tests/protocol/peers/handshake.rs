@@ -172,6 +172,7 @@ fn invalid_introductions_end_the_path() {
         let mut peer = Peer::connected(scene.server, scene.options());
         peer.send_info(&bytes);
         let _ = peer.ended(what, at_once());
+        alpha.check_alive(what);
     }
     // INFO_REQ while a connection is missing.
     let mut peer = Peer::new(scene.server, scene.options());
@@ -186,6 +187,7 @@ fn invalid_introductions_end_the_path() {
     let mut peer = scene.peer();
     peer.send(0, &info_req(b"later"), None);
     let _ = peer.ended("INFO_REQ twice", at_once());
+    alpha.check_alive("INFO_REQ twice");
     let mut peer = Peer::connected(scene.server, scene.options());
     peer.send(1, &info_req(b"wrong"), None);
     let _ = peer.ended("INFO_REQ on connection 1", at_once());
@@ -194,8 +196,8 @@ fn invalid_introductions_end_the_path() {
         let mut peer = Peer::connected(scene.server, scene.options());
         peer.send_imm(conn, imm);
         let _ = peer.ended("an early immediate", at_once());
+        alpha.check_alive("an early immediate");
     }
-    alpha.check_alive("introductions of others");
     drop(alpha);
     scene.end();
 }
