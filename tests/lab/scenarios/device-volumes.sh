@@ -7,10 +7,12 @@
 
 PORTAL=tcp://127.0.0.1:1234
 
-SESSION=(--device auto --path "$PORTAL" --takeover --no-path fail --io-timeout 1500ms)
+# A request that takes longer than io-timeout fails, also in a slow guest.
+SESSION=(--device auto --path "$PORTAL" --takeover --no-path fail
+    --io-timeout $((1500 * LAB_SLOW))ms --device-timeout $((4 * LAB_SLOW))s)
 
 attach_session() { # names
-    timeout 60 rtrs-client attach "$@" "${SESSION[@]}" --device-timeout 4s
+    timeout 60 rtrs-client attach "$@" "${SESSION[@]}"
 }
 
 # The device of a volume.
