@@ -78,6 +78,12 @@ lab_select() { # word...
     done | awk '!seen[$0]++'
 }
 
+# Prints the series of kernels that scenarios name in their headers, each once.
+lab_kernels_of() { # name...
+    local name
+    for name in "$@"; do lab_header "$name" kernel; done | sort -Vu
+}
+
 # Builds the programs of the guest and copies them to the run's own folder, so that a later build
 # does not affect running guests; the scripts are there too (lab_prepare). Sets LAB_BIN, the
 # folder of the daemons, and LAB_TESTS, the test binaries (lines NAME=FILE), as the guest sees them.
@@ -190,7 +196,7 @@ lab_vng_command() { # role cpus memory qemu_option...
     local role=$1 cpus=$2 memory=$3
     shift 3
     LAB_VNG=(env "PATH=$LAB_VENV/bin:$PATH" vng --disable-kvm
-        -r "/boot/vmlinuz-$LAB_RELEASE" --cpus "$cpus" -m "$memory"
+        -r "$LAB_IMAGE" --cpus "$cpus" -m "$memory"
         --user root --cwd "$PWD" "--rwdir=/run/lab=$LAB_SHARE"
         --append=log_buf_len=4M
         # lab_nmi uses this to make a silent guest report the state of its processors.
@@ -517,7 +523,7 @@ lab_close() { # start
 }
 
 lab_run() { # word...
-    local start=$SECONDS names missing name topology
+    local start=$SECONDS names missing name topology kernel
     names=$(lab_select "$@") || return 2
     if ! missing=$(lab_ready); then
         echo "SKIP: this machine has no lab; missing:"
@@ -536,16 +542,36 @@ lab_run() { # word...
         lab_close "$start"
         return
     fi
-    lab_write_settings
     lab_take_lock || return 1
-    for topology in one two; do
-        LAB_LEFT=()
-        for name in $names; do
-            [ "$(lab_header "$name" topology)" = "$topology" ] && LAB_LEFT+=("$name")
+    # shellcheck disable=SC2086
+    for kernel in '' $(lab_kernels_of $names); do
+        if ! lab_use_kernel "$kernel"; then
+            # shellcheck disable=SC2086
+            lab_skip_kernel "$kernel" $names
+            continue
+        fi
+        lab_write_settings
+        for topology in one two; do
+            LAB_LEFT=()
+            for name in $names; do
+                [ "$(lab_header "$name" topology)" = "$topology" ] &&
+                    [ "$(lab_header "$name" kernel)" = "$kernel" ] && LAB_LEFT+=("$name")
+            done
+            while [ ${#LAB_LEFT[@]} -gt 0 ]; do lab_boot_once "$topology"; done
         done
-        while [ ${#LAB_LEFT[@]} -gt 0 ]; do lab_boot_once "$topology"; done
     done
     lab_close "$start"
+}
+
+# Counts the scenarios of a kernel that this machine does not have as skipped.
+lab_skip_kernel() { # series name...
+    local series=$1 name
+    shift
+    for name in "$@"; do
+        [ "$(lab_header "$name" kernel)" = "$series" ] || continue
+        echo "SKIP $name: no kernel $series; scripts/lab.sh setup $name"
+        lab_count "$name" skipped 0 0 0
+    done
 }
 
 lab_shell() { # [command]

@@ -3,7 +3,8 @@
 # version, virtme-ng, and the modules Debian leaves out (rtrs, rnbd, siw, ublk). Sourced by
 # scripts/lab.sh; `lab_setup` installs what is missing, `lab_ready` only checks. Build results
 # are in folders of LAB_CACHE named by version, so a newer kernel gets its own build and an older
-# one still works. Every step has a time limit and a log.
+# one still works. Further kernels, which scenarios name by series, are only unpacked there. Every
+# step has a time limit and a log.
 
 # Pinned: other versions may boot differently.
 LAB_VNG_VERSION=1.42
@@ -55,6 +56,30 @@ lab_modules_dir() { # release version
     printf '%s/modules-%s-%s\n' "$LAB_CACHE" "$1" "$2"
 }
 
+# Prints the folder of an unpacked kernel of a series: the newest one.
+lab_unpacked() { # series
+    local dir
+    while read -r dir; do
+        [ -r "$dir/boot/vmlinuz-${dir##*/kernel-}" ] && printf '%s\n' "$dir" && return 0
+    done < <(printf '%s\n' "$LAB_CACHE/kernel-$1".*-amd64 | sort -Vr)
+    return 1
+}
+
+# Selects the kernel of guests: the installed one, or the unpacked one of a series such as 6.12.
+# Sets LAB_RELEASE, LAB_IMAGE and LAB_MODULES. No modules are built for an unpacked kernel.
+lab_use_kernel() { # series, or an empty word
+    local kernel dir
+    kernel=$(lab_kernel) || return 1
+    if [ -z "$1" ] || [ "$1" = "$(lab_series "${kernel#* }")" ]; then
+        LAB_RELEASE=${kernel% *} LAB_IMAGE=/boot/vmlinuz-${kernel% *}
+        LAB_MODULES=$(lab_modules_dir "$LAB_RELEASE" "${kernel#* }")
+        return 0
+    fi
+    dir=$(lab_unpacked "$1") || return 1
+    LAB_RELEASE=${dir##*/kernel-}
+    LAB_IMAGE=$dir/boot/vmlinuz-$LAB_RELEASE LAB_MODULES=$dir/modules-built
+}
+
 lab_packages_missing() {
     local package
     for package in "${LAB_PACKAGES[@]}"; do
@@ -72,9 +97,9 @@ lab_modules_missing() { # dir release
     done
 }
 
-# Prints what is missing, one item per line; status 0 if nothing is. Sets LAB_RELEASE, LAB_MODULES.
+# Prints what is missing, one item per line; status 0 if nothing is. Selects the installed kernel.
 lab_ready() {
-    local missing kernel
+    local missing
     PATH=$PATH:/usr/sbin:/sbin
     if [ "$(uname -m)" != x86_64 ]; then
         echo "an x86_64 machine; this is $(uname -m)"
@@ -86,9 +111,7 @@ lab_ready() {
     fi
     missing=$(lab_packages_missing | tr '\n' ' ')
     [ -z "$missing" ] || echo "packages: $missing"
-    if kernel=$(lab_kernel); then
-        LAB_RELEASE=${kernel% *}
-        LAB_MODULES=$(lab_modules_dir "$LAB_RELEASE" "${kernel#* }")
+    if lab_use_kernel ''; then
         missing="$missing$(lab_modules_missing "$LAB_MODULES" "$LAB_RELEASE" | tr '\n' ' ')"
         [ -z "$missing" ] || echo "packages or modules: $missing"
     else
@@ -142,6 +165,11 @@ lab_install() { # package[=version]...
         --allow-downgrades "$@"
 }
 
+lab_update() {
+    lab_step "apt-get update" 300 "$([ "$(id -u)" -eq 0 ] && echo env || echo sudo)" \
+        apt-get -o DPkg::Lock::Timeout=120 update
+}
+
 # Prints the versions of a package that apt offers.
 lab_candidates() { # package
     apt-cache madison "$1" 2>/dev/null | awk -F'|' '{ gsub(/ /, "", $2); print $2 }' | sort -Vru
@@ -177,8 +205,7 @@ lab_setup_packages() {
         lab_say "missing: ${missing[*]} and a kernel; become root, or install sudo"
         return 3
     fi
-    lab_step "apt-get update" 300 "$([ "$(id -u)" -eq 0 ] && echo env || echo sudo)" \
-        apt-get -o DPkg::Lock::Timeout=120 update || return 1
+    lab_update || return 1
     for version in "${missing[@]}"; do
         case $version in
             # Installed below, with a version.
@@ -273,9 +300,61 @@ lab_setup_modules() {
     fi
 }
 
-# Status: 0 everything is present, 1 a step failed, 3 this machine cannot have a lab.
-lab_setup() {
-    local start=$SECONDS status
+# Prints the release of the newest kernel of a series that apt offers: 6.12.117+deb12-amd64.
+lab_offered() { # series
+    apt-cache depends "linux-image-$1-amd64" 2>/dev/null |
+        sed -n 's/^ *Depends: linux-image-\([^ ]*-amd64\)$/\1/p' | grep -m 1 .
+}
+
+# Unpacks the package in DIR/deb to DIR/root, without drivers of hardware that no guest has.
+# Modules are decompressed here, because an emulated guest takes long for it.
+lab_unpack_kernel() { # dir release
+    mkdir "$1/root" && dpkg-deb --fsys-tarfile "$1/deb/"*.deb | tar -x -C "$1/root" \
+        --exclude=./usr --exclude='*/kernel/sound' --exclude='*/drivers/gpu' \
+        --exclude='*/drivers/media' --exclude='*/drivers/iio' --exclude='*/drivers/usb' \
+        --exclude='*/drivers/net/wireless' &&
+        find "$1/root/lib/modules/$2" -name '*.ko.xz' -exec xz -d {} + &&
+        depmod -b "$1/root" "$2" && [ -s "$1/root/lib/modules/$2/modules.dep.bin" ]
+}
+
+# Downloads and unpacks a kernel of a series; apt verifies the package. Nothing is installed, and no
+# other kernel of the machine changes.
+lab_setup_kernel() { # series
+    local release work=$LAB_CACHE/kernel-$1.part
+    lab_use_kernel "$1" && return 0
+    if ! command -v apt-get >/dev/null 2>&1; then
+        lab_say "FAILED: no kernel $1, and no apt-get to download it"
+        return 1
+    fi
+    if ! release=$(lab_offered "$1") && ! { lab_update && release=$(lab_offered "$1"); }; then
+        lab_say "FAILED: apt offers no linux-image-$1-amd64"
+        return 1
+    fi
+    rm -rf "$work"
+    mkdir -p "$work/deb"
+    if ! lab_step "downloading Linux $release" 600 env -C "$work/deb" \
+        apt-get download "linux-image-$release"; then
+        # The package lists may be older than the archive.
+        lab_update && release=$(lab_offered "$1") && lab_step "downloading Linux $release" 600 \
+            env -C "$work/deb" apt-get download "linux-image-$release" || return 1
+    fi
+    export -f lab_unpack_kernel
+    lab_step "unpacking Linux $release" 300 bash -o pipefail -c 'lab_unpack_kernel "$@"' - \
+        "$work" "$release" || return 1
+    rm -rf "$LAB_CACHE/kernel-$release" &&
+        mv "$work/root" "$LAB_CACHE/kernel-$release" && rm -rf "$work"
+    if ! lab_use_kernel "$1"; then
+        lab_say "FAILED: no image of Linux $release in $LAB_CACHE/kernel-$release"
+        return 1
+    fi
+    lab_say "Linux $release is in $LAB_CACHE/kernel-$release"
+}
+
+# Prepares the installed kernel and the kernels of the named scenarios. Status: 0 everything is
+# present, 1 a step failed, 2 no such scenario, 3 this machine cannot have a lab.
+lab_setup() { # word...
+    local start=$SECONDS status names='' series
+    if [ $# -gt 0 ]; then names=$(lab_select "$@") || return 2; fi
     PATH=$PATH:/usr/sbin:/sbin
     if [ "$(uname -m)" != x86_64 ] || ! command -v dpkg-query >/dev/null 2>&1; then
         lab_say "the lab needs Debian on x86_64; this is $(uname -sm)"
@@ -290,6 +369,12 @@ lab_setup() {
     : >"$LAB_CACHE/logs/setup.log"
     lab_setup_packages && lab_setup_vng && lab_setup_modules
     status=$?
+    if [ $status -eq 0 ]; then
+        # shellcheck disable=SC2086
+        for series in $(lab_kernels_of $names); do
+            lab_setup_kernel "$series" || status=1
+        done
+    fi
     exec 8>&-
     [ $status -eq 0 ] || return $status
     lab_ready >&2 || return 1

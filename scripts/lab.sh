@@ -2,7 +2,9 @@
 # The lab: virtual machines with Debian's kernel, soft RDMA devices and nbd, in which the daemons
 # run as users run them. docs/explanation/lab.md explains it.
 #
-#   scripts/lab.sh setup               install and build what it needs; repeated: seconds
+#   scripts/lab.sh setup [NAME|GROUP|all]
+#                                      install and build what it needs; repeated: seconds. With
+#                                      names also the other kernels of these scenarios
 #   scripts/lab.sh list [-o json]      the scenarios
 #   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/12 to 12/12 are a
 #                                      twelfth each of those not in the group smoke; any N works
@@ -37,9 +39,11 @@ list() { # format
         for name in $(lab_names); do
             jq -n --arg name "$name" --arg about "$(lab_header "$name" lab)" \
                 --arg topology "$(lab_header "$name" topology)" \
+                --arg kernel "$(lab_header "$name" kernel)" \
                 --argjson limit "$(lab_header "$name" limit)" \
                 --arg groups "$(lab_header "$name" groups)" \
                 '{name: $name, about: $about, topology: $topology, limit_s: $limit,
+                  kernel: (if $kernel == "" then null else $kernel end),
                   groups: ($groups | split(" "))}'
         done | jq -s .
         return
@@ -58,8 +62,8 @@ case ${1:-} in
         sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
         ;;
     setup)
-        [ $# -eq 1 ] || usage "setup takes no arguments"
-        lab_setup
+        shift
+        lab_setup "$@"
         ;;
     list)
         case "$*" in

@@ -136,6 +136,10 @@ lab() {
         failures+=("lab-setup: status $status")
         return
     fi
+    # Other kernels are wanted by few scenarios, which are skipped without them.
+    # shellcheck disable=SC2086
+    [ $status -ne 0 ] || run_stage lab-kernels 1800 bash scripts/lab.sh setup $scenarios ||
+        notes+=("LAB: not all kernels are here; see the skipped scenarios")
     # Status 3: the setup has printed what is missing, and every scenario is skipped.
     # shellcheck disable=SC2086
     RTRS_QUICK=1 run_stage lab "$LAB_SECONDS_MAX" bash scripts/lab.sh run $scenarios
@@ -290,6 +294,7 @@ export RTRS_BIN_DIR=${RTRS_BIN_DIR:-$target/debug}
 
 gate fmt 120 cargo fmt --all --check
 gate lab-verdict 60 bash scripts/lab-verdict-test.sh
+gate lab-kernel 60 bash scripts/lab-kernel-test.sh
 # All targets in one go, so that the daemons the system tests start and the test binaries come
 # from the same build (a plain `cargo build` would build the core again with other features).
 if gate build 1800 cargo build --workspace --all-targets --locked; then
