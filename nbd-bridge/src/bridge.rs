@@ -207,7 +207,11 @@ impl Bridge {
 
     /// Counters of this shard.
     pub fn stats(&self) -> FrontEndStats {
-        FrontEndStats { connections: self.connections() as u64, ..self.shared.stats }
+        FrontEndStats {
+            connections: self.connections() as u64,
+            clients: self.conns.iter().flatten().filter(|conn| conn.is_client()).count() as u64,
+            ..self.shared.stats
+        }
     }
 
     /// Does all work that is possible now. Returns true when anything happened.

@@ -245,8 +245,11 @@ pub(crate) struct Status {
     /// Files that the next process will lack because they could not be written, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) unsaved: Vec<String>,
-    /// Number of NBD connections.
+    /// Number of NBD connections, also those in their handshake and of the kernel.
     pub(crate) nbd_connections: u64,
+    /// Number of connections of NBD clients that a detach would cut.
+    #[serde(default)]
+    pub(crate) nbd_clients: u64,
     /// Paths of the session; None if it does not answer.
     pub(crate) paths: Option<Vec<PathInfo>>,
 }

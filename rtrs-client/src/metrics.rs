@@ -28,7 +28,7 @@ rtrs_core::metrics! {
     CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["volume", "export"]
         "Times that the server may have lost acknowledged writes which were not flushed.";
     NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["volume", "export"]
-        "Connected NBD clients.";
+        "Open NBD connections.";
     NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["volume", "export"]
         "IOs of NBD clients that failed, flushes that report a loss included.";
     PATH_UP = Gauge "rtrs_client_path_up" ["volume", "export", "path"]

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrontEndStats {
-    /// Clients connected now.
+    /// Open connections.
     pub connections: u64,
+    /// Connections whose clients use the device: past the handshake, and not disconnected. The
+    /// kernel's are not counted.
+    pub clients: u64,
     /// Successful handshakes.
     pub negotiated: u64,
     /// IOs completed by the device.
@@ -37,6 +40,7 @@ impl FrontEndStats {
     /// Adds the counters of another shard.
     pub fn add(&mut self, other: &Self) {
         self.connections += other.connections;
+        self.clients += other.clients;
         self.negotiated += other.negotiated;
         self.completed += other.completed;
         self.failed += other.failed;
@@ -70,6 +74,7 @@ mod tests {
             "deferred": 9 * factor,
             "fragments": 10 * factor,
             "given_up": 11 * factor,
+            "clients": 12 * factor,
         })
     }
 

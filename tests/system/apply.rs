@@ -386,8 +386,15 @@ fn unlisted_volumes_stay_unless_pruned() {
         assert_eq!(of(&host.with(&both[..1], words).code(code), "action"), expected);
     }
     assert_eq!(host.pids().len(), 2, "nothing was done");
-    // Nor is a volume detached that has an NBD client, which is said in advance.
     let vol1 = Front::Unix(host.client.run_dir().join("vol1.sock"));
+    // A connection in its handshake keeps no volume attached.
+    let shaking = RawNbd::hello(&vol1);
+    wait_for("its connection", COMMAND_TIME_MAX, || {
+        (host.status("vol1")["nbd_connections"] == 1).then_some(())
+    });
+    let _ = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).ok();
+    drop(shaking);
+    // Nor is a volume detached that has an NBD client, which is said in advance.
     let raw = RawNbd::go(&vol1, "vol1");
     let in_use = "\"vol1\" is served to NBD clients (1 connected); end them first";
     let shown = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).code(1);

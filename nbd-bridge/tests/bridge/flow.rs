@@ -410,6 +410,19 @@ fn half_closed_clients_get_their_replies() {
 }
 
 #[test]
+fn connections_are_clients_once_past_their_handshake() {
+    let fixture = Fixture::new();
+    let counts = |report: &Report| (report.stats.connections, report.stats.clients);
+    let shaking = fixture.socket();
+    let client = fixture.client(true);
+    fixture.wait("client beside a handshake", |report| counts(report) == (2, 1));
+    client.disconnect();
+    fixture.wait("handshake alone", |report| counts(report) == (1, 0));
+    drop(shaking);
+    fixture.finish();
+}
+
+#[test]
 fn unusable_limits_are_refused() {
     let ring = rtrs_core::rt::Ring::new(8).unwrap();
     let try_with = |config: BridgeConfig| {

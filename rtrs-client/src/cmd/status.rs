@@ -86,7 +86,7 @@ fn text(status: &Status) -> String {
         line("failed IO", errors);
     }
     status.unsaved.iter().for_each(|why| line("not saved", why.clone()));
-    line("nbd clients", status.nbd_connections.to_string());
+    line("nbd clients", status.nbd_clients.to_string());
     out.extend(status.paths().iter().map(path_text));
     out
 }

@@ -196,6 +196,7 @@ pub(crate) fn status(
         io_errors: io_errors(identity, reports),
         unsaved: identity.saved.as_ref().map(Saved::unwritten).unwrap_or_default(),
         nbd_connections: reports.iter().map(|report| connections(identity, report)).sum(),
+        nbd_clients: reports.iter().map(|report| front_stats(identity, report).clients).sum(),
         paths,
     }
 }

@@ -50,7 +50,7 @@ fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
     if let Some(path) = &status.device {
         return refuse_if_used(name, Path::new(path));
     }
-    match status.nbd_connections {
+    match status.nbd_clients {
         0 => Ok(()),
         clients => {
             let text = format!(

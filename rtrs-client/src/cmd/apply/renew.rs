@@ -87,7 +87,7 @@ fn end_all(group: &Group<'_>, sharers: Vec<Session>) -> Renewal {
     let mut all = Vec::with_capacity(sharers.len());
     for session in sharers {
         match check(group, &session) {
-            Ok(status) => all.push((session, status.nbd_connections)),
+            Ok(status) => all.push((session, status.nbd_clients)),
             Err(error) => obstacles.push(error.chain().to_string()),
         }
     }
@@ -95,7 +95,7 @@ fn end_all(group: &Group<'_>, sharers: Vec<Session>) -> Renewal {
         return refused(obstacles.join("; "));
     }
     // A volume with clients is the first to refuse.
-    all.sort_by_key(|(_, connections)| *connections == 0);
+    all.sort_by_key(|(_, clients)| *clients == 0);
     let mut cut_off = BTreeMap::new();
     for (session, _) in all {
         match end(&session, within_ms, force) {
