@@ -440,12 +440,20 @@ fn a_pruned_session_makes_room_for_others() {
         pairs([("new", "attach"), ("vol2", "attach"), ("vol0", "detach"), ("vol1", "detach")]);
     let refused = host.with(&after, &["apply", "--dry-run"]).code(1);
     let _ = refused.says("vol1.sock is in use by another process");
-    // The command before has connected to the socket to see whether it is in use.
-    let shown = wait_for("the end of the connection", COMMAND_TIME_MAX, || {
-        let shown = host.with(&after, &["apply", "--dry-run", "--prune"]);
-        Some(shown).filter(|shown| !shown.is_refused_for_users())
+    // A session in use that holds the place is a difference, and an obstacle of apply.
+    let raw = RawNbd::go(&Front::Unix(host.client.run_dir().join("vol1.sock")), "vol1");
+    let differs = host.with(&after, &["diff", "--prune"]).code(1);
+    assert_eq!(of(&differs, "action"), actions);
+    let reasons = of(&differs, "reason");
+    assert_eq!(reasons[1].1, "takes the place of \"vol1\"");
+    assert!(reasons[3].1.to_string().contains("is served to NBD clients"), "{reasons:?}");
+    let refused = host.with(&after, &["apply", "--dry-run", "--prune"]).code(1);
+    let _ = refused.says("vol1.sock is in use by another process");
+    drop(raw);
+    wait_for("the end of the client", COMMAND_TIME_MAX, || {
+        (host.status("vol1")["nbd_clients"] == 0).then_some(())
     });
-    let shown = shown.ok();
+    let shown = host.with(&after, &["apply", "--dry-run", "--prune"]).ok();
     assert_eq!(of(&shown, "action"), actions);
     assert_eq!(of(&shown, "reason")[1].1, "takes the place of \"vol1\"");
     let done = host.with(&after, &["apply", "--prune"]).ok();

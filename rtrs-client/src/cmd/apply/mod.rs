@@ -176,9 +176,7 @@ impl Item {
 
 pub(super) fn diff(args: &DiffArgs, global: &GlobalArgs) -> Result<(), Error> {
     let failed = |error: Error| Error::new(ErrorKind::NotCompared, error.chain().to_string());
-    let mut items = compare(&args.file, Purpose::Show { force: false }, global).map_err(failed)?;
-    prune::explain_refusals(&mut items);
-    let rows = plain(items);
+    let rows = plain(compare(&args.file, Purpose::Compare, global).map_err(failed)?);
     global.output.print(&rows, text).map_err(failed)?;
     let all = rows.sessions.len();
     let is_unclear = |row: &&Row| row.action == Action::Unclear || row.error.is_some();
@@ -455,8 +453,12 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
     });
     let mut items: Vec<Item> = items.collect();
     items.extend(others);
-    if let Purpose::Show { force: false } = purpose {
+    if matches!(purpose, Purpose::Compare | Purpose::Show { force: false }) {
         prune::foresee_refusals(&mut items, global);
+    }
+    if purpose == Purpose::Compare {
+        // A session in use holds its place as a difference, not as an error.
+        prune::explain_refusals(&mut items);
     }
     prune::expect_free_places(&mut items, &run_dir, global);
     Ok(items)

@@ -19,10 +19,12 @@ use crate::volumes::difference::{Action, Found, Running};
 const AT_ONCE: usize = 16;
 
 /// Purpose of a comparison.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// The actions follow.
     Act,
+    /// Only the differences matter, not whether the actions would be refused.
+    Compare,
     /// The actions are only shown. With `force` they would detach sessions in use.
     Show { force: bool },
 }
