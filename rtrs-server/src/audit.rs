@@ -27,8 +27,11 @@ pub enum AuditKind {
     Close,
     /// The last path of a session has ended.
     Disconnect,
-    /// The operator, or a change of the access lists, ended a session or some of its paths.
+    /// The operator evicted a session, or a change of the access lists, certificates or keys ended
+    /// some of its paths.
     Evict,
+    /// A command ended a path, whose client may connect it again.
+    SessionDisconnect,
     /// The configuration was read again.
     Reload,
     /// An export could not be opened at the start, or was opened later.

@@ -205,7 +205,8 @@ mod tests {
     #[test]
     fn operator_actions_are_always_recorded() {
         let mut limits = Limits::new(at(0));
-        for kind in [AuditKind::Evict, AuditKind::Reload, AuditKind::ExportSet] {
+        use AuditKind::{Evict, ExportSet, Reload, SessionDisconnect};
+        for kind in [Evict, SessionDisconnect, Reload, ExportSet] {
             let evicted = event(kind, Some("intruder"), [10, 0, 0, 1]);
             assert!((0..10_000).all(|_| limits.admit(at(0), evicted.clone()).is_some()));
         }

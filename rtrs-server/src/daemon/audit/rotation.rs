@@ -43,7 +43,9 @@ impl Owner {
             address: Option<SocketAddr>,
         }
         match serde_json::from_slice(line) {
-            Ok(Keys { event, .. }) if event == "evict" => Self::Operator,
+            Ok(Keys { event, .. }) if matches!(&*event, "evict" | "session-disconnect") => {
+                Self::Operator
+            }
             Ok(Keys { identity: Some(name), .. }) => Self::Named(name),
             Ok(Keys { address: Some(address), .. }) => {
                 Self::Nameless(format!("{:?}", Source::of(address.ip())))
@@ -156,6 +158,7 @@ fn share(sizes: &[u64], max: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::AuditKind;
 
     #[test]
     fn small_files_are_kept_whole_and_large_ones_share_the_rest() {
@@ -165,6 +168,17 @@ mod tests {
         assert_eq!(share(&[5, 5, 5], 9), 3);
         assert_eq!(share(&[], 0), u64::MAX);
         assert_eq!(share(&[7], 0), 0);
+    }
+
+    #[test]
+    fn ends_by_the_operator_are_not_the_clients_lines() {
+        let line = |event: &str| format!(r#"{{"event":"{event}","identity":"db1"}}"#);
+        for kind in [AuditKind::Evict, AuditKind::SessionDisconnect] {
+            let event = serde_json::to_value(kind).unwrap();
+            let owner = Owner::of(line(event.as_str().unwrap()).as_bytes());
+            assert_eq!(owner, Owner::Operator, "{event}");
+        }
+        assert_eq!(Owner::of(line("disconnect").as_bytes()), Owner::Named("db1".into()));
     }
 
     #[test]

@@ -179,7 +179,7 @@ impl Control {
         let opened = shared.session.has_opened();
         shared.chunks.get().into_iter().for_each(|pool| pool.let_write(opened));
         end_others(self, id, ctx);
-        self.log.proved(&shared);
+        self.log.proved(&shared, name);
         self.path_up(&shared, name, ctx);
         reply_to.answer(ControlAnswer::Done, ctx.out);
     }

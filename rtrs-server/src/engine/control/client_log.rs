@@ -116,13 +116,13 @@ impl ClientLog {
 
     /// Records the end of a path if the operator caused it.
     pub(super) fn ended(&mut self, client: &Opener, end: &PathEnd) {
-        if matches!(
-            end,
-            PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted | PathEnd::Operator
-        ) {
-            self.release_connect(client);
-            self.happened(AuditKind::Evict, client, Some(&end.to_string()));
-        }
+        let kind = match end {
+            PathEnd::NotAllowed | PathEnd::Unknown | PathEnd::Evicted => AuditKind::Evict,
+            PathEnd::Operator => AuditKind::SessionDisconnect,
+            _ => return,
+        };
+        self.release_connect(client);
+        self.happened(kind, client, Some(&end.to_string()));
     }
 
     /// Records that a session closed one export, or all.
@@ -308,13 +308,14 @@ impl ClientLog {
         tracing::warn!(%peer, reason = %refusal, left_out, "client authentication failed");
     }
 
-    /// Records the authentication of a path's client.
-    pub(super) fn proved(&self, path: &PathShared) {
+    /// Records the authentication of the client of a path of the session `name`.
+    pub(super) fn proved(&self, path: &PathShared, name: Name) {
         let (identity, peer) = (path.identity(), path.origin.peer);
         self.audit.record(|| AuditEvent {
             identity: identity.who.name().map(str::to_owned),
             address: Some(peer),
             session: Some(SessionTag::of(path.session.id).to_string()),
+            session_name: Some(name.to_string()),
             cipher: identity.cipher,
             ..AuditEvent::new(AuditKind::Authenticate, AuditResult::Ok)
         });

@@ -66,7 +66,7 @@ impl Control {
         let (id, key) = (shared.session.id, shared.key);
         let (peer, transport) = (shared.origin.peer, shared.origin.transport);
         if shared.identity().cipher.is_some() {
-            self.log.proved(shared);
+            self.log.proved(shared, name);
         }
         let who = shared.session.name_of_client();
         let client = Opener { name: Some(name), session: id, peer, who };

@@ -9,6 +9,7 @@ use rtrs_core::wire::{AccessMode, Rw, errno};
 
 use super::fixture::{Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
+use crate::audit::AuditKind;
 use crate::engine::message::{AdminReply, AdminRequest};
 use crate::stats::{Access, PathStage, SessionState};
 
@@ -246,6 +247,28 @@ fn a_hanging_backend_blocks_no_other_session() {
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(fixture.sessions().len(), 1);
+}
+
+#[test]
+fn ends_by_the_operator_are_recorded_by_command() {
+    let mut fixture = Fixture::new(StandOptions::default());
+    let mut peer = Peer::open(&mut fixture, PeerOptions::default());
+    let events = fixture.audited();
+    let recorded = |fixture: &mut Fixture, peer: &mut Peer| {
+        assert!(peer.closed(fixture) > 0);
+        let events = std::mem::take(&mut *events.lock());
+        // A connect that was held back is recorded first.
+        let end = events.iter().find(|event| event.event != AuditKind::Connect).unwrap();
+        assert_eq!(end.session_name.as_deref(), Some("sess"));
+        end.event
+    };
+    let _ = ended(&fixture.admin(disconnect("sess", None)));
+    assert_eq!(recorded(&mut fixture, &mut peer), AuditKind::SessionDisconnect);
+    let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
+    peer = Peer::up(&mut fixture, again, "sess");
+    events.lock().clear();
+    let _ = ended(&fixture.admin(evict("sess")));
+    assert_eq!(recorded(&mut fixture, &mut peer), AuditKind::Evict);
 }
 
 #[test]

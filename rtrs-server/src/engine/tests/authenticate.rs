@@ -470,6 +470,7 @@ fn proofs_are_recorded() {
     assert_eq!((events[0].identity.as_deref(), events[1].identity.as_deref()), (None, Some("db1")));
     assert!(events.iter().all(|event| event.address.unwrap().ip() == client_ip(0)));
     assert_eq!(fixture.sessions()[0].log_id, events[1].session.clone().unwrap());
+    assert!(events[1].session_name.is_some() && events[1].session_name == events[2].session_name);
 }
 
 #[test]

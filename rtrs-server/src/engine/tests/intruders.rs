@@ -340,9 +340,9 @@ fn events_of_unauthenticated_paths_are_recorded_as_such() {
         .collect();
     evicted.sort_by_key(|(_, address, _)| *address);
     let db1 = || Some("db1".to_owned());
-    let kinds = [AuditKind::Evict, AuditKind::Close, AuditKind::Disconnect];
+    let kinds = [AuditKind::SessionDisconnect, AuditKind::Close, AuditKind::Disconnect];
     let mut expected: Vec<_> = kinds.map(|kind| (kind, client_ip(0), db1())).into();
-    expected.push((AuditKind::Evict, client_ip(3), None));
+    expected.push((AuditKind::SessionDisconnect, client_ip(3), None));
     assert_eq!(evicted, expected);
 }
 
