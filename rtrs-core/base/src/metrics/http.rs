@@ -318,15 +318,32 @@ fn judge(head: &[u8]) -> Answer {
         let has_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
         has_name && !line.contains(['\r', '\n', '\0'])
     };
-    if !is_method || !target.starts_with('/') || !lines.all(is_header) {
+    if !is_method || !lines.all(is_header) {
         return Answer::Bad;
     }
-    match (method, target.split('?').next()) {
+    match (method, path_of(target)) {
+        (_, None) => Answer::Bad,
         ("GET", Some("/metrics")) => Answer::Metrics,
         ("HEAD", Some("/metrics")) => Answer::Head,
         (_, Some("/metrics")) => Answer::NotAllowed,
         _ => Answer::NotFound,
     }
+}
+
+/// Path of a request target in origin form or absolute form (RFC 9112, sections 3.2.1 and 3.2.2).
+/// None for other forms, and for URIs of other schemes or without a host.
+fn path_of(target: &str) -> Option<&str> {
+    let path = if target.starts_with('/') {
+        target
+    } else {
+        let (scheme, rest) = target.split_once("://")?;
+        let host_len = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        if !scheme.eq_ignore_ascii_case("http") || host_len == 0 {
+            return None;
+        }
+        &rest[host_len..]
+    };
+    path.split('?').next()
 }
 
 #[cfg(test)]
