@@ -51,7 +51,7 @@ impl BlockDevice for MemoryDevice {
                 _ => {}
             }
         }
-        self.done.push_back(Completion { tag: io.tag, status });
+        self.done.push_back(Completion::new(io.tag, status));
         Ok(())
     }
 

@@ -22,7 +22,7 @@ use crate::ids::CoreIndex;
 use crate::losses::Losses;
 use crate::mem::{MemSlice, Region};
 use crate::rt::Ring;
-use crate::status::IoStatus;
+use crate::status::{IoStatus, Outcome};
 use crate::time::Instant;
 
 /// Operation of an IO.
@@ -88,8 +88,18 @@ pub struct Io {
 pub struct Completion {
     /// Tag of the IO.
     pub tag: u64,
-    /// Outcome.
+    /// Status.
     pub status: IoStatus,
+    /// Errno for the log ([`Outcome::errno`]).
+    pub errno: u16,
+}
+
+impl Completion {
+    /// Creates the completion of the IO with this tag.
+    pub fn new(tag: u64, outcome: impl Into<Outcome>) -> Self {
+        let Outcome { status, errno } = outcome.into();
+        Self { tag, status, errno }
+    }
 }
 
 /// Size, limits and capabilities of a device, in bytes unless the name says otherwise.

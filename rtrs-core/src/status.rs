@@ -116,6 +116,29 @@ impl IoStatus {
     }
 }
 
+/// Status of an IO, with its errno for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Status for the submitter.
+    pub status: IoStatus,
+    /// Errno of the system, which the status may not preserve; without one, that of the status.
+    pub errno: u16,
+}
+
+impl From<IoStatus> for Outcome {
+    fn from(status: IoStatus) -> Self {
+        Self { status, errno: status.to_errno() }
+    }
+}
+
+impl From<&std::io::Error> for Outcome {
+    fn from(error: &std::io::Error) -> Self {
+        let status = IoStatus::from_io_error(error);
+        let code = error.raw_os_error().and_then(|code| u16::try_from(code).ok());
+        Self { status, errno: code.unwrap_or(status.to_errno()) }
+    }
+}
+
 impl fmt::Display for IoStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

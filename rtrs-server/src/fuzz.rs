@@ -133,7 +133,7 @@ impl BlockDevice for Queue {
         }
         for io in self.taken.drain(..) {
             let status = self.geometry.check(&io);
-            self.done.push_back(Completion { tag: io.tag, status });
+            self.done.push_back(Completion::new(io.tag, status));
         }
         true
     }

@@ -626,7 +626,7 @@ impl BlockDevice for Queue {
             let loose: Vec<Op> =
                 self.ops.extract_if(.., |op| state.ends_before_effect(op)).collect();
             for mut op in loose {
-                self.done.push_back(Completion { tag: op.io.tag, status: op.status });
+                self.done.push_back(Completion::new(op.io.tag, op.status));
                 state.inflight -= 1;
                 // Except with `loose`, the session may be without a path for a while, so allow
                 // longer delays.
@@ -654,7 +654,7 @@ impl BlockDevice for Queue {
             let op = self.ops.remove(at);
             state.completed(op.serial);
             state.inflight -= 1;
-            self.done.push_back(Completion { tag: op.io.tag, status: op.status });
+            self.done.push_back(Completion::new(op.io.tag, op.status));
             any = true;
         }
         any

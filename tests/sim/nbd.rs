@@ -276,7 +276,7 @@ impl Front {
             used += data.len();
         }
         self.asked.remove(&tag);
-        self.done.push_back(Completion { tag, status });
+        self.done.push_back(Completion::new(tag, status));
         Some(used)
     }
 }

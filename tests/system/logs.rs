@@ -4,8 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Front, RawNbd, STOP_TIME_MAX, Scratch, Server, Stand, bin, consts,
-    run, sparse_file, wait_for,
+    COMMAND_TIME_MAX, Client, Front, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, Stand, bin,
+    consts, requires, run, sparse_file, wait_for,
 };
 use serde_json::Value;
 
@@ -61,6 +61,29 @@ fn the_log_names_the_failing_disk() {
     });
     assert!(logged <= 8, "{logged} lines for 20 errors");
     assert_eq!(server.sessions()[0]["io"]["device_errors"], 20);
+    client.detach();
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// A limit of the process fails a write with EFBIG, which clients get as EIO.
+#[test]
+fn the_log_has_the_errno_of_the_system() {
+    if !requires(&["prlimit"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = scratch.path("disk");
+    sparse_file(&disk, 1 << 20);
+    let server = Server::builder().export(format!("vol0={}", disk.display())).start();
+    let client = Client::attach("vol0").path(server.portal()).start();
+    let mut nbd = RawNbd::go(client.front(), "vol0");
+    let limit = ["--pid", &server.pid().to_string(), "--fsize=65536:65536"];
+    let _ = run("prlimit", &limit, COMMAND_TIME_MAX).ok();
+    assert_eq!(nbd.write(0, 65536, &[1; 4096]), Reply::Error(5));
+    wait_for("the error in the log", COMMAND_TIME_MAX, || {
+        let line = "op=\"write\" offset=65536 bytes=4096 errno=\"EFBIG\"";
+        server.output().contains(line).then_some(())
+    });
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
 }

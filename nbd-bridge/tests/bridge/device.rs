@@ -152,7 +152,7 @@ impl TestDevice {
             let next =
                 if reverse { self.queue.pop_back() } else { self.queue.pop_front() }.unwrap();
             let status = self.run(&next.1);
-            let done = Completion { tag: next.1.tag, status };
+            let done = Completion::new(next.1.tag, status);
             self.done.push_back(done);
             if self.switches.lie.load(SeqCst) {
                 self.done.push_back(done);

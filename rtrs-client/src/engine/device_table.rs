@@ -327,7 +327,7 @@ impl DeviceTable {
         if self.completed == 0 {
             return None;
         }
-        let Ended { completion: Completion { tag, status }, flush } = self.pop(device)?;
+        let Ended { completion: Completion { tag, status, .. }, flush } = self.pop(device)?;
         let row = self.row(device);
         // A loss counts as reported only now: a flush that another shard takes before the user
         // knows of this failure must fail too.
@@ -336,7 +336,7 @@ impl DeviceTable {
             _ => status,
         };
         let losses = flush.map(|(_, losses)| losses);
-        Some(Reaped { completion: Completion { tag, status }, losses })
+        Some(Reaped { completion: Completion::new(tag, status), losses })
     }
 
     fn pop(&mut self, device: DeviceIndex) -> Option<Ended> {

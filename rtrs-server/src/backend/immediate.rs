@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 
 use rtrs_core::block::{BlockDevice, Completion, Geometry, Io};
-use rtrs_core::status::IoStatus;
+use rtrs_core::status::{IoStatus, Outcome};
 use rtrs_core::time::Instant;
 
 use super::target::INFLIGHT_MAX;
@@ -23,8 +23,12 @@ impl Done {
         self.0.len()
     }
 
-    pub(crate) fn push(&mut self, tag: u64, status: IoStatus) {
-        self.0.push_back(Completion { tag, status });
+    pub(crate) fn push(&mut self, tag: u64, outcome: impl Into<Outcome>) {
+        self.add(Completion::new(tag, outcome));
+    }
+
+    pub(crate) fn add(&mut self, completion: Completion) {
+        self.0.push_back(completion);
     }
 
     pub(crate) fn pop(&mut self) -> Option<Completion> {

@@ -165,12 +165,12 @@ impl Shard for Runner {
         }
         busy |= self.submit();
         busy |= self.device.poll(now);
-        while let Some(Completion { tag, status }) = self.device.reap() {
+        while let Some(completion) = self.device.reap() {
             busy = true;
-            let row = usize::try_from(tag).unwrap_or(usize::MAX);
+            let row = usize::try_from(completion.tag).unwrap_or(usize::MAX);
             if let Some((tag, ended)) = self.rows.get_mut(row).and_then(Option::take) {
                 self.free.push(row);
-                ended.end(Completion { tag, status });
+                ended.end(Completion { tag, ..completion });
             }
         }
         busy
@@ -234,9 +234,9 @@ impl BlockDevice for SingleQueue {
     fn poll(&mut self, _now: Instant) -> bool {
         self.ended.woken.store(false, Ordering::SeqCst);
         let before = self.done.len();
-        while let Some(Completion { tag, status }) = self.ended.queue.pop() {
+        while let Some(completion) = self.ended.queue.pop() {
             self.accepted -= 1;
-            self.done.push(tag, status);
+            self.done.add(completion);
         }
         self.done.len() > before
     }

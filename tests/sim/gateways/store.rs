@@ -162,7 +162,7 @@ impl Store {
             }
             _ => {}
         }
-        self.ended.push((from, Completion { tag: io.tag, status }, refused));
+        self.ended.push((from, Completion::new(io.tag, status), refused));
     }
 
     /// Records an answered write.
@@ -390,7 +390,7 @@ impl BlockDevice for SimDevice {
                 return Ok(());
             }
             State::Standby => {
-                self.done.push_back(Completion { tag: io.tag, status: IoStatus::Moved });
+                self.done.push_back(Completion::new(io.tag, IoStatus::Moved));
                 return Ok(());
             }
         }

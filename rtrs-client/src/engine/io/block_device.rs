@@ -77,7 +77,7 @@ impl BlockDevice for SessionDevice {
         if let Some(mut shard) = self.shard() {
             return shard.ios.submit(self.device, io);
         }
-        self.ended.push_back(Completion { tag: io.tag, status: IoStatus::Aborted });
+        self.ended.push_back(Completion::new(io.tag, IoStatus::Aborted));
         Ok(())
     }
 

@@ -169,7 +169,7 @@ impl Ios {
             cache.done(self.shard, &io, mark, epoch);
         }
         let mark = (io.op == IoOp::Flush).then_some(mark);
-        self.devices.ended(device, Completion { tag: io.tag, status }, mark);
+        self.devices.ended(device, Completion::new(io.tag, status), mark);
         let stats = &mut self.stats[device.index()];
         if stats.io_done(&io, status, self.now.since(submitted)) == Done::Failed {
             let path = self.requests.failed.take_path(row);

@@ -7,7 +7,7 @@ use rtrs_core::block::{Io, IoFlags, IoOp};
 use rtrs_core::mem::MemSlice;
 use rtrs_core::rt::blkdev::{PUNCH_HOLE, ZERO_RANGE};
 use rtrs_core::rt::{Fd, Op};
-use rtrs_core::status::IoStatus;
+use rtrs_core::status::{IoStatus, Outcome};
 
 use super::bounce::Bounce;
 use super::shared::{Shared, ZEROES};
@@ -47,7 +47,7 @@ impl Phase {
 pub(super) enum AfterError {
     /// Starts the operation of the current phase, which may be another one.
     Continue,
-    End(IoStatus),
+    End(Outcome),
 }
 
 /// An IO in flight.
@@ -142,7 +142,8 @@ impl Slot {
 
     /// Selects the operation that replaces a failed one, unless the IO fails with it.
     pub(super) fn after_error(&mut self, error: &io::Error, shared: &Shared) -> AfterError {
-        let status = IoStatus::from_io_error(error);
+        let outcome = Outcome::from(error);
+        let status = outcome.status;
         let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
         if again && self.retries < RETRIES_MAX {
             self.retries += 1;
@@ -156,7 +157,7 @@ impl Slot {
             Phase::ZeroRange if zeroing => {
                 shared.zero_range.store(false, Ordering::Relaxed);
                 if self.flags.fast_only {
-                    return AfterError::End(status);
+                    return AfterError::End(outcome);
                 }
                 self.phase = Phase::WriteZeroes;
             }
@@ -166,7 +167,10 @@ impl Slot {
                 let syncs = self.op.changes() && self.flags.fua && !shared.in_memory;
                 let syncs = syncs && matches!(self.phase, Phase::Transfer | Phase::Sync);
                 let lost = syncs && status.is_refusal();
-                return AfterError::End(if lost { IoStatus::Io } else { status });
+                return AfterError::End(Outcome {
+                    status: if lost { IoStatus::Io } else { status },
+                    ..outcome
+                });
             }
         }
         AfterError::Continue

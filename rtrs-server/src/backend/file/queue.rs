@@ -32,7 +32,7 @@ use rtrs_core::extents;
 use rtrs_core::mem::Region;
 use rtrs_core::rt::blkdev::FileFacts;
 use rtrs_core::rt::{Completed, Fd, Op, Port, Ring};
-use rtrs_core::status::IoStatus;
+use rtrs_core::status::{IoStatus, Outcome};
 use rtrs_core::time::{Duration, Instant, earliest};
 
 use super::bounce::Bounce;
@@ -181,13 +181,13 @@ impl FileDevice {
         match self.thread.send(&self.shared, index, self.inflight.get(index)) {
             Ok(sent) => sent,
             Err(error) => {
-                self.finish(index, IoStatus::from_io_error(&error));
+                self.finish(index, &error);
                 true
             }
         }
     }
 
-    fn finish(&mut self, index: u32, status: IoStatus) {
+    fn finish(&mut self, index: u32, outcome: impl Into<Outcome>) {
         self.release_worker(index);
         let slot = self.inflight.remove(index);
         if let Some(bounce) = slot.bounce {
@@ -196,7 +196,7 @@ impl FileDevice {
         if slot.op.changes() {
             self.changes.end();
         }
-        self.done.push(slot.tag, status);
+        self.done.push(slot.tag, outcome);
     }
 
     /// Processes a completed discard or write zeroes; with FUA it must still be made durable.
@@ -288,7 +288,7 @@ impl FileDevice {
         }
         match slot.after_error(error, &self.shared) {
             AfterError::Continue => self.step(index),
-            AfterError::End(status) => self.finish(index, status),
+            AfterError::End(outcome) => self.finish(index, outcome),
         }
     }
 
@@ -305,12 +305,12 @@ impl FileDevice {
     /// Processes the thread's answers and offers it the jobs that had to wait.
     fn drain_thread(&mut self) -> bool {
         let mut any = false;
-        while let Some((index, status)) = self.thread.answer() {
+        while let Some((index, outcome)) = self.thread.answer() {
             any = true;
-            if status.is_ok() && self.inflight.get(index).phase == Phase::Discard {
+            if outcome.status.is_ok() && self.inflight.get(index).phase == Phase::Discard {
                 self.changed(index);
             } else {
-                self.finish(index, status);
+                self.finish(index, outcome);
             }
         }
         while let Some(index) = self.thread.queued.pop_front() {

@@ -15,13 +15,13 @@ use rtrs_core::block::WakeHandle;
 use rtrs_core::extents::{Extent, ExtentList};
 use rtrs_core::mem::MemSlice;
 use rtrs_core::rt::blkdev;
-use rtrs_core::status::IoStatus;
+use rtrs_core::status::{IoStatus, Outcome};
 
 /// Maximum number of queued jobs of all shards.
 const JOBS_MAX: usize = 256;
 
 /// Answer: slot of the requesting queue, and the result.
-pub(super) type Answer = (u32, IoStatus);
+pub(super) type Answer = (u32, Outcome);
 
 /// Destination of answers to a queue.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl TargetThread {
             Err(TrySendError::Full(_)) => false,
             Err(TrySendError::Disconnected(job)) => {
                 // The thread can only have died because of a bug of this server.
-                job.reply.send((job.slot, IoStatus::Io));
+                job.reply.send((job.slot, IoStatus::Io.into()));
                 true
             }
         }
@@ -93,11 +93,11 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
                 find_holes(file, &(offset..offset + len), u64::from(block), &room)
             }
         };
-        let status = match done {
-            Ok(()) => IoStatus::Ok,
-            Err(error) => IoStatus::from_io_error(&error),
+        let outcome: Outcome = match &done {
+            Ok(()) => IoStatus::Ok.into(),
+            Err(error) => error.into(),
         };
-        reply.send((slot, status));
+        reply.send((slot, outcome));
     }
 }
 

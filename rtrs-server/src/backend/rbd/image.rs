@@ -24,7 +24,7 @@ use rtrs_core::block::{
 use rtrs_core::extents;
 use rtrs_core::identity::ExportId;
 use rtrs_core::rbd::{Image, ImageAddress, ImageFacts, ImageIo, ImageQueue, RbdError, RbdStep};
-use rtrs_core::status::IoStatus;
+use rtrs_core::status::{IoStatus, Outcome};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::errno;
 
@@ -328,11 +328,11 @@ impl Shared {
     }
 
     /// Converts the result of an IO.
-    fn status(&self, op: IoOp, result: isize, len: u32) -> IoStatus {
+    fn outcome(&self, op: IoOp, result: isize, len: u32) -> Outcome {
         if result >= 0 {
             let short =
                 op == IoOp::Read && !usize::try_from(result).is_ok_and(|n| n == len as usize);
-            return if short { IoStatus::Beyond } else { IoStatus::Ok };
+            return if short { IoStatus::Beyond.into() } else { IoStatus::Ok.into() };
         }
         let errno = errno::fit(i32::try_from(result).unwrap_or(i32::MIN));
         // EBLOCKLISTED of Ceph.
@@ -343,10 +343,10 @@ impl Shared {
             if !self.refused.swap(true, Ordering::Relaxed) {
                 report();
             }
-            return IoStatus::Moved;
+            return IoStatus::Moved.into();
         }
         if !refused {
-            return IoStatus::from_errno(errno);
+            return Outcome { status: IoStatus::from_errno(errno), errno };
         }
         if !self.refused.swap(true, Ordering::Relaxed) {
             tracing::error!(
@@ -355,7 +355,7 @@ impl Shared {
                 self.name
             );
         }
-        IoStatus::NoDevice
+        Outcome { status: IoStatus::NoDevice, errno }
     }
 }
 
@@ -486,7 +486,7 @@ impl BlockDevice for RbdDevice {
         let before = self.done.len();
         self.queue.look();
         while let Some(slot) = self.queue.take() {
-            self.done.push(slot.tag, self.shared.status(slot.op, slot.result, slot.len));
+            self.done.push(slot.tag, self.shared.outcome(slot.op, slot.result, slot.len));
             self.started -= 1;
             self.unused.push(slot);
         }

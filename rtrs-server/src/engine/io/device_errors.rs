@@ -1,6 +1,6 @@
 //! Log messages about device errors, so that the log names the disk before its users notice.
 
-use rtrs_core::block::IoOp;
+use rtrs_core::block::{Completion, IoOp};
 use rtrs_core::log_limit::LogLimit;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
@@ -23,7 +23,13 @@ pub(super) const fn is_device_error(status: IoStatus) -> bool {
 
 impl DeviceErrors {
     /// Logs a step of an IO that ended with a device error, at a limited rate.
-    pub(super) fn log(&mut self, export: &str, io: &IoProgress, status: IoStatus, now: Instant) {
+    pub(super) fn log(
+        &mut self,
+        export: &str,
+        io: &IoProgress,
+        completion: Completion,
+        now: Instant,
+    ) {
         let Some(left_out) = self.limit.admit(now) else { return };
         let op = match (io.step, io.op) {
             (IoStep::PreFlush | IoStep::PostFlush, _) | (_, IoOp::Flush) => "flush",
@@ -34,7 +40,8 @@ impl DeviceErrors {
             (_, IoOp::Extents) => "extents",
         };
         let (offset, bytes) = (io.offset + u64::from(io.done), io.part);
-        let errno = errno_name(status.to_errno());
+        let Completion { status, errno, .. } = completion;
+        let errno = errno_name(errno);
         tracing::error!(export, op, offset, bytes, errno, left_out, "the disk or file: {status}");
     }
 }

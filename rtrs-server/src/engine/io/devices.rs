@@ -266,10 +266,10 @@ impl Devices {
     }
 
     /// Counts and logs a step of an IO that the device failed.
-    pub(super) fn log_error(&mut self, io: &IoProgress, status: IoStatus, now: Instant) {
+    pub(super) fn log_error(&mut self, io: &IoProgress, completion: Completion, now: Instant) {
         let open = self.at_mut(io.export);
         open.counters.device_errors.add(1);
-        open.errors.log(&open.export.name, io, status, now);
+        open.errors.log(&open.export.name, io, completion, now);
     }
 
     /// Logs a failed sync at a limited rate.

@@ -248,7 +248,7 @@ impl Shard {
             while let Some(completion) = self.devices.reap(at) {
                 busy = true;
                 let at = RequestRef::of(completion.tag);
-                self.step(at, None, ctx, |step, ctx| step.device_done(completion.status, ctx));
+                self.step(at, None, ctx, |step, ctx| step.device_done(completion, ctx));
             }
             while let Some(waiting) = self.devices.next_waiting(at) {
                 let mut taken = None;

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use rtrs_core::block::{Io, IoFlags, IoOp};
+use rtrs_core::block::{Completion, Io, IoFlags, IoOp};
 use rtrs_core::fabric::{Access, BindResult, RemoteMem};
 use rtrs_core::ids::ChunkIndex;
 use rtrs_core::limits::Limits;
@@ -500,7 +500,8 @@ impl Step<'_> {
     }
 
     /// Ends `Submitted`: the device has completed a step of an IO.
-    pub(super) fn device_done(&mut self, status: IoStatus, ctx: &mut Ctx<'_>) {
+    pub(super) fn device_done(&mut self, completion: Completion, ctx: &mut Ctx<'_>) {
+        let status = completion.status;
         let request = &mut self.path.requests[self.at.permit];
         let submitted = request.state() == RequestState::Submitted;
         let Some(io) = request.io_mut().filter(|_| submitted) else {
@@ -508,7 +509,7 @@ impl Step<'_> {
         };
         io.device_time.end(ctx.now);
         if is_device_error(status) {
-            self.devices.log_error(io, status, ctx.now);
+            self.devices.log_error(io, completion, ctx.now);
         }
         let (end, wakes) = io.end_sync(ctx.now, status, self.devices);
         if is_device_error(status) {

@@ -167,7 +167,7 @@ impl BlockDevice for TestDevice {
             let syncs = io.op == IoOp::Flush || io.flags.fua;
             let status = state.lost.take_if(|_| syncs).unwrap_or(status);
             let to = if status.is_ok() { &mut self.done } else { &mut self.failed };
-            to.push_back(Completion { tag: io.tag, status });
+            to.push_back(Completion::new(io.tag, status));
         }
         let back = if state.hold_failed { 0 } else { self.failed.len() };
         self.done.extend(self.failed.drain(..back));

@@ -86,7 +86,7 @@ impl BlockDevice for MovingDevice {
         self.device.poll(now) || !self.moved.is_empty()
     }
     fn reap(&mut self) -> Option<Completion> {
-        let moved = self.moved.pop().map(|tag| Completion { tag, status: IoStatus::Moved });
+        let moved = self.moved.pop().map(|tag| Completion::new(tag, IoStatus::Moved));
         moved.or_else(|| self.device.reap())
     }
     fn inflight(&self) -> usize {

@@ -176,7 +176,7 @@ impl BlockDevice for Queue {
         let before = self.done.len();
         self.done.extend(ended.map(|io| {
             let status = io.outcome.expect("only an IO that took effect completes");
-            Completion { tag: io.tag, status }
+            Completion::new(io.tag, status)
         }));
         self.done.len() > before
     }

@@ -109,7 +109,7 @@ impl BlockDevice for Device {
                 }
             }
         }
-        Some(Completion { tag, status })
+        Some(Completion::new(tag, status))
     }
 
     fn inflight(&self) -> usize {

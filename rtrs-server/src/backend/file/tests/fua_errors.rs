@@ -5,12 +5,14 @@ use workers::end;
 
 #[test]
 fn a_failed_sync_in_a_write_is_not_a_refusal() {
-    const ERRNOS: [(i32, IoStatus); 5] = [
+    const ERRNOS: [(i32, IoStatus); 7] = [
         (30, IoStatus::ReadOnly),
         (13, IoStatus::ReadOnly),
         (22, IoStatus::Invalid),
         (28, IoStatus::NoSpace),
         (5, IoStatus::Io),
+        (libc::EFBIG, IoStatus::Io),
+        (libc::EDQUOT, IoStatus::NoSpace),
     ];
     let scratch = Scratch::disk();
     let path = scratch.file("errors", 1 << 20);
@@ -36,8 +38,8 @@ fn a_failed_sync_in_a_write_is_not_a_refusal() {
                 end(&mut device, 0..1, 0);
             }
             end(&mut device, 0..1, -errno);
-            let done = device.reap().map(|done| done.status);
-            assert_eq!(done, Some(expected), "{op:?}, FUA {fua}: errno {errno}");
+            let done = device.reap().map(|done| (done.status, i32::from(done.errno)));
+            assert_eq!(done, Some((expected, errno)), "{op:?}, FUA {fua}");
         }
     }
 }
