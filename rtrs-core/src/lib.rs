@@ -39,6 +39,6 @@ pub mod wire;
 #[cfg(any(test, feature = "test-util"))]
 pub use rtrs_base::skip;
 pub use rtrs_base::{
-    choices, local, log_limit, logging, mem, metrics, mutant, mutated, prng, rt, settings, sync,
-    text_values, time,
+    choices, local, log_limit, logging, mem, metrics, mutant, mutated, paths, prng, rt, settings,
+    sync, text_values, time,
 };

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::CHUNK_SIZE_MIN;
-use rtrs_core::local::{RunDir, check_socket_path, make_absolute, why_denied};
+use rtrs_core::local::{RunDir, check_socket_path, why_denied};
+use rtrs_core::paths::make_absolute;
 use rtrs_core::settings::{Auto, AutoSwitch, ByteSize, Portal, Scheme};
 use rtrs_core::tls::{Clients, PrivateKey, TlsConfigError, TlsDir, TlsServerConfig};
 

@@ -46,6 +46,34 @@ fn a_check_tests_the_metrics_address_and_the_directories() {
 }
 
 #[test]
+fn relative_paths_in_a_removed_directory_are_named() {
+    let scratch = Scratch::new();
+    let in_removed = |program: &str, words: &[&str]| {
+        let (dir, program) = (scratch.text("removed"), bin(program));
+        fs::create_dir(&dir).expect("a directory");
+        let script = "cd \"$0\" && rmdir \"$0\" && exec \"$@\"";
+        let shell = ["-c", script, &dir, program.to_str().expect("a plain path")];
+        run("sh", &[&shell[..], words].concat(), COMMAND_TIME_MAX)
+    };
+    let why = |path: &str| {
+        format!("\"{path}\" is a relative path, and the current directory was removed; ")
+    };
+    let refused = in_removed("rtrs-server", &["--export", "v=disk.img", "--check"]).code(2);
+    let _ = refused.says(&format!("cannot use export: {}", why("disk.img")));
+    let refused = in_removed("rtrs-server", &["--config", "s.yaml", "--check"]).code(1);
+    let _ = refused.says(&format!("the configuration file s.yaml: {}", why("s.yaml")));
+    let attach = ["attach", "v", "--path", "tcp://127.0.0.1", "--check", "--socket"];
+    let refused = in_removed("rtrs-client", &[&attach[..], &["s.sock"]].concat()).code(2);
+    let _ = refused.says(&format!("cannot use socket: {}", why("s.sock")));
+    let socket = scratch.text("nbd.sock");
+    for (flag, what) in [("--run-dir", "run-dir"), ("--tls-dir", "tls-dir or key-file")] {
+        let words = [&attach[..], &[&socket, flag, "here"]].concat();
+        let refused = in_removed("rtrs-client", &words).code(2);
+        let _ = refused.says(&format!("cannot use {what}: {}", why("here")));
+    }
+}
+
+#[test]
 fn a_check_beside_the_running_server_does_not_try_its_metrics_address() {
     let metrics = format!("127.0.0.1:{}", free_port());
     let listen = format!("tcp://127.0.0.1:{}", free_port());

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use clap::Args;
-use rtrs_core::local::{PassedSocket, RunDir, make_absolute, passed_sockets};
+use rtrs_core::local::{PassedSocket, RunDir, passed_sockets};
+use rtrs_core::paths::make_absolute;
 use rtrs_core::rt::close_descriptors_on_exec;
 use rtrs_core::settings::{Flags, printable};
 use serde::{Deserialize, Serialize};

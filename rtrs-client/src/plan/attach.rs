@@ -11,8 +11,9 @@ use std::time::Duration;
 use nbd_bridge::Relays;
 use nbd_bridge::kernel::{DeviceOptions, check_device};
 use rtrs_core::local::{
-    RunDir, SocketState, check_socket_path, check_tcp_address, make_absolute, socket_state,
+    RunDir, SocketState, absolute_path, check_socket_path, check_tcp_address, socket_state,
 };
+use rtrs_core::paths::make_absolute;
 use rtrs_core::settings::{Output, Shards, Time};
 use rtrs_core::tls::TlsDir;
 
@@ -94,10 +95,7 @@ impl Front {
         check_open_to_others(settings)?;
         match (settings.socket.clone(), settings.listen, settings.device) {
             (Some(path), None, None) => {
-                let path = std::path::absolute(&path).map_err(|e| {
-                    let text = format!("socket {path:?} is not a path");
-                    Error::with_source(ErrorKind::Usage, text, e)
-                })?;
+                let path = absolute_path("socket", &path)?;
                 check_socket_path("socket", &path)?;
                 Ok(Self::Socket(path))
             }

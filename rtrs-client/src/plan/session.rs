@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rtrs_core::fabric::rdma::{NoRdma, Rdma};
 use rtrs_core::limits::{TCP_CONNS_PER_PATH_MAX, TLS_CONNS_PER_PATH_MAX};
-use rtrs_core::local::make_absolute;
+use rtrs_core::paths::make_absolute;
 use rtrs_core::settings::{Auto, Int, Portal, Scheme, Shards, Time};
 
 use super::hosts::resolve_all;

@@ -19,6 +19,7 @@ pub mod logging;
 pub mod mem;
 pub mod metrics;
 pub mod mutant;
+pub mod paths;
 pub mod prng;
 #[allow(unsafe_code)]
 pub mod rt;

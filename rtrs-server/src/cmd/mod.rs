@@ -21,9 +21,10 @@ mod top;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::{self, PathBuf};
+use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use rtrs_core::local::absolute_path;
 use rtrs_core::settings::{
     DocumentsArgs, ErrorClass, Flags, Output, exit_codes, print, settings_from_file,
 };
@@ -40,7 +41,7 @@ use self::session::SessionCommand;
 use self::set::{GetArgs, SetArgs};
 use self::top::TopArgs;
 use crate::daemon::{Checked, Reread, Running, check_start, serve, warnings};
-use crate::error::{Error, ErrorKind, failed};
+use crate::error::{Error, ErrorKind};
 use crate::plan::Plan;
 use crate::settings::{ExportSpec, OnMissing, Settings};
 
@@ -238,13 +239,12 @@ impl LowArgs {
     pub fn plan(&self) -> Result<Plan, Error> {
         let mut settings = self.layered_settings()?;
         settings.add_exports_of_dir(self.config.as_deref())?;
-        let unknown = || failed(ErrorKind::System, "the current directory is not known");
         // Saved and printed configurations may be used in another directory.
         for path in settings.export.iter_mut().filter_map(ExportSpec::path_mut) {
-            *path = path::absolute(&*path).map_err(unknown())?;
+            *path = absolute_path("export", path)?;
         }
-        let config = self.config.as_ref().map(path::absolute).transpose();
-        Ok(Plan { config: config.map_err(unknown())?, ..Plan::new(settings)? })
+        let config = self.config.as_ref().map(|path| absolute_path("config", path)).transpose();
+        Ok(Plan { config: config?, ..Plan::new(settings)? })
     }
 
     /// Runs the command. Without a command, plans a server, and then either stops for `--check` or

@@ -20,9 +20,10 @@ pub use control::{ControlSocket, RequestError, reply, request};
 pub use denied::{why_denied, why_denied_to};
 pub use own_files::OwnFiles;
 pub use run_dir::{
-    PlaceError, PlaceProblem, RunDir, SocketState, check_socket_path, open_log, socket_state,
+    PlaceError, PlaceProblem, RunDir, SocketState, absolute_path, check_socket_path, open_log,
+    socket_state,
 };
 pub use service_manager::ServiceManager;
 pub use tcp_address::check_tcp_address;
-pub use text_file::{make_absolute, read_text};
+pub use text_file::read_text;
 pub use unix_socket::{SocketFile, bind_seqpacket, bind_unix, listening_pid, remove_left_behind};

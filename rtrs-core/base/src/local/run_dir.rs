@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::own_files::OwnFiles;
+use crate::paths::absolute;
 use crate::rt::effective_user;
 use crate::settings::{CommandError, ErrorClass};
 
@@ -92,19 +93,13 @@ impl RunDir {
     /// `$XDG_RUNTIME_DIR/rtrs`, otherwise `/tmp/rtrs-UID`.
     ///
     /// # Errors
-    /// [`PlaceProblem::Usage`] if the given directory is empty.
+    /// Those of [`absolute_path`].
     pub fn new(given: Option<PathBuf>) -> Result<Self, PlaceError> {
         match given {
             // Remove a trailing slash, because a symbolic link before it would be followed.
-            Some(path) => std::path::absolute(&path)
-                .map(|path| Self(path.components().collect()))
-                .map_err(|e| {
-                    PlaceError::with_source(
-                        PlaceProblem::Usage,
-                        format!("run-dir {path:?} is not a path"),
-                        e,
-                    )
-                }),
+            Some(path) => {
+                absolute_path("run-dir", &path).map(|path| Self(path.components().collect()))
+            }
             None => Ok(Self(default_run_dir(effective_user(), env::var_os("XDG_RUNTIME_DIR")))),
         }
     }
@@ -362,6 +357,20 @@ fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Makes a path absolute.
+///
+/// # Errors
+/// [`PlaceProblem::Usage`], naming the path as `what`.
+pub fn absolute_path(what: &str, path: &Path) -> Result<PathBuf, PlaceError> {
+    absolute(path).map_err(|error| {
+        let text = match error.kind() {
+            io::ErrorKind::InvalidInput => format!("{what} {path:?} is not a path"),
+            _ => format!("cannot use {what}"),
+        };
+        PlaceError::with_source(PlaceProblem::Usage, text, error)
     })
 }
 

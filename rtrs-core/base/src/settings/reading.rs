@@ -10,6 +10,7 @@ use std::path::Path;
 use super::command_error::{CommandError, ErrorClass};
 use super::declare::Settings;
 use super::file_map::Keys;
+use crate::paths::why_missing;
 
 /// Maximum size of a configuration file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -32,7 +33,8 @@ where
 /// # Errors
 /// See [`settings_from_file`].
 pub fn config_text<K: ErrorClass>(path: &Path) -> Result<String, CommandError<K>> {
-    let unreadable = |source| {
+    let unreadable = |error| {
+        let source = why_missing(path, error);
         let text = format!("cannot read the configuration file {}", path.display());
         CommandError::with_source(K::CONFIG_FILE, text, source)
     };

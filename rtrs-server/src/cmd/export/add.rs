@@ -1,8 +1,7 @@
 //! The command `export add`.
 
-use std::path;
-
 use clap::Args;
+use rtrs_core::local::absolute_path;
 use rtrs_core::settings::printable;
 
 use super::store::{Store, saved_text};
@@ -38,8 +37,7 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let mut export = args.export.clone();
     // The server may have been started in another directory.
     if let Some(path) = export.path_mut() {
-        let what = "the current directory is not known";
-        *path = path::absolute(&*path).map_err(failed(ErrorKind::System, what))?;
+        *path = absolute_path("export", path)?;
     }
     let server = Server::find(&args.server)?;
     let name = export.resolved_name();
