@@ -44,6 +44,28 @@ fn only_the_usual_signals_end_a_daemon() {
     let _ = stand.server.stop(STOP_TIME_MAX);
 }
 
+#[test]
+fn removed_control_sockets_are_created_again() {
+    let mut stand = Stand::memory("16M");
+    let files = fs::read_dir(stand.server.run_dir()).expect("the run directory");
+    let files = files.map(|file| file.expect("a file").path());
+    let mut sockets: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|ending| ending == "srv")).collect();
+    sockets.push(stand.client.run_dir().join("vol0.ctl"));
+    assert_eq!(sockets.len(), 2, "{sockets:?}");
+    sockets.iter().for_each(|socket| fs::remove_file(socket).expect("a control socket"));
+    stand.client.signal("HUP");
+    stand.server.signal("HUP");
+    wait_for("the sockets", COMMAND_TIME_MAX, || {
+        sockets.iter().all(|socket| socket.exists()).then_some(())
+    });
+    assert_eq!(stand.client.status()["state"], "open");
+    assert_eq!(stand.server.sessions().len(), 1);
+    stand.client.detach();
+    let _ = stand.server.stop(STOP_TIME_MAX);
+    assert!(sockets.iter().all(|socket| !socket.exists()), "they end with their daemons");
+}
+
 /// Runs a program with all signals blocked, SIGCHLD ignored, and a stdout that takes no byte.
 const HINDERED: &str = r"
 import os, signal, sys

@@ -210,15 +210,20 @@ impl AttachedSession {
         self.volumes.iter().position(|volume| volume.identity.index == device)
     }
 
+    fn end_by_signal(&mut self) {
+        tracing::info!("signal: finishing requests in flight");
+        for at in 0..self.volumes.len() {
+            self.note_failure(at, BY_SIGNAL);
+        }
+        let serve = self.volumes.iter().any(|volume| volume.step == Step::Attached);
+        self.stop(if serve { SIGNAL_GRACE } else { Duration::ZERO });
+    }
+
     fn on_wake(&mut self, wake: Wake) {
         match wake {
-            Wake::Signal => {
-                tracing::info!("signal: finishing requests in flight");
-                for at in 0..self.volumes.len() {
-                    self.note_failure(at, BY_SIGNAL);
-                }
-                let serve = self.volumes.iter().any(|volume| volume.step == Step::Attached);
-                self.stop(if serve { SIGNAL_GRACE } else { Duration::ZERO });
+            Wake::Signal => self.end_by_signal(),
+            Wake::Reload => {
+                self.volumes.iter().for_each(|volume| volume.control.renewal().renew());
             }
             Wake::Detach(detach) => self.on_detach(detach),
             Wake::Add(add) => self.on_add(add),

@@ -22,6 +22,8 @@ pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) enum Wake {
     Session(Event),
     Signal,
+    /// Create control sockets again that were removed.
+    Reload,
     Detach(Detach),
     /// Attach another volume.
     Add(Add),

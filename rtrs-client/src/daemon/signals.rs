@@ -21,8 +21,8 @@ pub(crate) fn forward_signals(
     Signals::take().and_then(|signals| signals.forward(take)).map_err(system("cannot take signals"))
 }
 
-/// Handles the signals of an attached session: SIGTERM and SIGINT end it, SIGHUP reopens the log,
-/// SIGUSR1 logs the state.
+/// Handles the signals of an attached session: SIGTERM and SIGINT end it, SIGHUP reopens the log
+/// and creates removed control sockets again, SIGUSR1 logs the state.
 pub(crate) fn serve_signals(
     wakes: mpsc::Sender<Wake>,
     shards: ShardHandle,
@@ -31,7 +31,10 @@ pub(crate) fn serve_signals(
     forward_signals(move |signal| match signal {
         // After the last wait there is no receiver.
         Signal::Stop => drop(wakes.send(Wake::Signal)),
-        Signal::Reload => reopen_log(),
+        Signal::Reload => {
+            reopen_log();
+            drop(wakes.send(Wake::Reload));
+        }
         Signal::Dump => {
             let json = |text: serde_json::Result<String>| text.unwrap_or_else(|e| e.to_string());
             let (names, reports) = (roster.names(), shards.reports(Reported::All));
@@ -49,7 +52,7 @@ pub(crate) fn serve_signals(
 /// the log goes to standard error, which does not belong to this process.
 fn reopen_log() {
     let Some(path) = std::env::var_os(DAEMON_LOG) else {
-        return tracing::info!("SIGHUP: nothing to do, the log goes to standard error");
+        return tracing::info!("SIGHUP: log not opened again, it is standard error");
     };
     let path = Path::new(&path);
     // The lock shows that the session's process is alive (`own_log` of the attach command).

@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rtrs_core::local::{ControlSocket, check_socket_path, reply};
+use rtrs_core::local::{ControlSocket, SocketRenewal, check_socket_path, reply};
 use rtrs_core::settings::Auto;
 use rtrs_core::time::Duration;
 use serde::Serialize;
@@ -153,6 +153,11 @@ impl ServerControl {
         socket.serve(move |request, stream| serving.handle(request, stream)).map_err(failed)?;
         tracing::info!(name = %shared.name, "control socket at {}", path.display());
         Ok(Self { shared, socket, lock_file })
+    }
+
+    /// Handle that creates the path of the socket again.
+    pub(crate) fn renewal(&self) -> SocketRenewal {
+        self.socket.renewal()
     }
 
     /// Finishes a drain after the server's threads have ended: flushes written data, removes the

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rtrs_core::block::BlockSource;
 use rtrs_core::identity::EvictionKey;
 use rtrs_core::limits::Limits;
-use rtrs_core::local::ServiceManager;
+use rtrs_core::local::{ServiceManager, SocketRenewal};
 use rtrs_core::logging::log_to_stderr;
 use rtrs_core::metrics::MetricsServer;
 use rtrs_core::proto::ping::PingServerConfig;
@@ -131,7 +131,9 @@ fn run_server(
     let changes = watch_changes(set, reread, opener, failures, &setup);
     let endpoints =
         listening.and_then(|portals| Endpoints::open(set, portals, &setup, &changes, &manager));
-    let forwarding = forward_signals(signals, setup.control(), changes, &manager);
+    let socket = endpoints.as_ref().ok().and_then(Endpoints::control_renewal);
+    let signaled = Signaled { control: setup.control(), changes, manager: manager.clone(), socket };
+    let forwarding = signaled.forward(signals);
     let started = endpoints.and_then(|endpoints| forwarding.map(|signals| (endpoints, signals)));
     // Signals are forwarded, and metrics served, until the threads have ended.
     let (outcome, control, _until_the_end) = match started {
@@ -247,19 +249,50 @@ impl Endpoints {
         let control = ServerControl::open(set, &portals, served)?;
         Ok(Self { portals, control, metrics: serving })
     }
+
+    /// Handle that creates the path of the control socket again.
+    fn control_renewal(&self) -> Option<SocketRenewal> {
+        self.control.as_ref().map(ServerControl::renewal)
+    }
 }
 
-/// Starts the thread that handles the signals of the process.
-fn forward_signals(
-    signals: Signals,
+/// Parts of the server that signals affect.
+struct Signaled {
     control: ControlShard,
     changes: Arc<Changes>,
-    manager: &ServiceManager,
-) -> Result<Forwarding, Error> {
-    let manager = manager.clone();
-    signals
-        .forward(move |signal| on_signal(signal, &control, &changes, &manager))
-        .map_err(failed(ErrorKind::System, "cannot start a thread"))
+    manager: ServiceManager,
+    socket: Option<SocketRenewal>,
+}
+
+impl Signaled {
+    /// Starts the thread that handles the signals of the process.
+    fn forward(self, signals: Signals) -> Result<Forwarding, Error> {
+        signals
+            .forward(move |signal| self.take(signal))
+            .map_err(failed(ErrorKind::System, "cannot start a thread"))
+    }
+
+    fn take(&self, signal: Signal) {
+        match signal {
+            Signal::Stop => {
+                self.manager.stopping();
+                self.control.0.send(Message::Control(ControlMessage::Shutdown));
+            }
+            Signal::Reload => {
+                let (changes, socket) = (Arc::clone(&self.changes), self.socket.clone());
+                let thread = thread::Builder::new().name("reload".into());
+                let started = thread.spawn(move || {
+                    socket.iter().for_each(SocketRenewal::renew);
+                    // A signal has no reply, and the error has been logged.
+                    drop(changes.reload(Accepts::LostAccess));
+                });
+                if let Err(error) = started {
+                    tracing::error!("SIGHUP: cannot start a thread: {error}");
+                }
+            }
+            Signal::Dump => self.control.dump(),
+        }
+    }
 }
 
 /// Logs and prints that the server is ready, and notifies the service manager.
@@ -313,32 +346,6 @@ fn stop_cleanly(exports: &Arc<ExportTable>, state: &StateDir) {
             "cannot save in state-dir who has written last; after this restart, a client that \
              returns may write although another one has written meanwhile"
         );
-    }
-}
-
-fn on_signal(
-    signal: Signal,
-    control: &ControlShard,
-    changes: &Arc<Changes>,
-    manager: &ServiceManager,
-) {
-    match signal {
-        Signal::Stop => {
-            manager.stopping();
-            control.0.send(Message::Control(ControlMessage::Shutdown));
-        }
-        Signal::Reload => {
-            let changes = Arc::clone(changes);
-            let thread = thread::Builder::new().name("reload".into());
-            let started = thread.spawn(move || {
-                // A signal has no reply, and the error has been logged.
-                drop(changes.reload(Accepts::LostAccess));
-            });
-            if let Err(error) = started {
-                tracing::error!("SIGHUP: cannot start a thread: {error}");
-            }
-        }
-        Signal::Dump => control.dump(),
     }
 }
 

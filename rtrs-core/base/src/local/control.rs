@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
@@ -42,12 +42,38 @@ const STACK_BYTES: usize = 128 << 10;
 /// Pause after a failed accept, for example because the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Request that has arrived, and the stream for its reply.
+type Received = (String, UnixStream);
+
 /// Listening control socket. Dropping it stops the replies and removes its path.
 #[derive(Debug)]
-pub struct ControlSocket {
+pub struct ControlSocket(Arc<Shared>);
+
+/// Handle that creates the path of a control socket again.
+#[derive(Clone, Debug)]
+pub struct SocketRenewal(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// None after the end of the socket, or if it could not be bound again.
+    bound: Option<Bound>,
+    /// Queue of the thread that replies.
+    received: Option<mpsc::SyncSender<Received>>,
+    ended: bool,
+}
+
+/// Listener at the path.
+#[derive(Debug)]
+struct Bound {
     listener: UnixListener,
     ending: Arc<AtomicBool>,
-    _file: SocketFile,
+    file: SocketFile,
 }
 
 impl ControlSocket {
@@ -56,9 +82,8 @@ impl ControlSocket {
     /// # Errors
     /// See [`bind_unix`].
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let (listener, file) = bind_unix(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        Ok(Self { listener, ending: Arc::default(), _file: file })
+        let state = State { bound: Some(Bound::new(path)?), received: None, ended: false };
+        Ok(Self(Arc::new(Shared { path: path.to_owned(), state: Mutex::new(state) })))
     }
 
     /// Passes every request to `handle`, one after the other, on a thread of its own. The handler
@@ -72,11 +97,9 @@ impl ControlSocket {
         &self,
         mut handle: impl FnMut(R, UnixStream) + Send + 'static,
     ) -> io::Result<()> {
-        let listener = self.listener.try_clone()?;
-        let ending = Arc::clone(&self.ending);
-        let (received, requests) = mpsc::sync_channel::<(String, UnixStream)>(WAITING_MAX);
-        // This thread ends when the accepting thread below and all threads that read requests have
-        // ended.
+        let (received, requests) = mpsc::sync_channel::<Received>(WAITING_MAX);
+        // This thread ends when the socket, the accepting thread and all threads that read requests
+        // have ended.
         std::thread::Builder::new().name("rtrs-control".into()).spawn(move || {
             for (line, stream) in requests {
                 if is_hung_up(&stream) {
@@ -89,6 +112,64 @@ impl ControlSocket {
                 }
             }
         })?;
+        let mut state = self.0.state.lock();
+        state.bound.iter().try_for_each(|bound| bound.accept(received.clone()))?;
+        state.received = Some(received);
+        Ok(())
+    }
+
+    /// Returns a handle that may outlive the socket.
+    #[must_use]
+    pub fn renewal(&self) -> SocketRenewal {
+        SocketRenewal(Arc::clone(&self.0))
+    }
+}
+
+impl SocketRenewal {
+    /// Creates the path again if it was removed, and logs that. Has no effect after the end of the
+    /// socket.
+    pub fn renew(&self) {
+        match self.0.renew() {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!("control socket {} created again", self.0.path.display());
+            }
+            Err(error) => tracing::warn!(
+                "cannot create the control socket {} again: {error}",
+                self.0.path.display()
+            ),
+        }
+    }
+}
+
+impl Shared {
+    /// Binds again if the path was removed. Returns false if there was no need.
+    fn renew(&self) -> io::Result<bool> {
+        let mut state = self.state.lock();
+        let is_missing = |bound: &Bound| bound.file.is_missing();
+        if state.ended || !state.bound.as_ref().is_none_or(is_missing) {
+            return Ok(false);
+        }
+        // First, because the new socket may get the inode number by which this one knows its file.
+        state.bound = None;
+        let bound = Bound::new(&self.path)?;
+        state.received.iter().try_for_each(|received| bound.accept(received.clone()))?;
+        state.bound = Some(bound);
+        Ok(true)
+    }
+}
+
+impl Bound {
+    fn new(path: &Path) -> io::Result<Self> {
+        let (listener, file) = bind_unix(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Self { listener, ending: Arc::default(), file })
+    }
+
+    /// Starts the thread that accepts connections and passes on their requests.
+    fn accept(&self, received: mpsc::SyncSender<Received>) -> io::Result<()> {
+        let listener = self.listener.try_clone()?;
+        let ending = Arc::clone(&self.ending);
         std::thread::Builder::new().name("rtrs-accept".into()).spawn(move || {
             let silent = Arc::new(Silent::default());
             for (number, stream) in (0_u64..).zip(listener.incoming()) {
@@ -146,7 +227,7 @@ fn receive(
     number: u64,
     stream: UnixStream,
     silent: &Arc<Silent>,
-    received: &mpsc::SyncSender<(String, UnixStream)>,
+    received: &mpsc::SyncSender<Received>,
 ) -> io::Result<()> {
     silent.add(number, stream.try_clone()?);
     let (known, received) = (Arc::clone(silent), received.clone());
@@ -165,6 +246,13 @@ fn receive(
 }
 
 impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        (state.bound, state.received, state.ended) = (None, None, true);
+    }
+}
+
+impl Drop for Bound {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
         // Wake the thread that waits in accept.
@@ -321,6 +409,39 @@ mod tests {
         let thread = over.recv_timeout(limit);
         assert_eq!(thread, Err(mpsc::RecvTimeoutError::Disconnected), "its thread has ended");
         assert!(matches!(send("x", limit), Err(RequestError::NotRunning)));
+    }
+
+    #[test]
+    fn a_removed_socket_is_created_again() {
+        let scratch = Scratch::new("control-again");
+        let path = scratch.0.join("s.ctl");
+        let control = ControlSocket::bind(&path).unwrap();
+        control.serve(|text: String, stream| reply(&stream, Ok(text))).unwrap();
+        let renewal = control.renewal();
+        let asked = || request::<String>(&path, &"x", Duration::from_secs(60));
+        let inode = || std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
+        let first = inode();
+        renewal.renew();
+        assert_eq!((inode(), asked().unwrap().0), (first, "x".into()), "it was there");
+        for _ in 0..2 {
+            std::fs::remove_file(&path).unwrap();
+            assert!(matches!(asked(), Err(RequestError::NotRunning)));
+            renewal.renew();
+            assert_eq!(asked().unwrap().0, "x");
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        // A file in its place stays.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        renewal.renew();
+        assert!(path.is_file());
+        std::fs::remove_file(&path).unwrap();
+        renewal.renew();
+        assert_eq!(asked().unwrap().0, "x");
+        drop(control);
+        assert!(!path.exists());
+        renewal.renew();
+        assert!(!path.exists());
     }
 
     #[test]

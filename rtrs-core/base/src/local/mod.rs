@@ -16,7 +16,7 @@ pub(crate) mod timed;
 mod unix_socket;
 
 pub use activation::{PassedSocket, passed_sockets};
-pub use control::{ControlSocket, RequestError, reply, request};
+pub use control::{ControlSocket, RequestError, SocketRenewal, reply, request};
 pub use denied::{why_denied, why_denied_to};
 pub use own_files::OwnFiles;
 pub use run_dir::{

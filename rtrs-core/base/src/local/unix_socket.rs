@@ -32,6 +32,13 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
+impl SocketFile {
+    /// Whether there is nothing at the path.
+    pub(super) fn is_missing(&self) -> bool {
+        identity(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         // Do not wait, because the thread that drops this may carry IO.
