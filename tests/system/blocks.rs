@@ -51,7 +51,7 @@ fn is_program(word: &str) -> bool {
 }
 
 /// Returns the pages by their paths.
-fn pages() -> BTreeMap<String, String> {
+pub(super) fn pages() -> BTreeMap<String, String> {
     fn add(dir: &Path, pages: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(dir).expect("a directory of documents") {
             let path = entry.expect("an entry").path();

@@ -15,7 +15,8 @@
 //! Proxmox VE · `resize.rs` exports that grow · `save.rs` the file
 //! of `save` · `saved.rs` changes that outlast a restart ·
 //! `server_log.rs` the server's log · `service.rs` messages to the service manager · `signals.rs`
-//! effects of signals · `slow.rs` a disk that does not answer · `times.rs` network or disk ·
+//! effects of signals · `slow.rs` a disk that does not answer · `snippets.rs` files in documents ·
+//! `times.rs` network or disk ·
 //! `tls.rs` tls:// with certificates and keys · `top.rs` the live view · `units.rs` the units of
 //! systemd · `volumes.rs` several volumes in a session. One file alone: `cargo test -p rtrs-tests
 //! --test system admin::`.
@@ -65,6 +66,7 @@ mod service;
 mod settings;
 mod signals;
 mod slow;
+mod snippets;
 mod times;
 mod tls;
 mod top;
