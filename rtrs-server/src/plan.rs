@@ -23,7 +23,7 @@ use rtrs_core::tls::{Clients, PrivateKey, TlsConfigError, TlsDir, TlsServerConfi
 
 use crate::error::{Error, ErrorKind};
 use crate::plan::partial::Partial;
-use crate::settings::{ExportSpec, SearchSpec, Settings, Target};
+use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings, Target, exports_dir};
 
 /// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
 /// 32-bit immediate).
@@ -53,6 +53,8 @@ pub struct Plan {
     pub listen: Listen,
     /// Configuration file, if one was named.
     pub config: Option<PathBuf>,
+    /// Links of `exports-dir` that lead nowhere.
+    pub(crate) dangling: Vec<PathBuf>,
 }
 
 impl Plan {
@@ -69,7 +71,12 @@ impl Plan {
         settings.export.iter_mut().try_for_each(validate_export)?;
         let chunk_bytes = check_chunk_size(settings.chunk_size)?;
         check_immediate_bits(settings.queue_depth.get(), chunk_bytes)?;
-        let plan = Self { listen: Listen::new(settings.listen.clone())?, settings, config: None };
+        let plan = Self {
+            listen: Listen::new(settings.listen.clone())?,
+            settings,
+            config: None,
+            dangling: Vec::new(),
+        };
         plan.check_tls_settings()?;
         plan.check_names()?;
         plan.check_pings()?;
@@ -85,6 +92,26 @@ impl Plan {
     #[must_use]
     pub fn chunk_bytes(&self) -> u32 {
         u32::try_from(self.settings.chunk_size.bytes()).unwrap_or(u32::MAX)
+    }
+
+    /// Refuses links of `exports-dir` that lead nowhere.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ConfigFile`], naming the first link.
+    pub(crate) fn complete(self) -> Result<Self, Error> {
+        let Some(link) = self.dangling.first() else { return Ok(self) };
+        let why = exports_dir::describe_dangling(link);
+        let text = format!("{why}; restore the file, or remove the link");
+        Err(Error::new(ErrorKind::ConfigFile, text))
+    }
+
+    /// Whether a start may lack files of `exports-dir`. Not if one of them could hold the only
+    /// access list: without it, the other exports would be open to everyone.
+    pub(crate) fn may_lack_files(&self) -> bool {
+        let set = &self.settings;
+        let mut lists = set.export.iter().map(|spec| &spec.access).chain([&set.access]);
+        set.on_missing != OnMissing::Refuse
+            && (set.insecure_open || lists.any(|list| !list.is_empty()))
     }
 
     /// Checks the system without changing it: at least one export is configured (unless the server

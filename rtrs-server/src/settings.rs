@@ -307,16 +307,20 @@ impl Settings {
     }
 
     /// Adds the exports of the files in `exports-dir`, or in `exports.d` next to the configuration
-    /// file, and records which directory that is.
+    /// file, and records which directory that is. Returns links that lead nowhere.
     ///
     /// # Errors
     /// `ErrorKind::ConfigFile` and `ErrorKind::Config`, with name, line and remedy.
-    pub(crate) fn add_exports_of_dir(&mut self, config: Option<&Path>) -> Result<(), Error> {
+    pub(crate) fn add_exports_of_dir(
+        &mut self,
+        config: Option<&Path>,
+    ) -> Result<Vec<PathBuf>, Error> {
         let beside = || {
             config?.parent().map(|dir| dir.join(exports_dir::DEFAULT)).filter(|dir| dir.is_dir())
         };
         self.exports_dir = self.exports_dir.take().or_else(beside);
-        let Some(dir) = &self.exports_dir else { return Ok(()) };
+        let mut dangling = Vec::new();
+        let Some(dir) = &self.exports_dir else { return Ok(dangling) };
         let mut names: BTreeMap<String, PathBuf> = BTreeMap::new();
         if let Some(config) = config {
             // An export without a usable name is refused later.
@@ -324,6 +328,10 @@ impl Settings {
             names.extend(named.map(|name| (name, config.to_owned())));
         }
         for file in exports_dir::files(dir)? {
+            if exports_dir::leads_nowhere(&file) {
+                dangling.push(file);
+                continue;
+            }
             for spec in exports_dir::read(&file)? {
                 let name = spec.resolved_name().ok();
                 if let Some(first) = name.as_ref().and_then(|name| names.get(name)) {
@@ -339,7 +347,7 @@ impl Settings {
                 self.export.push(spec);
             }
         }
-        Ok(())
+        Ok(dangling)
     }
 }
 

@@ -576,6 +576,17 @@ pub struct ExportSnapshot {
     /// Reason for the state `failed`, or why the target of a served export cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether its file in `exports-dir` cannot be read: only a reload tries again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unread: bool,
+}
+
+impl ExportSnapshot {
+    /// Reason, with what the server does about it.
+    pub(crate) fn explained(&self) -> Option<String> {
+        let why = self.reason.as_ref()?;
+        Some(if self.unread { why.clone() } else { format!("{why}; {TRIES_AGAIN}") })
+    }
 }
 
 /// Follows the reason of an export that cannot be opened or reached.

@@ -45,6 +45,39 @@ fn a_check_tests_the_metrics_address_and_the_directories() {
     assert_eq!(left.collect::<Vec<_>>(), ["file"]);
 }
 
+/// The server starts without the file, unless that could open other exports to everyone.
+#[test]
+fn a_link_of_exports_dir_that_leads_nowhere_is_a_failed_export() {
+    let scratch = Scratch::new();
+    let (dir, file) = (scratch.text("exports.d"), scratch.path("b"));
+    fs::create_dir(&dir).expect("a directory");
+    fs::write(format!("{dir}/a.yaml"), "a=mem:1M\n").expect("a file");
+    std::os::unix::fs::symlink(&file, format!("{dir}/b.yaml")).expect("a link");
+    let why = format!("b.yaml is a symbolic link to {}, which does not exist", file.display());
+    let own = ["--listen", "tcp://127.0.0.1:0", "--exports-dir", &dir];
+    let listed = ["--access", "anyone@127.0.0.0/8:rw"];
+    let none: &[&str] = &[];
+    for more in [none, &["--check"], &["--strict"], &["--print-config"]] {
+        let list = if more.is_empty() { none } else { &listed[..] };
+        let words = [&own[..], list, more].concat();
+        let _ = run(bin("rtrs-server"), &words, COMMAND_TIME_MAX).code(1).says(&why);
+    }
+    let server = Server::builder().args(&["--exports-dir", &dir]).args(&listed).start();
+    let states = || {
+        let list = server.command(&["export", "list", "-o", "json"]).ok().json();
+        let all = list["exports"].as_array().expect("a list").iter();
+        all.map(|one| format!("{} {}", one["name"], one["state"])).collect::<Vec<_>>()
+    };
+    assert_eq!(states(), ["\"a\" \"unused\"", "\"b\" \"failed\""]);
+    let _ = server.command(&["export", "list"]).ok().says(&why);
+    let _ = server.command(&["metrics"]).ok().says("rtrs_server_export_failed{export=\"b\"} 1");
+    let _ = server.command(&["reload"]).code(1).says(&why);
+    fs::write(&file, "b=mem:1M\n").expect("a file");
+    let _ = server.command(&["reload"]).ok();
+    assert_eq!(states(), ["\"a\" \"unused\"", "\"b\" \"unused\""]);
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
 #[test]
 fn relative_paths_in_a_removed_directory_are_named() {
     let scratch = Scratch::new();

@@ -238,13 +238,13 @@ impl LowArgs {
     /// Those of the files, and of conflicting settings.
     pub fn plan(&self) -> Result<Plan, Error> {
         let mut settings = self.layered_settings()?;
-        settings.add_exports_of_dir(self.config.as_deref())?;
+        let dangling = settings.add_exports_of_dir(self.config.as_deref())?;
         // Saved and printed configurations may be used in another directory.
         for path in settings.export.iter_mut().filter_map(ExportSpec::path_mut) {
             *path = absolute_path("export", path)?;
         }
         let config = self.config.as_ref().map(|path| absolute_path("config", path)).transpose();
-        Ok(Plan { config: config?, ..Plan::new(settings)? })
+        Ok(Plan { config: config?, dangling, ..Plan::new(settings)? })
     }
 
     /// Runs the command. Without a command, plans a server, and then either stops for `--check` or
@@ -269,7 +269,10 @@ impl LowArgs {
             }
             None => {}
         }
-        let plan = self.plan()?;
+        let mut plan = self.plan()?;
+        if self.check || self.print_config || !plan.may_lack_files() {
+            plan = plan.complete()?;
+        }
         let checked = match (self.check, self.print_config) {
             (true, _) => {
                 plan.check()?;
@@ -301,7 +304,7 @@ impl LowArgs {
             return self.output.print(&checked, |_| checked_text(running.as_ref()));
         }
         let again = self.clone();
-        let reread: Reread = Box::new(move || again.plan());
+        let reread: Reread = Box::new(move || again.plan()?.complete());
         serve(&plan, reread)
     }
 }

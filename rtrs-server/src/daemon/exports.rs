@@ -27,6 +27,7 @@ pub(super) mod startup;
 mod turns;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rtrs_core::tls::TlsEndpoint;
@@ -42,14 +43,14 @@ use self::not_reopened::NotReopened;
 pub(super) use self::open_error::OpenError;
 pub(super) use self::opener::{Opener, RELEASE_MAX, epoch_key, wait_saved};
 use self::turns::Turns;
-use crate::audit::AuditSink;
+use crate::audit::{AuditEvent, AuditKind, AuditResult, AuditSink};
 use crate::control_protocol::{ExportList, SavedExports};
 use crate::daemon::control_shard::ControlShard;
 use crate::engine::message::{AdminReply, AdminRequest, ControlMessage, Message};
 use crate::export::{Export, ExportIndex, ExportTable, Lookup};
 use crate::plan::{check_export, validate_export};
-use crate::settings::{ExportSpec, Settings};
-use crate::stats::{ExportSnapshot, ExportState, ExportUser, TRIES_AGAIN};
+use crate::settings::{ExportSpec, Settings, exports_dir};
+use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 
 /// Result of examining an export's target.
 #[derive(Debug, PartialEq, Eq)]
@@ -194,6 +195,29 @@ impl Exports {
         SavedExports { exports: all.into_values().collect() }
     }
 
+    /// Lists links of `exports-dir` that lead nowhere as failed exports, named as their files.
+    pub(super) fn note_dangling(&self, links: &[PathBuf]) {
+        for link in links {
+            let name = link.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let why = format!(
+                "{}; restore the file, then `rtrs-server reload`",
+                exports_dir::describe_dangling(link)
+            );
+            tracing::error!(
+                export = &*name,
+                "export failed (with --strict the server would not start): {why}"
+            );
+            self.failed.put_unread(&name, link, &why);
+            let event = AuditEvent::new(AuditKind::ExportOpen, AuditResult::Refused);
+            self.audit.record(|| AuditEvent { export: Some(name), reason: Some(why), ..event });
+        }
+    }
+
+    /// Forgets links that led nowhere, because a reload has read all files.
+    pub(super) fn forget_dangling(&self) {
+        self.failed.forget_unread();
+    }
+
     /// Opens an export without exporting it.
     pub(super) fn open(&self, spec: &ExportSpec) -> Opened {
         self.check_name(spec.name())?;
@@ -256,18 +280,18 @@ impl Exports {
     /// Explains why there is no export of this name to change.
     fn unknown(&self, name: &str) -> String {
         let exports = self.list_now().map(|list| list.exports).unwrap_or_default();
-        match exports.into_iter().find(|export| export.name == name) {
-            Some(export) if export.found => format!(
+        let found = exports.into_iter().find(|export| export.name == name);
+        let reason = found.as_ref().and_then(ExportSnapshot::explained);
+        match (found, reason) {
+            (Some(export), _) if export.found => format!(
                 "{name:?} is not an export of the configuration: a client opened it below \
                  search-path ({}); it disappears when the last session closes it; detach it there, \
                  or end the session with `session evict`; to keep it from being opened again, \
                  move it out of search-path",
                 export.backing
             ),
-            Some(ExportSnapshot { reason: Some(why), .. }) => {
-                format!("export {name:?} is not served: {why}; {TRIES_AGAIN}")
-            }
-            Some(export) if export.state == ExportState::Removing => format!(
+            (Some(_), Some(why)) => format!("export {name:?} is not served: {why}"),
+            (Some(export), None) if export.state == ExportState::Removing => format!(
                 "export {name:?} is being removed already; its file stays locked until the \
                  requests that run at the backend finish"
             ),

@@ -183,6 +183,7 @@ impl Reload {
             done.warnings.push(SUPERSEDED.to_owned());
             return Ok(());
         }
+        exports.forget_dangling();
         exports.access.renew(lists, &set.export);
         let wanted = Wanted {
             exports: set.export.clone(),

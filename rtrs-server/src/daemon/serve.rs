@@ -129,6 +129,7 @@ fn run_server(
     });
     let manager = ServiceManager::from_env();
     let changes = watch_changes(set, reread, opener, failures, &setup);
+    changes.exports.note_dangling(&plan.dangling);
     let endpoints =
         listening.and_then(|portals| Endpoints::open(set, portals, &setup, &changes, &manager));
     let socket = endpoints.as_ref().ok().and_then(Endpoints::control_renewal);

@@ -1,6 +1,7 @@
 //! The directory `exports-dir`, whose files contain exports.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rtrs_core::settings::{config_text, deserialize_list, yaml_error};
@@ -30,6 +31,18 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     files.retain(|file| file.extension().is_some_and(|end| end == "yaml") && !is_hidden(file));
     files.sort_unstable();
     Ok(files)
+}
+
+/// Whether a file of the directory is a symbolic link whose target does not exist.
+pub(crate) fn leads_nowhere(file: &Path) -> bool {
+    let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    file.is_symlink() && fs::metadata(file).is_err_and(is_missing)
+}
+
+/// Describes a symbolic link whose target does not exist.
+pub(crate) fn describe_dangling(link: &Path) -> String {
+    let target = fs::read_link(link).unwrap_or_default();
+    format!("{} is a symbolic link to {}, which does not exist", link.display(), target.display())
 }
 
 /// Warns about files of the directory that look like files of exports but are not read, and about
@@ -115,6 +128,25 @@ mod tests {
         assert!(warnings[0].contains("d.yml is not read"), "{warnings:?}");
         assert!(warnings[1].contains("b.yaml is empty"), "{warnings:?}");
         assert_eq!(found, [dir.join("a.yaml"), dir.join("b.yaml")]);
+    }
+
+    #[test]
+    fn only_links_that_lead_nowhere_are_dangling() {
+        let dir = std::env::temp_dir().join(format!("rtrs-exports-link-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let path = |name: &str| dir.join(name);
+        fs::write(path("a"), "").unwrap();
+        symlink("a", path("link.yaml")).unwrap();
+        symlink("b", path("dangling.yaml")).unwrap();
+        let found =
+            ["a", "link.yaml", "dangling.yaml", "none"].map(|name| leads_nowhere(&path(name)));
+        let text = describe_dangling(&path("dangling.yaml"));
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, [false, false, true, false]);
+        assert!(
+            text.ends_with("dangling.yaml is a symbolic link to b, which does not exist"),
+            "{text}"
+        );
     }
 
     /// Reading it would wait for a writer.

@@ -7,7 +7,7 @@ use crate::cmd::text::bytes;
 use crate::control_protocol::{ExportList, Request};
 use crate::error::Error;
 use crate::settings::AccessRule;
-use crate::stats::{AccessLimit, ExportSnapshot, ExportState, TRIES_AGAIN};
+use crate::stats::{AccessLimit, ExportSnapshot, ExportState};
 
 pub(super) fn run(args: &ServerArgs) -> Result<(), Error> {
     let list: ExportList = Server::find(args)?.request(&Request::ExportList)?;
@@ -54,8 +54,7 @@ fn text(list: &ExportList) -> String {
             &if users.is_empty() { "-".to_owned() } else { users.join(", ") },
         ]);
         let target = target_text(*state);
-        let reason = export.reason.as_ref();
-        let reason = reason.map(|why| format!("  {}; {TRIES_AGAIN}\n", printable(why)));
+        let reason = export.explained().map(|why| format!("  {}\n", printable(&why)));
         head + target + &reason.unwrap_or_default() + &access
     });
     let access = match (list.open_to_everyone, &list.access[..]) {

@@ -2,13 +2,14 @@
 //! next attempts.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::open_error::{Holder, OpenError};
-use crate::export::ExportTable;
+use crate::export::{ExportTable, Lookup};
 use crate::settings::ExportSpec;
 use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 
@@ -61,24 +62,40 @@ impl Failed {
     }
 
     fn snapshot(&self) -> ExportSnapshot {
+        let backing = self.spec.target.to_string();
         ExportSnapshot {
-            name: self.spec.name().to_owned(),
-            backing: self.spec.target.to_string(),
-            size: 0,
-            block_size: 0,
             read_only: self.spec.ro,
-            id: None,
-            state: ExportState::Failed,
-            found: false,
-            open_by: Vec::new(),
-            device_errors: 0,
-            io: ExportIo::default(),
-            epoch: 0,
-            access: Vec::new(),
-            access_limit: None,
-            reason: Some(self.why.why.clone()),
+            ..snapshot(self.spec.name(), backing, self.why.why.clone())
         }
     }
+}
+
+fn snapshot(name: &str, backing: String, why: String) -> ExportSnapshot {
+    ExportSnapshot {
+        name: name.to_owned(),
+        backing,
+        size: 0,
+        block_size: 0,
+        read_only: false,
+        id: None,
+        state: ExportState::Failed,
+        found: false,
+        open_by: Vec::new(),
+        device_errors: 0,
+        io: ExportIo::default(),
+        epoch: 0,
+        access: Vec::new(),
+        access_limit: None,
+        reason: Some(why),
+        unread: false,
+    }
+}
+
+/// Link of `exports-dir` that leads nowhere, so that its exports are not known.
+#[derive(Debug)]
+struct Unread {
+    link: PathBuf,
+    why: String,
 }
 
 /// Failed exports by name. The export table knows their names.
@@ -86,11 +103,30 @@ impl Failed {
 pub(super) struct FailedExports {
     table: Arc<ExportTable>,
     all: Mutex<BTreeMap<String, Failed>>,
+    /// Files that could not be read, by their names without `.yaml`.
+    unread: Mutex<BTreeMap<String, Unread>>,
 }
 
 impl FailedExports {
     pub(super) fn new(table: &Arc<ExportTable>) -> Self {
-        Self { table: Arc::clone(table), all: Mutex::default() }
+        Self { table: Arc::clone(table), all: Mutex::default(), unread: Mutex::default() }
+    }
+
+    /// Adds a file of `exports-dir` that could not be read as a failed export of its name, unless
+    /// there is an export of that name.
+    pub(super) fn put_unread(&self, name: &str, link: &Path, why: &str) {
+        if self.table.lookup(name.as_bytes()) == Lookup::Unknown {
+            self.table.set_failed(name, true);
+            let unread = Unread { link: link.to_owned(), why: why.to_owned() };
+            self.unread.lock().insert(name.to_owned(), unread);
+        }
+    }
+
+    /// Forgets files that could not be read, because all could be read now.
+    pub(super) fn forget_unread(&self) {
+        for name in std::mem::take(&mut *self.unread.lock()).into_keys() {
+            self.table.set_failed(&name, false);
+        }
     }
 
     /// Adds a failed export of the configuration, or replaces the settings of a failed export.
@@ -149,7 +185,13 @@ impl FailedExports {
 
     /// Descriptions for `export list`.
     pub(super) fn snapshots(&self) -> Vec<ExportSnapshot> {
-        self.all.lock().values().map(Failed::snapshot).collect()
+        let mut all: Vec<_> = self.all.lock().values().map(Failed::snapshot).collect();
+        let unread = self.unread.lock();
+        all.extend(unread.iter().map(|(name, Unread { link, why })| {
+            let backing = link.display().to_string();
+            ExportSnapshot { unread: true, ..snapshot(name, backing, why.clone()) }
+        }));
+        all
     }
 
     /// Settings of a failed export.
@@ -203,7 +245,6 @@ impl FailedExports {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::Lookup;
 
     fn failed(table: &Arc<ExportTable>) -> (FailedExports, ExportSpec) {
         let spec: ExportSpec = "vol0=/none".parse().unwrap();
@@ -254,6 +295,14 @@ mod tests {
         let listed = all.snapshots();
         assert_eq!((listed.len(), listed[0].state), (1, ExportState::Failed));
         assert_eq!(listed[0].reason.as_deref(), Some("missing"));
+        // The name of a file that could not be read is taken until all files could be read.
+        all.put_unread("vol0", Path::new("/d/vol0.yaml"), "dangling");
+        all.put_unread("vol1", Path::new("/d/vol1.yaml"), "dangling");
+        let reason = |at: usize| all.snapshots()[at].reason.clone().unwrap();
+        assert_eq!((reason(0), reason(1)), ("missing".to_owned(), "dangling".to_owned()));
+        assert_eq!(table.lookup(b"vol1"), Lookup::Failed);
+        all.forget_unread();
+        assert_eq!((table.lookup(b"vol1"), all.snapshots().len()), (Lookup::Unknown, 1));
         assert!(all.has(&spec) && all.remove("vol0") && !all.remove("vol0"));
         assert_eq!(table.lookup(b"vol0"), Lookup::Unknown);
         assert_eq!(all.wait(Instant::now()), None);

@@ -25,6 +25,7 @@ use crate::engine::message::{ControlMessage, Message};
 use crate::path::PathKey;
 use crate::settings::Target;
 use crate::state::StateDir;
+use crate::stats::TRIES_AGAIN;
 
 fn key(seed: u8) -> PrivateKey {
     PrivateKey::from_seed([seed; 32]).unwrap()

@@ -104,6 +104,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
                 .source
                 .outage()
                 .map(|why| format!("its server is away ({why}), IO waits")),
+            unread: false,
         }
     });
     AdminReply::Exports(all.collect())
