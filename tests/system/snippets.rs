@@ -124,8 +124,11 @@ fn printed(block: &str) -> Vec<(Kind, String)> {
     block.lines().filter_map(file).collect()
 }
 
-/// Whether a block without a mark is a file of ours.
+/// Whether a block without a mark is a file of ours. JSON is output.
 fn looks_like_ours(block: &str) -> bool {
+    if block.starts_with('{') {
+        return false;
+    }
     let Ok(Value::Mapping(map)) = serde_yaml::from_str(block) else { return false };
     map.keys().filter_map(Value::as_str).any(|key| OWN_KEYS.contains(&key))
 }
