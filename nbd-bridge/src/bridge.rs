@@ -209,7 +209,7 @@ impl Bridge {
     pub fn stats(&self) -> FrontEndStats {
         FrontEndStats {
             connections: self.connections() as u64,
-            clients: self.conns.iter().flatten().filter(|conn| conn.is_client()).count() as u64,
+            clients: self.clients().count() as u64,
             ..self.shared.stats
         }
     }

@@ -143,14 +143,9 @@ impl Conn {
     /// Client that uses the export; None during the handshake, after a disconnect, and for the
     /// kernel.
     pub(crate) fn client(&self) -> Option<Peer> {
-        self.is_client().then(|| self.link.peer())
-    }
-
-    /// Whether the connection belongs to a client that uses the export.
-    pub(crate) fn is_client(&self) -> bool {
         let is_over = self.link.is_kernel() || self.link.is_broken() || self.departed;
         let is_serving = !matches!(self.phase, Phase::Handshake(_) | Phase::Ended);
-        is_serving && !is_over
+        (is_serving && !is_over).then(|| self.link.peer())
     }
 
     /// Returns when the connection was accepted, if its handshake is not over.

@@ -195,8 +195,10 @@ impl Exports {
         SavedExports { exports: all.into_values().collect() }
     }
 
-    /// Lists links of `exports-dir` that lead nowhere as failed exports, named as their files.
+    /// Lists links of `exports-dir` that lead nowhere as failed exports, named as their files, and
+    /// forgets those listed before.
     pub(super) fn note_dangling(&self, links: &[PathBuf]) {
+        self.failed.forget_unread();
         for link in links {
             let name = link.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let why = format!(
@@ -211,11 +213,6 @@ impl Exports {
             let event = AuditEvent::new(AuditKind::ExportOpen, AuditResult::Refused);
             self.audit.record(|| AuditEvent { export: Some(name), reason: Some(why), ..event });
         }
-    }
-
-    /// Forgets links that led nowhere, because a reload has read all files.
-    pub(super) fn forget_dangling(&self) {
-        self.failed.forget_unread();
     }
 
     /// Opens an export without exporting it.

@@ -183,7 +183,8 @@ impl Reload {
             done.warnings.push(SUPERSEDED.to_owned());
             return Ok(());
         }
-        exports.forget_dangling();
+        // A reload has read all files.
+        exports.note_dangling(&[]);
         exports.access.renew(lists, &set.export);
         let wanted = Wanted {
             exports: set.export.clone(),
