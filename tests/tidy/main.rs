@@ -42,6 +42,7 @@ const UNSAFE_FILES: &[&str] = &[
     "rtrs-core/src/fabric/verbs/sys/queue.rs",
     "rtrs-core/base/src/mem/iovecs.rs",
     "rtrs-core/base/src/mem/mapping.rs",
+    "rtrs-core/base/src/mem/owned.rs",
     "rtrs-core/base/src/mem/region.rs",
     "rtrs-core/src/rbd.rs",
     "rtrs-core/src/rbd/lock.rs",

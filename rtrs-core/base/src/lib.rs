@@ -3,9 +3,10 @@
 //! this crate.
 //!
 //! Unsafe code is limited to memory shared with the kernel or a peer (`mem/region.rs`,
-//! `mem/iovecs.rs`, `rt/ring.rs`) or with other processes (`mem/mapping.rs`), and to wrappers of
-//! single system calls (`rt/mailbox.rs`, `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`,
-//! `rt/blkdev.rs`, `rt/socket.rs`); `tests/tidy/main.rs` has the list.
+//! `mem/iovecs.rs`, `rt/ring.rs`) or with other processes (`mem/mapping.rs`), to such memory that
+//! nobody else holds (`mem/owned.rs`), and to wrappers of single system calls (`rt/mailbox.rs`,
+//! `rt/affinity.rs`, `rt/clock.rs`, `rt/process.rs`, `rt/blkdev.rs`, `rt/socket.rs`);
+//! `tests/tidy/main.rs` has the list.
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

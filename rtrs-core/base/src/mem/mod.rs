@@ -5,6 +5,7 @@ mod counters;
 mod crc;
 mod iovecs;
 mod mapping;
+mod owned;
 mod pool;
 mod region;
 mod scatter;
@@ -14,6 +15,7 @@ mod usage;
 pub use counters::SharedCounters;
 pub use crc::crc32c_append;
 pub use iovecs::IoVecs;
+pub use owned::{OwnedBytes, SharedBytes};
 pub use pool::Pool;
 #[cfg(any(test, feature = "test-util"))]
 pub use region::skip_ids_to;

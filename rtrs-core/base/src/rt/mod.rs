@@ -3,6 +3,7 @@
 mod affinity;
 pub mod blkdev;
 mod clock;
+mod event_queue;
 mod fixed;
 mod log;
 mod mailbox;
@@ -18,6 +19,7 @@ mod syscall;
 
 pub use affinity::{allowed_cpus, pin_plan, pin_to};
 pub use clock::Clock;
+pub use event_queue::{EventReceiver, EventSender, event_queue};
 pub use log::{Log, SettleAtEnd};
 pub use mailbox::{Inbox, Mailbox, Sender, mailbox};
 pub use op::{Fd, Op};

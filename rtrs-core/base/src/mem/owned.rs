@@ -1,0 +1,119 @@
+//! Bytes that their holder borrows like a vector, and that become a region for an IO.
+//!
+//! A region hands out no references, because others may change its bytes. [`OwnedBytes`] is the
+//! proof that nobody else holds its region, so it may. The proof is given up for an IO
+//! ([`OwnedBytes::share`]) and checked again afterwards ([`OwnedBytes::reclaim`]).
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use super::region::Region;
+
+/// Bytes of a vector, with a single holder.
+pub struct OwnedBytes {
+    /// Made by [`OwnedBytes::from`]; this is its only handle.
+    region: Arc<Region>,
+}
+
+impl OwnedBytes {
+    /// Returns the region of the bytes, for an IO.
+    #[must_use]
+    pub fn share(self) -> SharedBytes {
+        SharedBytes(self.region)
+    }
+
+    /// Takes the bytes back after an IO. If an operation still names them, such as a send on a path
+    /// that has failed, the result is a copy, and the operation keeps the original.
+    #[must_use]
+    pub fn reclaim(SharedBytes(mut region): SharedBytes) -> Self {
+        if Arc::get_mut(&mut region).is_some() {
+            return Self { region };
+        }
+        region.whole().to_vec().into()
+    }
+}
+
+/// Region of an [`OwnedBytes`] during an IO.
+#[derive(Clone, Debug)]
+pub struct SharedBytes(Arc<Region>);
+
+impl SharedBytes {
+    /// Returns the region.
+    #[must_use]
+    pub fn region(&self) -> &Arc<Region> {
+        &self.0
+    }
+}
+
+impl From<Vec<u8>> for OwnedBytes {
+    fn from(mut bytes: Vec<u8>) -> Self {
+        let len = bytes.len();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or_else(NonNull::dangling);
+        // SAFETY: the vector, whose bytes do not move with it, keeps them allocated until the
+        // region drops it, and nothing else uses it.
+        let region = unsafe { Region::foreign(base, len, bytes) };
+        Self { region }
+    }
+}
+
+impl Deref for OwnedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the vector has initialized these bytes. This is the only handle of the region, so
+        // no operation or slice names it, and changes need `&mut self`.
+        unsafe { slice::from_raw_parts(self.region.address(0), self.region.len()) }
+    }
+}
+
+impl DerefMut for OwnedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(self.region.address(0), self.region.len()) }
+    }
+}
+
+impl fmt::Debug for OwnedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedBytes").field("len", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_stay_in_place_if_nothing_holds_them() {
+        let mut bytes = OwnedBytes::from(vec![7; 100]);
+        bytes[3] = 1;
+        let at = bytes.as_ptr();
+        let shared = bytes.share();
+        shared.region().copy_in(4, &[2, 3]);
+        let bytes = OwnedBytes::reclaim(shared);
+        assert_eq!((bytes.as_ptr(), &bytes[2..7]), (at, &[7, 1, 2, 3, 7][..]));
+    }
+
+    #[test]
+    fn an_operation_that_still_names_the_bytes_keeps_its_own() {
+        let shared = OwnedBytes::from(vec![7; 100]).share();
+        let late = shared.region().slice(10, 5).unwrap();
+        let mut bytes = OwnedBytes::reclaim(shared);
+        late.fill(9);
+        assert_eq!(&bytes[..], [7; 100]);
+        bytes.fill(1);
+        assert_eq!(late.to_vec(), [9; 5]);
+        let also = OwnedBytes::from(vec![7; 100]).share();
+        let other = also.clone();
+        assert_ne!(OwnedBytes::reclaim(also).as_ptr(), OwnedBytes::reclaim(other).as_ptr());
+    }
+
+    #[test]
+    fn no_bytes_are_bytes_too() {
+        let bytes = OwnedBytes::from(Vec::new());
+        assert!(OwnedBytes::reclaim(bytes.share()).is_empty());
+    }
+}
