@@ -94,11 +94,16 @@ impl<T> EventReceiver<T> {
         let shared = &*self.shared;
         let drain = || {
             // Nothing to read is no failure.
-            let _ = rustix::io::read(&shared.event, &mut [0; 8]);
+            let _ = rustix::io::read(&shared.event, &mut [0u8; 8]);
         };
         if !shared.flag.prepare_sleep(drain, || shared.is_quiet()) {
             shared.signal();
         }
+    }
+
+    /// Makes the eventfd readable until the next [`watch`](Self::watch) or [`wait`](Self::wait).
+    pub fn signal(&self) {
+        self.shared.signal();
     }
 
     /// Waits until the queue has a value or is closed. Returns false if `timeout` has passed.
@@ -172,6 +177,12 @@ mod tests {
         assert!(is_readable(&receiver) && receiver.is_closed());
         receiver.watch();
         assert!(is_readable(&receiver), "a closed queue stays readable");
+
+        let (_sender, mut receiver) = event_queue::<u8>(1).unwrap();
+        receiver.signal();
+        assert!(is_readable(&receiver), "on request");
+        receiver.watch();
+        assert!(!is_readable(&receiver));
     }
 
     #[test]

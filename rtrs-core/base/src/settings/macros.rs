@@ -4,8 +4,8 @@
 /// Declares a struct of settings:
 ///
 /// ```
-/// use rtrs_core::settings::{Int, Time, MILLISECOND, SECOND};
-/// rtrs_core::settings! {
+/// use rtrs_base::settings::{Int, Time, MILLISECOND, SECOND};
+/// rtrs_base::settings! {
 ///     /// Settings of the example.
 ///     pub struct Example {
 ///         /// Requests in flight
