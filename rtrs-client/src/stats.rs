@@ -21,7 +21,7 @@ pub struct OpCount {
 }
 
 impl OpCount {
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.count += other.count;
         self.bytes += other.bytes;
         self.errors += other.errors;

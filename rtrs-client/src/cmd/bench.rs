@@ -21,7 +21,7 @@ use super::session::Session;
 use super::source::SourceArgs;
 use super::text::{progress, size_text};
 use crate::daemon::config::{session_config, volume_config};
-use crate::daemon::events::{SavedFiles, Wake, forward_events, wait_ready};
+use crate::daemon::events::{READY_TIMEOUT, SavedFiles, Wake, forward_events, wait_ready};
 use crate::daemon::fabrics::FabricRegistry;
 use crate::daemon::launch::{self, VolumeFronts};
 use crate::daemon::notices::Event;
@@ -183,7 +183,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let running = forward_events(running, wakes, SavedFiles::default());
     let shards = running.shards();
     let what = format!("bench {}", plan.session.export_name);
-    if let Err(error) = wait_ready(&inbox, &shards, &what) {
+    if let Err(error) = wait_ready(&inbox, &shards, &what, READY_TIMEOUT) {
         running.join();
         return Err(error);
     }

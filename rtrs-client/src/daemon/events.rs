@@ -15,7 +15,7 @@ use crate::engine::{DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind};
 
 /// Time limit for opening a device, including the first connections.
-pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Event for the main thread.
 #[derive(Debug)]
@@ -103,20 +103,21 @@ pub(crate) fn forward_events(
     running
 }
 
-/// Waits until the only device is open. `what` is the purpose of the session.
+/// Waits at most `limit` until the only device is open. `what` is the purpose of the session.
 pub(crate) fn wait_ready(
     inbox: &mpsc::Receiver<Wake>,
     shards: &ShardHandle,
     what: &str,
+    limit: Duration,
 ) -> Result<(), Error> {
-    let failed = match inbox.recv_timeout(READY_TIMEOUT) {
+    let failed = match inbox.recv_timeout(limit) {
         Ok(Wake::Session(Event::Ready(..))) => return Ok(()),
         Ok(Wake::Session(Event::Failed(_, failure))) => failure.to_string(),
         Ok(Wake::Session(Event::FrontFailed(_, error))) => error.to_string(),
         Ok(Wake::Session(Event::ShardFailed(shard, error))) => format!("shard {shard}: {error}"),
         Ok(Wake::Signal) => BY_SIGNAL.to_owned(),
         Ok(_) => "the session ended before it began".to_owned(),
-        Err(_) => not_open(READY_TIMEOUT, shards),
+        Err(_) => not_open(limit, shards),
     };
     shards.shut_down(Duration::ZERO);
     Err(Error::new(ErrorKind::Path, format!("cannot {what}: {failed}")))

@@ -9,6 +9,7 @@
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
 //! - `bench`: a workload, without NBD.
+//! - `queue`: queues of the program that has the session, without NBD.
 //!
 //! `front_end` has the trait, `client` and `rtrs_core::front_end` its reports, and `pools` the
 //! memory of a shard.
@@ -21,6 +22,7 @@ mod front_end;
 mod kernel_nbd;
 mod nbd;
 mod pools;
+pub(crate) mod queue;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{

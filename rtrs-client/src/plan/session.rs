@@ -19,7 +19,7 @@ use crate::tls::TlsSources;
 
 /// Maximum length of a name on the wire: 255 bytes including the NUL (kernel rtrs-pri.h,
 /// `NAME_MAX`).
-const NAME_BYTES_MAX: usize = 254;
+pub(super) const NAME_BYTES_MAX: usize = 254;
 /// Maximum number of shards of a path: its connections, less the service connection.
 const fn shards_max(scheme: Scheme) -> u16 {
     match scheme {

@@ -1,0 +1,282 @@
+//! Front end for a program that uses the volume within its own process, through queues.
+//!
+//! Each shard has one queue. Its user submits requests through a mailbox, which wakes the shard,
+//! and gets the outcomes through an event queue. The memory of a request lies in regions of the
+//! user; a scattered pool makes one range of it for the session.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rtrs_core::block::{BlockDevice, Geometry, Io, IoFlags, IoOp};
+use rtrs_core::ids::CoreIndex;
+use rtrs_core::mem::{MemSlice, Pool};
+use rtrs_core::rt::{EventReceiver, EventSender, Inbox, Mailbox, Sender, event_queue, mailbox};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::Instant;
+
+use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use crate::engine::SessionDevice;
+
+/// Limits of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueLimits {
+    /// Requests in flight.
+    pub(crate) depth: u16,
+    /// Bytes of memory of a request.
+    pub(crate) io_max: u32,
+}
+
+/// Memory of a request.
+#[derive(Debug)]
+pub enum Pieces {
+    /// The request has none.
+    None,
+    /// Memory in one piece.
+    One(MemSlice),
+    /// Memory in several pieces, at most [`PIECES_MAX`](rtrs_core::mem::PIECES_MAX).
+    Several(Vec<MemSlice>),
+}
+
+/// Request of a queue's user.
+#[derive(Debug)]
+pub struct Submission {
+    /// Number of the request, unique among those in flight on its queue.
+    pub slot: u32,
+    /// Operation.
+    pub op: IoOp,
+    /// Modifiers.
+    pub flags: IoFlags,
+    /// Offset of the first byte on the volume; 0 for a flush.
+    pub offset: u64,
+    /// Length in bytes; 0 for a flush.
+    pub len: u32,
+    /// Memory of a read, a write, or an extent list.
+    pub memory: Pieces,
+}
+
+/// Outcome of a [`Submission`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Number of the request.
+    pub slot: u32,
+    /// Status of the IO.
+    pub status: IoStatus,
+}
+
+/// User's end of a queue.
+#[derive(Debug)]
+pub struct QueueUser {
+    /// Submits requests, at most as many at a time as the queue is deep.
+    pub submissions: Sender<Submission>,
+    /// Outcomes; closed when the session has ended.
+    pub outcomes: EventReceiver<Outcome>,
+}
+
+/// Session's end of a queue.
+#[derive(Debug)]
+pub(crate) struct QueueServer {
+    submissions: Mailbox<Submission>,
+    outcomes: EventSender<Outcome>,
+}
+
+/// Creates a queue.
+///
+/// # Errors
+/// Returns the system's error if there is no descriptor left.
+pub(crate) fn queue(limits: QueueLimits) -> io::Result<(QueueUser, QueueServer)> {
+    let (submissions, inbox) = mailbox()?;
+    let (sender, outcomes) = event_queue(limits.depth.into())?;
+    let server = QueueServer { submissions: inbox, outcomes: sender };
+    Ok((QueueUser { submissions, outcomes }, server))
+}
+
+/// Geometry of the volume, and the receiver of its changes.
+pub(crate) struct GeometryWatch {
+    pub(crate) now: Mutex<Geometry>,
+    /// Called by the control shard with the old and the new geometry.
+    pub(crate) changed: Box<dyn Fn(&Geometry, &Geometry) + Send + Sync>,
+}
+
+impl GeometryWatch {
+    /// Adopts the geometry that the control shard has now.
+    fn look(&self, geometry: &Geometry) {
+        let mut now = self.now.lock();
+        if *now != *geometry {
+            let before = std::mem::replace(&mut *now, geometry.clone());
+            drop(now);
+            (self.changed)(&before, geometry);
+        }
+    }
+}
+
+/// Returns front ends that serve these queues, one on each shard.
+pub(crate) fn queues(
+    servers: Vec<QueueServer>,
+    limits: QueueLimits,
+    geometry: &Arc<GeometryWatch>,
+) -> MakeFrontEnds {
+    let geometry = Arc::clone(geometry);
+    Box::new(move |shards| {
+        let mut servers = servers.into_iter();
+        shards.each(|_| {
+            let (server, geometry) = (servers.next(), Arc::clone(&geometry));
+            Box::new(move || Box::new(QueueFront { limits, geometry, server, running: None }))
+        })
+    })
+}
+
+struct QueueFront {
+    limits: QueueLimits,
+    geometry: Arc<GeometryWatch>,
+    /// The queue, until the device is open.
+    server: Option<QueueServer>,
+    running: Option<Running>,
+}
+
+/// Queue with an open device.
+struct Running {
+    shard: CoreIndex,
+    device: SessionDevice,
+    submissions: Inbox<Submission>,
+    outcomes: EventSender<Outcome>,
+    /// One buffer for each request in flight; its number is the tag of the IO.
+    pool: Pool,
+    /// Slot of the request that has the buffer.
+    slots: Vec<u32>,
+    /// IO that the device has refused because it was full.
+    refused: Option<Io>,
+}
+
+impl Running {
+    fn new(
+        place: &Place<'_>,
+        mut device: SessionDevice,
+        server: QueueServer,
+        limits: QueueLimits,
+    ) -> io::Result<Self> {
+        let pool = Pool::scattered(limits.depth.into(), limits.io_max as usize)?;
+        device.attach_region(pool.region())?;
+        Ok(Self {
+            shard: place.shard,
+            device,
+            submissions: server.submissions.arm(place.ring)?,
+            outcomes: server.outcomes,
+            pool,
+            slots: vec![0; limits.depth.into()],
+            refused: None,
+        })
+    }
+
+    /// Reports the outcomes of ended IOs. Returns whether there was one.
+    fn reap(&mut self) -> bool {
+        let mut any = false;
+        while let Some(done) = self.device.reap() {
+            any = true;
+            let Ok(buffer) = u32::try_from(done.tag) else { continue };
+            // The user gets its memory back only if nothing holds it.
+            self.pool.give(buffer);
+            self.end(self.slots[buffer as usize], done.status);
+        }
+        any
+    }
+
+    fn end(&self, slot: u32, status: IoStatus) {
+        if self.outcomes.send(Outcome { slot, status }).is_err() {
+            tracing::error!("outcome dropped: more requests are in flight than the queue is deep");
+        }
+    }
+
+    /// Submits the IO that the device refused, and new ones until it is full. Returns whether there
+    /// was one.
+    fn submit(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let io = match self.refused.take() {
+                Some(io) => io,
+                None => {
+                    // The next request wakes the shard only if all others were taken.
+                    let Some(submission) = self.submissions.take_or_watch() else { return any };
+                    any = true;
+                    let Some(io) = self.io(submission) else { continue };
+                    io
+                }
+            };
+            if let Err(io) = self.device.submit(io) {
+                self.refused = Some(io);
+                return any;
+            }
+        }
+    }
+
+    /// Converts a request to an IO. Returns None if its memory cannot be used.
+    fn io(&mut self, submission: Submission) -> Option<Io> {
+        let Submission { slot, op, flags, offset, len, memory } = submission;
+        let Some(buffer) = self.pool.take() else {
+            self.end(slot, IoStatus::NoMemory);
+            return None;
+        };
+        self.slots[buffer as usize] = slot;
+        let assigned = match memory {
+            Pieces::None => Ok(None),
+            Pieces::One(piece) => self.pool.assign(buffer, [piece]).map(Some),
+            Pieces::Several(pieces) => self.pool.assign(buffer, pieces).map(Some),
+        };
+        let Ok(buf) = assigned else {
+            self.pool.give(buffer);
+            self.end(slot, IoStatus::Invalid);
+            return None;
+        };
+        Some(Io { tag: buffer.into(), op, flags, offset, len, buf })
+    }
+}
+
+impl FrontEnd for QueueFront {
+    fn open(&mut self, _now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()> {
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let running = Running::new(place, device, server, self.limits)?;
+        if place.shard.0 == 0 {
+            *self.geometry.now.lock() = running.device.geometry().clone();
+        }
+        self.running = Some(running);
+        Ok(())
+    }
+
+    /// A queue has no clients.
+    fn take_socket(&mut self, _now: Instant, _socket: FrontSocket) {}
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let Some(running) = &mut self.running else { return false };
+        let any = running.device.poll(now);
+        if running.shard.0 == 0 {
+            self.geometry.look(running.device.geometry());
+        }
+        let any = any | running.reap();
+        any | running.submit()
+    }
+
+    fn next_request(&mut self) -> Option<FrontRequest> {
+        None
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Requests that were submitted before the stop count as IO in flight; the user submits none
+    /// afterwards.
+    fn stop(&mut self) {}
+
+    fn abort(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.device.close();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.as_ref().is_none_or(|running| {
+            let unsent = running.refused.is_some() || !running.submissions.is_empty();
+            !unsent && running.device.inflight() == 0
+        })
+    }
+}
