@@ -302,6 +302,7 @@ gate lab-kernel 60 bash scripts/lab-kernel-test.sh
 if gate build 1800 cargo build --workspace --all-targets --locked; then
     [ $lints -eq 0 ] || lints_begin
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins
+    tests doc 600 cargo test --workspace --locked --no-fail-fast --doc
     # These tests mostly wait for daemons and clocks.
     tests system 2400 cargo test --workspace --locked --no-fail-fast --test '*' -- \
         --test-threads=4

@@ -7,8 +7,16 @@
 /// Maximum columns of a line.
 pub(crate) const LINE_MAX: usize = 100;
 /// Crates of the workspace that have product code.
-const CRATES: &[&str] =
-    &["nbd-bridge", "rds", "rds/preload", "rtrs-base", "rtrs-client", "rtrs-core", "rtrs-server"];
+const CRATES: &[&str] = &[
+    "nbd-bridge",
+    "rds",
+    "rds/preload",
+    "rtrs",
+    "rtrs-base",
+    "rtrs-client",
+    "rtrs-core",
+    "rtrs-server",
+];
 
 /// Names that engines must not use, and the reasons.
 const MACHINE_BANS: &[(&str, &str)] = &[

@@ -63,6 +63,7 @@ const FORBIDDING_ROOTS: &[&str] = &[
     "nbd-bridge/src/lib.rs",
     "rds/src/lib.rs",
     "rds/src/main.rs",
+    "rtrs-client/lib/src/lib.rs",
     "rtrs-client/src/lib.rs",
     "rtrs-client/src/main.rs",
     "rtrs-server/src/lib.rs",
@@ -156,8 +157,9 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("rds", &["rtrs-base"], &["rtrs-base"]),
     ("rds/preload", &["rds"], &[]),
     ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
+    ("rtrs-client/lib", &["rtrs-client", "rtrs-core"], &[]),
     ("rtrs-server", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
-    ("tests", &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
+    ("tests", &["nbd-bridge", "rds", "rtrs", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
     ("fuzz", &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
 ];
 

@@ -1,0 +1,63 @@
+//! Memory of requests.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use rtrs_core::mem::{OwnedBytes, SharedBytes};
+
+/// Memory of a request: bytes of fixed length, used as a slice.
+///
+/// A [`Request`](crate::Request) takes its buffers, and the [`Completion`](crate::Completion)
+/// returns them, so no byte changes unexpectedly. If the library still needs the memory then, such
+/// as for a send on a path that has failed, the completion has a copy.
+///
+/// ```
+/// let mut buffer = rtrs::Buffer::zeroed(4096);
+/// buffer[..5].copy_from_slice(b"hello");
+/// let other = rtrs::Buffer::from(vec![7; 512]);
+/// assert_eq!((&buffer[..6], other.len()), (&b"hello\0"[..], 512));
+/// ```
+pub struct Buffer(OwnedBytes);
+
+impl Buffer {
+    /// Creates a buffer of `len` zeroes.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        vec![0; len].into()
+    }
+
+    pub(crate) fn share(self) -> SharedBytes {
+        self.0.share()
+    }
+
+    pub(crate) fn reclaim(shared: SharedBytes) -> Self {
+        Self(OwnedBytes::reclaim(shared))
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    /// Takes the bytes of a vector, in place.
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}

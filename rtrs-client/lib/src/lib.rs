@@ -1,0 +1,63 @@
+//! Network block devices within a program: a volume of `rtrs-server`, or of the `rnbd-server`
+//! module of Linux, over one or more paths, without NBD and without a device of the kernel.
+//!
+//! A [`Builder`] opens a [`Volume`] and its [`Queue`]s. Each queue belongs to an IO thread of the
+//! library; connections, heartbeats, retries over other paths and fences are the business of these
+//! threads, so a program may compute for as long as it likes. This is the engine of
+//! `rtrs-client attach`, with its settings.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! fn main() -> Result<(), rtrs::Error> {
+//!     let (volume, mut queues) =
+//!         rtrs::Builder::new("vol0").path("tcp://10.0.0.2").path("tcp://10.1.0.2").open()?;
+//!     let queue = &mut queues[0];
+//!     queue.pwrite(0, &[7; 4096])?;
+//!     queue.flush()?;
+//!     let mut block = [0; 4096];
+//!     queue.pread(0, &mut block)?;
+//!     assert_eq!(block, [7; 4096]);
+//!     volume.close(Duration::from_secs(10))?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The blocking calls run one request at a time. For more, [`Queue::submit`] takes a [`Request`],
+//! and [`Queue::poll`] returns a [`Completion`] with the memory of the request.
+//!
+//! # Memory
+//! A request owns its memory, a [`Buffer`], until it completes. Buffers are made of vectors without
+//! a copy. Over TCP and TLS data is sent from them and received into them; over RDMA it is copied
+//! through registered memory, `queue-depth` times `io-max` bytes for each queue.
+//!
+//! # Threads and processes
+//! A [`Queue`] can be moved to another thread, but not shared; a [`Volume`] can be shared. After
+//! a fork the child can use neither: calls fail with [`ErrorKind::Forked`], and dropping them
+//! changes nothing in the parent. The library installs no signal handler and logs through `tracing`
+//! only if the program has a subscriber.
+//!
+//! # Errors of requests
+//! A failed request has an [`IoError`] in its completion. What happens while no path is connected,
+//! and when a server does not answer, depends on the settings `no-path` and `io-timeout`.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
+mod blocking;
+mod buffer;
+mod builder;
+mod error;
+mod process;
+mod queue;
+mod request;
+mod uri;
+mod volume;
+
+pub use buffer::Buffer;
+pub use builder::Builder;
+pub use error::{Error, ErrorKind, IoError};
+pub use queue::{Queue, Rejected};
+pub use request::{Completion, Extent, PIECES_MAX, Request};
+pub use volume::{Event, Geometry, OpStats, PathStats, Stats, Volume};
