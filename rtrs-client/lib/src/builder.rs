@@ -87,7 +87,7 @@ impl Builder {
     }
 
     /// Sets a setting of a session, by its name in the reference of settings: all but `log` and
-    /// `log-format`. Repeating `path` or `server-key` adds a value; otherwise the last value counts.
+    /// `log-format`. Repeating `path` or `server-key` adds a value; of others the last one counts.
     #[must_use]
     pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));

@@ -184,7 +184,7 @@ fn a_blocking_call_leaves_other_completions_to_the_poll() {
 fn is_readable(queue: &Queue) -> bool {
     let fd = queue.as_fd().try_clone_to_owned().unwrap();
     let mut word = [0; 8];
-    std::io::Read::read(&mut std::fs::File::from(fd), &mut word).is_ok()
+    io::Read::read(&mut std::fs::File::from(fd), &mut word).is_ok()
 }
 
 #[test]
