@@ -23,6 +23,9 @@ use crate::table::{Entry, add, node_of, node_paths, share};
 /// Address family of RDS sockets.
 pub(crate) const AF_RDS: c_int = 21;
 
+/// Number of socket types of the system; others are invalid for any family.
+const SOCKET_TYPES: c_int = 11;
+
 /// Length of the control message with latencies (struct rds_cmsg_rx_trace).
 const LATENCIES_LEN: usize = 32;
 
@@ -42,7 +45,8 @@ pub(crate) fn check_type(kind: c_int, protocol: c_int) -> io::Result<c_int> {
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     match (kind & !flags, protocol) {
         (libc::SOCK_SEQPACKET, 0) => Ok(flags),
-        _ => Err(errno(libc::ESOCKTNOSUPPORT)),
+        (0..SOCKET_TYPES, _) => Err(errno(libc::ESOCKTNOSUPPORT)),
+        _ => Err(errno(libc::EINVAL)),
     }
 }
 
@@ -57,13 +61,20 @@ fn is_no_node(address: IpAddr) -> bool {
     address.is_unspecified() || address.is_multicast() || is_broadcast
 }
 
+/// Whether the address is valid on a single link only, and does not name that link.
+fn lacks_scope(address: SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(v6)
+        if v6.ip().is_unicast_link_local() && v6.scope_id() == 0)
+}
+
 pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()> {
     let Address::Of(address) = address else { return Err(errno(libc::EINVAL)) };
     let (ip, port) = (address.ip().to_canonical(), address.port());
-    if entry.bound(fd).is_some() || is_no_node(ip) || port == 1 {
+    if entry.bound(fd).is_some() || is_no_node(ip) || lacks_scope(address) || port == 1 {
         return Err(errno(libc::EINVAL));
     }
     let wishes = entry.wishes();
+    let no_node = if wishes.transport { libc::ENOPROTOOPT } else { libc::EADDRNOTAVAIL };
     let path = node_path(&node_dir(), ip);
     let connecting = entry.connecting.lock().unwrap_or_else(PoisonError::into_inner);
     match node_of(fd) {
@@ -72,7 +83,7 @@ pub(crate) fn bind(fd: c_int, entry: &Entry, address: Address) -> io::Result<()>
         None => {
             let way = AtPath(path.clone());
             way.connect_socket(borrow(fd)).map_err(|error| match error.raw_os_error() {
-                Some(libc::ENOENT | libc::ECONNREFUSED) => errno(libc::EADDRNOTAVAIL),
+                Some(libc::ENOENT | libc::ECONNREFUSED) => errno(no_node),
                 _ => error,
             })?;
         }
@@ -108,6 +119,9 @@ pub(crate) fn connect(fd: c_int, entry: &Entry, address: Address) -> io::Result<
             SocketAddr::V4(_) if ip.is_unspecified() => libc::EDESTADDRREQ,
             SocketAddr::V4(_) => libc::EINVAL,
         }));
+    }
+    if lacks_scope(to) {
+        return Err(errno(libc::EINVAL));
     }
     match entry.bound(fd) {
         Some(bound) => bound.set_destination(borrow(fd), (ip, to.port())),
@@ -155,14 +169,18 @@ pub(crate) fn send_message(fd: c_int, entry: &Entry, message: &Sending<'_>) -> i
     }
     let to = match to {
         None => None,
-        Some(Address::Of(to)) => Some((to.ip().to_canonical(), to.port())),
-        Some(Address::None) => return Err(errno(libc::EINVAL)),
+        Some(Address::Of(to)) if !is_no_node(to.ip().to_canonical()) && !lacks_scope(*to) => {
+            Some((to.ip().to_canonical(), to.port()))
+        }
+        Some(_) => return Err(errno(libc::EINVAL)),
     };
     let Some(bound) = entry.bound(fd) else { return Err(errno(libc::ENOTCONN)) };
     let may_notify = entry.is_zerocopy() && payload.iter().any(|part| !part.is_empty());
     let cookie = controls.cookie(flags & libc::MSG_ZEROCOPY != 0, may_notify)?;
     let dontwait = flags & libc::MSG_DONTWAIT != 0;
-    send(&bound, borrow(fd), Outgoing { to, payload, cookie }, dontwait)
+    let sent = send(&bound, borrow(fd), Outgoing { to, payload, cookie }, dontwait)?;
+    entry.set_sent();
+    Ok(sent)
 }
 
 /// Result of a receive.
@@ -266,6 +284,10 @@ pub(crate) fn receive_message(
     let Receiving { flags, takes_completions } = receiving;
     if flags & libc::MSG_OOB != 0 {
         return Ok(Got::NOTHING);
+    }
+    // There are no errors to report.
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(errno(libc::EAGAIN));
     }
     let bound = match entry.bound(fd) {
         Some(bound) => bound,

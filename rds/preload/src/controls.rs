@@ -13,6 +13,18 @@ pub(crate) const SOL_RDS: c_int = 276;
 pub(crate) const CONG_UPDATE: c_int = 5;
 /// Control message type of the latencies of a message.
 pub(crate) const RXPATH_LATENCY: c_int = 11;
+/// Control message types of operations on remote memory: a transfer, and memory for one.
+const RDMA_ARGS: c_int = 1;
+const RDMA_MAP: c_int = 3;
+/// First and last type of atomic operations.
+const ATOMIC_FIRST: c_int = 6;
+const ATOMIC_LAST: c_int = 9;
+/// Lengths of their contents.
+const RDMA_ARGS_LEN: usize = 56;
+const RDMA_MAP_LEN: usize = 32;
+const ATOMIC_LEN: usize = 72;
+/// Position of the number of local buffers in a transfer.
+const LOCAL_COUNT: usize = 32;
 /// Control message types of zero-copy sends: the cookie of a message, and those that are complete.
 const ZCOPY_COOKIE: c_int = 12;
 pub(crate) const ZCOPY_COMPLETION: c_int = 13;
@@ -25,8 +37,8 @@ pub(crate) struct SendControls {
     cookie: Option<u32>,
     /// One of them requests an operation on remote memory, which TCP does not have.
     is_remote: bool,
-    /// One of them is of an unknown type.
-    is_unknown: bool,
+    /// One of them is malformed, of an unknown type, or names memory that was not registered.
+    is_invalid: bool,
 }
 
 impl SendControls {
@@ -36,21 +48,21 @@ impl SendControls {
     /// `message` is readable, and so is the memory that it points to.
     pub(crate) unsafe fn read(message: &msghdr) -> Self {
         let mut controls = Self::default();
+        let end = (message.msg_control as usize).saturating_add(message.msg_controllen);
         // SAFETY: the macros of the C library iterate over the control messages within their
-        // bounds, and the cookie is read within the length of its message.
+        // bounds, and contents are read within the length of their message, which is checked.
         unsafe {
             let mut at = libc::CMSG_FIRSTHDR(message);
             while let Some(head) = at.as_ref() {
-                match head.cmsg_type {
-                    _ if head.cmsg_level != SOL_RDS => {}
-                    ZCOPY_COOKIE => {
-                        let is_whole = head.cmsg_len >= libc::CMSG_LEN(4) as _;
-                        let cookie = libc::CMSG_DATA(at).cast::<u32>();
-                        controls.has_cookie = true;
-                        controls.cookie = is_whole.then(|| cookie.read_unaligned());
-                    }
-                    1..=3 | 6..=9 => controls.is_remote = true,
-                    _ => controls.is_unknown = true,
+                let len = head.cmsg_len.checked_sub(libc::CMSG_LEN(0) as usize);
+                let len = len.filter(|_| head.cmsg_len <= end.saturating_sub(at as usize));
+                let Some(len) = len else {
+                    controls.is_invalid = true;
+                    break;
+                };
+                if head.cmsg_level == SOL_RDS {
+                    let content = std::slice::from_raw_parts(libc::CMSG_DATA(at), len);
+                    controls.add(head.cmsg_type, content);
                 }
                 at = libc::CMSG_NXTHDR(message, at);
             }
@@ -58,10 +70,31 @@ impl SendControls {
         controls
     }
 
+    /// Adds a control message of RDS.
+    fn add(&mut self, kind: c_int, content: &[u8]) {
+        let is_whole = match kind {
+            ZCOPY_COOKIE => {
+                self.has_cookie = true;
+                self.cookie = content.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+                return;
+            }
+            RDMA_ARGS => {
+                let buffers = content.get(LOCAL_COUNT..LOCAL_COUNT + 8);
+                content.len() >= RDMA_ARGS_LEN && buffers != Some(&[0; 8])
+            }
+            RDMA_MAP => content.len() >= RDMA_MAP_LEN,
+            ATOMIC_FIRST..=ATOMIC_LAST => content.len() >= ATOMIC_LEN,
+            // Also RDMA_DEST (2), as no memory is ever registered.
+            _ => false,
+        };
+        self.is_remote |= is_whole;
+        self.is_invalid |= !is_whole;
+    }
+
     /// Returns the cookie of a message. `is_zerocopy` means that the call has MSG_ZEROCOPY, and
     /// `may_notify` that the socket has SO_ZEROCOPY and the message a payload.
     pub(crate) fn cookie(&self, is_zerocopy: bool, may_notify: bool) -> io::Result<Option<u32>> {
-        if self.is_unknown || is_zerocopy && !self.has_cookie {
+        if self.is_invalid || is_zerocopy && !self.has_cookie {
             return Err(errno(libc::EINVAL));
         }
         if self.is_remote {
@@ -73,6 +106,12 @@ impl SendControls {
             _ => Err(errno(libc::EINVAL)),
         }
     }
+}
+
+/// Returns the length of a control message with `len` bytes, without padding.
+fn length(len: usize) -> usize {
+    // SAFETY: this only computes a size.
+    unsafe { libc::CMSG_LEN(len as u32) as usize }
 }
 
 /// Returns the space that a control message with `len` bytes takes.
@@ -101,31 +140,40 @@ impl<'a> ControlWriter<'a> {
         Self { message, used: 0 }
     }
 
-    /// Whether there is room for another control message with `len` bytes.
-    pub(crate) fn has_room(&self, len: usize) -> bool {
-        let room = self.message.msg_controllen.saturating_sub(self.used);
-        !self.message.msg_control.is_null() && room >= space(len)
+    fn room(&self) -> usize {
+        match self.message.msg_control.is_null() {
+            true => 0,
+            false => self.message.msg_controllen.saturating_sub(self.used),
+        }
     }
 
-    /// Writes a control message if there is room for it; otherwise sets the truncation flag.
+    /// Whether there is room for another control message with `len` bytes.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        self.room() >= space(len)
+    }
+
+    /// Writes a control message. If there is no room for all of it, writes what fits, at least a
+    /// header, and sets the truncation flag.
     pub(crate) fn put(&mut self, level: c_int, kind: c_int, bytes: &[u8]) {
-        if !self.has_room(bytes.len()) {
+        let (room, whole) = (self.room(), length(bytes.len()));
+        let written = whole.min(room);
+        if written < whole {
             self.message.msg_flags |= libc::MSG_CTRUNC;
-            return;
         }
-        // SAFETY: there is room for a whole control message, by the check above, and the buffer is
-        // writable, by the guarantee to `new`. Spaces of control messages keep the alignment.
+        let Some(fitting) = written.checked_sub(length(0)) else { return };
+        // SAFETY: `written` is at most the room in the buffer, which is writable by the guarantee
+        // to `new`, and has a header and `fitting` bytes, at most as many as there are to copy.
         unsafe {
             let head = self.message.msg_control.cast::<u8>().add(self.used);
             let head = head.cast::<libc::cmsghdr>();
             let mut value: libc::cmsghdr = std::mem::zeroed();
             value.cmsg_level = level;
             value.cmsg_type = kind;
-            value.cmsg_len = libc::CMSG_LEN(bytes.len() as u32) as _;
+            value.cmsg_len = written as _;
             head.write_unaligned(value);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), libc::CMSG_DATA(head), bytes.len());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), libc::CMSG_DATA(head), fitting);
         }
-        self.used += space(bytes.len());
+        self.used += space(bytes.len()).min(room);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use libc::{c_int, c_void};
 
-use crate::calls::serves;
+use crate::calls::{check_type, serves};
 use crate::hooks::fail;
 use crate::memory::errno;
 use crate::real::real;
@@ -18,7 +18,8 @@ unsafe extern "C" fn socketpair(
     pair: *mut c_int,
 ) -> c_int {
     if serves(family) {
-        return fail(&errno(libc::EOPNOTSUPP));
+        let refused = check_type(kind, protocol).err();
+        return fail(&refused.unwrap_or_else(|| errno(libc::EOPNOTSUPP)));
     }
     real!(socketpair(family: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int)
 }

@@ -17,8 +17,8 @@ use crate::controls::{
     CONG_UPDATE, ControlWriter, RXPATH_LATENCY, SOL_RDS, SendControls, ZCOPY_COMPLETION, has_room,
 };
 use crate::memory::{
-    Address, PARTS_MAX, errno, passed_fds, read_address, set_errno, source, sources, target,
-    targets, write_address,
+    ADDRESS_MAX, Address, PARTS_MAX, answer_address, errno, passed_fds, read_address, set_errno,
+    source, sources, target, targets, write_address,
 };
 use crate::options::{self, Answer, Reply};
 use crate::real::real;
@@ -112,7 +112,7 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut so
         return real!(getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int);
     };
     // SAFETY: the program upholds the contract of `getsockname`.
-    zero(unsafe { write_address(calls::own_address(fd, &entry), address, len) })
+    zero(unsafe { answer_address(calls::own_address(fd, &entry), address, len) })
 }
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
@@ -123,7 +123,7 @@ unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut so
     };
     let to = calls::destination(fd, &entry);
     // SAFETY: the program upholds the contract of `getpeername`.
-    zero(to.and_then(|to| unsafe { write_address(Some(to), address, len) }))
+    zero(to.and_then(|to| unsafe { answer_address(Some(to), address, len) }))
 }
 
 /// RDS sockets neither listen nor can be shut down.
@@ -252,7 +252,7 @@ unsafe fn send_header(fd: c_int, entry: &Entry, message: *const msghdr, flags: c
     };
     // SAFETY: guaranteed by the program.
     let (to, parts, controls) = unsafe {
-        let to = destination(message.msg_name.cast(), message.msg_namelen);
+        let to = destination(message.msg_name.cast(), message.msg_namelen.min(ADDRESS_MAX));
         (to, sources(message.msg_iov, message.msg_iovlen), SendControls::read(message))
     };
     length(to.and_then(|to| {
@@ -582,11 +582,12 @@ unsafe extern "C" fn setsockopt(
             len: socklen_t) -> c_int)
     };
     let Some(entry) = table::find(fd) else { return hand_on() };
+    if c_int::try_from(len).is_err() {
+        return fail(&errno(libc::EINVAL));
+    }
     // SAFETY: the program upholds the contract of `setsockopt`.
     let bytes = unsafe { source(value, len as usize) };
-    // SAFETY: as above.
-    let address = || unsafe { read_address(value.cast(), len) };
-    match bytes.and_then(|bytes| options::set(fd, &entry, level, name, bytes, address)) {
+    match bytes.and_then(|bytes| options::set(fd, &entry, level, name, bytes)) {
         Ok(Answer::System) => hand_on(),
         Ok(_) => 0,
         Err(error) => fail(&error),
@@ -654,8 +655,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
     let Some(entry) = table::find(fd) else { return hand_on() };
     match options::request(fd, &entry, request) {
         Ok(Reply::System) => hand_on(),
-        Ok(Reply::Done) => 0,
         Ok(_) if argument.is_null() => fail(&errno(libc::EFAULT)),
+        Ok(Reply::Done) => 0,
         Ok(Reply::Int(value)) => {
             // SAFETY: the program upholds the contract of `ioctl`, for a request of an int.
             unsafe { argument.cast::<c_int>().write_unaligned(value) };

@@ -12,6 +12,8 @@ use libc::{c_int, c_void, iovec, msghdr, sockaddr, socklen_t};
 
 /// Maximum number of buffers that the system accepts in one call (UIO_MAXIOV).
 pub(crate) const PARTS_MAX: usize = 1024;
+/// Maximum length of an address that the system accepts (struct sockaddr_storage).
+pub(crate) const ADDRESS_MAX: socklen_t = 128;
 
 /// An address passed by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +43,20 @@ pub(crate) fn borrow(fd: c_int) -> BorrowedFd<'static> {
 
 /// Reads an address.
 ///
+/// # Errors
+/// EINVAL for an impossible length, EFAULT for a null pointer with a length.
+///
 /// # Safety
 /// `address` is null, or `len` bytes can be read there.
 pub(crate) unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> io::Result<Address> {
+    if len > ADDRESS_MAX {
+        return Err(errno(libc::EINVAL));
+    }
     let len = len as usize;
-    if address.is_null() || len < size_of::<libc::sa_family_t>() {
+    if address.is_null() && len > 0 {
+        return Err(errno(libc::EFAULT));
+    }
+    if len < size_of::<libc::sa_family_t>() {
         return Err(errno(libc::EINVAL));
     }
     // SAFETY: the family is readable, by the caller's guarantee and the check above.
@@ -67,6 +78,30 @@ pub(crate) unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> i
         libc::AF_INET | libc::AF_INET6 => Err(errno(libc::EINVAL)),
         _ => Ok(Address::None),
     }
+}
+
+/// Writes the address that a program asks for.
+///
+/// # Errors
+/// EFAULT for null pointers, EINVAL for a negative size.
+///
+/// # Safety
+/// See [`write_address`].
+pub(crate) unsafe fn answer_address(
+    from: Option<SocketAddr>,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> io::Result<()> {
+    // SAFETY: guaranteed by the caller.
+    let size = *unsafe { len.as_ref() }.ok_or_else(|| errno(libc::EFAULT))?;
+    if c_int::try_from(size).is_err() {
+        return Err(errno(libc::EINVAL));
+    }
+    if address.is_null() && size > 0 {
+        return Err(errno(libc::EFAULT));
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { write_address(from, address, len) }
 }
 
 /// Writes an address, truncated to the size in `len`, and stores its full length in `len`. `None`

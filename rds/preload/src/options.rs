@@ -1,13 +1,14 @@
 //! Options and requests of RDS sockets: getsockopt, setsockopt, ioctl.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use libc::c_int;
 use rds::channel::{Counter, InfoOption, counters_of};
 use rds::socket::{Access, AtPath};
 
 use crate::controls::SOL_RDS;
-use crate::memory::{Address, borrow, errno};
+use crate::memory::{borrow, errno};
 use crate::table::{Entry, node_paths};
 
 const CANCEL_SENT_TO: c_int = 1;
@@ -18,6 +19,15 @@ const CONG_MONITOR: c_int = 6;
 const GET_MR_FOR_DEST: c_int = 7;
 const TRANSPORT: c_int = 8;
 const LATENCY: c_int = 10;
+/// Size of a struct sockaddr_in, and position of the address in a struct sockaddr_in6.
+const V4_LEN: usize = 16;
+const V6_AT: usize = 8;
+/// Sizes of the structures of GET_MR and GET_MR_FOR_DEST.
+const REGION_LEN: usize = 32;
+const REGION_FOR_DEST_LEN: usize = 160;
+/// Smallest buffers of the kernel, in bytes; twice as much is read back.
+const SNDBUF_MIN: usize = 2304;
+const RCVBUF_MIN: usize = 1152;
 /// Number of latencies of a received message.
 const TRACES: usize = 3;
 /// TCP as the transport.
@@ -77,75 +87,124 @@ fn answer(value: c_int) -> Answer {
     Answer::Value(value.to_ne_bytes().to_vec())
 }
 
-/// Sets an option. `address` reads its value as an address.
+/// Reads the size of a buffer.
+fn buffer(value: &[u8], min: usize) -> io::Result<usize> {
+    let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
+    Ok(bytes.max(min))
+}
+
+/// Reads the destination whose messages are canceled. As in the kernel, the length tells the family
+/// of an address that names no family.
+fn canceled(value: &[u8]) -> io::Result<(IpAddr, u16)> {
+    let Some(&[f, g, p, q, a, b, c, d, ..]) = value.first_chunk::<V4_LEN>() else {
+        return Err(errno(libc::EINVAL));
+    };
+    let (family, port) = (u16::from_ne_bytes([f, g]), u16::from_be_bytes([p, q]));
+    if c_int::from(family) == libc::AF_INET || value.len() < size_of::<libc::sockaddr_in6>() {
+        return Ok((Ipv4Addr::new(a, b, c, d).into(), port));
+    }
+    let mut address = [0; 16];
+    address.copy_from_slice(&value[V6_AT..][..16]);
+    Ok((Ipv6Addr::from(address).to_canonical(), port))
+}
+
+/// Sets an option.
 pub(crate) fn set(
     fd: c_int,
     entry: &Entry,
     level: c_int,
     name: c_int,
     value: &[u8],
-    address: impl FnOnce() -> io::Result<Address>,
 ) -> io::Result<Answer> {
-    match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
-            let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
+    match level {
+        libc::SOL_SOCKET => set_common(fd, entry, name, value),
+        SOL_RDS => set_own(fd, entry, name, value).map(|()| Answer::Value(Vec::new())),
+        _ => Err(errno(libc::ENOPROTOOPT)),
+    }
+}
+
+/// Sets an option that all families of sockets have.
+fn set_common(fd: c_int, entry: &Entry, name: c_int, value: &[u8]) -> io::Result<Answer> {
+    match name {
+        libc::SO_SNDBUF | libc::SO_SNDBUFFORCE => {
+            let bytes = buffer(value, SNDBUF_MIN)?;
             match entry.bound(fd) {
                 Some(bound) => bound.set_sndbuf(borrow(fd), bytes)?,
                 None => entry.wish(|wishes| wishes.sndbuf = Some(bytes)),
             }
         }
-        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
-            let bytes = usize::try_from(int(value)?).map_err(|_| errno(libc::EINVAL))?;
+        libc::SO_RCVBUF | libc::SO_RCVBUFFORCE => {
+            let bytes = buffer(value, RCVBUF_MIN)?;
             match entry.bound(fd) {
                 Some(bound) => bound.set_rcvbuf(borrow(fd), bytes)?,
                 None => entry.wish(|wishes| wishes.rcvbuf = Some(bytes)),
             }
         }
         // Not for the unix socket: its control messages are not those of RDS.
-        (libc::SOL_SOCKET | SOL_RDS, option) if timestamp_kind(option).is_some() => {
+        option if timestamp_kind(option).is_some() => {
             let on = int(value)? != 0;
             entry.set_timestamps(on.then_some(option));
         }
         // The payload is copied, but its sender is notified as by the kernel.
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => match int(value)? {
+        libc::SO_ZEROCOPY => match int(value)? {
             on @ 0..=1 => entry.set_zerocopy(on == 1),
             _ => return Err(errno(libc::EINVAL)),
         },
-        (libc::SOL_SOCKET, SO_PASSRIGHTS) => return Err(errno(libc::ENOPROTOOPT)),
-        (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
+        SO_PASSRIGHTS => return Err(errno(libc::ENOPROTOOPT)),
+        libc::SO_PEEK_OFF => return Err(errno(libc::EOPNOTSUPP)),
+        option if pass_bit(option) != 0 => {
             let (on, bit) = (int(value)? != 0, pass_bit(option));
             entry.wish(|wishes| {
                 wishes.passes = if on { wishes.passes | bit } else { wishes.passes & !bit };
             });
         }
-        (SOL_RDS, CONG_MONITOR) => {
+        _ => return Ok(Answer::System),
+    }
+    Ok(Answer::Value(Vec::new()))
+}
+
+/// Sets an option of RDS sockets.
+fn set_own(fd: c_int, entry: &Entry, name: c_int, value: &[u8]) -> io::Result<()> {
+    match name {
+        option @ (libc::SO_TIMESTAMP | SO_TIMESTAMP_NEW) => {
+            let value = <[u8; 4]>::try_from(value).map_err(|_| errno(libc::EFAULT))?;
+            entry.set_timestamps((value != [0; 4]).then_some(option));
+        }
+        CONG_MONITOR => {
             let on = int(value)? != 0;
             match entry.bound(fd) {
                 Some(bound) => bound.set_monitor(borrow(fd), on)?,
                 None => entry.wish(|wishes| wishes.monitors = on),
             }
         }
-        (SOL_RDS, CANCEL_SENT_TO) => {
+        CANCEL_SENT_TO => {
             let bound = entry.bound(fd).ok_or_else(|| errno(libc::ENOTCONN))?;
-            let Address::Of(to) = address()? else { return Err(errno(libc::EINVAL)) };
-            bound.cancel(borrow(fd), (to.ip().to_canonical(), to.port()))?;
+            bound.cancel(borrow(fd), canceled(value)?)?;
         }
-        (SOL_RDS, RECVERR) => {
+        RECVERR => {
             let on = int(value)? != 0;
             entry.wish(|wishes| wishes.recverr = on);
         }
-        (SOL_RDS, TRANSPORT) => set_transport(fd, entry, value)?,
-        (SOL_RDS, LATENCY) => set_traces(entry, value)?,
+        TRANSPORT => set_transport(fd, entry, value)?,
+        LATENCY => set_traces(entry, value)?,
         // There are no memory regions over TCP.
-        (SOL_RDS, FREE_MR) => return Err(errno(libc::EINVAL)),
-        (SOL_RDS, GET_MR | GET_MR_FOR_DEST) => {
-            let code = if entry.bound(fd).is_some() { libc::EOPNOTSUPP } else { libc::ENOTCONN };
-            return Err(errno(code));
+        FREE_MR => return Err(errno(libc::EINVAL)),
+        GET_MR => return Err(no_region(fd, entry, value.len() == REGION_LEN)),
+        GET_MR_FOR_DEST => {
+            return Err(no_region(fd, entry, value.len() == REGION_FOR_DEST_LEN));
         }
-        (libc::SOL_SOCKET, _) => return Ok(Answer::System),
         _ => return Err(errno(libc::ENOPROTOOPT)),
     }
-    Ok(Answer::Value(Vec::new()))
+    Ok(())
+}
+
+/// Returns the error of a request for a memory region.
+fn no_region(fd: c_int, entry: &Entry, is_whole: bool) -> io::Error {
+    errno(match entry.bound(fd) {
+        _ if !is_whole => libc::EINVAL,
+        Some(_) => libc::EOPNOTSUPP,
+        None => libc::ENOTCONN,
+    })
 }
 
 /// Selects the latencies of received messages that the program gets.
@@ -195,14 +254,16 @@ pub(crate) fn get(fd: c_int, entry: &Entry, level: c_int, name: c_int) -> io::Re
         },
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => answer(entry.is_zerocopy().into()),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => return Err(errno(libc::EOPNOTSUPP)),
+        // No process, and no user: those of the unix socket are of the node.
+        (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
+            Answer::Value([0_i32, -1, -1].map(c_int::to_ne_bytes).concat())
+        }
         (libc::SOL_SOCKET, option) if timestamp_kind(option).is_some() => {
             answer((entry.timestamps() == Some(option)).into())
         }
         (libc::SOL_SOCKET, option) if pass_bit(option) != 0 => {
             answer((entry.wishes().passes & pass_bit(option) != 0).into())
-        }
-        (SOL_RDS, CONG_MONITOR) => {
-            answer(view.map_or_else(|| entry.wishes().monitors, |view| view.monitors).into())
         }
         (SOL_RDS, RECVERR) => answer(entry.wishes().recverr.into()),
         (SOL_RDS, TRANSPORT) => match view {
@@ -266,6 +327,10 @@ pub(crate) enum Reply {
 /// Handles an ioctl request.
 pub(crate) fn request(fd: c_int, entry: &Entry, request: u64) -> io::Result<Reply> {
     match request {
+        SET_TOS if entry.bound(fd).is_none() && !entry.wishes().transport => {
+            Err(errno(libc::ENOTTY))
+        }
+        SET_TOS if entry.has_sent() => Err(errno(libc::EINVAL)),
         SET_TOS => Ok(Reply::Done),
         GET_TOS => Ok(Reply::Byte(0)),
         // Bytes that the socket has sent and its peers have not acknowledged.

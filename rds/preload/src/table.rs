@@ -55,6 +55,8 @@ pub(crate) struct Entry {
     /// Value of SO_RDS_MSG_RXPATH_LATENCY: the number of latencies that the program wants, and
     /// which ones.
     traces: AtomicU32,
+    /// This process has sent a message.
+    has_sent: AtomicBool,
 }
 
 impl Drop for Entry {
@@ -70,7 +72,17 @@ impl Entry {
         let (connecting, wishes) = (Mutex::default(), Mutex::default());
         let (timestamps, zerocopy) = (AtomicI32::new(0), AtomicBool::new(false));
         let (bound, traces) = (RwLock::new(None), AtomicU32::new(0));
-        Self { inode, connecting, bound, wishes, timestamps, zerocopy, traces }
+        let has_sent = AtomicBool::new(false);
+        Self { inode, connecting, bound, wishes, timestamps, zerocopy, traces, has_sent }
+    }
+
+    /// Whether this process has sent a message.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.has_sent.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_sent(&self) {
+        self.has_sent.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn inode(&self) -> u64 {

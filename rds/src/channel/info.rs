@@ -82,11 +82,11 @@ impl InfoOption {
     fn element_len(self) -> usize {
         match self {
             Self::Counters => NAME_LEN + 8,
-            // The IPv6 structure has no type of service.
+            // The IPv6 structures of connections have no type of service.
             Self::Connections { v6 } => 16 + 2 * address_len(v6) + 16 + 1 + usize::from(!v6),
             Self::Messages { v6, .. } => 12 + 2 * address_len(v6) + 4 + 2,
             Self::Sockets { v6 } => 8 + 2 * address_len(v6) + 4 + 8,
-            Self::Tcp { v6 } => 2 * (address_len(v6) + 2) + 2 * 8 + 3 * 4,
+            Self::Tcp { v6 } => 2 * (address_len(v6) + 2) + 2 * 8 + 3 * 4 + usize::from(!v6),
             Self::Nothing => 0,
         }
     }
@@ -191,6 +191,9 @@ fn put_tcp(out: &mut Vec<u8>, own: IpAddr, info: &TcpInfo, v6: bool) {
         // Modulo 2^32, like TCP's sequence numbers.
         let [a, b, c, d, ..] = position.to_le_bytes();
         out.extend(u32::from_le_bytes([a, b, c, d]).to_ne_bytes());
+    }
+    if !v6 {
+        out.push(0);
     }
 }
 
@@ -431,7 +434,7 @@ mod tests {
             (10004, 26),
             (10005, 26),
             (10006, 28),
-            (10007, 40),
+            (10007, 41),
         ];
         let v6 = [(10011, 65), (10012, 50), (10013, 50), (10014, 50), (10015, 52), (10016, 64)];
         for (number, size) in sizes.into_iter().chain(v6) {

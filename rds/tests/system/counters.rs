@@ -85,14 +85,14 @@ fn the_tcp_connections_of_nodes_are_listed() {
     python(&format!(
         "{INFO}{}",
         r#"
-assert info(10007) == (40, b"")
+assert info(10007) == (41, b"")
 a, b = sock(A), sock(B, 4000)
 a.sendto(bytes(1000), (B, 4000))
 assert len(b.recv(2000)) == 1000
 each, data = info(10007)
 ends = set()
 for at in range(0, len(data), each):
-    fields = struct.unpack("=4s2s4s2sQQIII", data[at:at + each])
+    fields = struct.unpack("=4s2s4s2sQQIIIx", data[at:at + each])
     own, peer = [(socket.inet_ntoa(fields[n]), int.from_bytes(fields[n + 1])) for n in (0, 2)]
     assert own[1] and peer[1] and fields[4:6] == (0, 0) and fields[6] >= 48, fields
     ends.add((own, peer))

@@ -80,8 +80,9 @@ fails(errno.EINVAL, a.connect, ("255.255.255.255", 4000))
 for level, name in ((socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.IPPROTO_IP, socket.IP_TTL)):
     fails(errno.ENOPROTOOPT, a.setsockopt, level, name, 1)
     fails(errno.ENOPROTOOPT, a.getsockopt, level, name)
-for kind, code in ((1, errno.EOPNOTSUPP), (6, errno.EOPNOTSUPP), (77, errno.EINVAL)):
-    fails(code, a.sendmsg, [b"x"], [(SOL_RDS, kind, bytes(48))], 0, (B, 4000))
+for kind, size, code in ((1, 48, errno.EINVAL), (3, 32, errno.EOPNOTSUPP),
+                         (6, 72, errno.EOPNOTSUPP), (77, 48, errno.EINVAL)):
+    fails(code, a.sendmsg, [b"x"], [(SOL_RDS, kind, bytes(size))], 0, (B, 4000))
 # MSG_OOB takes no message.
 a.sendto(b"stays", (B, 4000))
 select.select([b], [], [], 30)

@@ -1,6 +1,7 @@
 //! RDS: the simulator of its nodes, its programs, and third-party programs.
 #![forbid(unsafe_code)]
 
+mod api;
 mod blocked;
 mod buffers;
 mod counters;

@@ -109,7 +109,7 @@ fails(errno.EMSGSIZE, a.sendto, bytes(200000), (B, 4000))
 fails(errno.EOPNOTSUPP, a.sendto, b"x", socket.MSG_OOB, (B, 4000))
 fails(errno.EOPNOTSUPP, a.listen, 1)
 fails(errno.EOPNOTSUPP, a.shutdown, socket.SHUT_RDWR)
-fails(errno.EOPNOTSUPP, a.sendmsg, [b"x"], [(SOL_RDS, 1, bytes(48))], 0, (B, 4000))
+fails(errno.EOPNOTSUPP, a.sendmsg, [b"x"], [(SOL_RDS, 3, bytes(32))], 0, (B, 4000))
 fails(errno.EOPNOTSUPP, a.setsockopt, SOL_RDS, 2, bytes(32))
 fails(errno.ENOPROTOOPT, a.setsockopt, SOL_RDS, 99, 1)
 a.setblocking(False)
@@ -484,7 +484,7 @@ assert call("recvmmsg", b.fileno(), messages, 4, 0, ctypes.byref(Time(0, 1))) ==
 }
 
 /// Compiles a program in C and returns its path.
-fn compile(stand: &Stand, source: &str) -> String {
+pub(crate) fn compile(stand: &Stand, source: &str) -> String {
     let program = stand.dir().join("program");
     let file = program.with_extension("c");
     std::fs::write(&file, source).expect("a source file");
