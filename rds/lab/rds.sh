@@ -78,11 +78,12 @@ rds_down() {
 }
 
 # Starts `rds node` for addresses of a namespace; RDS_DIR of its users is $LAB_WORK/NAMESPACE. Its
-# process is RDS_NODE.
+# process is RDS_NODE. RDS_PEER_PORT is the port of its peers, if not that of the kernel.
 rds_node() { # namespace address...
     local name=$1 address arguments=()
     shift
     for address in "$@"; do arguments+=(--address "$address"); done
+    [ -z "${RDS_PEER_PORT:-}" ] || arguments+=(--peer-port "$RDS_PEER_PORT")
     mkdir -p "$LAB_WORK/$name"
     : >"$LAB_WORK/$name.out"
     # Not a function, because its shell would be killed instead.
