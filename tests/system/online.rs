@@ -136,7 +136,16 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let session = Changed::start();
     let _ = session.path("remove", 0, &[]).ok();
     let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
-    let _ = session.path("disconnect", 1, &[]).code(1).says("only connected path");
+    // A path that is down at this moment, after a stall of the machine, may be disconnected.
+    let refused = wait_for("a refused disconnect", COMMAND_TIME_MAX, || {
+        let done = session.path("disconnect", 1, &[]);
+        if done.code == Some(0) {
+            let _ = session.path("reconnect", 1, &[]);
+            return None;
+        }
+        Some(done)
+    });
+    let _ = refused.code(1).says("only connected path");
     let _ = session.path("remove", 2, &[]).code(1).says("no path");
     let _ = session.path("add", 1, &[]).code(1).says("already exists");
     are(&session, [None, UP, None]);
