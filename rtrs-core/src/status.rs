@@ -135,7 +135,7 @@ impl From<&std::io::Error> for Outcome {
     fn from(error: &std::io::Error) -> Self {
         let status = IoStatus::from_io_error(error);
         let code = error.raw_os_error().and_then(|code| u16::try_from(code).ok());
-        Self { status, errno: code.unwrap_or(status.to_errno()) }
+        Self { status, errno: code.unwrap_or_else(|| status.to_errno()) }
     }
 }
 
