@@ -91,11 +91,14 @@ pub(crate) fn queue(limits: QueueLimits) -> io::Result<(QueueUser, QueueServer)>
     Ok((QueueUser { submissions, outcomes }, server))
 }
 
+/// Receiver of a change, with the old and the new geometry.
+type OnChange = dyn Fn(&Geometry, &Geometry) + Send + Sync;
+
 /// Geometry of the volume, and the receiver of its changes.
 pub(crate) struct GeometryWatch {
     pub(crate) now: Mutex<Geometry>,
-    /// Called by the control shard with the old and the new geometry.
-    pub(crate) changed: Box<dyn Fn(&Geometry, &Geometry) + Send + Sync>,
+    /// Called by the control shard.
+    pub(crate) changed: Box<OnChange>,
 }
 
 impl GeometryWatch {
