@@ -72,6 +72,7 @@ rds_down() {
         ip netns del $name 2>/dev/null
     done
     ip link del rdsbr 2>/dev/null
+    [ -z "${RDS_HELD:-}" ] || return 0
     wait_until 30 "rds_tcp to go" rmmod rds_tcp
     wait_until 30 "rds to go" rmmod rds
     return 0

@@ -267,6 +267,7 @@ run_scenario() { # name last
         echo "   left after $name: $(tail -n 10 "$LAB_HOME/cleanup")"
         dirty=dirty
     fi
+    [ "$(header "$name" guest)" != spoiled ] || dirty=dirty
     allowed=$(header "$name" kernel-may-say)
     text=$(kernel_log "$mark" | grep -E "$KERNEL_FAULTS" | grep -vE "${allowed:-^$}")
     if [ -n "$text" ]; then
