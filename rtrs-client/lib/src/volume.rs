@@ -254,7 +254,7 @@ impl Volume {
     }
 
     /// Waits for the next event. Returns None if there is none within `timeout`, or at once after
-    /// the end of the session. If nobody takes them, the oldest of 256 events is dropped.
+    /// the end of the session. While 256 events wait, each new one replaces the oldest.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].

@@ -1,8 +1,8 @@
 //! Bytes that their holder borrows like a vector, and that become a region for an IO.
 //!
-//! A region hands out no references, because others may change its bytes. [`OwnedBytes`] is the
-//! proof that nobody else holds its region, so it may. The proof is given up for an IO
-//! ([`OwnedBytes::share`]) and checked again afterwards ([`OwnedBytes::reclaim`]).
+//! A region hands out no references, because other holders may change its bytes. [`OwnedBytes`] is
+//! the only handle of its region, so it may. [`OwnedBytes::share`] turns it into handles for an IO,
+//! and [`OwnedBytes::reclaim`] turns the last of them back.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
