@@ -26,7 +26,7 @@ mod replaced;
 pub(super) mod startup;
 mod turns;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -152,6 +152,9 @@ impl Exports {
 
     /// Lists all exports without examining their targets.
     fn list_now(&self) -> Result<ExportList, String> {
+        // An export may fail, or be opened, while the control shard answers. Looks before and after
+        // the answer find it in one of both places.
+        let failed_before = self.failed.snapshots();
         let access = self.access.of_server();
         let policy = self.table.access();
         let open_to_everyone = policy.is_open_to_everyone();
@@ -159,23 +162,21 @@ impl Exports {
         self.control.ask(AdminRequest::Exports, |answer| match answer {
             AdminReply::Exports(mut exports) => {
                 let entries = self.entries.all();
-                // An export that is being removed may have the same name as a newer one.
-                let is_named = |export: &&mut ExportSnapshot| {
-                    !export.found && export.state != ExportState::Removing
-                };
                 let lists = self.access.lists();
-                for export in exports.iter_mut().filter(is_named) {
+                for export in exports.iter_mut().filter(|export| is_named(export)) {
                     export.access = lists.of(&export.name);
                     export.access_limit = lists.limit_of(&export.name);
                     if let Some(Entry { spec, .. }) = entries.get(&export.name) {
                         export.backing = spec.target.to_string();
                     }
                 }
-                for mut failed in self.failed.snapshots() {
-                    failed.access = lists.of(&failed.name);
-                    failed.access_limit = lists.limit_of(&failed.name);
-                    exports.push(failed);
-                }
+                let looks = [self.failed.snapshots(), failed_before];
+                let failed: Vec<_> = not_served(&exports, looks).collect();
+                exports.extend(failed.into_iter().map(|failed| ExportSnapshot {
+                    access: lists.of(&failed.name),
+                    access_limit: lists.limit_of(&failed.name),
+                    ..failed
+                }));
                 exports.sort_by(|a, b| a.name.cmp(&b.name));
                 Some(ExportList {
                     exports,
@@ -320,6 +321,22 @@ impl Exports {
     pub(super) fn is_open(&self, name: &str) -> Result<bool, String> {
         Ok(!self.users(name)?.is_empty())
     }
+}
+
+/// Whether an export of the table has its name from the configuration or a command. One that is
+/// being removed may have the same name as a newer one.
+fn is_named(export: &ExportSnapshot) -> bool {
+    !export.found && export.state != ExportState::Removing
+}
+
+/// Returns the failed exports of two looks, the newer one first, that are not served.
+fn not_served(
+    served: &[ExportSnapshot],
+    looks: [Vec<ExportSnapshot>; 2],
+) -> impl Iterator<Item = ExportSnapshot> {
+    let named = served.iter().filter(|export| is_named(export));
+    let mut names: BTreeSet<_> = named.map(|export| export.name.clone()).collect();
+    looks.into_iter().flatten().filter(move |failed| names.insert(failed.name.clone()))
 }
 
 /// Extracts an answer without content.

@@ -5,7 +5,7 @@ mod meanwhile;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
 use rtrs_core::block::{BlockDevice, BlockSource, Core, Geometry, TargetName};
@@ -158,6 +158,8 @@ struct Shard {
     on_check: Box<dyn FnMut() + Send>,
     /// Called when an export was removed.
     on_remove: Box<dyn FnMut() + Send>,
+    /// Called after a look at the exports, before the answer.
+    on_list: Box<dyn FnMut() + Send>,
 }
 
 impl Shard {
@@ -167,6 +169,7 @@ impl Shard {
             in_use: false,
             on_check: Box::new(|| ()),
             on_remove: Box::new(|| ()),
+            on_list: Box::new(|| ()),
         }
     }
 
@@ -189,7 +192,10 @@ impl Shard {
                 let nobody = names.into_iter().map(|name| (name, BTreeMap::new()));
                 AdminReply::Holders(nobody.collect())
             }
-            _ => AdminReply::Exports(Vec::new()),
+            _ => {
+                (self.on_list)();
+                AdminReply::Exports(Vec::new())
+            }
         }
     }
 
@@ -375,6 +381,28 @@ fn with_reload(in_use: bool, path: &Path, test: impl FnOnce(&Rig, &dyn Fn(&str) 
         let rig = Rig::new(&settings("a"), Arc::clone(&table), control);
         test(&rig, &settings);
         table.clear();
+    });
+}
+
+/// The shard has looked before the export was served, and the failed ones are read afterwards.
+#[test]
+fn a_list_has_an_export_that_is_opened_meanwhile() {
+    let (_dir, path) = file("exports-listed");
+    let table = ExportTable::new(Vec::new());
+    let opens = Arc::new(OnceLock::<Arc<Exports>>::new());
+    let late = ExportSpec::new(Some("late".into()), Target::Path(path.clone()));
+    let (of_shard, spec) = (Arc::clone(&opens), late.clone());
+    let mut shard = Shard::of(&table);
+    shard.on_list = Box::new(move || {
+        let exports = of_shard.get().unwrap();
+        recovery::open_now(exports, &spec).unwrap();
+    });
+    shard.run(|control| {
+        let exports = opens.get_or_init(|| serve(Arc::clone(&table), &path, control));
+        recovery::begin(exports, vec![(late, "it does not exist".into())]);
+        let listed = exports.list().unwrap().exports;
+        assert_eq!(listed.iter().map(|export| &export.name).collect::<Vec<_>>(), ["late"]);
+        assert!(table.find(b"late").is_some());
     });
 }
 
