@@ -6,8 +6,8 @@
 #                                      install and build what it needs; repeated: seconds. With
 #                                      names also the other kernels of these scenarios
 #   scripts/lab.sh list [-o json]      the scenarios
-#   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/12 to 12/12 are a
-#                                      twelfth each of those not in the group smoke; any N works
+#   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/20 to 20/20 are a
+#                                      twentieth each of those not in the group smoke; any N works
 #   scripts/lab.sh shell [COMMAND]     a root shell in a guest, or one command
 #
 # Environment: RTRS_LAB_LOCK is the lock that prevents two labs on one machine [default: in the

@@ -11,7 +11,7 @@
 # `smoke` of the lab in one boot: a device, a kernel client, a kernel server, a link that goes down.
 # --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the lints (clippy,
 # documentation, models of loom, the build of the fuzz targets: scripts/lints.sh) during the tests,
-# and a twelfth of the other scenarios; the other seeds and the twelfth change with each commit.
+# and a twentieth of the other scenarios; the other seeds and the twentieth change with each commit.
 # --full is like --ci with all scenarios. --quick runs the same tests on smaller images and for
 # shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
 set -uo pipefail
@@ -33,7 +33,7 @@ for arg in "$@"; do
         --quick) quick=1 seeds=300 shares=60 ;;
         --ci)
             long
-            scenarios="smoke $((turn % 12 + 1))/12"
+            scenarios="smoke $((turn % 20 + 1))/20"
             ;;
         --full) long && scenarios=all ;;
         -h | --help)
