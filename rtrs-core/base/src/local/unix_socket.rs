@@ -93,13 +93,14 @@ pub fn remove_left_behind(path: &Path) -> io::Result<bool> {
     remove_stale(path, Type::STREAM).map(|()| was_there)
 }
 
-/// Returns the process that listens on a socket, if there is one and it has room for a connection.
+/// Returns the process that listens on a socket, if there is one, it has room for a connection, and
+/// it is in this PID namespace.
 #[must_use]
 pub fn listening_pid(path: &Path) -> Option<u32> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).ok()?;
     socket.set_nonblocking(true).ok()?;
     socket.connect(&SockAddr::unix(path).ok()?).ok()?;
-    peer_pid(&socket).ok()
+    peer_pid(&socket).ok().filter(|pid| *pid != 0)
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

@@ -34,6 +34,6 @@ pub use reactor::{PollPolicy, ReactorStats, Shard, run};
 pub use ring::{Completed, OpId, Port, Ring};
 pub use signals::{Forwarding, Signal, Signals};
 pub use socket::{
-    PeerEnd, get_option, is_hung_up, peer_end, peer_pid, set_option, unacknowledged,
-    unacknowledged_bytes, unread,
+    PeerCredentials, PeerEnd, get_option, is_hung_up, peer_credentials, peer_end, peer_pid,
+    receive_passed, set_option, unacknowledged, unacknowledged_bytes, unread,
 };

@@ -1,10 +1,17 @@
 //! State of a socket's connection in the kernel.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::syscall::check;
+
+/// Control message with a descriptor of the sender's process, which a socket with SO_PASSPIDFD
+/// receives.
+const SCM_PIDFD: libc::c_int = 4;
+/// Words of memory for the control messages of a packet: the 253 descriptors that the kernel allows
+/// (SCM_MAX_FD), and the sender's credentials, label and process.
+const CONTROL_WORDS: usize = 192;
 
 /// Returns the number of segments that were sent and not acknowledged by the peer's system
 /// (`tcpi_unacked`). 0 means that all sent data has arrived there, whether or not its program has
@@ -96,12 +103,42 @@ pub fn get_option(
     }
 }
 
+/// Process at the other end of a connected Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process ID; `None` for a process outside this PID namespace.
+    pub pid: Option<u32>,
+    /// User ID.
+    pub uid: u32,
+}
+
 /// Returns the process that listened on the Unix socket to which this one is connected
-/// (SO_PEERCRED).
+/// (SO_PEERCRED); 0 if it is outside this PID namespace.
 ///
 /// # Errors
 /// The system's error.
 pub fn peer_pid(fd: impl AsFd) -> io::Result<u32> {
+    u32::try_from(peer_ucred(fd)?.pid).map_err(io::Error::other)
+}
+
+/// Returns the process at the other end of a Unix socket when it connected, listened or created a
+/// pair of sockets (SO_PEERCRED).
+///
+/// # Errors
+/// The system's error; `NotConnected` for a socket without a peer.
+pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
+    credentials(peer_ucred(fd)?)
+}
+
+fn credentials(peer: libc::ucred) -> io::Result<PeerCredentials> {
+    if peer.uid == libc::uid_t::MAX {
+        return Err(io::ErrorKind::NotConnected.into());
+    }
+    let pid = u32::try_from(peer.pid).ok().filter(|pid| *pid != 0);
+    Ok(PeerCredentials { pid, uid: peer.uid })
+}
+
+fn peer_ucred(fd: impl AsFd) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let fd = fd.as_fd();
@@ -117,7 +154,61 @@ pub fn peer_pid(fd: impl AsFd) -> io::Result<u32> {
         )
     };
     check(rc)?;
-    u32::try_from(peer.pid).map_err(io::Error::other)
+    Ok(peer)
+}
+
+/// Receives a packet without waiting, and the descriptors that its sender has passed along
+/// (SCM_RIGHTS). Other control messages are dropped, and so is the descriptor of the sender's
+/// process (SCM_PIDFD): whoever shares the socket can turn these messages on.
+///
+/// # Errors
+/// The system's error; `WouldBlock` without a packet.
+pub fn receive_passed(
+    fd: impl AsFd,
+    parts: &mut [IoSliceMut<'_>],
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut control = [const { MaybeUninit::<u64>::uninit() }; CONTROL_WORDS];
+    // SAFETY: zeroes are a valid msghdr, without memory.
+    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_iov = parts.as_mut_ptr().cast();
+    header.msg_iovlen = parts.len();
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    let fd = fd.as_fd();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the descriptor is open while it is borrowed; the parts have the layout of iovec, and
+    // the kernel writes to them and to `control` within the lengths of the header.
+    let count = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
+    let Ok(count) = usize::try_from(count) else { return Err(io::Error::last_os_error()) };
+    let mut passed = Vec::new();
+    // SAFETY: the header describes `control`, of which the kernel has written `msg_controllen`
+    // bytes of control messages.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+    while !next.is_null() {
+        // SAFETY: `next` points to a control message within `control`.
+        let message = unsafe { *next };
+        let has_descriptors = message.cmsg_level == libc::SOL_SOCKET
+            && [libc::SCM_RIGHTS, SCM_PIDFD].contains(&message.cmsg_type);
+        if has_descriptors {
+            // SAFETY: only computes a length.
+            let head = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = message.cmsg_len.saturating_sub(head) / size_of::<RawFd>();
+            for index in 0..count {
+                // SAFETY: the message holds `count` descriptors, which need not be aligned. The
+                // kernel has just opened each of them for this process.
+                let fd = unsafe {
+                    let data = libc::CMSG_DATA(next).cast::<RawFd>();
+                    OwnedFd::from_raw_fd(data.add(index).read_unaligned())
+                };
+                if message.cmsg_type == libc::SCM_RIGHTS {
+                    passed.push(fd);
+                }
+            }
+        }
+        // SAFETY: see above.
+        next = unsafe { libc::CMSG_NXTHDR(&raw const header, next) };
+    }
+    Ok((count, passed))
 }
 
 /// Returns the number of received bytes of a stream socket that have not been read.
@@ -164,6 +255,7 @@ pub fn peer_end(fd: impl AsFd) -> PeerEnd {
 mod tests {
     use std::io::Write;
     use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
@@ -199,6 +291,85 @@ mod tests {
         assert_eq!(room, [7_i32.to_ne_bytes(), [0; 4]].concat()[..]);
         assert!(get_option(&one, level, 9999, &mut room).is_err());
         assert!(set_option(&one, level, name, &[]).is_err());
+    }
+
+    fn packet_pair() -> (OwnedFd, OwnedFd) {
+        let (one, other) =
+            socket2::Socket::pair(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None).unwrap();
+        (one.into(), other.into())
+    }
+
+    /// Sends a packet with descriptors.
+    fn pass(socket: &OwnedFd, fds: &[std::os::fd::BorrowedFd<'_>]) {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        let part = [io::IoSlice::new(b"packet")];
+        sendmsg(socket, &part, &mut control, SendFlags::empty()).unwrap();
+    }
+
+    #[test]
+    fn all_passed_descriptors_are_received() {
+        let (ours, theirs) = packet_pair();
+        let mut room = [0; 10];
+        let mut receive = || receive_passed(&ours, &mut [IoSliceMut::new(&mut room)]);
+        assert_eq!(receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        for count in [1, 2, 253] {
+            pass(&theirs, &vec![theirs.as_fd(); count]);
+            let (len, fds) = receive().unwrap();
+            assert_eq!((len, fds.len()), (6, count));
+            let flags = rustix::io::fcntl_getfd(&fds[count - 1]).unwrap();
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        drop(theirs);
+        assert_eq!(receive().unwrap().0, 0);
+    }
+
+    /// Returns the descriptors of this process for other processes.
+    fn process_descriptors() -> usize {
+        let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().contains("pidfd")).count()
+    }
+
+    #[test]
+    fn descriptors_of_the_senders_process_are_closed() {
+        const PASSPIDFD: i32 = 76;
+        let (ours, theirs) = packet_pair();
+        for name in [libc::SO_PASSCRED, libc::SO_PASSSEC, PASSPIDFD] {
+            let set = set_option(&ours, libc::SOL_SOCKET, name, &1_i32.to_ne_bytes());
+            if name == PASSPIDFD && set.is_err() {
+                crate::skip::skip("the kernel has no SO_PASSPIDFD");
+                return;
+            }
+        }
+        let before = process_descriptors();
+        let mut room = [0; 10];
+        for _ in 0..5 {
+            pass(&theirs, &[theirs.as_fd()]);
+            let (len, fds) = receive_passed(&ours, &mut [IoSliceMut::new(&mut room)]).unwrap();
+            assert_eq!((len, fds.len()), (6, 1));
+        }
+        assert_eq!(process_descriptors(), before);
+    }
+
+    #[test]
+    fn a_peer_without_a_process_number_is_accepted_and_no_peer_is_not() {
+        let (ours, theirs) = packet_pair();
+        let uid = std::fs::metadata("/proc/self").unwrap().uid();
+        let own = PeerCredentials { pid: Some(std::process::id()), uid };
+        assert_eq!(peer_credentials(&ours).unwrap(), own);
+        drop(theirs);
+        assert_eq!(peer_credentials(&ours).unwrap(), own, "also after it has gone");
+        let outside = credentials(libc::ucred { pid: 0, uid: 7, gid: 7 }).unwrap();
+        assert_eq!(outside, PeerCredentials { pid: None, uid: 7 });
+        let alone =
+            socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None).unwrap();
+        let error = peer_credentials(&alone).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotConnected);
+        assert_eq!(peer_pid(&alone).unwrap(), 0);
+        assert!(peer_credentials(std::fs::File::open("/dev/null").unwrap()).is_err());
     }
 
     #[test]
