@@ -44,7 +44,7 @@ impl Target {
     fn feed(&mut self, bytes: &[u8]) -> bool {
         self.now = self.now + Duration::from_millis(1);
         self.node.received(self.now, self.link, bytes);
-        while let Some(event) = self.node.take_event() {
+        while let Some(event) = self.node.ports_mut().take_event() {
             if let crate::proto::Event::Readable(id) = event
                 && id.port == 4000
             {

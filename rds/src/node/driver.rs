@@ -132,7 +132,7 @@ impl<A: App> NodeShard<A> {
     fn events(&mut self, now: Instant) -> bool {
         let mut any = false;
         self.clients.release(&mut self.node);
-        while let Some(event) = self.node.take_event() {
+        while let Some(event) = self.node.ports_mut().take_event() {
             any = true;
             if let Event::Congestion(peer) = event {
                 self.blocked.congestion_changed(now, peer, self.node.congestion(peer));

@@ -249,6 +249,7 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::super::outbox::Owner;
+    use super::super::shares::UserId;
     use super::*;
 
     fn message(len: usize) -> Message {
@@ -258,6 +259,7 @@ mod tests {
         let extensions = [0; 16];
         Message {
             owner,
+            user: UserId::NODE,
             sport: 2,
             dport: 3,
             payload,

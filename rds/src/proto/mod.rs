@@ -4,8 +4,9 @@
 //! [`Node`] connects two parts: [`Ports`] has the sockets of users and their queues, [`Peers`] the
 //! other nodes and the connections to them. `peer` is the state kept about another node across
 //! connections, `outbox` the messages that the peer has not acknowledged, `link` one TCP
-//! connection, `backoff` the delays between attempts to connect, `tuning` the settings that can
-//! change at any time. A daemon and the simulator run the same state machines.
+//! connection, `backoff` the delays between attempts to connect, `shares` the parts of limits that
+//! users may have, `tuning` the settings that can change at any time. A daemon and the simulator
+//! run the same state machines.
 
 mod amount;
 mod backoff;
@@ -20,6 +21,7 @@ mod peer;
 mod peer_log;
 mod peers;
 mod ports;
+mod shares;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -33,5 +35,6 @@ pub use node::{AckProgress, Node};
 pub(crate) use peer_log::PeerLog;
 pub use peers::Peers;
 pub use ports::{BufferUse, Pending, Ports, Received};
+pub use shares::UserId;
 pub use stats::{Refused, Stats};
 pub use tuning::{Tunable, Tuning};

@@ -12,7 +12,7 @@ use rtrs_base::prng::Prng;
 use rtrs_base::time::Instant;
 
 use super::config::Config;
-use super::event::{Event, LinkId, Order, TcpEvent};
+use super::event::{LinkId, Order, TcpEvent};
 use super::link::{Role, TcpPorts};
 use super::outbox::Owner;
 use super::peer::Greeting;
@@ -23,10 +23,10 @@ use super::stats::Stats;
 /// The node of one address.
 ///
 /// The driver moves bytes between the node and TCP connections, carries out [`Order`]s and passes
-/// [`Event`]s to users. Before the first bytes of an accepted connection it reads what is left of
-/// the [`predecessors`](Peers::predecessors), and before the next accept what is left of the
-/// [`candidates`](Peers::candidates). It reports how much of the written data the peer's system has
-/// acknowledged.
+/// [`Event`](super::Event)s to users. Before the first bytes of an accepted connection it reads
+/// what is left of the [`predecessors`](Peers::predecessors), and before the next accept what is
+/// left of the [`candidates`](Peers::candidates). It reports how much of the written data the
+/// peer's system has acknowledged.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
@@ -104,11 +104,6 @@ impl Node {
     /// Returns the next order for connections.
     pub fn take_order(&mut self) -> Option<Order> {
         self.peers.links.take_order()
-    }
-
-    /// Returns the next event for users.
-    pub fn take_event(&mut self) -> Option<Event> {
-        self.ports.take_event()
     }
 
     /// Returns the time at which to call [`tick`](Self::tick).

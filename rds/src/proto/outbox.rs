@@ -10,6 +10,7 @@ use rtrs_base::mutated;
 
 use super::amount::Amount;
 use super::event::SocketId;
+use super::shares::UserId;
 use crate::wire::{Header, RETRANSMITTED};
 
 /// Owner of a message, which decides what happens when its connection is lost.
@@ -29,6 +30,8 @@ pub(super) enum Owner {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) owner: Owner,
+    /// User in whose share of the memory the message counts, also after its socket is closed.
+    pub(super) user: UserId,
     pub(super) sport: u16,
     pub(super) dport: u16,
     pub(super) payload: Vec<u8>,
@@ -180,6 +183,7 @@ mod tests {
         let payload = vec![0; 10];
         Message {
             owner,
+            user: UserId::NODE,
             sport,
             dport: 2,
             payload,

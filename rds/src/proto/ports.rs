@@ -11,6 +11,7 @@ use super::amount::Amount;
 use super::event::{BindError, Event, SocketId};
 use super::info::SocketInfo;
 use super::outbox::{Completion, Message, Owner};
+use super::shares::{Shares, Use, UserId};
 use super::stats::{Refused, Stats};
 use crate::wire::{ArrivalTimes, CongestionMap, PROBE_PORT};
 
@@ -75,6 +76,7 @@ pub(super) struct Buffers {
 #[derive(Debug)]
 pub(super) struct Socket {
     serial: u64,
+    pub(super) user: UserId,
     inbox: VecDeque<Received>,
     /// Cost of the messages in the inbox.
     held: usize,
@@ -131,6 +133,15 @@ pub(super) struct Memory {
     pub(super) sent: usize,
 }
 
+/// Part of each user in the two values of [`Memory`].
+#[derive(Debug, Default)]
+struct UserMemory {
+    received: Shares,
+    sent: Shares,
+    /// Users that were refused because their share of sent messages was in use.
+    held_up: BTreeSet<UserId>,
+}
+
 /// Limits of all sockets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortLimits {
@@ -147,6 +158,7 @@ pub struct Ports {
     sockets: BTreeMap<u16, Socket>,
     congested: CongestionMap,
     pub(super) memory: Memory,
+    users: UserMemory,
     limits: PortLimits,
     /// Ports of sockets whose user was refused because the send buffer was full.
     refused: BTreeSet<u16>,
@@ -167,6 +179,7 @@ impl Ports {
             sockets: BTreeMap::new(),
             congested: CongestionMap::default(),
             memory: Memory::default(),
+            users: UserMemory::default(),
             limits,
             refused: BTreeSet::new(),
             stats: Stats::default(),
@@ -179,7 +192,12 @@ impl Ports {
     }
 
     /// Binds a port, 0 for any.
-    pub(super) fn bind(&mut self, port: u16, buffers: Buffers) -> Result<SocketId, BindError> {
+    pub(super) fn bind(
+        &mut self,
+        user: UserId,
+        port: u16,
+        buffers: Buffers,
+    ) -> Result<SocketId, BindError> {
         if port == PROBE_PORT {
             return Err(BindError::Reserved);
         }
@@ -193,6 +211,7 @@ impl Ports {
         self.next_serial += 1;
         let socket = Socket {
             serial: self.next_serial,
+            user,
             inbox: VecDeque::new(),
             held: 0,
             waiting: 0,
@@ -247,12 +266,14 @@ impl Ports {
     }
 
     /// Whether a port is bound, and there is memory for a message of this length to wait for its
-    /// reader.
+    /// reader: of the port, of its user, and of the node.
     pub(super) fn fits(&self, port: u16, len: usize) -> bool {
         let cost = Amount::one(len).cost();
+        let whole = Use { limit: self.limits.memory, total: self.memory.received };
         self.sockets.get(&port).is_some_and(|socket| {
             socket.held + cost <= self.limits.port_memory
-                && self.memory.received + cost <= self.limits.memory
+                && whole.total + cost <= whole.limit
+                && self.users.received.has_room(socket.user, whole, cost)
         })
     }
 
@@ -308,7 +329,7 @@ impl Ports {
     }
 
     /// Returns the next event for users.
-    pub(super) fn take_event(&mut self) -> Option<Event> {
+    pub fn take_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
@@ -374,6 +395,7 @@ impl Ports {
     pub(super) fn deliver(&mut self, port: u16, received: Received) -> Option<bool> {
         let socket = self.sockets.get_mut(&port)?;
         self.memory.received += received.cost();
+        self.users.received.charge(socket.user, received.cost());
         socket.held += received.cost();
         socket.waiting += received.payload.len();
         socket.inbox.push_back(received);
@@ -388,8 +410,11 @@ impl Ports {
         let received = socket.inbox.pop_front();
         socket.is_reported = socket.has_input();
         let received = received?;
-        socket.held -= received.cost();
-        self.memory.received -= received.cost();
+        let cost = received.cost();
+        socket.held -= cost;
+        let user = socket.user;
+        self.memory.received -= cost;
+        self.users.received.discharge(user, cost);
         Some(received)
     }
 
@@ -417,10 +442,11 @@ impl Ports {
     /// Frees a port.
     pub(super) fn close(&mut self, id: SocketId) -> Option<Closed> {
         self.get(id)?;
-        let Socket { inbox, held, in_flight, .. } = self.sockets.remove(&id.port)?;
+        let Socket { inbox, held, in_flight, user, .. } = self.sockets.remove(&id.port)?;
         self.refused.remove(&id.port);
         self.freed.remove(&id);
         self.memory.received -= held;
+        self.users.received.discharge(user, held);
         let map_changed = self.congested.set(id.port, false);
         Some(Closed { inbox, map_changed, has_sent: in_flight.messages > 0 })
     }
@@ -439,16 +465,37 @@ impl Ports {
     /// Whether a socket may send more; if not, [`Event::Writable`] follows when it may.
     pub fn has_room(&mut self, id: SocketId) -> bool {
         let Some(socket) = self.get(id) else { return false };
-        let has_room = !self.is_full() && !socket.is_full(self.limits.port_memory);
+        let user = socket.user;
+        let is_held_up = !self.has_share(user);
+        let has_room = !is_held_up && !self.is_full() && !socket.is_full(self.limits.port_memory);
         if !has_room {
             self.refused.insert(id.port);
         }
+        if is_held_up {
+            self.users.held_up.insert(user);
+        }
         has_room
+    }
+
+    /// Whether a socket may exceed its send buffer, for messages that must be read now: only its
+    /// own user's part of the memory can fill.
+    pub fn may_exceed(&self, id: SocketId) -> bool {
+        self.get(id).is_some_and(|socket| {
+            !self.is_full()
+                && self.has_share(socket.user)
+                && socket.completed.len() < 2 * COMPLETED_MAX
+        })
+    }
+
+    fn has_share(&self, user: UserId) -> bool {
+        let whole = Use { limit: self.limits.memory, total: self.memory.sent };
+        self.users.sent.has_room(user, whole, 1)
     }
 
     /// Charges a sent message to a socket.
     pub(super) fn charge(&mut self, id: SocketId, message: &Message) {
         self.memory.sent += message.cost();
+        self.users.sent.charge(message.user, message.cost());
         self.incomplete += usize::from(message.completion.is_some());
         if let Some(socket) = self.get_mut(id) {
             socket.in_flight += message.amount();
@@ -485,7 +532,13 @@ impl Ports {
         }
         let was_full = self.is_full();
         self.memory.sent -= message.cost();
-        if was_full && !self.is_full() {
+        self.users.sent.discharge(message.user, message.cost());
+        let whole = Use { limit: self.limits.memory, total: self.memory.sent };
+        let UserMemory { sent, held_up, .. } = &mut self.users;
+        let held = held_up.len();
+        held_up.retain(|user| !sent.has_relaxed(*user, whole));
+        let has_relaxed = held_up.len() < held;
+        if (was_full && !self.is_full()) || has_relaxed {
             for port in self.refused.clone() {
                 self.notify_refused(port);
             }
@@ -512,7 +565,9 @@ impl Ports {
     /// Notifies the socket of a port, if it was refused and has room now.
     fn notify_refused(&mut self, port: u16) {
         let Some(socket) = self.sockets.get(&port) else { return };
-        let has_room = !self.is_full() && !socket.is_full(self.limits.port_memory);
+        let has_room = !self.is_full()
+            && !socket.is_full(self.limits.port_memory)
+            && self.has_share(socket.user);
         if has_room && !mutated!(RdsSpaceUnannounced) && self.refused.remove(&port) {
             let id = SocketId { port, serial: socket.serial };
             self.events.push_back(Event::Writable(id));
@@ -528,126 +583,4 @@ fn report(events: &mut VecDeque<Event>, port: u16, socket: &mut Socket) {
 }
 
 #[cfg(test)]
-mod tests {
-    use rtrs_base::time::Instant;
-
-    use super::*;
-
-    const BUFFERS: Buffers = Buffers { sndbuf: 1000, rcvbuf: 1000 };
-
-    fn ports(max: usize) -> Ports {
-        let limits = PortLimits { sockets: max, port_memory: 10_000, memory: 10_000 };
-        Ports::new(limits, Prng::new(1))
-    }
-
-    fn message(len: usize) -> Received {
-        let times = ArrivalTimes::at(Instant::ZERO);
-        Received { from: [10, 0, 0, 1].into(), port: 7, payload: vec![0; len], times }
-    }
-
-    /// Returns a message with a payload of this length.
-    fn sent(id: SocketId, len: usize) -> Message {
-        Message {
-            owner: Owner::Socket(id),
-            sport: id.port,
-            dport: 1,
-            payload: vec![0; len],
-            extensions: [0; 16],
-            sequence: None,
-            is_begun: false,
-            completion: None,
-        }
-    }
-
-    #[test]
-    fn a_port_is_bound_once() {
-        let mut ports = ports(4);
-        assert_eq!(ports.bind(1, BUFFERS), Err(BindError::Reserved));
-        let first = ports.bind(4000, BUFFERS).unwrap();
-        assert_eq!(ports.bind(4000, BUFFERS), Err(BindError::InUse(4000)));
-        let any = [0; 3].map(|port| ports.bind(port, BUFFERS).unwrap().port);
-        assert!(any.iter().all(|port| *port >= EPHEMERAL_MIN && *port != 4000), "{any:?}");
-        assert_eq!(ports.bind(0, BUFFERS), Err(BindError::TooMany(4)));
-        ports.close(first).unwrap();
-        let second = ports.bind(4000, BUFFERS).unwrap();
-        assert_ne!(first, second);
-        assert!(ports.get(first).is_none() && ports.pass(first).is_none());
-    }
-
-    #[test]
-    fn congestion_starts_above_the_buffer_and_ends_below_half() {
-        let mut ports = ports(4);
-        let id = ports.bind(4000, BUFFERS).unwrap();
-        assert_eq!(ports.deliver(4000, message(500)), Some(false));
-        assert_eq!(ports.deliver(4000, message(0)), Some(false));
-        assert_eq!(ports.deliver(4000, message(500)), Some(false), "only payload counts");
-        assert_eq!(ports.deliver(4000, message(1)), Some(true));
-        assert_eq!(ports.deliver(4000, message(0)), Some(false));
-        assert_eq!(ports.take_event(), Some(Event::Readable(id)));
-        assert_eq!(ports.take_event(), None, "it is reported once");
-        assert!(ports.congested().get(4000));
-        // Messages that were passed on count until they are taken.
-        let passed: Vec<_> = (0..5).map(|_| ports.pass(id).unwrap().payload.len()).collect();
-        assert_eq!(passed, [500, 0, 500, 1, 0]);
-        assert_eq!(ports.memory, Memory::default());
-        assert!(!ports.taken(id, 500) && !ports.taken(id, 1));
-        assert!(ports.taken(id, 1), "below half");
-        assert!(!ports.congested().get(4000));
-        assert_eq!(ports.deliver(4001, message(0)), None);
-        ports.deliver(4000, message(2000));
-        assert!(ports.close(id).unwrap().map_changed, "a closed port is not congested");
-        assert_eq!(ports.memory, Memory::default());
-    }
-
-    #[test]
-    fn a_refused_socket_is_notified_when_there_is_room() {
-        let mut ports = ports(4);
-        let id = ports.bind(4000, BUFFERS).unwrap();
-        let other = ports.bind(4001, Buffers { sndbuf: 20_000, ..BUFFERS }).unwrap();
-        assert!(ports.has_room(id));
-        ports.charge(id, &sent(id, 999));
-        assert!(ports.has_room(id), "only payload counts");
-        ports.charge(id, &sent(id, 1));
-        assert!(!ports.has_room(id) && ports.has_room(other) && ports.freed.is_empty());
-        ports.discharge(id, Amount::one(1));
-        assert_eq!(ports.take_event(), Some(Event::Writable(id)));
-        assert_eq!(ports.take_freed(), [id].into());
-        // The node as a whole is full.
-        ports.charge(other, &sent(other, 8_700));
-        assert!(!ports.has_room(id) && !ports.has_room(other) && ports.has_refused());
-        ports.release(&sent(other, 100));
-        assert_eq!(ports.take_event(), Some(Event::Writable(id)));
-        assert_eq!(ports.take_event(), Some(Event::Writable(other)));
-        assert!(ports.has_room(id) && !ports.has_refused());
-    }
-
-    #[test]
-    fn completions_are_reported_and_limited() {
-        let mut ports = ports(4);
-        let id = ports.bind(4000, Buffers { sndbuf: 10_000, ..BUFFERS }).unwrap();
-        let message = |cookie| {
-            let completion = Some(Completion { socket: id, cookie });
-            Message { completion, ..sent(id, 200) }
-        };
-        ports.charge(id, &message(7));
-        assert!(ports.awaits_acks() && ports.pending(id).is_none());
-        // A canceled message has no owner any more, but its sender still waits.
-        ports.discharge(id, Amount::one(200));
-        ports.release(&Message { owner: Owner::Nobody, ..message(7) });
-        assert_eq!(ports.take_event(), Some(Event::Readable(id)));
-        assert!(!ports.awaits_acks());
-        assert_eq!(ports.pending(id), Some(Pending::Completion(7)));
-        assert_eq!(ports.take_completion(id), Some(7));
-        // A user that does not read them has to stop.
-        for cookie in 0..16 << 10 {
-            ports.complete(Completion { socket: id, cookie });
-        }
-        assert!(!ports.has_room(id));
-        assert_eq!(ports.take_completion(id), Some(0));
-        let events: Vec<_> = std::iter::from_fn(|| ports.take_event()).collect();
-        assert_eq!(events, [Event::Readable(id), Event::Writable(id)]);
-        ports.close(id).unwrap();
-        ports.complete(Completion { socket: id, cookie: 9 });
-        assert_eq!(ports.pending(id), None, "the socket is closed");
-    }
-}
+mod tests;

@@ -11,6 +11,7 @@ use crate::proto::info::{MessageInfo, QueueKind};
 use crate::proto::outbox::{Completion, Message, Owner};
 use crate::proto::peers::Crowded;
 use crate::proto::ports::{Buffers, Closed, Received};
+use crate::proto::shares::UserId;
 use crate::wire::{ArrivalTimes, CongestionMap, PAYLOAD_MAX, PING_PORT};
 
 /// Returns the group of a port.
@@ -19,13 +20,21 @@ const fn group(port: u16) -> u64 {
 }
 
 impl Node {
-    /// Binds a port, 0 for any.
+    /// Binds a port, 0 for any, for the node's own process.
     ///
     /// # Errors
     /// See [`BindError`].
     pub fn bind(&mut self, port: u16) -> Result<SocketId, BindError> {
+        self.bind_for(UserId::NODE, port)
+    }
+
+    /// Binds a port, 0 for any. Its messages count in the user's share of the memory.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn bind_for(&mut self, user: UserId, port: u16) -> Result<SocketId, BindError> {
         let Config { sndbuf, rcvbuf, .. } = self.config;
-        self.ports.bind(port, Buffers { sndbuf, rcvbuf })
+        self.ports.bind(user, port, Buffers { sndbuf, rcvbuf })
     }
 
     /// Frees a port. Messages that wait for its reader are dropped. Messages that it has sent are
@@ -116,6 +125,7 @@ impl Node {
         let completion = cookie.map(|cookie| Completion { socket: id, cookie });
         let is_own = to == self.config.address;
         let socket = self.ports.get(id).ok_or(SendError::Closed)?;
+        let user = socket.user;
         let mut checked = self.config.check(socket.sndbuf, to, payload.len());
         if checked.is_ok() {
             self.stats.copy_from_user += payload.len() as u64;
@@ -133,6 +143,7 @@ impl Node {
         }
         let message = Message {
             owner: Owner::Socket(id),
+            user,
             sport: id.port,
             dport: port,
             payload,

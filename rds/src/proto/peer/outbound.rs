@@ -6,6 +6,7 @@ use rtrs_base::time::Instant;
 use crate::proto::amount::Amount;
 use crate::proto::link::Link;
 use crate::proto::outbox::{Message, Outbox, Owner, orphan};
+use crate::proto::shares::UserId;
 use crate::wire::{CONG_BITMAP, CongestionMap, Extensions, Header, MAP_LEN, PING_PORT, PROBE_PORT};
 
 /// Own state that a node announces on each connection.
@@ -94,6 +95,7 @@ impl Outbound {
         let (owner, sport, payload) = (Owner::Pong, PING_PORT, Vec::new());
         self.outbox.push(Message {
             owner,
+            user: UserId::NODE,
             sport,
             dport,
             payload,
@@ -217,6 +219,7 @@ impl Outbound {
 fn probe(generation: Option<u32>) -> Message {
     Message {
         owner: Owner::Probe,
+        user: UserId::NODE,
         sport: PROBE_PORT,
         dport: PING_PORT,
         payload: Vec::new(),

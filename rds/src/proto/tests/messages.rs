@@ -93,10 +93,10 @@ fn a_full_socket_is_refused_and_notified() {
     assert_eq!(net.at(1).may_send(sender, to, 4000, 1), Err(SendError::Full));
     let long = SendError::TooLong { len: 2001, max: 2000 };
     assert_eq!(net.at(1).may_send(sender, to, 4000, 2001), Err(long));
-    while net.at(1).take_event().is_some() {}
+    while net.at(1).ports_mut().take_event().is_some() {}
     net.delivers = true;
     net.settle();
-    assert_eq!(net.at(1).take_event(), Some(Event::Writable(sender)));
+    assert_eq!(net.at(1).ports_mut().take_event(), Some(Event::Writable(sender)));
     assert_eq!(net.at(1).may_send(sender, to, 4000, 1), Ok(()));
 }
 
@@ -140,14 +140,14 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     assert_eq!(net.read(5, other).len(), 1);
     // That the port has room is reported only once requested.
     net.at(1).watch(sender, address(5), 4000);
-    while net.at(1).take_event().is_some() {}
+    while net.at(1).ports_mut().take_event().is_some() {}
     // At once for a port that is not congested.
     net.at(1).watch(sender, address(5), 4001);
-    assert_eq!(net.at(1).take_event(), Some(Event::Readable(sender)));
+    assert_eq!(net.at(1).ports_mut().take_event(), Some(Event::Readable(sender)));
     assert_eq!(net.at(1).ports_mut().take_updates(sender), 1 << (4001 % 64));
     assert_eq!(net.read(5, reader).len(), sent);
     net.settle();
-    let events: Vec<Event> = std::iter::from_fn(|| net.at(1).take_event()).collect();
+    let events: Vec<Event> = std::iter::from_fn(|| net.at(1).ports_mut().take_event()).collect();
     assert_eq!(events, [Event::Congestion(address(5)), Event::Readable(sender)]);
     assert_eq!(net.at(1).ports_mut().take_updates(sender), 1 << (4000 % 64));
     assert_eq!(net.at(1).ports_mut().take_updates(sender), 0);

@@ -138,7 +138,7 @@ impl Host {
 
     /// Takes events. Users retry only after an event.
     fn take_events(&mut self) {
-        while let Some(event) = self.node.take_event() {
+        while let Some(event) = self.node.ports_mut().take_event() {
             match event {
                 Event::Readable(id) => {
                     self.readable.insert(id);
