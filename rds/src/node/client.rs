@@ -4,31 +4,22 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rtrs_base::rt::{Fd, OpId};
+use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
 use rtrs_base::time::{Duration, Instant};
-use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg,
 };
 
 use crate::channel::{
     FDS_MAX, INLINE_FIRST, INLINE_MAX, NodeFlow, PACKET_LEN, Packet, PacketKind, PacketTimes,
-    SocketView, passed_fds, put_rest, take_rest,
+    SocketView, put_rest, take_rest,
 };
-use crate::proto::{Received, SocketId};
+use crate::proto::{Received, SocketId, UserId};
 use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
 
 /// Number of a user's connection.
 pub(super) type ClientId = u64;
-
-/// Process that created a connection (SO_PEERCRED).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Credentials {
-    pub(super) pid: u32,
-    pub(super) uid: u32,
-}
 
 /// Connections of a request.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +48,11 @@ pub(super) struct Bound {
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) fd: Fd,
-    pub(super) credentials: Credentials,
+    /// Process that created the connection.
+    pub(super) credentials: PeerCredentials,
+    /// Passed over another connection, for answers and requests. It cannot become a socket:
+    /// processes that share it could change the buffers of this end.
+    pub(super) is_passed: bool,
     pub(super) inode: u64,
     /// None if the connection has no request yet, or only queries.
     pub(super) bound: Option<Bound>,
@@ -84,19 +79,39 @@ impl Client {
     /// # Errors
     /// The system's error.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
-        let peer = socket_peercred(&fd)?;
-        let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0);
-        let credentials = Credentials { pid, uid: peer.uid.as_raw() };
+        let credentials = peer_credentials(&fd)?;
         let inode = rustix::fs::fstat(&fd)?.st_ino;
         Ok(Self {
             fd: Fd::new(fd),
             credentials,
+            is_passed: false,
             inode,
             bound: None,
             reading: None,
             writing: None,
             watching: None,
         })
+    }
+
+    /// Takes over a connection that a process with these credentials has passed.
+    ///
+    /// # Errors
+    /// `InvalidInput` for anything but a connected unix socket for packets: others may be readable
+    /// without input, or never end. Otherwise the system's error.
+    pub(super) fn passed(fd: OwnedFd, credentials: PeerCredentials) -> io::Result<Self> {
+        let is_packet_socket = socket_domain(&fd)? == AddressFamily::UNIX
+            && socket_type(&fd)? == SocketType::SEQPACKET
+            && !socket_acceptconn(&fd)?;
+        if !is_packet_socket {
+            let text = "not a connected unix socket for packets";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(Self { credentials, is_passed: true, ..Self::new(fd)? })
+    }
+
+    /// Returns the user in whose shares the connection counts.
+    pub(super) fn user(&self) -> UserId {
+        UserId(self.credentials.uid)
     }
 
     /// Returns the polls in progress.
@@ -107,29 +122,29 @@ impl Client {
     /// Reads the next packet of the user. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
     pub(super) fn read(&self, buffer: &mut [u8]) -> Input {
         let mut head = [0; PACKET_LEN];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
         let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut got = recvmsg(&self.fd, &mut parts, &mut control, flags);
-        if matches!(got, Err(Errno::CONNRESET)) {
+        let mut got = receive_passed(&self.fd, &mut parts);
+        if got.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
             // The user has closed the connection with unread input. The system reports that once,
             // before the data that the user had sent.
-            got = recvmsg(&self.fd, &mut parts, &mut control, flags);
+            got = receive_passed(&self.fd, &mut parts);
         }
-        let count = match got {
-            Ok(got) => got.bytes,
-            Err(Errno::AGAIN | Errno::INTR) => return Input::Nothing,
+        let nothing = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+        let (count, fds) = match got {
+            Ok(got) => got,
+            Err(error) if nothing.contains(&error.kind()) => return Input::Nothing,
             Err(_) => return Input::End,
         };
+        if fds.len() > FDS_MAX {
+            return Input::End;
+        }
         let Some(len) = count.checked_sub(PACKET_LEN) else { return Input::End };
         let Some(packet) = Packet::decode(&head) else { return Input::End };
         let inline = &buffer[..len.min(buffer.len())];
         if packet.kind != PacketKind::Send {
-            return Input::Packet(packet, inline.to_vec(), passed_fds(&mut control));
+            return Input::Packet(packet, inline.to_vec(), fds);
         }
-        let rest = passed_fds(&mut control).into_iter().next();
-        match whole(packet.len as usize, inline, rest) {
+        match whole(packet.len as usize, inline, fds.into_iter().next()) {
             Some(payload) => Input::Packet(packet, payload, Vec::new()),
             None => Input::End,
         }

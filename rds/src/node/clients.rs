@@ -9,11 +9,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use rtrs_base::log_limit::LogLimit;
-use rtrs_base::rt::{Completed, Fd, Op, Port, Ring};
+use rtrs_base::rt::{Completed, Fd, Op, PeerCredentials, Port, Ring};
 use rtrs_base::time::{Duration, Instant, earliest};
 
-use super::client::{Asker, Bound, Client, ClientId, Credentials, Input};
+use super::answers::Answers;
+use super::client::{Asker, Bound, Client, ClientId, Input};
 use super::controls::Controls;
 use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
@@ -28,8 +28,6 @@ const PACKETS_MAX: usize = 128;
 const PACKETS_ALL: usize = 4096;
 /// Time for which messages that a user sent before it disconnected may wait for room.
 const LINGER: Duration = Duration::from_secs(5);
-/// Multiple of a node's memory limit that may be used when everything sent so far must be read.
-const EXCESS: usize = 2;
 /// Pause after an accept, or a message to a user, that failed for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -71,6 +69,14 @@ struct Request {
     fds: Vec<OwnedFd>,
 }
 
+/// Descriptors of a [`PacketKind::Control`].
+#[derive(Debug)]
+struct Passed {
+    connection: OwnedFd,
+    /// Refused sends of the process.
+    tally: Option<OwnedFd>,
+}
+
 /// All users of a node.
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -85,7 +91,7 @@ pub(super) struct Clients {
     lingering: BTreeSet<(Instant, ClientId)>,
     starved: Starved,
     untaken: Untaken,
-    refusals: LogLimit,
+    answers: Answers,
     reserve: Reserve,
     board: BoardWriter,
     buffer: Vec<u8>,
@@ -106,11 +112,11 @@ impl Clients {
             clients: BTreeMap::new(),
             by_socket: BTreeMap::new(),
             unbound: UnboundClients::default(),
-            controls: Controls::default(),
+            controls: Controls::new(config.sockets_max),
             lingering: BTreeSet::new(),
             starved: Starved::default(),
             untaken: Untaken::default(),
-            refusals: LogLimit::default(),
+            answers: Answers::new(),
             reserve: Reserve::new(),
             board: BoardWriter::create(config.address, config.sockets_max, config.peers_max + 1)?,
             buffer: vec![0; INLINE_MAX],
@@ -126,28 +132,34 @@ impl Clients {
         }
     }
 
-    /// Takes over a connection of a user.
-    pub(super) fn adopt(&mut self, fd: OwnedFd) {
+    /// Takes over a connection of a user. Returns its number, unless that fails.
+    pub(super) fn adopt(&mut self, node: &mut Node, fd: OwnedFd) -> Option<ClientId> {
         match Client::new(fd) {
-            Ok(client) => drop(self.add(client)),
-            Err(error) => tracing::debug!(%error, "user disconnected"),
+            Ok(client) => Some(self.add(node, client)),
+            Err(error) => {
+                tracing::debug!(%error, "user disconnected");
+                None
+            }
         }
     }
 
     /// Adds a connection without a socket.
-    fn add(&mut self, client: Client) -> ClientId {
+    fn add(&mut self, node: &mut Node, client: Client) -> ClientId {
         self.next += 1;
         let id = self.next;
         self.clients.insert(id, client);
-        self.is_unbound(id);
+        self.is_unbound(node, id);
         self.poll_read(id);
         id
     }
 
     /// Records a connection that has no socket and may change none, and may be closed for others.
-    fn is_unbound(&mut self, id: ClientId) {
-        if let Some(oldest) = self.unbound.add(id) {
-            self.remove(oldest);
+    fn is_unbound(&mut self, node: &mut Node, id: ClientId) {
+        let Some(client) = self.clients.get(&id).filter(|client| client.bound.is_none()) else {
+            return;
+        };
+        if let Some(oldest) = self.unbound.add(id, client.user()) {
+            self.end(node, oldest);
         }
     }
 
@@ -169,7 +181,7 @@ impl Clients {
         while let Some(done) = self.port.take() {
             busy = true;
             match Task::of(done.token) {
-                Task::Accept => self.accepted(now, done),
+                Task::Accept => self.accepted(now, node, done),
                 Task::Read(id) => {
                     if let Some(client) = self.clients.get_mut(&id) {
                         client.reading = None;
@@ -248,7 +260,7 @@ impl Clients {
     }
 
     /// Returns the process that created each socket, by port.
-    pub(super) fn owners(&self) -> BTreeMap<u16, Credentials> {
+    pub(super) fn owners(&self) -> BTreeMap<u16, PeerCredentials> {
         let bound = self
             .clients
             .values()
@@ -256,14 +268,12 @@ impl Clients {
         bound.collect()
     }
 
-    fn accepted(&mut self, now: Instant, done: Completed) {
+    fn accepted(&mut self, now: Instant, node: &mut Node, done: Completed) {
         match done.into_fd() {
             Ok(fd) => {
                 self.accept();
-                let before = self.next;
-                self.adopt(fd);
-                if self.next != before {
-                    self.reserve.accepted(self.next);
+                if let Some(id) = self.adopt(node, fd) {
+                    self.reserve.accepted(id);
                 }
             }
             Err(_) if self.listener.is_none() => {}
@@ -280,7 +290,7 @@ impl Clients {
 
     /// Logs that a user gets no connection or no socket.
     fn warn_refused(&mut self, now: Instant, error: &io::Error) {
-        if let Some(left_out) = self.refusals.admit(now) {
+        if let Some(left_out) = self.reserve.log(now) {
             tracing::warn!(%error, left_out, "cannot serve another user");
         }
     }
@@ -327,8 +337,7 @@ impl Clients {
             if let Some(bound) = &mut client.bound {
                 // A full socket is reported as writable later.
                 bound.is_full = !node.ports_mut().has_room(bound.id);
-                let exceeds = all && node.memory().1 < EXCESS * node.config().memory;
-                if bound.is_full && !exceeds {
+                if bound.is_full && !(all && node.ports().may_exceed(bound.id)) {
                     break;
                 }
             }
@@ -348,7 +357,7 @@ impl Clients {
 
     /// Removes a user that has disconnected, or has sent invalid data.
     fn end(&mut self, node: &mut Node, id: ClientId) {
-        if let Some(bound) = self.remove(id) {
+        if let Some(bound) = self.remove(node, id) {
             if let Some(at) = bound.ends_at {
                 self.lingering.remove(&(at, id));
             }
@@ -358,15 +367,16 @@ impl Clients {
         }
     }
 
-    fn remove(&mut self, id: ClientId) -> Option<Bound> {
+    fn remove(&mut self, node: &mut Node, id: ClientId) -> Option<Bound> {
+        let client = self.clients.remove(&id)?;
+        self.answers.ended(id);
         self.unbound.remove(id);
         self.starved.remove(id);
         self.untaken.remove(id);
         self.reserve.ended(id);
         for control in self.controls.ended(id) {
-            self.is_unbound(control);
+            self.is_unbound(node, control);
         }
-        let client = self.clients.remove(&id)?;
         for op in client.polls() {
             self.port.cancel(op);
         }
@@ -399,14 +409,21 @@ impl Clients {
             }
             // There is room now, or it would not have been read.
             (PacketKind::Full, Some(_), _) => {}
+            // Its process has closed the control connection. What was taken is applied after reads.
+            (PacketKind::Taken, Some(_), None) => {}
             (PacketKind::Taken, None, None) => {
                 // The socket may have been closed.
                 if let Ok(socket) = self.meant(id, &packet) {
                     self.settle(node, socket);
                 }
             }
-            (PacketKind::Bind, None, None) => self.bind(now, node, id, &packet),
-            (PacketKind::Control, Some(_), Some(fd)) => self.control(id, &packet, fd, fds.next()),
+            (PacketKind::Bind, None, None) if !client.is_passed => {
+                self.bind(now, node, id, &packet);
+            }
+            (PacketKind::Control, Some(_), Some(fd)) => {
+                let passed = Passed { connection: fd, tally: fds.next() };
+                self.control(now, node, id, &packet, passed);
+            }
             (_, None, Some(fd)) => self.request_apart(now, node, id, &packet, fd),
             (_, None, None) => {
                 let asker = Asker { control: id, answering: id };

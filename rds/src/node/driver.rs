@@ -109,7 +109,7 @@ impl<A: App> NodeShard<A> {
 
     fn command(&mut self, now: Instant, command: Command) {
         match command {
-            Command::Adopt(fd) => self.clients.adopt(fd),
+            Command::Adopt(fd) => drop(self.clients.adopt(&mut self.node, fd)),
             Command::Report(reply) => {
                 self.node.ports_mut().set_refused(self.clients.refused());
                 let owners = self.clients.owners();

@@ -4,6 +4,7 @@
 //! `driver` turns the parts: `tcp` has the connections to peers, `clients` the users in this and
 //! other processes, `listen` the listening sockets of both. `start` runs it on a thread.
 
+mod answers;
 mod blocked;
 mod client;
 mod clients;
@@ -15,10 +16,13 @@ mod report;
 mod shortage;
 mod start;
 mod tcp;
+#[cfg(test)]
+mod tests;
 mod unbound;
 mod untaken;
 
 pub use conn::BuffersError;
+pub(crate) use controls::controls_max;
 pub use driver::{App, Command, NoApp, NodeShard};
 pub use listen::UserSocket;
 pub use report::{ClientReport, CongestedPort, NodeReport, PathReport, PeerReport};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use rtrs_base::rt::PeerCredentials;
 use rtrs_base::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::blocked::Blocked;
-use super::client::Credentials;
 use crate::proto::{ConnectionInfo, Node};
 use crate::wire::CongestionMap;
 
@@ -16,7 +16,7 @@ use crate::wire::CongestionMap;
 pub struct ClientReport {
     /// Port of the socket.
     pub port: u16,
-    /// Process that created the socket.
+    /// Process that created the socket; 0 if it is outside the PID namespace of the node.
     pub pid: u32,
     /// User ID of that process.
     pub uid: u32,
@@ -150,15 +150,15 @@ impl NodeReport {
         now: Instant,
         node: &Node,
         blocked: &Blocked,
-        owners: &BTreeMap<u16, Credentials>,
+        owners: &BTreeMap<u16, PeerCredentials>,
     ) -> Self {
         let (unread_bytes, unacked_bytes) = node.memory();
         let address = node.config().address;
         let sockets = node.ports().sockets().filter_map(|info| {
-            let Credentials { pid, uid } = *owners.get(&info.port)?;
+            let PeerCredentials { pid, uid } = *owners.get(&info.port)?;
             Some(ClientReport {
                 port: info.port,
-                pid,
+                pid: pid.unwrap_or(0),
                 uid,
                 unread_bytes: info.waiting,
                 unacked_bytes: info.in_flight,

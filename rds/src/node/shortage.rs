@@ -16,11 +16,17 @@ pub(super) struct Reserve {
     spare: Option<OwnedFd>,
     /// The user that currently has the reserved descriptor.
     refused: Option<ClientId>,
+    log: LogLimit,
 }
 
 impl Reserve {
     pub(super) fn new() -> Self {
-        Self { spare: spare(), refused: None }
+        Self { spare: spare(), refused: None, log: LogLimit::default() }
+    }
+
+    /// Whether to log that a user is refused, and how many lines were left out before.
+    pub(super) fn log(&mut self, now: Instant) -> Option<u64> {
+        self.log.admit(now)
     }
 
     /// Frees the descriptor for the next connection. Returns false if it is in use already.

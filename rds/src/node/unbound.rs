@@ -1,28 +1,46 @@
 //! Connections of users without a socket: new ones, and those of requests.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::client::ClientId;
+use crate::proto::UserId;
 
 const UNBOUND_MAX: usize = 256;
 
-/// Connections without a socket, at most 256. Beyond that, the oldest is to be closed.
+/// Connections without a socket, at most 256. Beyond that, the oldest of the user that has most is
+/// to be closed.
 #[derive(Debug, Default)]
 pub(super) struct UnboundClients {
     /// Oldest first.
-    clients: BTreeSet<ClientId>,
+    clients: BTreeMap<ClientId, UserId>,
+    counts: BTreeMap<UserId, usize>,
 }
 
 impl UnboundClients {
     /// Adds a new connection. Returns the one to close for it.
-    pub(super) fn add(&mut self, id: ClientId) -> Option<ClientId> {
-        self.clients.insert(id);
-        if self.clients.len() > UNBOUND_MAX { self.clients.pop_first() } else { None }
+    pub(super) fn add(&mut self, id: ClientId, user: UserId) -> Option<ClientId> {
+        if self.clients.insert(id, user).is_none() {
+            *self.counts.entry(user).or_default() += 1;
+        }
+        if self.clients.len() <= UNBOUND_MAX {
+            return None;
+        }
+        let (most, _) = self.counts.iter().max_by_key(|(_, count)| **count)?;
+        let (oldest, _) = self.clients.iter().find(|(_, user)| *user == most)?;
+        let oldest = *oldest;
+        self.remove(oldest);
+        Some(oldest)
     }
 
     /// Removes a connection that is closed, or has a socket now.
     pub(super) fn remove(&mut self, id: ClientId) {
-        self.clients.remove(&id);
+        let Some(user) = self.clients.remove(&id) else { return };
+        if let Some(count) = self.counts.get_mut(&user) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&user);
+            }
+        }
     }
 }
 
@@ -30,12 +48,27 @@ impl UnboundClients {
 mod tests {
     use super::*;
 
+    const FEW: UserId = UserId(1000);
+    const MANY: UserId = UserId(1001);
+
     #[test]
     fn oldest_connection_is_evicted() {
         let mut unbound = UnboundClients::default();
-        assert!((1..257).all(|id| unbound.add(id).is_none()));
+        assert!((1..257).all(|id| unbound.add(id, MANY).is_none()));
         unbound.remove(1);
-        assert_eq!(unbound.add(257), None);
-        assert_eq!(unbound.add(258), Some(2));
+        assert_eq!(unbound.add(257, MANY), None);
+        assert_eq!(unbound.add(257, MANY), None, "it is counted once");
+        assert_eq!(unbound.add(258, MANY), Some(2));
+    }
+
+    #[test]
+    fn a_user_with_many_connections_evicts_no_other() {
+        let mut unbound = UnboundClients::default();
+        assert!((1..=10).all(|id| unbound.add(id, FEW).is_none()));
+        let evicted: Vec<_> = (11..1000).filter_map(|id| unbound.add(id, MANY)).collect();
+        assert!(evicted.iter().all(|id| *id > 10) && evicted.len() == 743, "{evicted:?}");
+        assert!(unbound.add(1000, FEW).is_some_and(|id| id > 10 && id < 1000));
+        (1..=1000).for_each(|id| unbound.remove(id));
+        assert!(unbound.counts.is_empty());
     }
 }

@@ -36,5 +36,6 @@ pub(crate) use peer_log::PeerLog;
 pub use peers::Peers;
 pub use ports::{BufferUse, Pending, Ports, Received};
 pub use shares::UserId;
+pub(crate) use shares::{Shares, Use};
 pub use stats::{Refused, Stats};
 pub use tuning::{Tunable, Tuning};

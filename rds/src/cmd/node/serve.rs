@@ -20,7 +20,7 @@ use super::control::{CONTROL_ENDING, Report, Request, daemons};
 use super::metrics::serve_metrics;
 use super::nodes::Nodes;
 use crate::error::{Error, ErrorKind, as_kind, failed};
-use crate::node::{NodeHandle, NodeOptions, UserSocket};
+use crate::node::{NodeHandle, NodeOptions, UserSocket, controls_max};
 use crate::settings::Settings;
 use crate::socket::{node_dir, node_path};
 
@@ -32,10 +32,10 @@ const SOCKET_PATH_MAX: usize = 107;
 const OTHER_TIME_MAX: Duration = Duration::from_secs(1);
 /// Interval of the checks that the nodes still run.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Open files of the process in addition to its nodes, and of a node in addition to its sockets and
-/// peers, including 256 requests of users.
+/// Open files of the process in addition to its nodes, and of a node in addition to its sockets,
+/// their processes and its peers, including 256 requests of users and 1,024 unread answers.
 const PROCESS_FILES: u64 = 64;
-const NODE_FILES: u64 = 320;
+const NODE_FILES: u64 = 320 + 1024;
 /// Time for the thread for commands to end, and interval of the checks that it has ended.
 const CONTROL_END: Duration = Duration::from_secs(1);
 const CONTROL_LOOK: Duration = Duration::from_millis(2);
@@ -194,14 +194,15 @@ fn raise_limits(settings: &Settings, nodes: u64) {
     }
 }
 
-/// Returns the open files of `nodes` nodes: a connection and counters for each socket, those of
-/// each peer, further ones that are new or replace former ones, rings, listeners and boards; plus
-/// those of the process.
+/// Returns the open files of `nodes` nodes: a connection and counters for each socket and for each
+/// process that uses some, those of each peer, further ones that are new or replace former ones,
+/// rings, listeners and boards; plus those of the process.
 fn open_files(settings: &Settings, nodes: u64) -> u64 {
     let sockets = u64::from(settings.sockets_max.get());
     let peers = u64::from(settings.peers_max.get());
     let paths = u64::from(settings.paths.get());
-    PROCESS_FILES + nodes * (NODE_FILES + 2 * sockets + (paths + 1) * peers)
+    let controls = controls_max(settings.sockets_max.get() as usize) as u64;
+    PROCESS_FILES + nodes * (NODE_FILES + 2 * (sockets + controls) + (paths + 1) * peers)
 }
 
 /// Removes the control sockets of daemons that were killed.
@@ -283,9 +284,9 @@ mod tests {
     #[test]
     fn the_open_file_limit_covers_the_settings() {
         let mut settings = Settings::default();
-        assert_eq!(open_files(&settings, 1), 64 + 320 + 2 * 4096 + 2 * 1024);
+        assert_eq!(open_files(&settings, 1), 64 + 1344 + 2 * (4096 + 8320) + 2 * 1024);
         settings.sockets_max = "10".parse().unwrap();
         settings.peers_max = "5".parse().unwrap();
-        assert_eq!(open_files(&settings, 3), 64 + 3 * (320 + 20 + 10));
+        assert_eq!(open_files(&settings, 3), 64 + 3 * (1344 + 2 * (10 + 148) + 10));
     }
 }

@@ -96,7 +96,11 @@ pub(super) fn info_text(node: &NodeReport) -> String {
         node.address
     );
     for socket in &node.sockets {
-        text += &format!("  port {}: process {}, user {}", socket.port, socket.pid, socket.uid);
+        let process = match socket.pid {
+            0 => "unknown".to_owned(),
+            pid => pid.to_string(),
+        };
+        text += &format!("  port {}: process {process}, user {}", socket.port, socket.uid);
         if let Some(seconds) = socket.congested_seconds {
             let unread = socket.unread_bytes;
             text += &format!(", congested for {seconds} s, {unread} bytes unread");

@@ -6,17 +6,18 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rtrs_base::rt::PeerCredentials;
 use rtrs_base::time::Instant;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
 use rustix::io::Errno;
 
 use super::super::client::{Asker, Bound, Client, ClientId};
 use super::super::shortage::has_free;
-use super::Clients;
+use super::{Clients, Passed};
 use crate::channel::{
     InfoOption, NodeFlow, Packet, PacketKind, PacketTimes, SocketView, TallyReader, encode_info,
 };
-use crate::proto::{BindError, Node};
+use crate::proto::{BindError, Node, UserId};
 
 /// Answer without contents.
 const BOUND: Packet = Packet {
@@ -35,6 +36,7 @@ fn word(size: usize) -> u32 {
 
 impl Clients {
     pub(super) fn bind(&mut self, now: Instant, node: &mut Node, id: ClientId, packet: &Packet) {
+        let Some(user) = self.begin_answer(now, node, id) else { return };
         if self.reserve.is_refused(id) {
             self.answer(id, Some(Errno::MFILE));
             return;
@@ -42,7 +44,7 @@ impl Clients {
         let own = node.config().address;
         let bound = match packet.address == own {
             false => Err(Errno::ADDRNOTAVAIL),
-            true => node.bind(packet.port).map_err(|error| match error {
+            true => node.bind_for(user, packet.port).map_err(|error| match error {
                 BindError::Reserved => Errno::INVAL,
                 BindError::InUse(_) => Errno::ADDRINUSE,
                 BindError::TooMany(_) => Errno::NOBUFS,
@@ -81,6 +83,7 @@ impl Clients {
             client.bound = Some(Bound { id: socket, slot, view, flow, is_full, ends_at });
         }
         self.say_bound(id, id, None);
+        self.answers.forget(id);
     }
 
     /// Sends a user the slot of a socket, the board and the socket's counters, and the number of
@@ -95,20 +98,25 @@ impl Clients {
     }
 
     /// Lets a control connection change a socket: the one named by the packet if it exists,
-    /// otherwise the attached one.
-    /// `tally` has the refused sends of the process of a new control connection.
+    /// otherwise the passed one.
     pub(super) fn control(
         &mut self,
+        now: Instant,
+        node: &mut Node,
         socket: ClientId,
         packet: &Packet,
-        fd: OwnedFd,
-        tally: Option<OwnedFd>,
+        passed: Passed,
     ) {
-        let Some(answering) = self.adopt_apart(socket, fd) else { return };
+        let Passed { connection, tally } = passed;
+        let Some(answering) = self.adopt_apart(node, socket, connection) else { return };
+        let Some(user) = self.begin_answer(now, node, answering) else { return };
         let named = packet.wide();
         let control = if self.controls.contains(named) { named } else { answering };
-        if let Some(idle) = self.controls.grant(control, socket) {
-            self.is_unbound(idle);
+        if control == answering && !self.controls.has_room(user) {
+            let error = io::Error::other("too many processes use sockets (control connections)");
+            self.warn_refused(now, &error);
+            self.answer(answering, Some(Errno::NOBUFS));
+            return;
         }
         if control == answering {
             self.unbound.remove(control);
@@ -116,14 +124,38 @@ impl Clients {
                 self.controls.keep_tally(control, tally);
             }
         }
+        let idle = self.controls.grant(control, user, socket);
         self.say_bound(answering, socket, Some(control));
+        if let Some(idle) = idle {
+            self.is_unbound(node, idle);
+        }
     }
 
-    /// Takes over a connection that a user has passed, with the user's credentials.
-    fn adopt_apart(&mut self, id: ClientId, fd: OwnedFd) -> Option<ClientId> {
+    /// Takes over a connection that a user has passed, with the user's credentials. A user that has
+    /// passed anything else is ended.
+    fn adopt_apart(&mut self, node: &mut Node, id: ClientId, fd: OwnedFd) -> Option<ClientId> {
         let credentials = self.clients.get(&id)?.credentials;
-        let client = Client::new(fd).ok()?;
-        Some(self.add(Client { credentials, ..client }))
+        match Client::passed(fd, credentials) {
+            Ok(client) => Some(self.add(node, client)),
+            Err(error) => {
+                let PeerCredentials { pid, uid } = credentials;
+                tracing::debug!(uid, pid, %error, "user ended: it has passed no connection");
+                self.end(node, id);
+                None
+            }
+        }
+    }
+
+    /// Records that a connection is to get an answer, and returns its user. A connection that may
+    /// get none is ended.
+    fn begin_answer(&mut self, now: Instant, node: &mut Node, id: ClientId) -> Option<UserId> {
+        let client = self.clients.get(&id)?;
+        let user = client.user();
+        if !self.answers.begin(now, id, client) {
+            self.end(node, id);
+            return None;
+        }
+        Some(user)
     }
 
     /// Handles a request whose answer goes to a connection of its own.
@@ -135,7 +167,7 @@ impl Clients {
         packet: &Packet,
         fd: OwnedFd,
     ) {
-        if let Some(answering) = self.adopt_apart(id, fd) {
+        if let Some(answering) = self.adopt_apart(node, id, fd) {
             self.request(now, node, Asker { control: id, answering }, packet);
         }
     }
@@ -143,13 +175,16 @@ impl Clients {
     /// Handles a request of a connection without a socket.
     pub(super) fn request(&mut self, now: Instant, node: &mut Node, asker: Asker, packet: &Packet) {
         let id = asker.answering;
+        if self.begin_answer(now, node, id).is_none() {
+            return;
+        }
         match packet.kind {
             PacketKind::Attach => self.say(id, &BOUND, &[self.board.as_fd()]),
             PacketKind::Reach => {
                 let refused = node.reach(now, packet.address).is_err();
                 self.answer(id, refused.then_some(Errno::NOMEM));
             }
-            PacketKind::Info => self.info(node, id, packet.value),
+            PacketKind::Info => self.info(now, node, id, packet.value),
             PacketKind::SetBuffer
             | PacketKind::Connect
             | PacketKind::Monitor
@@ -161,7 +196,7 @@ impl Clients {
         }
     }
 
-    fn info(&mut self, node: &mut Node, id: ClientId, number: u32) {
+    fn info(&mut self, now: Instant, node: &mut Node, id: ClientId, number: u32) {
         let Some(option) = InfoOption::of(number) else {
             self.answer(id, Some(Errno::NOPROTOOPT));
             return;
@@ -174,6 +209,11 @@ impl Clients {
         let inode = |port| inodes.get(&port).copied().unwrap_or(0);
         node.ports_mut().set_refused(self.refused());
         let (bytes, size) = encode_info(node, option, inode);
+        let Some(client) = self.clients.get(&id) else { return };
+        if !self.answers.add_bytes(now, id, client, bytes.len()) {
+            self.end(node, id);
+            return;
+        }
         let (len, extra) = (word(bytes.len()), word(size));
         let packet = Packet { len, extra, ..Packet::new(PacketKind::Done) };
         match in_memory(&bytes) {
