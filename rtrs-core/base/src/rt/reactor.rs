@@ -29,6 +29,15 @@ pub trait Shard {
     fn inflight(&self) -> usize {
         0
     }
+    /// Whether there is input that neither the ring nor the inbox reports; polling looks for it.
+    fn has_input(&self) -> bool {
+        false
+    }
+    /// Prepares a sleep, which such input has to end by an event of the ring. Returns false if
+    /// there is some already.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
     /// Returns true if the shard is finished and the thread may end.
     fn is_done(&self) -> bool;
     /// Returns the inbox of these messages, if there is one: a message ends a sleep.
@@ -115,6 +124,12 @@ pub fn run(
         if shard.inbox().is_some_and(|inbox| !inbox.prepare_sleep()) {
             continue;
         }
+        if !shard.prepare_sleep() {
+            if let Some(inbox) = shard.inbox() {
+                inbox.awake();
+            }
+            continue;
+        }
         stats.sleeps += 1;
         ring.turn_or_sleep(deadline.map(|at| at.since(now)))?;
         if let Some(inbox) = shard.inbox() {
@@ -131,7 +146,9 @@ const SHARED: Duration = Duration::from_micros(3);
 /// want too: a thread that sleeps is placed on an idle CPU when it wakes, one that yields stays
 /// where it is.
 fn poll(ring: &Ring, shard: &mut impl Shard, clock: Clock, end: Instant) -> bool {
-    let mut has_work = || ring.has_work() || shard.inbox().is_some_and(|inbox| !inbox.is_empty());
+    let mut has_work = || {
+        ring.has_work() || shard.has_input() || shard.inbox().is_some_and(|inbox| !inbox.is_empty())
+    };
     let mut before = clock.now();
     loop {
         for _ in 0..16 {
