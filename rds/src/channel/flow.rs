@@ -1,4 +1,5 @@
-//! Payload that users of a socket have sent and taken, in counters that they share with the node.
+//! Payload that users of a socket have sent and taken, in counters that they share with the node,
+//! and the ring for their messages in the same memory.
 //!
 //! The buffers of a socket hold payload only, as in the kernel, and the connection between user
 //! and node belongs to them. So users compare what they have sent with what is released, which the
@@ -8,44 +9,80 @@
 //! Users count after they have sent or received. If one is killed in between, a message sent is not
 //! limited, and one received waits until the node finds the connection empty.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rtrs_base::mem::SharedCounters;
+use rtrs_base::mem::{RingWriter, SharedCounters, WakeToken, Written, create_ring, open_ring};
+
+use super::packet::Packet;
+use super::ring::{NodeRing, RING_LEN, put};
 
 /// Payload that users have sent.
 const SENT: usize = 0;
 /// Payload that users have received.
 const TAKEN: usize = 1;
-const COUNT: usize = 2;
+/// Number of messages that users have begun to send over the socket, without those that failed.
+const BY_SOCKET: usize = 2;
+const COUNT: usize = 3;
 
-/// Counters of a socket, for its users.
+/// Counters and ring of a socket, for its users.
 #[derive(Debug)]
-pub struct Flow(SharedCounters);
+pub struct Flow {
+    counters: SharedCounters,
+    ring: RingWriter,
+}
 
 impl Flow {
-    /// Opens the counters of a socket.
+    /// Opens the counters and the ring of a socket.
     ///
     /// # Errors
     /// The system's error; `InvalidData` for anything else.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        SharedCounters::open(fd, COUNT).map(Self)
+        let (counters, ring) = open_ring(fd, COUNT, RING_LEN)?;
+        Ok(Self { counters, ring })
+    }
+
+    /// Adds a message to the ring.
+    pub(crate) fn put(&self, packet: &Packet, payload: &[IoSlice<'_>]) -> Written {
+        put(&self.ring, packet, payload, || self.counters.get(BY_SOCKET))
+    }
+
+    /// Records that the node has been woken.
+    pub(crate) fn woken(&self, token: WakeToken) {
+        self.ring.woken(token);
+    }
+
+    /// Returns the position in the ring behind the messages that were sent before.
+    pub(crate) fn position(&self) -> u32 {
+        self.ring.position()
+    }
+
+    /// Counts a message that `send` sends over the socket.
+    pub(crate) fn by_socket<E>(&self, send: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        // Counted before, so that no message in the ring overtakes it. A process that is killed in
+        // between makes the node look at the socket too often.
+        self.counters.add(BY_SOCKET, 1);
+        let sent = send();
+        if sent.is_err() {
+            self.counters.add(BY_SOCKET, u32::MAX);
+        }
+        sent
     }
 
     /// Records a message that was sent.
     pub fn sent(&self, len: u32) {
-        self.0.add(SENT, len);
+        self.counters.add(SENT, len);
     }
 
     /// Returns the payload that was sent and not released.
     pub fn in_flight(&self, released: u32) -> usize {
         // A message may be released before its sender has counted it.
-        distance(released, self.0.get(SENT))
+        distance(released, self.counters.get(SENT))
     }
 
     /// Records a received message. Returns true if the total reaches `mark`.
     pub fn taken(&self, len: u32, mark: impl FnOnce() -> Option<u32>) -> bool {
-        let before = self.0.add(TAKEN, len);
+        let before = self.counters.add(TAKEN, len);
         let after = before.wrapping_add(len);
         // The mark is read after the total has changed, because the node reads the total after it
         // has changed the mark.
@@ -58,10 +95,12 @@ fn distance(from: u32, to: u32) -> usize {
     usize::try_from(to.wrapping_sub(from).cast_signed()).unwrap_or(0)
 }
 
-/// Counters of a socket, for the node, and what the node has read and passed on. Totals wrap.
+/// Counters and ring of a socket, for the node, and what the node has read and passed on. Totals
+/// wrap.
 #[derive(Debug)]
 pub(crate) struct NodeFlow {
     counters: SharedCounters,
+    pub(crate) ring: NodeRing,
     fd: OwnedFd,
     /// Payload read from users.
     received: u32,
@@ -74,13 +113,14 @@ pub(crate) struct NodeFlow {
 }
 
 impl NodeFlow {
-    /// Creates the counters of a socket.
+    /// Creates the counters and the ring of a socket.
     ///
     /// # Errors
     /// The system's error.
     pub(crate) fn create() -> io::Result<Self> {
-        let (counters, fd) = SharedCounters::create("rds-flow", COUNT)?;
-        Ok(Self { counters, fd, received: 0, passed: 0, taken: 0, uncounted: 0 })
+        let (counters, ring, fd) = create_ring("rds-flow", COUNT, RING_LEN)?;
+        let ring = NodeRing::new(ring);
+        Ok(Self { counters, ring, fd, received: 0, passed: 0, taken: 0, uncounted: 0 })
     }
 
     /// Returns the descriptor for users.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Length of a packet in bytes.
 pub(crate) const PACKET_LEN: usize = 48;
 /// Changes whenever the format of packets or of the board changes.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $name:ident = $code:literal,)+) => {
@@ -32,7 +32,7 @@ kinds! {
     /// counters are attached.
     Bound = 2,
     /// User: send the `len` bytes that follow to `address` and `port`. With `extra` 1, `value` is
-    /// the cookie for [`Completed`](Self::Completed).
+    /// the cookie for [`Completed`](Self::Completed). Has a position of the ring.
     Send = 3,
     /// User: notify when `port` of `address` is no longer congested.
     Watch = 4,
@@ -45,11 +45,13 @@ kinds! {
     /// Node: the message with the cookie `value` is complete.
     Completed = 7,
     /// User, on a socket: its send buffer is full. The node leaves the packet unread until there is
-    /// room, so that the connection is not writable before.
+    /// room, so that the connection is not writable before. Has a position of the ring.
     Full = 8,
     /// User, on a control connection: messages of the slot `extra` with the serial number `len`
     /// were taken, up to the mark on the board. Has no answer.
     Taken = 9,
+    /// User, on a socket: messages are in its ring.
+    Wake = 10,
     /// User: return the board; this connection is not a socket. The answer is
     /// [`Bound`](Self::Bound), without counters.
     Attach = 16,
@@ -87,7 +89,8 @@ pub(crate) struct Packet {
     pub(crate) times: PacketTimes,
 }
 
-/// Times of a message in the node, for [`PacketKind::Data`].
+/// Times of a message in the node, for [`PacketKind::Data`]. Packets of users have a position of the
+/// ring in place of the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PacketTimes {
     /// Nanoseconds in which the header arrived.
@@ -162,6 +165,17 @@ impl Packet {
     /// Returns the cookie of a [`PacketKind::Send`].
     pub(crate) fn cookie(&self) -> Option<u32> {
         (self.extra == 1).then_some(self.value)
+    }
+
+    /// Sets the position in the ring of the messages that precede this packet.
+    pub(crate) fn with_position(self, position: u32) -> Self {
+        Self { times: PacketTimes { header: position, ..PacketTimes::NONE }, ..self }
+    }
+
+    /// Returns the position in the ring of the messages that precede this packet.
+    pub(crate) fn position(&self) -> Option<u32> {
+        let has_position = matches!(self.kind, PacketKind::Send | PacketKind::Full);
+        has_position.then_some(self.times.header)
     }
 
     /// Creates a [`PacketKind::Update`] for these groups of ports.

@@ -4,16 +4,18 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rtrs_base::mem::{Front, Malformed};
 use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
 use rtrs_base::time::{Duration, Instant};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
+    recv, sendmsg,
 };
 
 use crate::channel::{
-    FDS_MAX, INLINE_FIRST, INLINE_MAX, NodeFlow, PACKET_LEN, Packet, PacketKind, PacketTimes,
-    SocketView, put_rest, take_rest,
+    FDS_MAX, INLINE_FIRST, INLINE_MAX, Next, NodeFlow, NodeRing, PACKET_LEN, Packet, PacketKind,
+    PacketTimes, SocketView, put_rest, take_rest,
 };
 use crate::proto::{Received, SocketId, UserId};
 use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
@@ -119,8 +121,38 @@ impl Client {
         [self.reading, self.writing, self.watching].into_iter().flatten()
     }
 
-    /// Reads the next packet of the user. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
-    pub(super) fn read(&self, buffer: &mut [u8]) -> Input {
+    /// Returns the ring of the socket, if its users use it.
+    pub(super) fn ring_in_use(&mut self) -> Option<&mut NodeRing> {
+        let ring = self.bound.as_mut().map(|bound| &mut bound.flow.ring)?;
+        ring.is_used().then_some(ring)
+    }
+
+    /// Reads the next packet of the user: from its ring, or from the connection, whichever is
+    /// earlier. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Input {
+        let Some(ring) = self.ring_in_use() else { return self.read_connection(buffer) };
+        match ring.next() {
+            Ok(Next::Message(front)) => return take(ring, front),
+            Ok(Next::Socket) => {}
+            Err(error) => return broken(&error),
+        }
+        // Messages may have been published before a packet that has been sent since.
+        let peeked = peek(&self.fd);
+        let Some(ring) = self.ring_in_use() else { return Input::Nothing };
+        let is_preceded = match &peeked {
+            Peeked::Packet(packet) => packet.position().is_some_and(|at| ring.is_before(at)),
+            Peeked::Nothing | Peeked::End => true,
+        };
+        match ring.front() {
+            Ok(Some(front)) if is_preceded => take(ring, front),
+            Err(error) => broken(&error),
+            Ok(_) if matches!(peeked, Peeked::Nothing) => Input::Nothing,
+            Ok(_) => self.read_connection(buffer),
+        }
+    }
+
+    /// Reads the next packet from the connection.
+    fn read_connection(&mut self, buffer: &mut [u8]) -> Input {
         let mut head = [0; PACKET_LEN];
         let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
         let mut got = receive_passed(&self.fd, &mut parts);
@@ -143,6 +175,9 @@ impl Client {
         let inline = &buffer[..len.min(buffer.len())];
         if packet.kind != PacketKind::Send {
             return Input::Packet(packet, inline.to_vec(), fds);
+        }
+        if let Some(bound) = &mut self.bound {
+            bound.flow.ring.read_from_socket();
         }
         match whole(packet.len as usize, inline, fds.into_iter().next()) {
             Some(payload) => Input::Packet(packet, payload, Vec::new()),
@@ -192,6 +227,46 @@ impl Client {
         }
         sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
+    }
+}
+
+/// Takes a message from a ring.
+fn take(ring: &mut NodeRing, front: Front) -> Input {
+    match ring.take(front) {
+        Some((packet, payload)) => Input::Packet(packet, payload, Vec::new()),
+        None => {
+            tracing::debug!("user disconnected: its ring has something other than a message");
+            Input::End
+        }
+    }
+}
+
+fn broken(error: &Malformed) -> Input {
+    tracing::debug!(%error, "user disconnected");
+    Input::End
+}
+
+/// The next packet of a connection, which stays there.
+#[derive(Debug)]
+enum Peeked {
+    Packet(Packet),
+    Nothing,
+    /// The user has disconnected, or has sent something other than a packet.
+    End,
+}
+
+fn peek(fd: &Fd) -> Peeked {
+    let mut head = [0; PACKET_LEN];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let mut got = recv(fd, &mut head, flags);
+    if matches!(got, Err(Errno::CONNRESET)) {
+        // Reported once, as to [`Client::read_connection`].
+        got = recv(fd, &mut head, flags);
+    }
+    match got {
+        Ok((PACKET_LEN, _)) => Packet::decode(&head).map_or(Peeked::End, Peeked::Packet),
+        Err(Errno::AGAIN | Errno::INTR) => Peeked::Nothing,
+        Ok(_) | Err(_) => Peeked::End,
     }
 }
 

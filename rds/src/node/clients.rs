@@ -2,6 +2,7 @@
 
 mod buffers;
 mod requests;
+mod rings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,9 +24,9 @@ use crate::proto::{Event, Node, Outgoing, Pending, Refused, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
-/// Maximum number of packets when everything sent so far must be read: more than a unix socket
-/// holds, so that a user that keeps sending cannot hold up the node.
-const PACKETS_ALL: usize = 4096;
+/// Maximum number of packets when everything sent so far must be read: more than a unix socket and
+/// a ring hold, so that a user that keeps sending cannot hold up the node.
+const PACKETS_ALL: usize = 8192;
 /// Time for which messages that a user sent before it disconnected may wait for room.
 const LINGER: Duration = Duration::from_secs(5);
 /// Pause after an accept, or a message to a user, that failed for lack of descriptors or memory.
@@ -77,14 +78,23 @@ struct Passed {
     tally: Option<OwnedFd>,
 }
 
+/// Listening socket for users.
+#[derive(Debug)]
+struct Accepting {
+    listener: Option<Fd>,
+    /// Time of the next accept, after one that failed.
+    at: Option<Instant>,
+}
+
 /// All users of a node.
 #[derive(Debug)]
 pub(super) struct Clients {
     port: Port,
-    listener: Option<Fd>,
-    accept_at: Option<Instant>,
+    accepting: Accepting,
     clients: BTreeMap<ClientId, Client>,
     by_socket: BTreeMap<SocketId, ClientId>,
+    /// Users whose rings the node looks at; the others wake it.
+    rings: BTreeSet<ClientId>,
     unbound: UnboundClients,
     controls: Controls,
     /// Users that have disconnected and whose messages wait.
@@ -107,10 +117,10 @@ impl Clients {
         let config = node.config();
         let clients = Self {
             port: ring.port(),
-            listener,
-            accept_at: None,
+            accepting: Accepting { listener, at: None },
             clients: BTreeMap::new(),
             by_socket: BTreeMap::new(),
+            rings: BTreeSet::new(),
             unbound: UnboundClients::default(),
             controls: Controls::new(config.sockets_max),
             lingering: BTreeSet::new(),
@@ -127,7 +137,7 @@ impl Clients {
     }
 
     fn accept(&self) {
-        if let Some(fd) = &self.listener {
+        if let Some(fd) = &self.accepting.listener {
             self.port.submit(Op::Accept { fd: fd.clone() }, Task::Accept.token());
         }
     }
@@ -166,8 +176,8 @@ impl Clients {
     /// Handles the users' requests. Returns true when anything was done.
     pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
         let mut busy = false;
-        if self.accept_at.is_some_and(|at| at <= now) {
-            self.accept_at = None;
+        if self.accepting.at.is_some_and(|at| at <= now) {
+            self.accepting.at = None;
             self.accept();
         }
         for id in self.starved.take_due(now) {
@@ -178,6 +188,7 @@ impl Clients {
             self.lingering.remove(&(at, id));
             self.end(node, id);
         }
+        busy |= self.read_rings(now, node);
         while let Some(done) = self.port.take() {
             busy = true;
             match Task::of(done.token) {
@@ -231,7 +242,8 @@ impl Clients {
     /// Returns the time at which to call `turn` even if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let lingering = self.lingering.first().map(|(at, _)| *at);
-        let parts = [self.accept_at, self.starved.deadline(), self.untaken.deadline(), lingering];
+        let parts =
+            [self.accepting.at, self.starved.deadline(), self.untaken.deadline(), lingering];
         parts.into_iter().fold(None, earliest)
     }
 
@@ -244,11 +256,12 @@ impl Clients {
             for op in client.polls() {
                 self.port.cancel(op);
             }
-            if let Some(bound) = client.bound {
+            if let Some(mut bound) = client.bound {
+                bound.flow.ring.close();
                 node.close_socket(bound.id);
             }
         }
-        if let Some(listener) = self.listener.take() {
+        if let Some(listener) = self.accepting.listener.take() {
             // An accept in progress keeps the socket alive.
             let _ = socket2::SockRef::from(&listener).shutdown(std::net::Shutdown::Both);
         }
@@ -276,13 +289,13 @@ impl Clients {
                     self.reserve.accepted(id);
                 }
             }
-            Err(_) if self.listener.is_none() => {}
+            Err(_) if self.accepting.listener.is_none() => {}
             Err(error) => {
                 self.warn_refused(now, &error);
                 // The next connection gets this descriptor.
                 match self.reserve.release() {
                     true => self.accept(),
-                    false => self.accept_at = Some(now + PAUSE),
+                    false => self.accepting.at = Some(now + PAUSE),
                 }
             }
         }
@@ -351,6 +364,7 @@ impl Clients {
             }
         }
         self.buffer = buffer;
+        self.plan_ring(id);
         self.settle(node, id);
         self.poll_read(id);
     }
@@ -368,14 +382,18 @@ impl Clients {
     }
 
     fn remove(&mut self, node: &mut Node, id: ClientId) -> Option<Bound> {
-        let client = self.clients.remove(&id)?;
+        let mut client = self.clients.remove(&id)?;
         self.answers.ended(id);
         self.unbound.remove(id);
         self.starved.remove(id);
         self.untaken.remove(id);
+        self.rings.remove(&id);
         self.reserve.ended(id);
         for control in self.controls.ended(id) {
             self.is_unbound(node, control);
+        }
+        if let Some(bound) = &mut client.bound {
+            bound.flow.ring.close();
         }
         for op in client.polls() {
             self.port.cancel(op);
@@ -408,7 +426,7 @@ impl Clients {
                 node.watch(socket, packet.address, packet.port);
             }
             // There is room now, or it would not have been read.
-            (PacketKind::Full, Some(_), _) => {}
+            (PacketKind::Full, Some(_), _) | (PacketKind::Wake, Some(_), _) => {}
             // Its process has closed the control connection. What was taken is applied after reads.
             (PacketKind::Taken, Some(_), None) => {}
             (PacketKind::Taken, None, None) => {

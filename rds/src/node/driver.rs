@@ -197,6 +197,14 @@ impl<A: App> Shard for NodeShard<A> {
         parts.into_iter().fold(None, earliest)
     }
 
+    fn has_input(&self) -> bool {
+        self.clients.has_ring_input()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.clients.prepare_ring_sleep()
+    }
+
     fn is_done(&self) -> bool {
         self.done
     }

@@ -76,7 +76,7 @@ pub struct Slot {
 pub struct Place {
     /// Slot of the socket on the board.
     pub slot: Slot,
-    /// Counters of the socket.
+    /// Counters and ring of the socket.
     pub flow: Flow,
 }
 
@@ -235,7 +235,7 @@ fn info_of(answer: Answer) -> io::Result<(Vec<u8>, usize)> {
 pub struct Binding {
     access: Arc<Access>,
     slot: Slot,
-    flow: Flow,
+    pub(super) flow: Flow,
     pub(super) shown: Shown,
 }
 

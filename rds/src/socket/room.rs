@@ -48,16 +48,22 @@ pub(super) struct Shown(AtomicU64);
 impl Shown {
     /// Makes the descriptor of a socket without room unwritable, until the node has read everything
     /// and there is room.
-    pub(super) fn show_full(&self, socket: BorrowedFd<'_>, room: Room) -> Result<(), Errno> {
+    /// `position` is that of the ring.
+    pub(super) fn show_full(
+        &self,
+        socket: BorrowedFd<'_>,
+        room: Room,
+        position: u32,
+    ) -> Result<(), Errno> {
         let state = u64::from(room.released) << 32 | (room.sndbuf as u64 & 0x7fff_ffff) << 1 | 1;
         // Without a release since then, the node reads the packet only for a request to cancel.
         if self.0.load(Ordering::Relaxed) == state && !is_writable(socket)? {
             return Ok(());
         }
-        let sent = match send_full(socket) {
+        let sent = match send_full(socket, position) {
             Err(Errno::AGAIN) => {
                 self.widen(socket)?;
-                send_full(socket)
+                send_full(socket, position)
             }
             sent => sent,
         };
@@ -90,8 +96,8 @@ fn is_writable(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
 }
 
-fn send_full(socket: BorrowedFd<'_>) -> Result<(), Errno> {
-    let head = Packet::new(PacketKind::Full).encode();
+fn send_full(socket: BorrowedFd<'_>, position: u32) -> Result<(), Errno> {
+    let head = Packet::new(PacketKind::Full).with_position(position).encode();
     let parts = [IoSlice::new(&head), IoSlice::new(&[0; FULL_LEN - PACKET_LEN])];
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut none = SendAncillaryBuffer::default();

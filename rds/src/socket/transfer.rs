@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rtrs_base::mem::Written;
 use rtrs_base::rt::Clock;
 use rtrs_base::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,11 +20,11 @@ use rustix::net::{
 };
 
 use super::access::{Binding, is_nonblocking};
-use super::request::gone;
+use super::request::{gone, tell};
 use super::room::SendWait;
 use crate::channel::{
-    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, Refusal, passed_fds,
-    put_rest, take_rest,
+    INLINE_FIRST, INLINE_MAX, PACKET_LEN, Packet, PacketKind, PacketTimes, RING_MESSAGE_MAX,
+    Refusal, passed_fds, put_rest, take_rest,
 };
 use crate::wire::PAYLOAD_MAX;
 
@@ -154,7 +155,7 @@ pub fn send(
     binding.sent(packet.len);
     if let Some(room) = binding.room().ok().filter(|room| !room.is_any()) {
         // Fails if the node has ended, which the next call reports.
-        let _ = binding.shown.show_full(socket, room);
+        let _ = binding.shown.show_full(socket, room, binding.flow.position());
     }
     Ok(len)
 }
@@ -168,17 +169,21 @@ fn send_now(
 ) -> Result<bool, Errno> {
     let room = binding.room()?;
     if !room.is_any() {
-        binding.shown.show_full(socket, room)?;
+        binding.shown.show_full(socket, room, binding.flow.position())?;
         return Ok(false);
     }
-    let sent = match send_packet(socket, packet, payload) {
+    if packet.len as usize <= RING_MESSAGE_MAX && put_in_ring(binding, socket, packet, payload)? {
+        return Ok(true);
+    }
+    let packet = packet.with_position(binding.flow.position());
+    let sent = binding.flow.by_socket(|| match send_packet(socket, &packet, payload) {
         // The send buffer was full before.
         Err(Errno::AGAIN | Errno::MSGSIZE) => {
             binding.shown.widen(socket)?;
-            send_packet(socket, packet, payload)
+            send_packet(socket, &packet, payload)
         }
         sent => sent,
-    };
+    });
     match sent {
         Ok(()) => Ok(true),
         // The node has not read earlier messages yet.
@@ -186,6 +191,28 @@ fn send_now(
         // Too many descriptors are in flight.
         Err(Errno::TOOMANYREFS) => Err(Errno::NOBUFS),
         Err(error) => Err(gone(error)),
+    }
+}
+
+/// Passes a message to the node through the ring. Returns false if it has to take the socket.
+fn put_in_ring(
+    binding: &Binding,
+    socket: BorrowedFd<'_>,
+    packet: &Packet,
+    payload: &[IoSlice<'_>],
+) -> Result<bool, Errno> {
+    match binding.flow.put(packet, payload) {
+        Written::Done => Ok(true),
+        Written::Asleep(token) => {
+            match tell(socket, &Packet::new(PacketKind::Wake)) {
+                // The node wakes up for other packets that it has not read.
+                Ok(()) | Err(Errno::AGAIN) => {}
+                Err(error) => return Err(gone(error)),
+            }
+            binding.flow.woken(token);
+            Ok(true)
+        }
+        Written::Refused => Ok(false),
     }
 }
 

@@ -13,6 +13,7 @@ mod paths;
 mod peers;
 mod preload;
 mod programs;
+mod rings;
 mod sim;
 mod stand;
 mod usage;

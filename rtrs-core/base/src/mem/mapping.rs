@@ -1,4 +1,4 @@
-//! Mapped shared memory: 32-bit words, addressed by offset.
+//! Mapped shared memory: 32-bit words and bytes, addressed by offset.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,14 +12,14 @@ pub(super) enum Protection {
     ReadWrite,
 }
 
-/// Memory of a file, shared with other processes. All Rust references to it are to atomic words, so
-/// concurrent writes are sound.
+/// Memory of a file, shared with other processes. All Rust references to it are to atomic words, and
+/// bytes are only copied, so concurrent writes are sound.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a plain shared mapping; all access uses atomic words.
+// SAFETY: a plain shared mapping; all access uses atomic words or copies bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -65,6 +65,42 @@ impl Mapping {
         // SAFETY: the word lies in the mapping, which is page-aligned and lives as long as `self`
         // is borrowed; atomics may be shared with other processes.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// Copies bytes to an offset. Within a process, the caller orders this before the reads of the
+    /// bytes by an atomic word. Panics outside the memory.
+    pub(super) fn write_bytes(&self, offset: usize, bytes: &[u8]) {
+        let to = self.bytes(offset, bytes.len());
+        // SAFETY: the target lies in the mapping, to which no Rust references to bytes exist; the
+        // source is other memory, since it is borrowed.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies bytes from an offset, as [`Self::write_bytes`] does. What another process changes
+    /// meanwhile may be copied or not.
+    pub(super) fn read_bytes(&self, offset: usize, bytes: &mut [u8]) {
+        let from = self.bytes(offset, bytes.len());
+        // SAFETY: as for writes. All bytes are valid values, and each is read once.
+        unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Appends `len` bytes from an offset to a vector.
+    pub(super) fn append_bytes(&self, offset: usize, len: usize, bytes: &mut Vec<u8>) {
+        let from = self.bytes(offset, len);
+        bytes.reserve(len);
+        let begin = bytes.len();
+        // SAFETY: the vector has room for `len` more bytes, which are initialized before they
+        // become part of it.
+        unsafe {
+            from.copy_to_nonoverlapping(bytes.as_mut_ptr().add(begin), len);
+            bytes.set_len(begin + len);
+        }
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(is_inside, "no {len} bytes at {offset} of {}", self.len);
+        self.base.as_ptr().wrapping_add(offset)
     }
 }
 

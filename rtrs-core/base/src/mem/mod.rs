@@ -5,9 +5,11 @@ mod counters;
 mod crc;
 mod iovecs;
 mod mapping;
+mod message_ring;
 mod owned;
 mod pool;
 mod region;
+mod ring_words;
 mod scatter;
 mod shared;
 mod usage;
@@ -15,6 +17,9 @@ mod usage;
 pub use counters::SharedCounters;
 pub use crc::crc32c_append;
 pub use iovecs::IoVecs;
+pub use message_ring::{
+    Front, Malformed, RingReader, RingWriter, WakeToken, Written, create_ring, open_ring,
+};
 pub use owned::{OwnedBytes, SharedBytes};
 pub use pool::Pool;
 #[cfg(any(test, feature = "test-util"))]
