@@ -12,6 +12,8 @@ mod cmd;
 mod error;
 #[cfg(any(test, feature = "test-util"))]
 mod fuzz;
+#[cfg(any(test, feature = "test-util"))]
+mod fuzz_ring;
 pub mod metrics;
 pub mod node;
 pub mod proto;
@@ -25,3 +27,5 @@ pub use error::{Error, ErrorKind};
 
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::fuzz_stream;
+#[cfg(any(test, feature = "test-util"))]
+pub use fuzz_ring::fuzz_ring;

@@ -155,3 +155,94 @@ impl NodeRing {
 fn is_ahead(number: u32, of: u32) -> bool {
     number.wrapping_sub(of).cast_signed() > 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::flow::{Flow, NodeFlow};
+    use super::*;
+
+    fn send(user: &Flow, port: u16, len: usize) -> Written {
+        let payload = vec![port as u8; len];
+        let (a, b) = payload.split_at(len / 2);
+        let packet = Packet { port, len: len as u32, ..Packet::new(PacketKind::Send) };
+        let put = user.put(&packet, &[IoSlice::new(a), IoSlice::new(b)]);
+        if let Written::Asleep(token) = put {
+            user.woken(token);
+        }
+        put
+    }
+
+    fn take(node: &mut NodeFlow) -> Option<(u16, usize)> {
+        let front = node.ring.front().unwrap()?;
+        let (packet, payload) = node.ring.take(front).unwrap();
+        assert!(payload.iter().all(|byte| *byte == packet.port as u8));
+        Some((packet.port, payload.len()))
+    }
+
+    fn pair() -> (NodeFlow, Flow) {
+        let node = NodeFlow::create().unwrap();
+        let user = Flow::open(node.fd()).unwrap();
+        (node, user)
+    }
+
+    #[test]
+    fn messages_of_all_lengths_pass_and_the_first_wakes_the_node() {
+        let (mut node, user) = pair();
+        assert!(!node.ring.is_used());
+        for (port, len) in [(1, 0), (2, 1), (3, 8192), (4, RING_MESSAGE_MAX)] {
+            assert_eq!(matches!(send(&user, port, len), Written::Asleep(_)), port == 1, "{port}");
+        }
+        assert!(node.ring.is_used());
+        let got: Vec<_> = std::iter::from_fn(|| take(&mut node)).collect();
+        assert_eq!(got, [(1, 0), (2, 1), (3, 8192), (4, RING_MESSAGE_MAX)]);
+        assert!(node.ring.is_used() && !node.ring.has_input());
+        // The default send buffer, in messages of usual lengths.
+        for (number, len) in [(1700, 64), (104, 1024), (13, 8192)] {
+            for _ in 0..number {
+                assert_ne!(send(&user, 1, len), Written::Refused, "{len}");
+            }
+            while take(&mut node).is_some() {}
+        }
+    }
+
+    #[test]
+    fn messages_on_the_socket_keep_their_place_among_those_in_the_ring() {
+        let (mut node, user) = pair();
+        let by_socket = |is_sent: bool| {
+            let at = user.position();
+            let sent = user.by_socket(|| if is_sent { Ok(()) } else { Err(()) });
+            assert_eq!(sent.is_ok(), is_sent);
+            at
+        };
+        let is_next = |node: &NodeFlow| matches!(node.ring.next(), Ok(Next::Message(_)));
+        send(&user, 1, 10);
+        let second = by_socket(true);
+        send(&user, 3, 10);
+        assert!(is_next(&node) && node.ring.is_before(second));
+        take(&mut node);
+        assert!(!node.ring.is_before(second) && !is_next(&node), "the second one is on the socket");
+        node.ring.read_from_socket();
+        assert!(is_next(&node));
+        take(&mut node);
+        // One that could not be sent is not awaited.
+        by_socket(false);
+        send(&user, 4, 10);
+        assert!(is_next(&node));
+    }
+
+    #[test]
+    fn only_whole_messages_of_users_are_taken() {
+        let whole = Packet { len: 3, ..Packet::new(PacketKind::Send) };
+        let longer = RING_MESSAGE_MAX + 1;
+        for (packet, len) in [
+            (Packet { len: 4, ..whole }, 3),
+            (Packet { kind: PacketKind::Data, ..whole }, 3),
+            (Packet { len: longer as u32, ..whole }, longer),
+        ] {
+            let (mut node, user) = pair();
+            assert_ne!(user.put(&packet, &[IoSlice::new(&vec![0; len])]), Written::Refused);
+            let front = node.ring.front().unwrap().unwrap();
+            assert!(node.ring.take(front).is_none(), "{packet:?}");
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Fuzz target: nothing that a program writes to its ring breaks its RDS node. The body is in rds.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| rds::fuzz_ring(data));

@@ -1,0 +1,153 @@
+//! Body of the fuzz target `rds_ring`: nothing that a program writes to its ring breaks the node.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use rtrs_base::mem::Written;
+use rustix::io::pwrite;
+
+use crate::channel::{Flow, NodeFlow, Packet, PacketKind, RING_MESSAGE_MAX};
+
+/// Length of the part of the memory that is overwritten: counters, words, and the first messages.
+const SPOILED_LEN: u64 = 2048;
+
+/// The program and the node at the ends of a ring.
+struct Ends {
+    node: NodeFlow,
+    program: Flow,
+    /// Lengths of the messages that the program has sent correctly.
+    sent: VecDeque<usize>,
+    is_spoiled: bool,
+}
+
+impl Ends {
+    fn new() -> Self {
+        let node = NodeFlow::create().expect("memory");
+        let program = Flow::open(node.fd()).expect("memory");
+        Self { node, program, sent: VecDeque::new(), is_spoiled: false }
+    }
+
+    fn send(&mut self, len: usize) {
+        let packet = Packet { len: len as u32, ..Packet::new(PacketKind::Send) };
+        let payload = vec![len as u8; len];
+        let put = self.program.put(&packet, &[IoSlice::new(&payload)]);
+        match put {
+            Written::Asleep(token) => self.program.woken(token),
+            Written::Refused => return,
+            Written::Done => {}
+        }
+        self.sent.push_back(len);
+    }
+
+    fn spoil(&mut self, at: u16, bytes: &[u8]) {
+        pwrite(self.node.fd(), bytes, u64::from(at) % SPOILED_LEN)
+            .expect("the memory can be written");
+        self.is_spoiled = self.is_spoiled || !bytes.is_empty();
+    }
+
+    /// Reads everything. Returns false if the program loses its socket.
+    fn read(&mut self) -> bool {
+        let ring = &mut self.node.ring;
+        loop {
+            let (next, front) = (ring.next(), ring.front());
+            assert_eq!(next.is_ok(), front.is_ok());
+            let front = match front {
+                Ok(Some(front)) => front,
+                Ok(None) => break,
+                Err(error) => {
+                    assert!(self.is_spoiled, "{error}");
+                    return false;
+                }
+            };
+            let Some((packet, payload)) = ring.take(front) else {
+                assert!(self.is_spoiled, "a message of the program is refused");
+                return false;
+            };
+            assert_eq!(packet.len as usize, payload.len());
+            assert!(payload.len() <= RING_MESSAGE_MAX);
+            if !self.is_spoiled {
+                assert_eq!(self.sent.pop_front(), Some(payload.len()));
+                assert!(payload.iter().all(|byte| *byte == payload.len() as u8));
+            }
+        }
+        assert!(self.is_spoiled || self.sent.is_empty(), "messages are lost");
+        if ring.prepare_sleep() {
+            ring.awake();
+        }
+        true
+    }
+}
+
+/// Steps of five bytes and more: what happens, two bytes of a number, and two of a length with as
+/// many bytes behind it.
+#[doc(hidden)]
+pub fn fuzz_ring(mut data: &[u8]) {
+    let mut ends = Ends::new();
+    while let Some((&[step, a, b, c, d], rest)) = data.split_first_chunk() {
+        let (number, len) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+        data = rest;
+        match step % 4 {
+            0 => ends.send(usize::from(number)),
+            1 => {
+                let (bytes, rest) = data.split_at(data.len().min(len.into()));
+                ends.spoil(number, bytes);
+                data = rest;
+            }
+            // A head near the messages, which random bytes hardly hit.
+            2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
+            _ => {
+                if !ends.read() {
+                    return;
+                }
+            }
+        }
+    }
+    ends.read();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::fuzz_ring;
+
+    #[test]
+    fn the_corpus_replays() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/rds_ring");
+        let mut files = 0;
+        for entry in fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+            let path = entry.unwrap().path();
+            // Shown only when the body panics.
+            println!("{}", path.display());
+            let bytes = fs::read(&path).unwrap();
+            fuzz_ring(&bytes);
+            files += 1;
+        }
+        assert!(files >= 6, "{}: only {files} inputs", dir.display());
+    }
+
+    fn any_step() -> impl Strategy<Value = Vec<u8>> {
+        let offset = prop_oneof![120_u16..140, 250..270, 380..400, 636..800, any::<u16>()];
+        let bytes = proptest::collection::vec(any::<u8>(), 0..12);
+        (0..4_u8, offset, bytes).prop_map(|(step, number, bytes)| {
+            let len = (bytes.len() as u16).to_le_bytes();
+            let bytes = if step == 1 { bytes } else { Vec::new() };
+            [&[step], &number.to_le_bytes()[..], &len, &bytes].concat()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_handled(data in proptest::collection::vec(any::<u8>(), 0..400)) {
+            fuzz_ring(&data);
+        }
+
+        #[test]
+        fn any_steps_are_handled(steps in proptest::collection::vec(any_step(), 0..40)) {
+            fuzz_ring(&steps.concat());
+        }
+    }
+}
