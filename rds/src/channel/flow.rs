@@ -19,11 +19,11 @@ use super::ring::{NodeRing, RING_LEN, put};
 
 /// Payload that users have sent.
 const SENT: usize = 0;
-/// Payload that users have received.
-const TAKEN: usize = 1;
 /// Number of messages that users have begun to send over the socket, without those that failed.
-const BY_SOCKET: usize = 2;
-const COUNT: usize = 3;
+const BY_SOCKET: usize = 1;
+/// Payload that users have received. In another cache line, since the node reads it in each turn.
+const TAKEN: usize = 16;
+const COUNT: usize = 17;
 
 /// Counters and ring of a socket, for its users.
 #[derive(Debug)]

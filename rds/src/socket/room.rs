@@ -39,6 +39,11 @@ impl Room {
     pub(super) fn is_any(self) -> bool {
         self.in_flight < self.sndbuf
     }
+
+    /// Whether a quarter of the buffer is free.
+    pub(super) fn is_ample(self) -> bool {
+        self.in_flight <= self.sndbuf - self.sndbuf / 4
+    }
 }
 
 /// Packet that a process has sent to make a full socket unwritable.

@@ -37,6 +37,9 @@ const SYSTEM_PARTS: usize = 1024;
 /// the socket add. A message whose descriptor does not fit is lost.
 const CONTROL_LEN: usize = 512;
 
+/// Number of times that a call that may wait yields its CPU once it has filled the send buffer.
+const YIELDS: usize = 20;
+
 /// Interval of the checks that the node still runs while its users wait for it.
 const ALIVE_LOOK: Duration = Duration::from_millis(200);
 
@@ -153,11 +156,26 @@ pub fn send(
         wait.get_or_insert_default().writable(socket)?;
     }
     binding.sent(packet.len);
-    if let Some(room) = binding.room().ok().filter(|room| !room.is_any()) {
+    let is_full = || binding.room().ok().filter(|room| !room.is_any());
+    if is_full().is_some() && !dontwait && !is_nonblocking(socket) {
+        yield_for_room(binding);
+    }
+    if let Some(room) = is_full() {
         // Fails if the node has ended, which the next call reports.
         let _ = binding.shown.show_full(socket, room, binding.flow.position());
     }
     Ok(len)
+}
+
+/// Lets the node run, so that it may make room in a full send buffer: the next call of a program
+/// that sends a stream then neither waits nor makes the node wake it.
+fn yield_for_room(binding: &Binding) {
+    for _ in 0..YIELDS {
+        if binding.room().is_ok_and(|room| room.is_ample()) {
+            return;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Sends a message if there is room now.
