@@ -26,6 +26,18 @@ impl Buffer {
         vec![0; len].into()
     }
 
+    /// Returns the number of bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns true if there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn share(self) -> SharedBytes {
         self.0.share()
     }
@@ -39,6 +51,13 @@ impl From<Vec<u8>> for Buffer {
     /// Takes the bytes of a vector, in place.
     fn from(bytes: Vec<u8>) -> Self {
         Self(bytes.into())
+    }
+}
+
+impl From<OwnedBytes> for Buffer {
+    /// Takes bytes of the engine's memory types, for `librtrs`.
+    fn from(bytes: OwnedBytes) -> Self {
+        Self(bytes)
     }
 }
 

@@ -2,8 +2,10 @@
 //!
 //! A region hands out no references, because other holders may change its bytes. [`OwnedBytes`] is
 //! the only handle of its region, so it may. [`OwnedBytes::share`] turns it into handles for an IO,
-//! and [`OwnedBytes::reclaim`] turns the last of them back.
+//! and [`OwnedBytes::reclaim`] turns the last of them back. Memory that is no vector, such as that
+//! of a C program, takes part through [`OwnedBytes::foreign`].
 
+use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -12,13 +14,39 @@ use std::sync::Arc;
 
 use super::region::Region;
 
-/// Bytes of a vector, with a single holder.
+/// Bytes of a vector or of foreign memory, with a single holder.
 pub struct OwnedBytes {
-    /// Made by [`OwnedBytes::from`]; this is its only handle.
+    /// Made by [`OwnedBytes::from`] or [`OwnedBytes::foreign`]; this is its only handle.
     region: Arc<Region>,
 }
 
 impl OwnedBytes {
+    /// Makes bytes of memory that belongs to `owner`, which is dropped after the last IO that names
+    /// the memory.
+    ///
+    /// # Safety
+    /// The `len` bytes at `base` are mapped until `owner` is dropped: for reading, and for writing
+    /// if an IO writes to them. No Rust reference to them is used meanwhile, except through the
+    /// result; who borrows the result as a slice makes sure that nothing else changes the bytes.
+    #[must_use]
+    pub unsafe fn foreign(base: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
+        // SAFETY: required of the caller.
+        let region = unsafe { Region::foreign(base, len, owner) };
+        Self { region }
+    }
+
+    /// Returns the number of bytes, without a reference to them.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    /// Returns true if there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.region.is_empty()
+    }
+
     /// Returns the region of the bytes, for an IO.
     #[must_use]
     pub fn share(self) -> SharedBytes {
@@ -63,8 +91,9 @@ impl Deref for OwnedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the vector has initialized these bytes. This is the only handle of the region, so
-        // no operation or slice names it, and changes need `&mut self`.
+        // SAFETY: the vector, or the caller of `foreign`, has initialized these bytes. This is the
+        // only handle of the region, so no operation or slice names it, and changes need `&mut
+        // self`.
         unsafe { slice::from_raw_parts(self.region.address(0), self.region.len()) }
     }
 }
@@ -109,6 +138,23 @@ mod tests {
         let also = OwnedBytes::from(vec![7; 100]).share();
         let other = also.clone();
         assert_ne!(OwnedBytes::reclaim(also).as_ptr(), OwnedBytes::reclaim(other).as_ptr());
+    }
+
+    #[test]
+    fn foreign_bytes_belong_to_their_owner_after_the_last_io() {
+        let mut memory = vec![7; 100];
+        let base = NonNull::new(memory.as_mut_ptr()).unwrap();
+        let owner = Arc::new(memory);
+        // SAFETY: the owner keeps the bytes, which are used only through the result.
+        let bytes = unsafe { OwnedBytes::foreign(base, 100, Arc::clone(&owner)) };
+        assert_eq!((bytes.len(), bytes.is_empty()), (100, false));
+        let shared = bytes.share();
+        let late = shared.region().slice(10, 5).unwrap();
+        let copy = OwnedBytes::reclaim(shared);
+        assert_ne!(copy.as_ptr(), base.as_ptr().cast_const());
+        assert_eq!(Arc::strong_count(&owner), 2, "an operation names the bytes");
+        drop(late);
+        assert_eq!(Arc::strong_count(&owner), 1);
     }
 
     #[test]
