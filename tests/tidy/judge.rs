@@ -13,6 +13,7 @@ const CRATES: &[&str] = &[
     "rds/preload",
     "rtrs",
     "rtrs-base",
+    "rtrs-capi",
     "rtrs-client",
     "rtrs-core",
     "rtrs-server",

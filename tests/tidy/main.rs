@@ -26,7 +26,8 @@ use judge::{
 };
 
 /// Files that may contain `unsafe`; the header of their crate's `lib.rs` names the same files.
-/// Those of the verbs provider form one module, split by type. `rds-preload` replaces functions of
+/// Those of the verbs provider form one module, split by type. `rtrs-capi` has a C interface:
+/// pointers of the program, and memory that belongs to it. `rds-preload` replaces functions of
 /// the C library: it has their names, calls the originals, and reads and writes the memory that
 /// programs point to.
 const UNSAFE_FILES: &[&str] = &[
@@ -35,6 +36,9 @@ const UNSAFE_FILES: &[&str] = &[
     "rds/preload/src/hooks.rs",
     "rds/preload/src/memory.rs",
     "rds/preload/src/real.rs",
+    "rtrs-client/capi/src/abi.rs",
+    "rtrs-client/capi/src/memory.rs",
+    "rtrs-client/capi/src/pointer.rs",
     "rtrs-core/src/fabric/verbs/sys/cm.rs",
     "rtrs-core/src/fabric/verbs/sys/cq.rs",
     "rtrs-core/src/fabric/verbs/sys/device.rs",
@@ -56,7 +60,8 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// Crates with such files: their roots deny `unsafe_code`, and their headers name the files.
-const UNSAFE_ROOTS: &[&str] = &["rds/preload/src/", "rtrs-core/base/src/", "rtrs-core/src/"];
+const UNSAFE_ROOTS: &[&str] =
+    &["rds/preload/src/", "rtrs-client/capi/src/", "rtrs-core/base/src/", "rtrs-core/src/"];
 
 /// Crate roots that forbid `unsafe`; those of `tests/*/main.rs` are added by the rule itself.
 const FORBIDDING_ROOTS: &[&str] = &[
@@ -157,6 +162,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("rds", &["rtrs-base"], &["rtrs-base"]),
     ("rds/preload", &["rds"], &[]),
     ("rtrs-client", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
+    ("rtrs-client/capi", &["rtrs", "rtrs-core"], &[]),
     ("rtrs-client/lib", &["rtrs-client", "rtrs-core"], &[]),
     ("rtrs-server", &["nbd-bridge", "rtrs-core"], &["rtrs-core"]),
     ("tests", &["nbd-bridge", "rds", "rtrs", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),

@@ -16,6 +16,7 @@ const FIELDS_MAX: usize = 15;
 const PRODUCT: &[&str] = &[
     "nbd-bridge/src/",
     "rds/src/",
+    "rtrs-client/capi/src/",
     "rtrs-client/lib/src/",
     "rtrs-client/src/",
     "rtrs-core/base/src/",

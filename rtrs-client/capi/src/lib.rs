@@ -1,0 +1,29 @@
+//! `librtrs.so.0`: the crate `rtrs` for C programs, declared in `include/rtrs.h`.
+//!
+//! `abi` has the exported functions. Each runs within `entry`, which stores the message of a failure
+//! and stops a panic: afterwards the volume fails all calls. `volume` and `queue` are what handles
+//! point to, `log` passes log messages to the program. Unsafe code is confined to `abi`, `pointer`,
+//! which checks and reads pointers of the program, and `memory`, the memory of requests.
+//!
+//! # Rules of the ABI
+//! - Functions are added and never changed; a changed one gets another name, such as `_v2`.
+//! - A structure that may grow is passed with its size. Others have reserved fields.
+//! - `abi/0.h` is the header of the first release of this soname. A test compiles a program against
+//!   it, and compares its functions with the symbols of the library.
+//! - A change that breaks this needs the next soname (`build.rs`) and its own frozen header.
+
+#![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
+#[allow(unsafe_code)]
+mod abi;
+mod entry;
+mod layout;
+mod log;
+#[allow(unsafe_code)]
+mod memory;
+mod options;
+#[allow(unsafe_code)]
+mod pointer;
+mod queue;
+mod volume;

@@ -1,0 +1,127 @@
+//! Open volumes.
+
+use std::sync::{Arc, RwLock, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtrs::{Builder, Volume};
+
+use crate::entry::{Failure, Health};
+use crate::layout::{CEvent, CGeometry};
+use crate::queue::CQueue;
+
+/// Longest time for which a wait for an event keeps the volume from being closed.
+const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
+/// Time for the system to release memory of requests after the end of the session.
+const RELEASE_MAX: Duration = Duration::from_secs(5);
+
+/// `rtrs_volume`.
+#[derive(Debug)]
+pub(crate) struct CVolume {
+    health: Arc<Health>,
+    /// None when closed. Locked for writing while it is being closed.
+    volume: RwLock<Option<Volume>>,
+    queues: Vec<CQueue>,
+}
+
+fn closed() -> Failure {
+    Failure::new(libc::ESHUTDOWN, "cannot use the volume: it is closed")
+}
+
+impl CVolume {
+    pub(crate) fn open(builder: &Builder) -> Result<Self, Failure> {
+        let (volume, queues) = builder.open()?;
+        let (health, block) = (Arc::new(Health::new()), volume.geometry().logical_block);
+        let queues = queues.into_iter().map(|queue| CQueue::new(queue, &health, block));
+        let queues = queues.collect::<Result<_, _>>()?;
+        Ok(Self { health, volume: RwLock::new(Some(volume)), queues })
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    pub(crate) fn queues(&self) -> &[CQueue] {
+        &self.queues
+    }
+
+    /// Runs a call on the volume unless it is closed or being closed.
+    fn with<T>(&self, call: impl FnOnce(&Volume) -> Result<T, Failure>) -> Result<T, Failure> {
+        let guard = match self.volume.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(closed()),
+        };
+        call(guard.as_ref().ok_or_else(closed)?)
+    }
+
+    pub(crate) fn geometry(&self) -> Result<CGeometry, Failure> {
+        self.with(|volume| Ok((&volume.geometry()).into()))
+    }
+
+    pub(crate) fn identity(&self) -> Result<Option<String>, Failure> {
+        self.with(|volume| Ok(volume.identity()?))
+    }
+
+    /// Returns the next event; None if there is none within `timeout`.
+    pub(crate) fn next_event(&self, timeout: Duration) -> Result<Option<CEvent>, Failure> {
+        let begin = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(begin.elapsed());
+            let wait = left.min(EVENT_WAIT_MAX);
+            let event = self.with(|volume| Ok(volume.next_event(wait)?))?;
+            match event.map(|event| CEvent::new(&event)) {
+                Some(Some(event)) => return Ok(Some(event)),
+                // An event that the header does not have.
+                Some(None) => {}
+                None if left <= EVENT_WAIT_MAX => return Ok(None),
+                None => {}
+            }
+        }
+    }
+
+    /// Ends the session. Returns the number of requests that have not ended in time.
+    pub(crate) fn close(&self, grace: Duration) -> Result<usize, Failure> {
+        let mut guard = self.volume.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match guard.take() {
+            Some(volume) => Ok(volume.close(grace)?),
+            None => Ok(0),
+        }
+    }
+
+    /// Makes the volume ready to be dropped: no call runs, the session has ended, and nothing uses
+    /// memory of requests. In a child process, the memory is its own.
+    pub(crate) fn finish(&self) -> Result<(), Failure> {
+        let mut guard = match self.volume.try_write() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if self.health.is_forked() => return Ok(()),
+            Err(TryLockError::WouldBlock) => {
+                let text = "cannot free the volume: another call on it is running";
+                return Err(Failure::new(libc::EBUSY, text));
+            }
+        };
+        self.queues.iter().try_for_each(CQueue::check_idle)?;
+        // Ends the session, except in a child.
+        drop(guard.take());
+        if self.health.is_forked() {
+            return Ok(());
+        }
+        self.queues.iter().try_for_each(CQueue::end)?;
+        let begin = Instant::now();
+        loop {
+            let held: usize = self.queues.iter().map(CQueue::held).sum();
+            if held == 0 {
+                return Ok(());
+            }
+            if begin.elapsed() > RELEASE_MAX {
+                let text = format!(
+                    "cannot free the volume: the system still uses memory of {held} requests; \
+                     try again"
+                );
+                return Err(Failure::new(libc::EBUSY, text));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
