@@ -92,8 +92,8 @@ int rtrs_close(rtrs_volume *volume, uint32_t grace_ms);
 
 /* Frees a volume and its queues; ends the session at once if rtrs_close() has not. Afterwards the
  * memory of all requests belongs to the program. Fails with -EBUSY if a call on the volume or
- * a queue is running, or if the system still uses memory of a request; then the volume is not freed,
- * and the call can be repeated. In a child process it changes nothing in the parent. NULL is
+ * a queue is running, or if the system still uses memory of a request; then the volume is not
+ * freed, and the call can be repeated. In a child process it changes nothing in the parent. NULL is
  * ignored. */
 int rtrs_free(rtrs_volume *volume);
 
