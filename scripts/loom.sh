@@ -19,8 +19,9 @@ case ${1:-} in
 esac
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/loom
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom"
-# Optimized, with a short build time.
-export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+# Optimized as little as the tests, because the build takes longer than the models.
+export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off
+export CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 export CARGO_PROFILE_RELEASE_DEBUG=0
 # Without a filter the unit tests would run too, and use loom's atomics outside a model.
 exec cargo test --release --locked --no-default-features \

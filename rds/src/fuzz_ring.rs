@@ -130,7 +130,8 @@ mod tests {
     }
 
     fn any_step() -> impl Strategy<Value = Vec<u8>> {
-        let offset = prop_oneof![120_u16..140, 250..270, 380..400, 636..800, any::<u16>()];
+        let offset =
+            prop_oneof![120..140_u16, 250..270_u16, 380..400_u16, 636..800_u16, any::<u16>()];
         let bytes = proptest::collection::vec(any::<u8>(), 0..12);
         (0..4_u8, offset, bytes).prop_map(|(step, number, bytes)| {
             let len = (bytes.len() as u16).to_le_bytes();

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rtrs_base::mem::{Front, Malformed};
 use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
 use rtrs_base::time::{Duration, Instant};
+use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType,
