@@ -25,7 +25,7 @@ use crate::engine::{DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
 use crate::frontend::queue::{GeometryWatch, QueueLimits, queue, queues};
 pub use crate::frontend::queue::{Outcome, Pieces, QueueUser, Submission};
-pub use crate::plan::{EMBED_DEPTH_MAX, EmbedOptions, EmbedPlan};
+pub use crate::plan::{EMBED_DEPTH_MAX, EmbedOptions, EmbedPlan, VolumeUri};
 use crate::stats::{OpCount, PathCount};
 
 /// Maximum number of events that wait for their reader; beyond that the oldest is dropped.

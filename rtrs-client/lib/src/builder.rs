@@ -1,24 +1,14 @@
 //! Opening of a volume.
 
-use std::fmt::Display;
-use std::str::FromStr;
 use std::time::Duration;
 
-use rtrs_client::embed::{EmbedOptions, EmbedPlan, EmbeddedVolume};
-use rtrs_core::settings::{ByteSize, Time};
+use rtrs_client::embed::{EmbedOptions, EmbedPlan, EmbeddedVolume, VolumeUri};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::queue::Queue;
-use crate::uri;
 use crate::volume::Volume;
 
-/// Settings of the library, which `attach` does not have.
-const QUEUES: &str = "queues";
-const QUEUE_DEPTH: &str = "queue-depth";
-const IO_MAX: &str = "io-max";
-const RETRY_FOR: &str = "retry-for";
-
-/// Defaults of these settings.
+/// Defaults of the options that a session does not have.
 const OPTIONS: EmbedOptions =
     EmbedOptions { queues: 1, queue_depth: 128, io_max: 1 << 20, retry_for: Duration::ZERO };
 
@@ -72,10 +62,10 @@ impl Builder {
     /// values, `%` and two hexadecimal digits are a byte.
     ///
     /// # Errors
-    /// [`ErrorKind::Settings`] if the text has another form. Values are checked by
-    /// [`open`](Self::open).
+    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) if the text has another form. Values are
+    /// checked by [`open`](Self::open).
     pub fn from_uri(text: &str) -> Result<Self, Error> {
-        let uri::Parts { path, export, settings } = uri::parse(text)?;
+        let VolumeUri { path, export, settings } = text.parse()?;
         let builder = Self::new(export).path(path);
         Ok(settings.into_iter().fold(builder, |builder, (name, value)| builder.set(name, value)))
     }
@@ -104,53 +94,40 @@ impl Builder {
     /// connection on each path.
     #[must_use]
     pub fn queues(self, count: u16) -> Self {
-        self.set(QUEUES, count.to_string())
+        self.set("queues", count.to_string())
     }
 
     /// Sets the maximum number of requests in flight of each queue, 1 to 1024; 128 by default.
     #[must_use]
     pub fn queue_depth(self, requests: u16) -> Self {
-        self.set(QUEUE_DEPTH, requests.to_string())
+        self.set("queue-depth", requests.to_string())
     }
 
     /// Sets the maximum number of bytes of a read or write, 4 KiB to 32 MiB in steps of 4 KiB;
     /// 1 MiB by default.
     #[must_use]
     pub fn io_max(self, bytes: u32) -> Self {
-        self.set(IO_MAX, bytes.to_string())
+        self.set("io-max", bytes.to_string())
     }
 
     /// Sets the time for attempts to open a volume that cannot be opened yet, for example because
     /// the server still has requests of an earlier session. By default there is one attempt.
     #[must_use]
     pub fn retry_for(self, time: Duration) -> Self {
-        self.set(RETRY_FOR, format!("{}ms", time.as_millis()))
+        self.set("retry-for", format!("{}ms", time.as_millis()))
     }
 
-    /// Separates the settings of the library from those of the session.
     fn plan(&self) -> Result<EmbedPlan, Error> {
-        let (mut options, mut of_session) = (OPTIONS, Vec::new());
-        for (name, value) in &self.settings {
-            match name.as_str() {
-                QUEUES => options.queues = parse(name, value)?,
-                QUEUE_DEPTH => options.queue_depth = parse(name, value)?,
-                IO_MAX => {
-                    let size: ByteSize = parse(name, value)?;
-                    options.io_max = u32::try_from(size.bytes()).unwrap_or(u32::MAX);
-                }
-                RETRY_FOR => options.retry_for = parse::<Time>(name, value)?.get(),
-                _ => of_session.push((name.clone(), value.clone())),
-            }
-        }
-        Ok(EmbedPlan::new(&self.export, &of_session, options)?)
+        Ok(EmbedPlan::new(&self.export, &self.settings, OPTIONS)?)
     }
 
     /// Opens the volume. Returns its queues too. Waits at most 30 s longer than
     /// [`retry_for`](Self::retry_for), and at most as long as the system's resolver for names.
     ///
     /// # Errors
-    /// [`ErrorKind::Settings`] with the setting, [`ErrorKind::Path`] with the reason of each path,
-    /// [`ErrorKind::System`].
+    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) with the setting,
+    /// [`ErrorKind::Path`](crate::ErrorKind::Path) with the reason of each path,
+    /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub fn open(&self) -> Result<(Volume, Vec<Queue>), Error> {
         let plan = self.plan()?;
         let (volume, users) = EmbeddedVolume::open(&plan)?;
@@ -158,13 +135,10 @@ impl Builder {
     }
 }
 
-fn parse<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Error> {
-    value.parse().map_err(|error| Error::new(ErrorKind::Settings, format!("{name}: {error}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn settings_of_the_library_are_not_those_of_the_session() {

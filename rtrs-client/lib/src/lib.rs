@@ -52,7 +52,6 @@ mod error;
 mod process;
 mod queue;
 mod request;
-mod uri;
 mod volume;
 
 pub use buffer::Buffer;

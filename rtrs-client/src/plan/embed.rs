@@ -2,9 +2,12 @@
 //!
 //! This module owns [`EmbedPlan`].
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rtrs_core::settings::{ByteSize, Time};
 use rtrs_core::settings::{Field, Setting, Settings as _, Shards, Visitor, describe, nearest};
 
 use super::session::{NAME_BYTES_MAX, SessionPlan, default_session_name};
@@ -17,6 +20,12 @@ pub const EMBED_DEPTH_MAX: u16 = 1024;
 const IO_MAX: std::ops::RangeInclusive<u32> = 4096..=32 << 20;
 /// Settings of a session that concern its process.
 const OF_PROCESS: [&str; 2] = ["log", "log-format"];
+
+/// Settings of an embedded volume that `attach` does not have.
+const QUEUES: &str = "queues";
+const QUEUE_DEPTH: &str = "queue-depth";
+const QUEUE_IO_MAX: &str = "io-max";
+const RETRY_FOR: &str = "retry-for";
 
 /// Number of sessions that this process has planned.
 static PLANNED: AtomicU32 = AtomicU32::new(0);
@@ -32,6 +41,27 @@ pub struct EmbedOptions {
     pub io_max: u32,
     /// Time for attempts to open a volume that the server does not let this session open yet.
     pub retry_for: Duration,
+}
+
+impl EmbedOptions {
+    /// Takes the value of a setting that concerns these options. Returns false for other settings.
+    fn take(&mut self, name: &str, value: &str) -> Result<bool, Error> {
+        match name {
+            QUEUES => self.queues = parse(name, value)?,
+            QUEUE_DEPTH => self.queue_depth = parse(name, value)?,
+            QUEUE_IO_MAX => {
+                let size: ByteSize = parse(name, value)?;
+                self.io_max = u32::try_from(size.bytes()).unwrap_or(u32::MAX);
+            }
+            RETRY_FOR => self.retry_for = parse::<Time>(name, value)?.get(),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn parse<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Error> {
+    value.parse().map_err(|error| usage(format!("{name}: {error}")))
 }
 
 /// Validated settings of an embedded volume.
@@ -103,15 +133,21 @@ fn unique_session_name(export: &str) -> String {
 
 impl EmbedPlan {
     /// Validates the settings of a volume of this export: pairs of a name, as in the reference of
-    /// session settings, and a value.
+    /// session settings or of an option, and a value. `options` are the defaults of the options.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`](crate::ErrorKind::Usage), with the setting and a remedy.
     pub fn new(
         export: &str,
         given: &[(String, String)],
-        options: EmbedOptions,
+        mut options: EmbedOptions,
     ) -> Result<Self, Error> {
+        let mut of_session = Vec::new();
+        for (name, value) in given {
+            if !options.take(name, value)? {
+                of_session.push((name.clone(), value.clone()));
+            }
+        }
         let EmbedOptions { queues, queue_depth, io_max, .. } = options;
         let shards: Shards = queues
             .to_string()
@@ -125,7 +161,7 @@ impl EmbedPlan {
             let text = format!("io-max {io_max} is not usable; use 4k to 32M in steps of 4k");
             return Err(usage(text));
         }
-        let mut settings = settings_of(given)?;
+        let mut settings = settings_of(&of_session)?;
         settings.session_name.get_or_insert_with(|| unique_session_name(export));
         let session = SessionPlan::new(export, settings, shards, Access::Auto)?;
         Ok(Self { session, options })
@@ -159,6 +195,34 @@ mod tests {
         assert_eq!(paths.len(), 2, "{paths:?}");
         assert_eq!(session.settings.io_timeout.get(), Duration::from_secs(2));
         assert_eq!((session.access, session.shards.count()), (Access::Ro, 2));
+    }
+
+    #[test]
+    fn options_are_not_settings_of_the_session() {
+        let given = [
+            ("queues", "3"),
+            ("path", "tcp://a"),
+            ("queue-depth", "7"),
+            ("io-max", "8k"),
+            ("retry-for", "1500ms"),
+        ];
+        let expected = EmbedOptions {
+            queues: 3,
+            queue_depth: 7,
+            io_max: 8192,
+            retry_for: Duration::from_millis(1500),
+        };
+        assert_eq!(plan(&given, OPTIONS).unwrap().options, expected);
+        for (name, value) in [
+            ("queues", "many"),
+            ("queue-depth", "0"),
+            ("io-max", "1"),
+            ("io-max", "5G"),
+            ("retry-for", "soon"),
+        ] {
+            let error = plan(&[("path", "tcp://h"), (name, value)], OPTIONS).unwrap_err();
+            assert!(error.starts_with(name), "{error}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod embed;
 mod hosts;
 mod passed;
 mod session;
+mod uri;
 mod volumes;
 
 pub use attach::{AttachPlan, Front};
@@ -22,6 +23,7 @@ pub use embed::{EMBED_DEPTH_MAX, EmbedOptions, EmbedPlan};
 pub(crate) use hosts::{resolve, resolve_all};
 pub use session::SessionPlan;
 pub(crate) use session::{check_name, check_path, default_session_name, path_name};
+pub use uri::VolumeUri;
 pub(crate) use volumes::{LaterVolume, OF_ADDED, VolumeName, non_default, of_session, repeated};
 
 #[cfg(test)]

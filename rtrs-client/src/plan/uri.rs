@@ -1,17 +1,30 @@
 //! URIs of volumes: `tcp://HOST/EXPORT?NAME=VALUE&NAME=VALUE`.
 
-use crate::error::{Error, ErrorKind};
+use std::str::FromStr;
 
-/// Parts of a URI.
+use crate::error::{Error, usage};
+
+/// Parts of the URI of a volume.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Parts {
-    pub(crate) path: String,
-    pub(crate) export: String,
-    pub(crate) settings: Vec<(String, String)>,
+pub struct VolumeUri {
+    /// First path to the server.
+    pub path: String,
+    /// Name of the export.
+    pub export: String,
+    /// Names and values of settings, in order.
+    pub settings: Vec<(String, String)>,
 }
 
-/// Separates the parts of a URI. Only its form is checked.
-pub(crate) fn parse(text: &str) -> Result<Parts, Error> {
+impl FromStr for VolumeUri {
+    type Err = Error;
+
+    /// Separates the parts of a URI. Only its form is checked.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse(text)
+    }
+}
+
+fn parse(text: &str) -> Result<VolumeUri, Error> {
     let form = || refuse(text, "it is not of the form SCHEME://HOST[:PORT]/EXPORT[?NAME=VALUE]");
     let (location, query) = text.split_once('?').unwrap_or((text, ""));
     let (scheme, rest) = location.split_once("://").ok_or_else(form)?;
@@ -27,7 +40,7 @@ pub(crate) fn parse(text: &str) -> Result<Parts, Error> {
         let (name, value) = pair.split_once('=').ok_or_else(form)?;
         Ok((name.to_owned(), decoded(value)?))
     };
-    Ok(Parts {
+    Ok(VolumeUri {
         path: format!("{scheme}://{host}"),
         export: decoded(export)?,
         settings: pairs.map(setting).collect::<Result<_, _>>()?,
@@ -35,7 +48,7 @@ pub(crate) fn parse(text: &str) -> Result<Parts, Error> {
 }
 
 fn refuse(text: &str, problem: &str) -> Error {
-    Error::new(ErrorKind::Settings, format!("cannot use the URI {text:?}: {problem}"))
+    usage(format!("cannot use the URI {text:?}: {problem}"))
 }
 
 /// Replaces escapes. Returns None if one is invalid, or the result is not UTF-8.
@@ -57,6 +70,7 @@ fn decode(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_uri_has_a_path_an_export_and_settings() {
@@ -86,7 +100,7 @@ mod tests {
             "tcp://h/v?a=%zz",
         ] {
             let error = parse(text).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Settings, "{text}");
+            assert_eq!(error.kind(), ErrorKind::Usage, "{text}");
         }
     }
 }
