@@ -22,6 +22,14 @@ const NOT_COMPARED: ExitStatus = ExitStatus {
     more: "Every failure counts here, also a file that cannot be read.",
     command: Some("diff"),
 };
+const UNEQUAL: ExitStatus =
+    ExitStatus { code: 1, meaning: "the contents differ", more: "", command: Some("compare") };
+const NO_COMPARISON: ExitStatus = ExitStatus {
+    code: 2,
+    meaning: "the contents were not compared",
+    more: "Every failure counts here, also a file or volume that cannot be opened.",
+    command: Some("compare"),
+};
 const CHANGED: ExitStatus = ExitStatus {
     code: 3,
     meaning: "with --detailed-exitcode: sessions were changed, or with --dry-run would be",
@@ -53,6 +61,10 @@ pub enum ErrorKind {
     Differs,
     /// The running sessions could not be compared with a file: exit code 2.
     NotCompared,
+    /// Two volumes or files have different contents.
+    Unequal,
+    /// Two volumes or files could not be compared: exit code 2.
+    NoComparison,
     /// Sessions were changed as requested, which is no failure: exit code 3.
     Changed,
     /// The session exists but serves no IO: exit code 3.
@@ -71,8 +83,10 @@ impl ErrorClass for ErrorKind {
         ExitStatus::SUCCESS,
         ExitStatus::FAILURE,
         DIFFERS,
+        UNEQUAL,
         ExitStatus::USAGE,
         NOT_COMPARED,
+        NO_COMPARISON,
         CHANGED,
         NO_SERVICE,
     ];
@@ -82,6 +96,8 @@ impl ErrorClass for ErrorKind {
             Self::Usage | Self::Config => ExitStatus::USAGE,
             Self::Differs => DIFFERS,
             Self::NotCompared => NOT_COMPARED,
+            Self::Unequal => UNEQUAL,
+            Self::NoComparison => NO_COMPARISON,
             Self::Changed => CHANGED,
             Self::NoService => NO_SERVICE,
             _ => ExitStatus::FAILURE,
@@ -110,6 +126,8 @@ mod tests {
             (ErrorKind::ConfigFile, 1),
             (ErrorKind::Differs, 1),
             (ErrorKind::NotCompared, 2),
+            (ErrorKind::Unequal, 1),
+            (ErrorKind::NoComparison, 2),
             (ErrorKind::Changed, 3),
             (ErrorKind::NoService, 3),
             (ErrorKind::System, 1),

@@ -2,7 +2,7 @@
 //!
 //! Map of the crate: command line and commands (`cmd`), settings (`settings`), the plans made from
 //! them (`plan`), the file of all volumes of a host (`volumes`), the process of a session
-//! (`daemon`), volumes within another program (`embed`), the protocol between a command and a
+//! (`daemon`), volumes within another program (`embed`) and their copies (`copy`), the protocol between a command and a
 //! session's process (`control_protocol`), the front ends that use the device (`frontend`), and the
 //! engine (`engine`) of a session over its paths (`path`), which does no IO of its own and also
 //! runs in the simulator.
@@ -12,6 +12,7 @@
 
 pub mod cmd;
 mod control_protocol;
+mod copy;
 mod daemon;
 pub mod embed;
 pub mod engine;

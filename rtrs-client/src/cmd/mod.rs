@@ -11,6 +11,8 @@ mod apply;
 mod at_once;
 mod attach;
 mod bench;
+mod compare;
+mod copy;
 mod detach;
 mod discover;
 mod doctor;
@@ -28,6 +30,7 @@ mod open_device;
 mod path;
 mod ping;
 mod policy;
+mod progress;
 mod reach;
 mod save;
 mod session;
@@ -48,6 +51,8 @@ pub use self::aliases::without_aliases;
 use self::apply::{ApplyArgs, DiffArgs};
 use self::attach::AttachArgs;
 use self::bench::BenchArgs;
+use self::compare::CompareArgs;
+use self::copy::CopyArgs;
 use self::detach::DetachArgs;
 use self::discover::DiscoverArgs;
 use self::doctor::DoctorArgs;
@@ -182,6 +187,17 @@ pub enum Command {
     ///
     /// NAME is the name of the volume, as list shows it.
     Policy(PolicyArgs),
+    /// Copy a volume, file or block device to another, without attaching anything
+    ///
+    /// SRC and DST are the URI of a volume (tcp://HOST/EXPORT, tls:// or rdma://), the path of a
+    /// file or block device, or - for stdin and stdout. Holes are not read and become holes or
+    /// zeroes. Exits with 0 only if the whole copy is durable.
+    Copy(CopyArgs),
+    /// Compare two volumes, files or block devices
+    ///
+    /// A and B are as for copy; A can be - for stdin. Holes are not read and equal zeroes. Exits
+    /// with 0 if both are equal, with 1 if they differ, and with 2 after every error, as cmp(1).
+    Compare(CompareArgs),
     /// Measure a session without NBD
     ///
     /// Opens the export, runs requests for a while, and prints rates and latencies. The
@@ -254,6 +270,8 @@ impl LowArgs {
             Command::Set(args) => set::set(args, global),
             Command::Get(args) => set::get(args, global),
             Command::Policy(args) => policy::run(args, global),
+            Command::Copy(args) => copy::run(args, global),
+            Command::Compare(args) => compare::run(args, global),
             Command::Bench(args) => bench::run(args, global),
             Command::Ping(args) => ping::run(args, global),
             Command::Doctor(args) => doctor::run(args, global),
