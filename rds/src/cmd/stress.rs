@@ -157,25 +157,29 @@ pub(super) fn run(args: &StressArgs, output: Output) -> Result<(), Error> {
         stop: stop.count(),
     };
     let ports = vec![0; args.sockets.get().into()];
-    let client = drive(args, Some(address), StressClient::new(plan), ports)?;
+    let client = drive(args, Some(address), StressClient::new(plan), ports, || Ok(()))?;
     report(args, output, at, client.tally())
 }
 
-/// Runs a state machine on a node of its own, or over sockets of a running node.
+/// Runs a state machine on a node of its own, or over sockets of a running node. Calls `bound` once
+/// a running node has its sockets, or before its own node starts.
 fn drive<M: Machine + std::fmt::Debug>(
     args: &StressArgs,
     to: Option<IpAddr>,
     machine: M,
     ports: Vec<u16>,
+    bound: impl FnOnce() -> Result<(), Error>,
 ) -> Result<M, Error> {
     match args.via.find(to)? {
         Via::Own(options) => {
+            bound()?;
             let app = OnNode::new(machine, ports, BUFFER);
             let app = run_with(&options, app).map_err(as_kind(ErrorKind::Node))?;
             app.finish().map_err(|why| Error::new(ErrorKind::Node, why))
         }
         Via::Running(node) => {
             let sockets = bind_all(&node, ports)?;
+            bound()?;
             over_sockets(machine, &sockets).map_err(on(&node, ErrorKind::Node))
         }
     }
@@ -203,8 +207,8 @@ fn serve(args: &StressArgs) -> Result<(), Error> {
     serve_tcp(listener).map_err(failed(ErrorKind::System, "cannot start a thread"))?;
     let ports: Vec<u16> = (0..SERVER_PORTS).map(|offset| first.saturating_add(offset)).collect();
     let last = first.saturating_add(SERVER_PORTS - 1);
-    print_text(&format!("listening at {local}, ports {first} to {last}\n"))?;
-    drive(args, None, StressServer::default(), ports).map(drop)
+    let listening = format!("listening at {local}, ports {first} to {last}\n");
+    drive(args, None, StressServer::default(), ports, || print_text(&listening)).map(drop)
 }
 
 fn report(args: &StressArgs, output: Output, to: SocketAddr, tally: &Tally) -> Result<(), Error> {
