@@ -128,8 +128,8 @@ rtrs_base::settings! {
         ///
         /// At least peer-memory. Counts received messages until they are read, and sent messages
         /// until they are acknowledged. Messages that peers send beyond the limit are dropped and
-        /// counted. Local senders wait. The sockets of one user (user ID) can have three quarters
-        /// of what those of others leave.
+        /// counted. Local senders wait. The sockets of one user ID can have three quarters of what
+        /// those of others leave.
         memory_max: ByteSize = "256M",
         /// Sockets of a node at a time
         sockets_max: Int<u32, 1, 65535> = "4096",

@@ -2,10 +2,10 @@
 //!
 //! Map of the crate: command line and commands (`cmd`), settings (`settings`), the plans made from
 //! them (`plan`), the file of all volumes of a host (`volumes`), the process of a session
-//! (`daemon`), volumes within another program (`embed`) and their copies (`copy`), the protocol between a command and a
-//! session's process (`control_protocol`), the front ends that use the device (`frontend`), and the
-//! engine (`engine`) of a session over its paths (`path`), which does no IO of its own and also
-//! runs in the simulator.
+//! (`daemon`), volumes within another program (`embed`) and their copies (`copy`), the protocol
+//! between a command and a session's process (`control_protocol`), the front ends that use the
+//! device (`frontend`), and the engine (`engine`) of a session over its paths (`path`), which does
+//! no IO of its own and also runs in the simulator.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

@@ -89,8 +89,8 @@ pub(crate) struct Packet {
     pub(crate) times: PacketTimes,
 }
 
-/// Times of a message in the node, for [`PacketKind::Data`]. Packets of users have a position of the
-/// ring in place of the first one.
+/// Times of a message in the node, for [`PacketKind::Data`]. Packets of users have a position of
+/// the ring in place of the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PacketTimes {
     /// Nanoseconds in which the header arrived.

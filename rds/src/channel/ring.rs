@@ -56,7 +56,7 @@ pub(super) fn put(
     ring.write(std::iter::once(&head[..]).chain(parts), stamp)
 }
 
-/// What comes next from a socket with a ring.
+/// Next input of a socket with a ring.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// A message in the ring.

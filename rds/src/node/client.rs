@@ -128,6 +128,11 @@ impl Client {
         ring.is_used().then_some(ring)
     }
 
+    /// Whether the ring of the socket has a message.
+    pub(super) fn has_ring_input(&self) -> bool {
+        self.bound.as_ref().is_some_and(|bound| bound.flow.ring.has_input())
+    }
+
     /// Reads the next packet of the user: from its ring, or from the connection, whichever is
     /// earlier. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Input {

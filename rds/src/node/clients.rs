@@ -86,6 +86,14 @@ struct Accepting {
     at: Option<Instant>,
 }
 
+impl Accepting {
+    fn submit(&self, port: &Port) {
+        if let Some(fd) = &self.listener {
+            port.submit(Op::Accept { fd: fd.clone() }, Task::Accept.token());
+        }
+    }
+}
+
 /// All users of a node.
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -132,14 +140,8 @@ impl Clients {
             buffer: vec![0; INLINE_MAX],
             next: 0,
         };
-        clients.accept();
+        clients.accepting.submit(&clients.port);
         Ok(clients)
-    }
-
-    fn accept(&self) {
-        if let Some(fd) = &self.accepting.listener {
-            self.port.submit(Op::Accept { fd: fd.clone() }, Task::Accept.token());
-        }
     }
 
     /// Takes over a connection of a user. Returns its number, unless that fails.
@@ -178,7 +180,7 @@ impl Clients {
         let mut busy = false;
         if self.accepting.at.is_some_and(|at| at <= now) {
             self.accepting.at = None;
-            self.accept();
+            self.accepting.submit(&self.port);
         }
         for id in self.starved.take_due(now) {
             self.deliver(now, node, id);
@@ -284,27 +286,20 @@ impl Clients {
     fn accepted(&mut self, now: Instant, node: &mut Node, done: Completed) {
         match done.into_fd() {
             Ok(fd) => {
-                self.accept();
+                self.accepting.submit(&self.port);
                 if let Some(id) = self.adopt(node, fd) {
                     self.reserve.accepted(id);
                 }
             }
             Err(_) if self.accepting.listener.is_none() => {}
             Err(error) => {
-                self.warn_refused(now, &error);
+                self.reserve.warn(now, &error);
                 // The next connection gets this descriptor.
                 match self.reserve.release() {
-                    true => self.accept(),
+                    true => self.accepting.submit(&self.port),
                     false => self.accepting.at = Some(now + PAUSE),
                 }
             }
-        }
-    }
-
-    /// Logs that a user gets no connection or no socket.
-    fn warn_refused(&mut self, now: Instant, error: &io::Error) {
-        if let Some(left_out) = self.reserve.log(now) {
-            tracing::warn!(%error, left_out, "cannot serve another user");
         }
     }
 

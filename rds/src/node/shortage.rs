@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 
 use rtrs_base::log_limit::LogLimit;
@@ -24,9 +25,11 @@ impl Reserve {
         Self { spare: spare(), refused: None, log: LogLimit::default() }
     }
 
-    /// Whether to log that a user is refused, and how many lines were left out before.
-    pub(super) fn log(&mut self, now: Instant) -> Option<u64> {
-        self.log.admit(now)
+    /// Logs that a user gets no connection or no socket.
+    pub(super) fn warn(&mut self, now: Instant, error: &io::Error) {
+        if let Some(left_out) = self.log.admit(now) {
+            tracing::warn!(%error, left_out, "cannot serve another user");
+        }
     }
 
     /// Frees the descriptor for the next connection. Returns false if it is in use already.

@@ -238,7 +238,7 @@ impl OpenFile {
             self.file.sync_all()?;
             if self.is_new {
                 let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-                File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+                File::open(parent.unwrap_or_else(|| Path::new(".")))?.sync_all()?;
             }
         }
         Ok(())

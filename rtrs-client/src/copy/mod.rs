@@ -1,8 +1,8 @@
 //! Copy and comparison of volumes, files and streams: the commands `copy` and `compare`.
 //!
 //! Each end is a [`Side`](side::Side) that runs requests concurrently: an embedded volume
-//! (`volume`), a file or block device (`file`), or a stream (`stream`). A `planner` divides the work
-//! into pieces along the extents of both ends, and a `run` keeps a bounded number of pieces in
+//! (`volume`), a file or block device (`file`), or a stream (`stream`). A `planner` divides the
+//! work into pieces along the extents of both ends, and a `run` keeps a bounded number of pieces in
 //! flight. `open` opens the ends, and `work` is the sequence of a command: checks, pieces, flush,
 //! verification.
 

@@ -347,7 +347,7 @@ impl Run<'_> {
     fn take(&mut self, mut done: Done) -> Result<(), Error> {
         if done.op == Op::Extents {
             self.listing -= 1;
-            return self.take_extents(done);
+            return self.take_extents(&done);
         }
         let answer = match &done.result {
             Ok(answer) => answer.len,
@@ -366,11 +366,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn take_extents(&mut self, done: Done) -> Result<(), Error> {
+    fn take_extents(&mut self, done: &Done) -> Result<(), Error> {
         match &done.result {
             Ok(answer) if !answer.extents.is_empty() => self.map(done.side).add(&answer.extents),
             Ok(_) | Err(Failure::Unsupported) => self.map(done.side).give_up(),
-            Err(failure) => return Err(self.ends.failed(&done, failure)),
+            Err(failure) => return Err(self.ends.failed(done, failure)),
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ impl Clients {
             Ok(slot) => slot,
             Err(errno) => {
                 node.close_socket(socket);
-                self.warn_refused(now, &errno.into());
+                self.reserve.warn(now, &errno.into());
                 self.answer(id, Some(errno));
                 return;
             }
@@ -114,7 +114,7 @@ impl Clients {
         let control = if self.controls.contains(named) { named } else { answering };
         if control == answering && !self.controls.has_room(user) {
             let error = io::Error::other("too many processes use sockets (control connections)");
-            self.warn_refused(now, &error);
+            self.reserve.warn(now, &error);
             self.answer(answering, Some(Errno::NOBUFS));
             return;
         }

@@ -2,7 +2,7 @@
 
 use rtrs_base::time::Instant;
 
-use super::super::client::ClientId;
+use super::super::client::{Client, ClientId};
 use super::Clients;
 use crate::channel::NodeRing;
 use crate::proto::Node;
@@ -10,17 +10,12 @@ use crate::proto::Node;
 impl Clients {
     /// Whether a ring that the node looks at has a message.
     pub(in crate::node) fn has_ring_input(&self) -> bool {
-        self.rings.iter().any(|id| self.ring_has_input(*id))
-    }
-
-    fn ring_has_input(&self, id: ClientId) -> bool {
-        let bound = self.clients.get(&id).and_then(|client| client.bound.as_ref());
-        bound.is_some_and(|bound| bound.flow.ring.has_input())
+        self.rings.iter().filter_map(|id| self.clients.get(id)).any(Client::has_ring_input)
     }
 
     /// Reads the rings that the node looks at. Returns true if any had a message.
     pub(super) fn read_rings(&mut self, now: Instant, node: &mut Node) -> bool {
-        let has_input = |id: &ClientId| self.ring_has_input(*id);
+        let has_input = |id: &ClientId| self.clients.get(id).is_some_and(Client::has_ring_input);
         let ready: Vec<ClientId> = self.rings.iter().copied().filter(has_input).collect();
         for id in &ready {
             self.read(now, node, *id, false);

@@ -12,8 +12,8 @@ pub(super) enum Protection {
     ReadWrite,
 }
 
-/// Memory of a file, shared with other processes. All Rust references to it are to atomic words, and
-/// bytes are only copied, so concurrent writes are sound.
+/// Memory of a file, shared with other processes. All Rust references to it are to atomic words,
+/// and bytes are only copied, so concurrent writes are sound.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,

@@ -101,13 +101,13 @@ impl<W: Word> RingWords<'_, W> {
         self.tail.store(tail, Ordering::Release);
     }
 
-    /// Says that the reader sleeps, with an odd value. It looks for messages afterwards.
+    /// Announces a sleep of the reader with an odd value. It looks for messages afterwards.
     pub(super) fn sleeps(&self, sleep: u32) {
         self.sleep.store(sleep, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Says that the reader does not sleep, with an even value.
+    /// Announces the end of a sleep with an even value.
     pub(super) fn awakes(&self, sleep: u32) {
         self.sleep.store(sleep, Ordering::Relaxed);
     }
@@ -193,8 +193,8 @@ mod loom_model {
         }
     }
 
-    /// What a writer has added when the reader sleeps for good is read by then, or the reader is
-    /// woken later; messages are whole, and those of a writer in order.
+    /// When the reader sleeps for good, it has read all that was added, or it is woken later.
+    /// Messages are whole, and those of a writer in order.
     #[test]
     fn no_message_waits_for_a_reader_that_sleeps() {
         model(|| {
