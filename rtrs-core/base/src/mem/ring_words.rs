@@ -17,6 +17,7 @@ const LOCK_TRIES: usize = 32;
 pub(super) trait Word {
     fn load(&self, order: Ordering) -> u32;
     fn store(&self, value: u32, order: Ordering);
+    fn swap(&self, value: u32, order: Ordering) -> u32;
     /// Changes the word from one value to another. Returns false if it has a third one.
     fn exchange(&self, from: u32, to: u32) -> bool;
 }
@@ -30,6 +31,10 @@ macro_rules! word {
 
             fn store(&self, value: u32, order: Ordering) {
                 self.store(value, order);
+            }
+
+            fn swap(&self, value: u32, order: Ordering) -> u32 {
+                self.swap(value, order)
             }
 
             fn exchange(&self, from: u32, to: u32) -> bool {
@@ -109,7 +114,9 @@ impl<W: Word> RingWords<'_, W> {
 
     /// Announces the end of a sleep with an even value.
     pub(super) fn awakes(&self, sleep: u32) {
-        self.sleep.store(sleep, Ordering::Relaxed);
+        // A store would do, because it cannot come between the halves of an exchange by a writer.
+        // The model takes that into account for a swap only.
+        self.sleep.swap(sleep, Ordering::Relaxed);
     }
 }
 
