@@ -1,4 +1,4 @@
-//! Shares of a limit: no user can take so much that nothing is left for others.
+//! Shares of a limit, which keep one user from taking all of it.
 
 use std::collections::BTreeMap;
 

@@ -52,8 +52,7 @@ pub(super) struct Shown(AtomicU64);
 
 impl Shown {
     /// Makes the descriptor of a socket without room unwritable, until the node has read everything
-    /// and there is room.
-    /// `position` is that of the ring.
+    /// and there is room. `position` is that of the ring.
     pub(super) fn show_full(
         &self,
         socket: BorrowedFd<'_>,

@@ -207,7 +207,7 @@ impl User {
         if self.late.iter().any(|slot| self.slots[*slot as usize].hold.has_ended()) {
             signal(&self.event);
         }
-        // What has arrived before an error must not get lost.
+        // Completions that have arrived are returned although a later step failed.
         if self.done.is_empty() { result.map(|()| &self.done[..]) } else { Ok(&self.done) }
     }
 

@@ -167,7 +167,8 @@ fn unacknowledged_messages_of_a_user_leave_memory_for_others() {
     ports.charge(modest, &of(1001, modest));
     ports.release(&of(1001, modest));
     assert_eq!(ports.take_event(), None);
-    // The socket of an acknowledged message goes on, the others when a part of the share is free.
+    // The socket of an acknowledged message may send at once. Other sockets of its user may send
+    // again once a part of the share is free.
     ports.release(&of(1000, greedy[0]));
     assert_eq!(ports.take_event(), Some(Event::Writable(greedy[0])));
     assert_eq!(ports.take_event(), None);

@@ -4,8 +4,9 @@
 //! copies messages out. A writer that breaks the ring makes it [`Malformed`].
 //!
 //! A writer that finds the ring full, or in use by another writer, is refused and must have another
-//! way for its message. So a writer that was killed while it wrote blocks nothing; the ring is then
-//! refused for good. Messages carry a stamp with which the owner of both ways can order them.
+//! way for its message. So a writer that is killed while it writes blocks no other writer; the ring
+//! then refuses all later messages. Each message carries a stamp, by which its reader can order it
+//! among messages that took the other way.
 
 use std::fmt;
 use std::io;

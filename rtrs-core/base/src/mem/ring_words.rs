@@ -200,8 +200,8 @@ mod loom_model {
         }
     }
 
-    /// When the reader sleeps for good, it has read all that was added, or it is woken later.
-    /// Messages are whole, and those of a writer in order.
+    /// A reader that stays asleep has read every message, or a wakeup is pending. Messages are
+    /// whole, and those of one writer arrive in order.
     #[test]
     fn no_message_waits_for_a_reader_that_sleeps() {
         model(|| {
@@ -217,7 +217,7 @@ mod loom_model {
                 .collect();
             let mut got = ring.read();
             let written: usize = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
-            // What the reader has not read, a wakeup tells it.
+            // A wakeup is pending if messages are unread.
             if got.len() < written {
                 assert!(ring.wakeups.load(Ordering::Acquire) > 0, "{got:?} of {written}");
                 for at in got.len()..written {

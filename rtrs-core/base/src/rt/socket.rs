@@ -158,8 +158,8 @@ fn peer_ucred(fd: impl AsFd) -> io::Result<libc::ucred> {
 }
 
 /// Receives a packet without waiting, and the descriptors that its sender has passed along
-/// (SCM_RIGHTS). Other control messages are dropped, and so is the descriptor of the sender's
-/// process (SCM_PIDFD): whoever shares the socket can turn these messages on.
+/// (SCM_RIGHTS). Other control messages are dropped, and a descriptor of the sender's process
+/// (SCM_PIDFD) is closed: any process that shares the socket can turn these messages on.
 ///
 /// # Errors
 /// The system's error; `WouldBlock` without a packet.
