@@ -199,28 +199,16 @@ impl Client {
         self.send(packet, &[], fds)
     }
 
-    /// Sends a message to the user, if there is room now. `time` is in nanoseconds since 1970.
+    /// Sends a packet with a payload to the user, if there is room now.
     ///
     /// # Errors
     /// See [`Client::write`].
-    pub(super) fn deliver(&self, received: &Received, time: u64) -> io::Result<()> {
-        let payload = &received.payload;
-        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let (port, address) = (received.port, received.from);
-        let ArrivalTimes { header, payload: begun, end } = received.times;
-        let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
-        let times = PacketTimes {
-            header: nanos(begun.since(header)),
-            payload: nanos(end.since(begun)),
-            queued: end.as_nanos(),
-        };
-        let packet = Packet::with_wide(PacketKind::Data, time);
-        let packet = Packet { port, len, address, times, ..packet };
+    pub(super) fn deliver(&self, packet: &Packet, payload: &[u8]) -> io::Result<()> {
         if payload.len() <= INLINE_MAX {
-            return self.send(&packet, payload, &[]);
+            return self.send(packet, payload, &[]);
         }
         let rest = put_rest(&[IoSlice::new(payload)])?;
-        self.send(&packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
+        self.send(packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
     }
 
     fn send(&self, packet: &Packet, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -234,6 +222,20 @@ impl Client {
         sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+/// Returns the head of a message for a user. `time` is in nanoseconds since 1970.
+pub(super) fn data_packet(received: &Received, time: u64) -> Packet {
+    let len = u32::try_from(received.payload.len()).unwrap_or(u32::MAX);
+    let (port, address) = (received.port, received.from);
+    let ArrivalTimes { header, payload: begun, end } = received.times;
+    let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
+    let times = PacketTimes {
+        header: nanos(begun.since(header)),
+        payload: nanos(end.since(begun)),
+        queued: end.as_nanos(),
+    };
+    Packet { port, len, address, times, ..Packet::with_wide(PacketKind::Data, time) }
 }
 
 /// Takes a message from a ring.
