@@ -134,11 +134,14 @@ impl Client {
     }
 
     /// Reads the next packet of the user: from its ring, or from the connection, whichever is
-    /// earlier. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
-    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Input {
+    /// earlier. Without `all`, packets on the connection that a poll in progress reports may be
+    /// left. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    pub(super) fn read(&mut self, buffer: &mut [u8], all: bool) -> Input {
+        let is_reported = self.reading.is_some() && !all;
         let Some(ring) = self.ring_in_use() else { return self.read_connection(buffer) };
         match ring.next() {
             Ok(Next::Message(front)) => return take(ring, front),
+            Ok(Next::Socket) if is_reported && !ring.has_input() => return Input::Nothing,
             Ok(Next::Socket) => {}
             Err(error) => return broken(&error),
         }

@@ -350,7 +350,7 @@ impl Clients {
                     break;
                 }
             }
-            match client.read(&mut buffer) {
+            match client.read(&mut buffer, all) {
                 Input::Nothing => break,
                 Input::End => self.end(node, id),
                 Input::Packet(packet, body, fds) => {
