@@ -299,7 +299,7 @@ impl Binding {
         }
     }
 
-    /// Tells the node what users have done with a message.
+    /// Reports to the node, without an answer.
     pub(super) fn report(&self, socket: BorrowedFd<'_>, kind: PacketKind) {
         let packet = self.named(Packet::new(kind));
         // The node does not read the socket itself while its send buffer is full.

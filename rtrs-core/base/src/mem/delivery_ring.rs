@@ -169,7 +169,7 @@ impl Delivery<'_> {
 /// State of a ring after a message was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// It was the last message.
+    /// No message is left.
     pub is_last: bool,
     /// The writer waits for a report.
     pub is_wanted: bool,
