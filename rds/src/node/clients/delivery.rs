@@ -94,7 +94,7 @@ impl Clients {
         let ring = &mut bound.flow.outgoing;
         if !ring.is_empty() {
             send_token(client);
-        } else if has_token && ring.needs_token() {
+        } else if has_token && ring.lacks_token() {
             ring.token_sent();
         }
     }
@@ -112,7 +112,7 @@ fn publish(client: &mut Client) {
     if let Some(bound) = &mut client.bound {
         bound.flow.outgoing.publish();
     }
-    // Users may have taken the last message and the token before.
+    // Users may have taken the last of the earlier messages, and the token with it.
     ensure_token(client);
 }
 

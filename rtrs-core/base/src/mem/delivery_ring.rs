@@ -5,17 +5,16 @@
 //! killed with.
 //!
 //! Readers poll a connection, not memory. The writer therefore keeps a *token* in the connection
-//! while the ring has messages: it sends one before it publishes messages if none is there, and
-//! looks again afterwards. The reader that takes the last message reserves the token and then takes
-//! it from the connection. The writer trusts the number of reserved tokens and the tail only as
-//! far as the readers harm themselves.
+//! while the ring has messages (`token_words.rs`). The writer trusts the number of reserved tokens
+//! and the tail only as far as the readers harm themselves.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::mapping::Mapping;
 use super::ring_area::{Area, RECORD_LEN, place_len};
+use super::token_words::TokenWords;
 
 /// Offsets of the words that the writer changes.
 const AT_HEAD: usize = 0;
@@ -49,6 +48,16 @@ impl Words {
 
     fn load_short(&self, word: usize) -> u32 {
         self.area.mapping.word(self.at + word).load(Ordering::Acquire)
+    }
+
+    fn tokens(&self) -> TokenWords<'_, AtomicU32> {
+        let word = |at| self.area.mapping.word(self.at + at);
+        TokenWords { sent: word(AT_SENT), reserved: word(AT_RESERVED) }
+    }
+
+    /// Whether readers have taken everything that is published.
+    fn is_empty(&self) -> bool {
+        self.load(AT_HEAD) == self.load(AT_TAIL)
     }
 }
 
@@ -102,20 +111,25 @@ impl DeliveryWriter {
         self.published = self.written;
         let head = self.words.area.mapping.long(self.words.at + AT_HEAD);
         head.store(self.published, Ordering::Release);
-        // The reserved tokens are read after this.
-        fence(Ordering::SeqCst);
+        self.words.tokens().published();
     }
 
-    /// Whether the connection has no token, as far as readers say.
+    /// Whether the connection has no token, as far as readers say. True before messages are
+    /// published, and afterwards until a token is sent or readers have taken them.
     pub fn needs_token(&self) -> bool {
-        self.sent.wrapping_sub(self.words.load_short(AT_RESERVED)).cast_signed() <= 0
+        let is_taken = !self.has_unpublished() && self.words.is_empty();
+        !is_taken && self.lacks_token()
+    }
+
+    /// Whether the connection has no token, as far as readers say, be the ring empty or not.
+    pub fn lacks_token(&self) -> bool {
+        self.words.tokens().lack(self.sent)
     }
 
     /// Records that a token was sent.
     pub fn token_sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);
-        let sent = self.words.area.mapping.word(self.words.at + AT_SENT);
-        sent.store(self.sent, Ordering::Release);
+        self.words.tokens().sent(self.sent);
     }
 
     /// Whether readers have taken everything.
@@ -187,7 +201,7 @@ impl DeliveryReader {
 
     /// Whether there is no message.
     pub fn is_empty(&self) -> bool {
-        self.0.load(AT_HEAD) == self.0.load(AT_TAIL)
+        self.0.is_empty()
     }
 
     /// Copies the next message with `copy`, and takes it unless `keeps` is set. `copy` is called
@@ -252,26 +266,7 @@ impl DeliveryReader {
     /// Reserves a token if the ring is empty. The caller takes it from the connection, where it is
     /// by then.
     pub fn reserve_token(&self) -> bool {
-        let words = &self.0;
-        let reserved = words.area.mapping.word(words.at + AT_RESERVED);
-        loop {
-            let number = reserved.load(Ordering::Acquire);
-            if words.load_short(AT_SENT).wrapping_sub(number).cast_signed() <= 0 {
-                return false;
-            }
-            let next = number.wrapping_add(1);
-            if reserved.compare_exchange(number, next, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-            {
-                break;
-            }
-        }
-        // The writer looks at the tokens after it has published.
-        fence(Ordering::SeqCst);
-        let is_empty = self.is_empty();
-        if !is_empty {
-            reserved.fetch_sub(1, Ordering::SeqCst);
-        }
-        is_empty
+        self.0.tokens().reserve(|| self.is_empty())
     }
 }
 
@@ -355,10 +350,11 @@ mod tests {
     #[test]
     fn the_reader_of_the_last_message_reserves_the_token() {
         let (mut writer, reader) = pair();
-        assert!(writer.needs_token() && !reader.reserve_token());
+        assert!(writer.lacks_token() && !writer.needs_token() && !reader.reserve_token());
         for _ in 0..3 {
             writer.write(&[1], &[]);
             writer.write(&[2], &[]);
+            assert!(writer.needs_token());
             writer.token_sent();
             writer.publish();
             assert!(!writer.needs_token());
@@ -369,7 +365,7 @@ mod tests {
             writer.publish();
             assert!(!writer.needs_token() && !reader.reserve_token() && !writer.needs_token());
             assert!(take(&reader, false).unwrap().1.is_last);
-            assert!(reader.reserve_token() && writer.needs_token() && !reader.reserve_token());
+            assert!(reader.reserve_token() && writer.lacks_token() && !reader.reserve_token());
         }
     }
 

@@ -14,6 +14,7 @@ mod ring_area;
 mod ring_words;
 mod scatter;
 mod shared;
+mod token_words;
 mod usage;
 
 pub use counters::SharedCounters;
