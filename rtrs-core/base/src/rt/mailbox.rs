@@ -1,12 +1,14 @@
 //! Messages between shards: a lock-free queue and an eventfd that wakes a sleeping receiver.
 //!
 //! The sender writes the eventfd only when the receiver is marked as sleeping, so a busy pair of
-//! shards exchanges messages without a system call.
+//! shards exchanges messages without a system call. Messages to a receiver that has ended are
+//! dropped, with the memory and reply channels that they hold.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::SegQueue;
 
@@ -18,7 +20,29 @@ use crate::mem::{MemSlice, Region};
 struct Shared<T> {
     queue: SegQueue<T>,
     flag: SleepFlag,
+    /// Set when the receiver was dropped.
+    has_ended: AtomicBool,
     wake: OwnedFd,
+}
+
+impl<T> Shared<T> {
+    fn drop_messages(&self) {
+        while self.queue.pop().is_some() {}
+    }
+}
+
+/// The receiver's share of a mailbox.
+struct Receiver<T>(Arc<Shared<T>>);
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        let Shared { flag, has_ended, .. } = &*self.0;
+        has_ended.store(true, Ordering::Relaxed);
+        // Of two swaps of the flag, the second sees what was done before the first: either the
+        // sender sees `has_ended`, or its message is in the queue here.
+        flag.awake();
+        self.0.drop_messages();
+    }
 }
 
 /// Sending end; clone it for every sender.
@@ -28,12 +52,12 @@ pub struct Sender<T> {
 
 /// Receiving end before it is bound to its shard's ring; it may be moved to that shard's thread.
 pub struct Mailbox<T> {
-    shared: Arc<Shared<T>>,
+    receiver: Receiver<T>,
 }
 
 /// Receiving end on its shard.
 pub struct Inbox<T> {
-    shared: Arc<Shared<T>>,
+    receiver: Receiver<T>,
     armed: Armed,
 }
 
@@ -55,14 +79,16 @@ pub fn mailbox<T>() -> std::io::Result<(Sender<T>, Mailbox<T>)> {
     }
     // SAFETY: the descriptor was just created and has no other owner.
     let wake = unsafe { OwnedFd::from_raw_fd(raw) };
-    let shared = Arc::new(Shared { queue: SegQueue::new(), flag: SleepFlag::new(), wake });
-    Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { shared }))
+    let (queue, flag) = (SegQueue::new(), SleepFlag::new());
+    let shared = Arc::new(Shared { queue, flag, has_ended: AtomicBool::new(false), wake });
+    Ok((Sender { shared: Arc::clone(&shared) }, Mailbox { receiver: Receiver(shared) }))
 }
 
 impl<T> Sender<T> {
-    /// Queues a message and wakes the receiver if it sleeps.
+    /// Queues a message and wakes the receiver if it sleeps. Drops the message if the receiver has
+    /// ended.
     pub fn send(&self, message: T) {
-        let Shared { queue, flag, wake } = &*self.shared;
+        let Shared { queue, flag, has_ended, wake } = &*self.shared;
         let write = || {
             let one = 1u64.to_ne_bytes();
             // SAFETY: eight valid bytes are written to the mailbox's own eventfd. The call cannot
@@ -71,6 +97,10 @@ impl<T> Sender<T> {
             unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), 8) };
         };
         flag.send(|| queue.push(message), write);
+        // `Receiver::drop` says why it is seen here, or the message there.
+        if has_ended.load(Ordering::Relaxed) {
+            self.shared.drop_messages();
+        }
     }
 }
 
@@ -87,28 +117,28 @@ impl<T> Mailbox<T> {
     /// Returns the system's error if a descriptor or memory cannot be allocated.
     pub fn arm(self, ring: &Rc<Ring>) -> std::io::Result<Inbox<T>> {
         let word = Region::new(8)?.slice(0, 8).unwrap_or_else(|| unreachable!("8 bytes fit"));
-        let fd = Fd::new(self.shared.wake.try_clone()?);
+        let fd = Fd::new(self.receiver.0.wake.try_clone()?);
         let armed = Armed { port: ring.port(), fd, word };
         armed.post();
-        Ok(Inbox { shared: self.shared, armed })
+        Ok(Inbox { receiver: self.receiver, armed })
     }
 }
 
 impl<T> Inbox<T> {
     /// Returns the next message.
     pub fn take(&mut self) -> Option<T> {
-        self.shared.queue.pop()
+        self.receiver.0.queue.pop()
     }
 
     /// Returns true if no message is queued.
     pub fn is_empty(&self) -> bool {
-        self.shared.queue.is_empty()
+        self.receiver.0.queue.is_empty()
     }
 
     /// Marks the receiver as about to sleep. Returns false if a message arrived meanwhile, so that
     /// the receiver must not sleep.
     pub fn prepare_sleep(&mut self) -> bool {
-        let Self { shared, armed } = self;
+        let Self { receiver: Receiver(shared), armed } = self;
         let drain = || {
             while armed.port.take().is_some() {
                 armed.post();
@@ -132,7 +162,7 @@ impl<T> Inbox<T> {
 
     /// Marks the receiver as awake.
     pub fn awake(&self) {
-        self.shared.flag.awake();
+        self.receiver.0.flag.awake();
     }
 }
 
@@ -151,13 +181,13 @@ impl<T> fmt::Debug for Sender<T> {
 
 impl<T> fmt::Debug for Mailbox<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mailbox").field("queued", &self.shared.queue.len()).finish()
+        f.debug_struct("Mailbox").field("queued", &self.receiver.0.queue.len()).finish()
     }
 }
 
 impl<T> fmt::Debug for Inbox<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("queued", &self.shared.queue.len()).finish()
+        f.debug_struct("Inbox").field("queued", &self.receiver.0.queue.len()).finish()
     }
 }
 
@@ -165,6 +195,25 @@ impl<T> fmt::Debug for Inbox<T> {
 mod tests {
     use super::*;
     use crate::time::Duration;
+
+    #[test]
+    fn messages_to_a_receiver_that_has_ended_are_dropped() {
+        let ring = Ring::new(8).unwrap();
+        let message = Arc::new(());
+        let send = |to: &Sender<_>| to.send(Arc::clone(&message));
+        let (sender, unbound) = mailbox::<Arc<()>>().unwrap();
+        send(&sender);
+        drop(unbound);
+        assert_eq!(Arc::strong_count(&message), 1);
+        let (sender, bound) = mailbox().unwrap();
+        let inbox = bound.arm(&ring).unwrap();
+        send(&sender);
+        assert_eq!(Arc::strong_count(&message), 2);
+        drop(inbox);
+        assert_eq!(Arc::strong_count(&message), 1, "queued before the end");
+        send(&sender);
+        assert_eq!(Arc::strong_count(&message), 1, "sent after the end");
+    }
 
     #[test]
     fn a_message_taken_early_does_not_lose_the_next_wakeup() {
