@@ -1,6 +1,6 @@
 """RDS over the loopback beside plain TCP: round trips of 64 bytes with a blocking ping-pong,
-messages of 8 KiB at depth 64 with a stream, and qperf's rds_lat over librds_preload.so and
-`rds node` with its tcp_lat."""
+messages of 8 KiB at depth 64 with a stream, and programs that are not ours, over librds_preload.so
+and `rds node`: flow.c, and qperf's rds_lat and rds_bw with its tcp_lat and tcp_bw."""
 
 import os
 import re
@@ -12,6 +12,8 @@ from tables import DEFAULTS, Comparison, Figure, Row, judge, measure, selected
 
 CLIENT, SERVER = "127.0.0.1", "127.0.0.2"
 US = {"ns": 0.001, "us": 1, "ms": 1000, "sec": 1000000}
+BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Nodes(Side):
@@ -38,23 +40,59 @@ class Stress:
 
 
 def qperf(side, args):
-    """Measures a latency with qperf. Its server does not listen for a moment after each test."""
+    """Measures with qperf. Its server does not listen for a moment after each test."""
     for attempts_left in reversed(range(50)):
         try:
             output = command("qperf", "-lp", args.qperf_port, "-t", args.runtime, "-uu", SERVER,
                              *side.flags, seconds_max=args.runtime + 30, env=args.preload)
-            found = re.search(r"latency\s*=\s*([\d.]+) (\w+)", output)
-            return {"mean_us": float(found[1]) * US[found[2]]}
+            break
         except BenchError:
             if attempts_left == 0:
                 raise
             time.sleep(0.1)
+    if found := re.search(r"latency\s*=\s*([\d.]+) (\w+)", output):
+        return {"mean_us": float(found[1]) * US[found[2]]}
+    if found := re.search(r"(?:recv_bw|bw)\s*=\s*([\d.]+) (\w+)/sec", output):
+        return {"mb_per_s": float(found[1]) * BYTES[found[2]] / 1e6}
+    raise BenchError(f"qperf printed no figure:\n{output[-1000:]}")
+
+
+class Flow:
+    """A load of flow.c. The two ends run on different CPUs, in both protocols on the same ones."""
+
+    def __init__(self, measures, meanwhile, key, length):
+        self.words, self.key, self.length = (measures, meanwhile), key, length
+
+    def __call__(self, side, args):
+        protocol, own, peer = side.flags
+        env = args.preload if protocol == "rds" else None
+
+        def start(word, cpu):
+            is_server = word in ("receive", "pong")
+            ends = (peer, own) if is_server else (own, peer)
+            process = Process(f"flow {word}", [
+                f"{args.scratch}/flow", protocol, word, *ends, args.flow_port, self.length,
+                args.runtime, cpu], env=env)
+            if is_server:
+                wait_for("is ready", lambda: "ready" in process.output(), process)
+            return process
+
+        # The end that receives or answers is there first.
+        words = sorted(self.words, key=lambda word: word in ("send", "ping"))
+        ends = {word: start(word, cpu) for cpu, word in enumerate(words)}
+        measures, meanwhile = self.words
+        output = ends[measures].wait(args.runtime + 30)
+        ends[meanwhile].stop()
+        args.flow_port += 2
+        return {self.key: float(output.split()[-1])}
 
 
 MEAN = Figure("mean_us", "{mean_us:.1f} us", True)
 P50 = Figure("p50_us", "{p50_us:.1f} us", True)
 RATE = Figure("per_second", "{per_second:.0f}")
+BANDWIDTH = Figure("mb_per_s", "{mb_per_s:.0f} MB/s")
 STREAM = Stress("-q", "8192", "-d", "64")
+FLOW_STREAM = Flow("receive", "send", "per_second", 8192)
 TABLES = {"row": [
     Row("round-trip", "round trip of 64 B, depth 1, mean", Stress("-q", "64", "-a", "64"),
         ("tcp", "rds"), MEAN, 2.0),
@@ -62,7 +100,15 @@ TABLES = {"row": [
     Row("stream", "8 KiB, depth 64, messages a second", STREAM, ("tcp", "rds"), RATE, 0.7),
     Row("stream-unchecked", "the same, bytes not checked", STREAM, ("rds-unchecked",), RATE, 0.7,
         best_of="stream"),
+    Row("library-one", "8 KiB stream of a program over the library, one node",
+        FLOW_STREAM, ("flow-tcp", "flow-one"), RATE, 0.9),
+    Row("library-two", "the same, two nodes",
+        FLOW_STREAM, ("flow-tcp", "flow-two"), RATE, 0.7),
+    Row("library-round-trip", "64 B ping-pong of a program over the library, one node",
+        Flow("ping", "pong", "mean_us", 64), ("flow-tcp", "flow-one"), MEAN, 1.7),
     Row("qperf", "qperf rds_lat over the library, tcp_lat", qperf, ("tcp_lat", "rds_lat"), MEAN),
+    Row("qperf-bandwidth", "qperf rds_bw of 8 KiB over the library, tcp_bw", qperf,
+        ("tcp_bw", "rds_bw"), BANDWIDTH, 0.5),
 ]}
 
 
@@ -76,7 +122,7 @@ def node(args, name, *argv, ready, **options):
 def run(args):
     rows = selected(args, TABLES)
     rds = f"{args.bin_dir}/rds"
-    port, stress_port, args.qperf_port = free_port(), 18000, free_port()
+    port, stress_port, args.qperf_port, args.flow_port = free_port(), 18000, free_port(), 19000
     ports = ("--listen-port", port, "--peer-port", port)
     args.preload = os.environ | {"RDS_DIR": args.scratch,
                                  "LD_PRELOAD": f"{args.bin_dir}/librds_preload.so"}
@@ -84,19 +130,24 @@ def run(args):
     sides = {name: Nodes(args, name, *flags) for name, flags in (
         ("tcp", ("-p", stress_port, "--tcp")), ("rds", ours),
         ("rds-unchecked", (*ours, "--verify", "off")),
-        ("tcp_lat", ("tcp_lat",)), ("rds_lat", ("rds_lat",)))}
+        ("tcp_lat", ("tcp_lat",)), ("rds_lat", ("rds_lat",)),
+        ("tcp_bw", ("-m", "8K", "tcp_bw")), ("rds_bw", ("-m", "8K", "rds_bw")),
+        ("flow-tcp", ("tcp", CLIENT, SERVER)), ("flow-one", ("rds", SERVER, SERVER)),
+        ("flow-two", ("rds", CLIENT, SERVER)))}
     samples = {}
-    loads = [row for row in rows if row.load and row.load is not qperf]
+    loads = [row for row in rows if isinstance(row.load, Stress)]
     if loads:
         server = node(args, "rds-stress", rds, "stress", "--listen", "-I", SERVER, "-p",
                       stress_port, *ports, ready="listening")
         samples |= measure(args, loads, sides)
         server.stop()
-    if any(row.load is qperf for row in rows):
+    library_loads = [row for row in rows if row.load and row not in loads]
+    if library_loads:
+        command("cc", "-O2", "-o", f"{args.scratch}/flow", f"{HERE}/flow.c")
         nodes = node(args, "rds-node", rds, "node", "--address", CLIENT, "--address", SERVER,
                      "--socket-dir", args.scratch, *ports, ready=f"node {SERVER} is ready")
         peer = Process("qperf", ["qperf", "-lp", args.qperf_port], env=args.preload)
-        samples |= measure(args, [row for row in rows if row.load is qperf], sides)
+        samples |= measure(args, library_loads, sides)
         peer.stop()
         nodes.stop()
     return {"tables": {"": judge(rows, samples, sides)}}
@@ -105,4 +156,4 @@ def run(args):
 COMPARISON = Comparison(
     "RDS over the loopback with plain TCP", TABLES, run, programs=("rds", "librds_preload.so"),
     build=("-p=rds", "-p=rds-preload"),
-    defaults=DEFAULTS | {"runtime": 3}, tools={"qperf": "qperf"})
+    defaults=DEFAULTS | {"runtime": 3}, tools={"qperf": "qperf", "cc": "gcc"})
