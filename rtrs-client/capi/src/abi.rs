@@ -6,7 +6,7 @@ use std::time::Duration;
 use rtrs::{Buffer, Builder, Request};
 
 use crate::entry::{Failure, enter, enter_with, message, quiet_panics};
-use crate::layout::{CCompletion, CEvent, CExtent, CGeometry, flag};
+use crate::layout::{CCompletion, CEvent, CExtent, CGeometry, CStats, flag};
 use crate::log::{self, LogFunction};
 use crate::memory::Span;
 use crate::options::COptions;
@@ -183,6 +183,16 @@ export! {
             }
             text.write(&string);
             Ok(count(identity.len()))
+        })
+    }
+}
+
+export! {
+    fn rtrs_get_stats(volume: Handle<CVolume>, stats: Fill<CStats>, bytes: usize) {
+        stats.check("stats", bytes)?;
+        on_volume(&volume, |volume| {
+            stats.write(&volume.stats()?, bytes);
+            Ok(0)
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use rtrs::{Event, Extent, Geometry};
+use rtrs::{Event, Extent, Geometry, OpStats, Stats};
 
 /// Flags of `struct rtrs_geometry`.
 mod capability {
@@ -30,6 +30,7 @@ pub(crate) trait Growing: Copy {}
 
 impl Growing for CGeometry {}
 impl Growing for CEvent {}
+impl Growing for CStats {}
 
 /// `struct rtrs_geometry`.
 #[repr(C)]
@@ -62,6 +63,55 @@ impl From<&Geometry> for CGeometry {
             discard_max: geometry.discard_max,
             zeroes_max: geometry.zeroes_max,
             flags: flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
+        }
+    }
+}
+
+/// `struct rtrs_op_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct COpStats {
+    count: u64,
+    bytes: u64,
+    errors: u64,
+}
+
+impl From<OpStats> for COpStats {
+    fn from(stats: OpStats) -> Self {
+        Self { count: stats.count, bytes: stats.bytes, errors: stats.errors }
+    }
+}
+
+/// `struct rtrs_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CStats {
+    read: COpStats,
+    write: COpStats,
+    flush: COpStats,
+    discard: COpStats,
+    write_zeroes: COpStats,
+    extents: COpStats,
+    inflight: u64,
+    paths: u64,
+    paths_connected: u64,
+    failovers: u64,
+}
+
+impl From<&Stats> for CStats {
+    fn from(stats: &Stats) -> Self {
+        let connected = stats.paths.iter().filter(|path| path.connected);
+        Self {
+            read: stats.read.into(),
+            write: stats.write.into(),
+            flush: stats.flush.into(),
+            discard: stats.discard.into(),
+            write_zeroes: stats.write_zeroes.into(),
+            extents: stats.extents.into(),
+            inflight: stats.inflight as u64,
+            paths: stats.paths.len() as u64,
+            paths_connected: connected.count() as u64,
+            failovers: stats.paths.iter().map(|path| path.failovers).sum(),
         }
     }
 }
@@ -130,6 +180,7 @@ impl From<&Extent> for CExtent {
 const _: () = {
     assert!(size_of::<CGeometry>() == 32);
     assert!(size_of::<CEvent>() == 256);
+    assert!(size_of::<CStats>() == 176);
     assert!(size_of::<CCompletion>() == 24);
     assert!(size_of::<CExtent>() == 16);
 };

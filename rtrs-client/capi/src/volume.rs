@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rtrs::{Builder, Volume};
 
 use crate::entry::{Failure, Health};
-use crate::layout::{CEvent, CGeometry};
+use crate::layout::{CEvent, CGeometry, CStats};
 use crate::queue::CQueue;
 
 /// Longest time for which a wait for an event keeps the volume from being closed.
@@ -61,6 +61,10 @@ impl CVolume {
 
     pub(crate) fn identity(&self) -> Result<Option<String>, Failure> {
         self.with(|volume| Ok(volume.identity()?))
+    }
+
+    pub(crate) fn stats(&self) -> Result<CStats, Failure> {
+        self.with(|volume| Ok((&volume.stats()?).into()))
     }
 
     /// Returns the next event; None if there is none within `timeout`.

@@ -147,6 +147,15 @@ fn a_lost_server_is_an_event() {
 }
 
 #[test]
+fn statistics_count_requests() {
+    let Some(installed) = Installed::new(HEADER) else { return };
+    let program = installed.compile("tests/stats.c");
+    let server = server();
+    passed(run(program, &[uri(&server)], COPY_TIME_MAX));
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
 fn the_example_copies_a_volume() {
     let Some(installed) = Installed::new(HEADER) else { return };
     let program = installed.compile("examples/copy.c");
