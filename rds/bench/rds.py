@@ -12,7 +12,7 @@ from tables import DEFAULTS, Comparison, Figure, Row, judge, measure, selected
 
 CLIENT, SERVER = "127.0.0.1", "127.0.0.2"
 US = {"ns": 0.001, "us": 1, "ms": 1000, "sec": 1000000}
-BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+BYTES = {"bytes": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 

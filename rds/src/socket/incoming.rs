@@ -14,6 +14,9 @@ use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
 /// Number of times that a call yields its CPU for messages of which the token has arrived.
 const YIELDS: usize = 50;
+/// Maximum number of tokens that a call takes. There are more only if a program has changed their
+/// number.
+const TOKENS_MAX: usize = 16;
 /// Interval of the checks whether the node counts a token again.
 const STRAY_PAUSE: Duration = Duration::from_millis(1);
 
@@ -104,7 +107,10 @@ fn take(
         binding.report(socket, PacketKind::Taken);
     }
     if taken.is_last {
-        while ring.reserve_token() {
+        for _ in 0..TOKENS_MAX {
+            if !ring.reserve_token() {
+                break;
+            }
             take_token(socket);
         }
     }
