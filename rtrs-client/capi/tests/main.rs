@@ -1,6 +1,8 @@
 //! `librtrs.so.0` with C programs that the test compiles, and servers as real processes.
 #![forbid(unsafe_code)]
 
+mod fio;
+
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
