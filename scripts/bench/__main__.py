@@ -19,6 +19,7 @@ sys.path.append(os.path.join(HERE, "../../rds/bench"))
 
 import builds
 import cluster
+import library
 import peers
 import rds
 import scale
@@ -27,7 +28,8 @@ import tables
 import tls
 from processes import BenchError, end_on_signals, say, stop_all
 
-COMPARISONS = {"peers": peers.COMPARISON, "tls": tls.COMPARISON, "sparse": sparse.COMPARISON,
+COMPARISONS = {"peers": peers.COMPARISON, "tls": tls.COMPARISON,
+               "library": library.COMPARISON, "sparse": sparse.COMPARISON,
                "cluster": cluster.COMPARISON, "rds": rds.COMPARISON,
                "scale": scale.COMPARISON, "builds": builds.COMPARISON}
 # Common options with a number: metavar and help.

@@ -15,6 +15,8 @@ class Side:
     """A server with what fio opens (`uri`). Its first process is the server itself."""
 
     name = ""
+    # Whether fio has threads that work for this side.
+    load_has_threads = False
 
     def __init__(self, args, target=None):
         self.args, self.target = args, target
@@ -161,8 +163,8 @@ class Fio:
         ios = way["total_ios"]
         if job["error"] or ios == 0:
             raise BenchError(f"fio on {side.name}: error {job['error']}, {ios} IOs")
-        if side.processes:
-            # Without the start of fio. Otherwise the work is done on threads of fio.
+        if side.processes and not side.load_has_threads:
+            # Without the start of fio. Otherwise threads of fio work that it does not count.
             load = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
         percentiles = way["clat_ns"].get("percentile", {})
         return {"iops": way["iops"], "mb_per_s": way["bw_bytes"] / 1e6,
