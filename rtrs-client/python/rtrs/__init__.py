@@ -1,0 +1,28 @@
+"""Volumes of rtrs-server in a Python program, over the C library librtrs.
+
+    with rtrs.Volume.open("tcp://10.0.0.2/vol0") as volume:
+        volume.pwrite(b"hello".ljust(4096), 0, fua=True)
+        print(volume.size, volume.pread(0, 4096))
+
+The module rtrs.aio has the same for asyncio, with many requests in flight. The library is loaded
+from RTRS_LIBRARY, or else by its name, librtrs.so.0.
+"""
+
+from ._library import Error, PermissionDenied, TimedOut, library_version
+from ._types import Event, Extent, Failed, Geometry, Paths, ReadOnly, Resized
+from ._volume import Volume
+
+__all__ = [
+    "Error",
+    "Event",
+    "Extent",
+    "Failed",
+    "Geometry",
+    "Paths",
+    "PermissionDenied",
+    "ReadOnly",
+    "Resized",
+    "TimedOut",
+    "Volume",
+    "library_version",
+]

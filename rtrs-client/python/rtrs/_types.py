@@ -1,0 +1,103 @@
+"""Types of what the library reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ._library import decode, lib
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Size, limits and capabilities of a volume, in bytes."""
+
+    size: int
+    # Offsets and lengths are multiples of the block size.
+    block_size: int
+    # Block size that the server prefers.
+    physical_block_size: int
+    # Longest read, write, discard and write zeroes of one request. Longer calls make several.
+    io_max: int
+    discard_max: int
+    zeroes_max: int
+    read_only: bool
+    # Whether completed writes need a flush to be durable.
+    write_cache: bool
+    has_fua: bool
+    has_discard: bool
+    has_write_zeroes: bool
+    has_extents: bool
+
+
+def geometry(found: Any) -> Geometry:
+    """Converts a struct rtrs_geometry."""
+    flags = found.flags
+    return Geometry(
+        size=found.size,
+        block_size=found.logical_block,
+        physical_block_size=found.physical_block,
+        io_max=found.io_max,
+        discard_max=found.discard_max,
+        zeroes_max=found.zeroes_max,
+        read_only=bool(flags & lib.RTRS_READ_ONLY),
+        write_cache=bool(flags & lib.RTRS_WRITE_CACHE),
+        has_fua=bool(flags & lib.RTRS_HAS_FUA),
+        has_discard=bool(flags & lib.RTRS_HAS_DISCARD),
+        has_write_zeroes=bool(flags & lib.RTRS_HAS_ZEROES),
+        has_extents=bool(flags & lib.RTRS_HAS_EXTENTS),
+    )
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Range of a volume that is allocated, or a hole that reads as zeroes."""
+
+    offset: int
+    length: int
+    hole: bool
+
+
+@dataclass(frozen=True)
+class Resized:
+    """The volume has another size."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class ReadOnly:
+    """The volume has become read-only, or writable again."""
+
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Another number of paths is connected."""
+
+    connected: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The volume serves no IO any more."""
+
+    reason: str
+
+
+Event = Resized | ReadOnly | Paths | Failed
+
+
+def event(found: Any) -> Event | None:
+    """Converts a struct rtrs_event. None if a later version of the library has added its type."""
+    if found.type == lib.RTRS_EVENT_RESIZED:
+        return Resized(found.value)
+    if found.type == lib.RTRS_EVENT_READ_ONLY:
+        return ReadOnly(bool(found.value))
+    if found.type == lib.RTRS_EVENT_PATHS:
+        return Paths(found.value, found.total)
+    if found.type == lib.RTRS_EVENT_FAILED:
+        return Failed(decode(found.text))
+    return None
