@@ -27,6 +27,8 @@ RTRS_DEPS=(
     '/usr/share/perl/*/JSON/PP.pm:perl'
     pkg-config:pkg-config
     python3:python3
+    '/usr/lib/python3/dist-packages/cffi/__init__.py:python3-cffi'
+    '/usr/lib/python3/dist-packages/pytest/__init__.py:python3-pytest'
     qperf:qperf
     qemu-img:qemu-utils
     qemu-io:qemu-utils

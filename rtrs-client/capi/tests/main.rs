@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, COPY_TIME_MAX, Finished, Proc, STOP_TIME_MAX, Scratch, Server, requires, run,
-    sparse_file, wait_for,
+    skip, sparse_file, wait_for,
 };
 
 const HEADER: &str = include_str!("../include/rtrs.h");
@@ -35,14 +35,19 @@ impl Installed {
         if !requires(&["cc", "pkg-config"]) {
             return None;
         }
+        let installed = Self::without_compiler();
+        std::fs::write(installed.0.path("include/rtrs.h"), header).expect("a header");
+        Some(installed)
+    }
+
+    fn without_compiler() -> Self {
         let dir = Scratch::new();
         let library = library();
         let from = library.parent().and_then(Path::to_str).expect("a directory");
         let script = root().join("scripts/install-lib.sh");
         let words = ["--prefix", &*dir.text(""), "--from", from];
         let _ = run(script, &words, COMMAND_TIME_MAX).ok();
-        std::fs::write(dir.path("include/rtrs.h"), header).expect("a header");
-        Some(Self(dir))
+        Self(dir)
     }
 
     /// Compiles a file of the crate.
@@ -191,6 +196,48 @@ fn the_program_of_the_document_compiles() {
     std::fs::write(&file, program).expect("a file");
     let program = installed.compile_file(&file);
     let _ = run(program, &[""; 0], COMMAND_TIME_MAX).code(1).says("127.0.0.1:1");
+}
+
+/// Returns a Python with the modules of the tests. None, aloud, if there is none.
+fn python() -> Option<&'static str> {
+    if !requires(&["python3"]) {
+        return None;
+    }
+    // Debian's modules are those of its own Python, which may not be the first one.
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(|python| {
+        let is_there = !python.starts_with('/') || Path::new(python).exists();
+        let words = ["-c", "import cffi, pytest"];
+        is_there && run(python, &words, COMMAND_TIME_MAX).code == Some(0)
+    });
+    if found.is_none() {
+        skip("no python3 with cffi and pytest");
+    }
+    found
+}
+
+#[test]
+fn the_python_package_passes_its_tests() {
+    let Some(python) = python() else { return };
+    let installed = Installed::without_compiler();
+    let package = root().join("rtrs-client/python");
+    let mut tests = Command::new(python);
+    tests.args(["-m", "pytest", "-p", "no:cacheprovider", "--basetemp"]);
+    tests.arg(installed.0.path("tests")).arg(package.join("tests"));
+    tests.env("PYTHONPATH", package).env("PYTHONDONTWRITEBYTECODE", "1");
+    tests.env("RTRS_LIBRARY", installed.0.path("lib/librtrs.so.0"));
+    tests.env("RTRS_BIN_DIR", library().parent().expect("a directory"));
+    let finished = Proc::start(tests).wait(COPY_TIME_MAX).ok();
+    let summary = finished.stdout.lines().last().unwrap_or("");
+    assert!(summary.contains(" passed") && !summary.contains("skipped"), "{finished:#?}");
+}
+
+#[test]
+fn the_python_package_has_this_version_and_header() {
+    let config = include_str!("../../python/pyproject.toml");
+    let version = format!("version = \"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(config.lines().any(|line| line == version), "no {version:?} in pyproject.toml");
+    let same = include_str!("../../python/rtrs/rtrs.h") == HEADER;
+    assert!(same, "copy rtrs-client/capi/include/rtrs.h to rtrs-client/python/rtrs/rtrs.h");
 }
 
 /// Returns the functions that a header declares.
