@@ -61,7 +61,7 @@ pub(crate) enum Request {
     /// Add an export: [`Changed`].
     ExportAdd {
         /// The export, as text or as a map.
-        export: ExportSpec,
+        export: Box<ExportSpec>,
         /// Whether to add it even if its access list costs other clients their access.
         #[serde(default)]
         force: bool,
@@ -476,7 +476,10 @@ mod tests {
             (r#"{"command":"export-list"}"#, Request::ExportList),
             (
                 r#"{"command":"export-add","export":"v=mem:1M,ro"}"#,
-                Request::ExportAdd { export: "v=mem:1M,ro".parse().unwrap(), force: false },
+                Request::ExportAdd {
+                    export: Box::new("v=mem:1M,ro".parse().unwrap()),
+                    force: false,
+                },
             ),
             (
                 r#"{"command":"export-remove","name":"v","within_ms":5}"#,

@@ -23,6 +23,7 @@ mod fuzz;
 pub mod metrics;
 pub mod path;
 pub mod plan;
+pub mod rate_limits;
 mod save_lock;
 mod segments;
 pub mod settings;
@@ -38,3 +39,4 @@ pub use export::{Export, ExportIndex, ExportTable};
 #[cfg(any(test, feature = "test-util"))]
 pub use fuzz::{fuzz_paths, fuzz_text};
 pub use plan::{Listen, Plan};
+pub use rate_limits::RateLimits;

@@ -10,6 +10,10 @@ rtrs_core::metrics! {
         "Times that the disk or file of an export failed a request.";
     DEVICE_QUEUE_FULL = Counter "rtrs_server_device_queue_full_total" ["export"]
         "Requests that waited because the queue of the disk or file was full.";
+    EXPORT_THROTTLED = Counter "rtrs_server_export_throttled_requests_total" ["export"]
+        "Requests that the rate limits of an export delayed.";
+    EXPORT_THROTTLED_SECONDS = Counter "rtrs_server_export_throttled_seconds_total" ["export"]
+        "Time for which rate limits delayed requests of an export, summed over the requests.";
     FAILED_FLUSHES = Counter "rtrs_server_failed_flushes_total" ["export"]
         "Flushes and durable writes that the disk or file failed; each starts a new cache epoch.";
     EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]

@@ -10,6 +10,7 @@ mod export;
 pub(crate) mod exports_dir;
 mod missing;
 mod nbd;
+mod rates;
 mod rbd;
 mod search;
 mod user;
@@ -19,6 +20,7 @@ pub use audit::AuditLog;
 pub use export::{BlockSize, ErrorRate, ExportSpec, Id, Migration, NAME_BYTES_MAX, Target};
 pub use missing::OnMissing;
 pub use nbd::NbdUrl;
+pub use rates::{ByteRate, RequestRate};
 pub use rbd::RbdName;
 pub use search::SearchSpec;
 pub use user::UserSpec;
@@ -50,12 +52,16 @@ rtrs_core::settings! {
         /// (Ceph user); connect-timeout=TIME (time in which cluster or NBD server must answer when
         /// a connection is made, default 15s); migration=allow|deny (deny lets no second client
         /// write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION (fail
-        /// this fraction of requests, for example 0.001); id=ID (identify the export to clients by
-        /// this text); access=WHO:ro|rw (who may open it, as in the setting access; repeatable).
-        /// Escape a comma or an equals sign in a name or path with a backslash: \, and \=. In a
-        /// configuration file, an export can also be a map with the keys name, target, ro, direct,
-        /// block-size, no-lock, gateway, conf, user, connect-timeout, migration, delay, error-rate,
-        /// id and access; nothing is escaped there.
+        /// this fraction of requests, for example 0.001); iops=N, iops-read=N, iops-write=N (limit
+        /// of requests per second); bandwidth=SIZE, bandwidth-read=SIZE, bandwidth-write=SIZE
+        /// (limit of bytes per second, for example 10M); burst=TIME (how much of these limits an
+        /// unused export saves up); id=ID (identify the export to clients by this text);
+        /// access=WHO:ro|rw (who may open it, as in the setting access; repeatable). Escape a comma
+        /// or an equals sign in a name or path with a backslash: \, and \=. In a configuration
+        /// file, an export can also be a map with the keys name, target, ro, direct, block-size,
+        /// no-lock, gateway, conf, user, connect-timeout, migration, delay, error-rate, iops,
+        /// iops-read, iops-write, bandwidth, bandwidth-read, bandwidth-write, burst, id and access;
+        /// nothing is escaped there.
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
         ///

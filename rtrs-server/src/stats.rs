@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::access_list::AccessRule;
 use crate::path::state::PathState;
+use crate::rate_limits::RateLimits;
 
 /// A counter with a single writer.
 #[derive(Debug, Default)]
@@ -235,6 +236,10 @@ pub struct ShardExportCounters {
     pub device_errors: Counter,
     /// Requests that found the device's queue full.
     pub queue_full: Counter,
+    /// Requests that rate limits delayed.
+    pub throttled: Counter,
+    /// Nanoseconds for which they did, counted when the wait ends.
+    pub throttled_ns: Counter,
 }
 
 impl ShardExportCounters {
@@ -273,6 +278,10 @@ pub struct ExportTotals {
     pub device_errors: u64,
     /// Requests that found the device's queue full.
     pub queue_full: u64,
+    /// Requests that rate limits delayed.
+    pub throttled: u64,
+    /// Nanoseconds for which they did, counted when the wait ends.
+    pub throttled_ns: u64,
 }
 
 impl ExportTotals {
@@ -287,6 +296,8 @@ impl ExportTotals {
         self.backend.add(&other.backend);
         self.device_errors += other.device_errors;
         self.queue_full += other.queue_full;
+        self.throttled += other.throttled;
+        self.throttled_ns += other.throttled_ns;
     }
 }
 
@@ -313,6 +324,8 @@ impl ExportCounters {
             sum.backend.add(&shard.backend.get());
             sum.device_errors += shard.device_errors.get();
             sum.queue_full += shard.queue_full.get();
+            sum.throttled += shard.throttled.get();
+            sum.throttled_ns += shard.throttled_ns.get();
         }
         sum
     }
@@ -460,6 +473,9 @@ pub struct OpenSnapshot {
     pub access: Access,
     /// ID of the export, as reported to clients.
     pub id: Option<String>,
+    /// Whether the export has rate limits.
+    #[serde(default)]
+    pub limited: bool,
 }
 
 choices! {
@@ -516,6 +532,10 @@ pub struct ExportIo {
     pub errors: u64,
     /// Nanoseconds from arrival to answer, summed over all IOs.
     pub busy_ns: u64,
+    /// Requests that rate limits delayed.
+    pub throttled: u64,
+    /// Nanoseconds for which they did, counted when the wait ends.
+    pub throttled_ns: u64,
     /// Latency histogram of all IOs.
     pub times: Vec<Bucket>,
 }
@@ -534,6 +554,8 @@ impl From<&ExportTotals> for ExportIo {
             others: times.count() - reads - writes,
             errors: totals.ops.iter().map(|op| op.errors).sum(),
             busy_ns: times.nanos,
+            throttled: totals.throttled,
+            throttled_ns: totals.throttled_ns,
             times: times.filled().collect(),
         }
     }
@@ -573,6 +595,9 @@ pub struct ExportSnapshot {
     /// Restriction in addition to the access lists, if any.
     #[serde(default)]
     pub access_limit: Option<AccessLimit>,
+    /// Rate limits, if any.
+    #[serde(default)]
+    pub limits: Option<RateLimits>,
     /// Reason for the state `failed`, or why the target of a served export cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

@@ -75,7 +75,7 @@ fn exports_are_added_and_removed_beside_others() {
     let _ = server
         .command(&["export", "set", "vol1", "direct=off"])
         .code(1)
-        .says("only access, and ro");
+        .says("only access, rate limits, and ro");
     let _ = server.command(&["export", "set", "vol1", "ro"]).code(1).says("open for writing by");
     drop(raw);
     client.detach();

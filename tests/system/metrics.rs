@@ -25,6 +25,7 @@ const MONITOR: &str = "docs/how-to/monitor.md";
 /// Pages that name metrics.
 const PAGES: &[&str] = &[
     MONITOR,
+    "docs/how-to/limit.md",
     "docs/how-to/tls.md",
     "docs/how-to/where-time-goes.md",
     "docs/explanation/failed-flushes.md",

@@ -137,6 +137,8 @@ mod tests {
             others: 2,
             errors: 2,
             busy_ns: 76_000,
+            throttled: 0,
+            throttled_ns: 0,
             times: vec![bucket(0, 10_000, 4), bucket(10_000, 25_000, 2)],
         };
         assert_eq!(io, expected);

@@ -244,7 +244,7 @@ impl Shared {
             }
             Request::ExportList => reply(&stream, self.changes.exports.list()),
             Request::ExportAdd { export, force } => {
-                self.change(stream, move |changes| changes.commands.add(export, force));
+                self.change(stream, move |changes| changes.commands.add(*export, force));
             }
             Request::ExportRemove { name, dry_run: true, .. } => {
                 self.change(stream, move |changes| changes.commands.preview_remove(&name));

@@ -168,6 +168,8 @@ fn add_export(out: &mut Samples, name: &str, sums: &ExportSums) {
     }
     out.add(&m::DEVICE_ERRORS, &[name], totals.device_errors);
     out.add(&m::DEVICE_QUEUE_FULL, &[name], totals.queue_full);
+    out.add(&m::EXPORT_THROTTLED, &[name], totals.throttled);
+    out.add(&m::EXPORT_THROTTLED_SECONDS, &[name], Number::seconds(totals.throttled_ns));
     out.add(&m::FAILED_FLUSHES, &[name], *rises);
     if let Some(replaced) = replaced {
         out.add(&m::EXPORT_REPLACED, &[name], u64::from(*replaced));

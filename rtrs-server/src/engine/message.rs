@@ -21,6 +21,7 @@ use crate::engine::finder::{OpenMode, Search};
 pub use crate::engine::reply_to::ReplyTo;
 use crate::export::{Export, ExportIndex};
 use crate::path::{PathEnd, PathKey, PathShared};
+use crate::rate_limits::RateLimits;
 use crate::stats::{ExportSnapshot, MemorySnapshot, Revoked, SessionSnapshot, ShardReport};
 
 impl ReplyTo {
@@ -203,6 +204,11 @@ pub enum ShardMessage {
         /// Index of the export.
         export: ExportIndex,
     },
+    /// Apply changed rate limits of an export.
+    Limits {
+        /// Index of the export.
+        export: ExportIndex,
+    },
     /// Wake requests that may wait for an event on another shard, such as a completed sync or a
     /// turn.
     Wake,
@@ -351,6 +357,13 @@ pub enum AdminRequest {
         name: String,
         /// Whether opens for writing are forbidden.
         frozen: bool,
+    },
+    /// Change the rate limits of an export.
+    ExportLimit {
+        /// Name of the export.
+        name: String,
+        /// New limits.
+        limits: RateLimits,
     },
 }
 

@@ -3,8 +3,9 @@
 //! Owns [`ExportSpec`] and its two forms: the text of `--export`,
 //! `[NAME=]TARGET[,ro][,direct=auto|on|off][,block-size=512|4096][,no-lock]` followed by
 //! `[,gateway][,conf=PATH][,user=USER][,connect-timeout=TIME][,migration=allow|deny]` and
-//! `[,delay=TIME][,error-rate=RATE][,id=ID][,access=WHO:MODE]`, and the map of a configuration file
-//! with the same names as keys.
+//! `[,delay=TIME][,error-rate=RATE]`, the rate limits `[,iops=N][,bandwidth=SIZE][,burst=TIME]`,
+//! the first two also for reads or writes only (`iops-read`), and `[,id=ID][,access=WHO:MODE]`; and
+//! the map of a configuration file with the same names as keys.
 //!
 //! In the text form a backslash makes the next character literal: `\,` and `\=` put a comma or an
 //! equals sign into a name or a path, `\\` a backslash. An equals sign after a path that begins
@@ -15,15 +16,17 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rtrs_core::settings::{
-    AutoSwitch, ByteSize, Field, Keys, MINUTE, SECOND, Setting, Settings, Time, Value, ValueError,
-    Visitor, choices, describe, nearest, print, text_values,
+    AutoSwitch, ByteSize, Field, Keys, MILLISECOND, MINUTE, SECOND, Setting, Settings, Time, Value,
+    ValueError, Visitor, choices, describe, nearest, print, text_values,
 };
 use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::nbd::NbdUrl;
+use super::rates::{ByteRate, RequestRate};
 use super::rbd::RbdName;
 use crate::access_list::AccessRule;
+use crate::rate_limits::RateLimits;
 
 /// Maximum length of an export name in bytes: the protocol has 255 with the NUL (kernel
 /// rnbd-proto.h, `NAME_MAX`).
@@ -217,6 +220,20 @@ rtrs_core::settings! {
         delay: Time<0, { 10 * MINUTE }> = "0s",
         /// Fraction of requests that fail with EIO, 0 to 1; for tests
         error_rate: ErrorRate = "0",
+        /// Limit of requests per second, for all clients together; see docs/how-to/limit.md
+        iops: RequestRate = "none",
+        /// Limit of reads per second
+        iops_read: RequestRate = "none",
+        /// Limit of writes, discards and write zeroes per second
+        iops_write: RequestRate = "none",
+        /// Limit of bytes per second, for all clients together
+        bandwidth: ByteRate = "none",
+        /// Limit of bytes read per second
+        bandwidth_read: ByteRate = "none",
+        /// Limit of bytes written per second
+        bandwidth_write: ByteRate = "none",
+        /// Time whose share of each limit an unused export saves up
+        burst: Time<{ 10 * MILLISECOND }, MINUTE> = "100ms",
         /// Identify the export to clients by this text, 1 to 255 bytes; see
         /// docs/explanation/identity.md
         id: Option<Id> = "derived from the file or disk",
@@ -441,6 +458,35 @@ impl ExportSpec {
             spec.set(&options.join(" "), &key, &values)?;
         }
         Ok(spec)
+    }
+
+    /// Returns the export with those options of `other` that can change while it is open.
+    pub(crate) fn with_live_options(&self, other: &Self) -> Self {
+        Self {
+            ro: other.ro,
+            iops: other.iops,
+            iops_read: other.iops_read,
+            iops_write: other.iops_write,
+            bandwidth: other.bandwidth,
+            bandwidth_read: other.bandwidth_read,
+            bandwidth_write: other.bandwidth_write,
+            burst: other.burst,
+            access: other.access.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Rate limits of the export.
+    pub(crate) fn rate_limits(&self) -> RateLimits {
+        RateLimits {
+            iops: self.iops.get(),
+            iops_read: self.iops_read.get(),
+            iops_write: self.iops_write.get(),
+            bandwidth: self.bandwidth.get(),
+            bandwidth_read: self.bandwidth_read.get(),
+            bandwidth_write: self.bandwidth_write.get(),
+            burst_ms: self.burst.millis(),
+        }
     }
 
     /// Name that clients open, once it is resolved.

@@ -44,7 +44,7 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Error> {
     let name = name.map_err(failed(ErrorKind::Usage, "cannot add an export"))?;
     let has_list = !export.access.is_empty();
     let store = args.save.then(|| Store::open(&server, &name, |_| has_list)).transpose()?;
-    let request = Request::ExportAdd { export, force: args.force };
+    let request = Request::ExportAdd { export: Box::new(export), force: args.force };
     let (mut added, _) = server.request_within::<Changed>(&request, CHANGE_TIMEOUT)?;
     let saved = store.map(|store| store.save(&server, "added"));
     let saved = saved.transpose().map(|file| added.saved = file);

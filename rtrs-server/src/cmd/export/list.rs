@@ -35,6 +35,7 @@ fn text(list: &ExportList) -> String {
             [] => String::new(),
             own => format!("  access: {}\n", rules(own)),
         };
+        let limits = limits_text(export);
         access += match export.access_limit {
             None => "",
             Some(AccessLimit::Holders) => {
@@ -55,7 +56,7 @@ fn text(list: &ExportList) -> String {
         ]);
         let target = target_text(*state);
         let reason = export.explained().map(|why| format!("  {}\n", printable(&why)));
-        head + target + &reason.unwrap_or_default() + &access
+        head + target + &reason.unwrap_or_default() + &access + &limits
     });
     let access = match (list.open_to_everyone, &list.access[..]) {
         (true, _) => "access: everyone, because there is no access list\n".to_owned(),
@@ -89,6 +90,18 @@ fn target_text(state: ExportState) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// Formats a line with the rate limits of an export; empty without limits.
+fn limits_text(export: &ExportSnapshot) -> String {
+    let Some(limits) = &export.limits else { return String::new() };
+    let (count, seconds) = (export.io.throttled, export.io.throttled_ns / 1_000_000_000);
+    let delayed = match count {
+        0 => String::new(),
+        1 => format!("; 1 request delayed for {seconds} s"),
+        _ => format!("; {count} requests delayed for {seconds} s altogether"),
+    };
+    format!("  limits: {limits}{delayed}\n")
 }
 
 fn rules(rules: &[AccessRule]) -> String {

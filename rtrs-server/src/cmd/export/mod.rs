@@ -47,8 +47,8 @@ pub enum ExportCommand {
     Drain(DrainArgs),
     /// Change options of an export
     ///
-    /// While a session has it open, only access, ro and rw can change. An access list that closes
-    /// other exports or ends sessions is refused, unless you use --force.
+    /// While a session has it open, only access, rate limits, ro and rw can change. An access list
+    /// that closes other exports or ends sessions is refused, unless you use --force.
     Set(SetArgs),
     /// Adopt the current size of a file or disk, or set another size
     ///

@@ -56,7 +56,10 @@ fn text(list: &Sessions) -> String {
         let opens: Vec<String> = session
             .opens
             .iter()
-            .map(|open| format!("{} ({})", printable(&open.export), open.access))
+            .map(|open| {
+                let limited = if open.limited { ", limited" } else { "" };
+                format!("{} ({}{limited})", printable(&open.export), open.access)
+            })
             .collect();
         out += &format!(
             "{:<24} {:<10} {:>5} {:>5} {:>9} {:>6} {:>11} {:>14} {:>14} {:>7}  {:<12}  {:<20}  \
@@ -149,7 +152,14 @@ mod tests {
             queue_depth: 512,
             memory_bytes: 5 << 19,
             permits_held: 3,
-            opens: vec![OpenSnapshot { export: "vol0".into(), access: Access::Rw, id: None }],
+            opens: [false, true]
+                .map(|limited| OpenSnapshot {
+                    export: "vol0".into(),
+                    access: Access::Rw,
+                    id: None,
+                    limited,
+                })
+                .into(),
             io: IoTotals { inflight: 3, read_bytes: 1 << 20, ..IoTotals::default() },
             paths: vec![
                 path(
@@ -190,7 +200,7 @@ mod tests {
             " 1h02m ",
             " 5f0c1d9be2a4 ",
             " certificate:db1 ",
-            " vol0 (rw)",
+            " vol0 (rw), vol0 (rw, limited)",
         ] {
             assert!(lines[1].contains(part), "{part:?} in {shown}");
         }

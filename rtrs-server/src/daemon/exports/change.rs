@@ -95,6 +95,11 @@ impl Exports {
                 let request = AdminRequest::ExportFreeze { name: name.to_owned(), frozen: spec.ro };
                 self.control.ask(request, done)?;
             }
+            let limits = spec.rate_limits();
+            if limits != entry.spec.rate_limits() {
+                let request = AdminRequest::ExportLimit { name: name.to_owned(), limits };
+                self.control.ask(request, done)?;
+            }
             self.entries.insert(spec, &export, entry.configured);
             let revoked = Some(self.access.change_list(&entry.spec, spec)?);
             return Ok(Begun::Changed(Applied { revoked, warnings: Vec::new() }));
@@ -105,8 +110,8 @@ impl Exports {
         }
         let reserved = self.reserve(entry);
         let (export, _) = self.unpublish(name, false).map_err(|(why, open)| {
-            let only = "; only access, and ro of an export that was opened for writing, can change \
-                        while it is open";
+            let only = "; only access, rate limits, and ro of an export that was opened for \
+                        writing, can change while it is open";
             why + if open { only } else { "" }
         })?;
         // The export must be opened again whatever has become of the list.

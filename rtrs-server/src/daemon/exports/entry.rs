@@ -24,12 +24,11 @@ pub(in crate::daemon) struct Entry {
 }
 
 impl Entry {
-    /// Whether a change needs no reopening: the access list can change while the export is open,
-    /// and an export that was opened for writing can become read-only and writable again.
+    /// Whether a change needs no reopening: access list and rate limits can change while the export
+    /// is open, and an export that was opened for writing can become read-only and writable again.
     pub(in crate::daemon) fn stays_open(&self, spec: &ExportSpec) -> bool {
-        let (ro, access) = (self.spec.ro, self.spec.access.clone());
-        let same = ExportSpec { ro, access, ..spec.clone() } == self.spec;
-        same && (spec.ro == ro || !self.opened_ro)
+        let same = spec.with_live_options(&self.spec) == self.spec;
+        same && (spec.ro == self.spec.ro || !self.opened_ro)
     }
 
     /// Whether the export has become read-only, but its file or disk still has the locks of a

@@ -86,6 +86,7 @@ fn snapshot(name: &str, backing: String, why: String) -> ExportSnapshot {
         epoch: 0,
         access: Vec::new(),
         access_limit: None,
+        limits: None,
         reason: Some(why),
         unread: false,
     }

@@ -16,6 +16,7 @@ use super::open_error::OpenError;
 use crate::backend::{BackendError, OpenedTarget, open_target_at};
 use crate::daemon::identity::Sources;
 use crate::engine::epoch::SyncEpoch;
+use crate::engine::io::throttle::Throttle;
 use crate::engine::saved_writers::SavedWriters;
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::Export;
@@ -110,6 +111,7 @@ impl Opener {
             file,
             read_only: spec.ro,
             deny_migration: spec.migration == Migration::Deny,
+            throttle: Throttle::new(spec.rate_limits()),
             id,
             epoch,
             writers,

@@ -18,6 +18,7 @@ use crate::engine::device_table::DeviceId;
 use crate::engine::message::{AdminReply, Outbox};
 use crate::export::{Export, ExportIndex, ExportTable};
 use crate::path::PathKey;
+use crate::rate_limits::RateLimits;
 use crate::stats::{ExportSnapshot, ExportState, ExportUser};
 
 /// Maximum number of sessions that a refusal names.
@@ -100,6 +101,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             epoch: export.epoch.number(),
             access: Vec::new(),
             access_limit: None,
+            limits: export.throttle.limits(),
             reason: export
                 .source
                 .outage()
@@ -180,6 +182,8 @@ pub(super) fn remove(
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
+    // Requests that wait do not delay the end.
+    opens.limit(index, RateLimits::default(), out);
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {
         tracing::info!(export = &**name, "export removed");
@@ -188,6 +192,23 @@ pub(super) fn remove(
     }
     announce(&devices, registry, out);
     AdminReply::ExportRemoved { ended }
+}
+
+/// Changes the rate limits of an export, also for requests that wait.
+pub(super) fn limit(
+    found: &NamedExport,
+    limits: RateLimits,
+    opens: &Opens,
+    out: &mut Outbox,
+) -> AdminReply {
+    let NamedExport { index, export } = found;
+    opens.limit(*index, limits, out);
+    if limits.is_unlimited() {
+        tracing::info!(export = &*export.name, "export changed: no rate limits");
+    } else {
+        tracing::info!(export = &*export.name, %limits, "export changed");
+    }
+    AdminReply::Done
 }
 
 /// Forbids opens of an export for writing, or permits them again.

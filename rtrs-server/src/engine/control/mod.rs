@@ -468,6 +468,12 @@ impl Control {
                     exports::freeze(&found, frozen, &self.opens, &self.registry)
                 }));
             }
+            AdminRequest::ExportLimit { name, limits } => {
+                let found = exports::find(&self.exports, &name);
+                return reply.send(found.map_or_else(AdminReply::Refused, |found| {
+                    exports::limit(&found, limits, &self.opens, ctx.out)
+                }));
+            }
             AdminRequest::Drain { .. } if self.is_stopping() => {
                 Err("the server is already stopping".to_owned())
             }

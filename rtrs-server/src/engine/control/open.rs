@@ -27,6 +27,7 @@ use crate::engine::message::{CloseNumber, ControlAnswer, Outbox, ReplyTo, ShardM
 use crate::engine::partial::takes_partial_writes;
 use crate::engine::session::{ServerInstance, SessionParams, SessionShared};
 use crate::export::{Export, ExportIndex, ExportTable, Lookup, bare};
+use crate::rate_limits::RateLimits;
 use crate::stats::OpenSnapshot;
 
 /// Reason for refusing a failed export, for clients that can show it. Its target may be slow at the
@@ -318,6 +319,15 @@ impl Opens {
         }
     }
 
+    /// Changes the rate limits of an export on all shards.
+    pub(super) fn limit(&self, index: ExportIndex, limits: RateLimits, out: &mut Outbox) {
+        let Some(export) = self.exports.get(index) else { return };
+        export.throttle.set(limits);
+        for core in 0..self.params.cores {
+            out.shard(CoreIndex(core), ShardMessage::Limits { export: index });
+        }
+    }
+
     /// Gives back the exports that an ended session had open.
     pub(super) fn session_ended(
         &mut self,
@@ -365,8 +375,9 @@ impl Opens {
                 let export = self.exports.get(at)?;
                 let mut opens = self.access.opens(at).iter();
                 let (_, mode) = *opens.find(|(who, _)| *who == session.id)?;
+                let limited = export.throttle.limits().is_some();
                 let (export, id) = (export.name.clone(), export.id.map(|id| id.to_string()));
-                Some(OpenSnapshot { export, access: mode.into(), id })
+                Some(OpenSnapshot { export, access: mode.into(), id, limited })
             })
             .collect()
     }

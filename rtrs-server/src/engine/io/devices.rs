@@ -15,10 +15,11 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::sync_order::ShardSyncs;
 use rtrs_core::time::{Instant, earliest};
 
+use super::delayed::Delayed;
 use super::device_errors::DeviceErrors;
 use super::overlap::OrphanedWrites;
 use super::progress::IoProgress;
-use super::table::RequestRef;
+use super::table::{PathRow, RequestRef};
 use crate::backend::INFLIGHT_MAX;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::message::{Outbox, ShardMessage};
@@ -47,6 +48,8 @@ struct OpenDevice {
     errors: DeviceErrors,
     counters: Arc<ShardExportCounters>,
     turns: Arc<Ranges>,
+    /// Requests that wait for the limits of the export; None if there are no limits.
+    delayed: Option<Box<Delayed>>,
     /// Keeps the export's index in the table from being reused.
     export: Arc<Export>,
 }
@@ -143,6 +146,7 @@ impl Devices {
                 let errors = DeviceErrors::default();
                 let counters = export.counters.shard(self.core.index);
                 let turns = export.turns(self.cores);
+                let delayed = Delayed::new(&export.throttle);
                 turns.join(usize::from(self.core.index.0));
                 // A partial write may have been entered while this shard joined.
                 self.scanned_at = self.scanned_at.wrapping_sub(1);
@@ -156,6 +160,7 @@ impl Devices {
                     errors,
                     counters,
                     turns,
+                    delayed,
                     export,
                 })
             }
@@ -313,6 +318,53 @@ impl Devices {
         self.open[at.index()].as_mut()?.waiting.pop_front()
     }
 
+    /// Whether the limits of its export delay an IO; if so, its request is queued.
+    pub(super) fn delays(&mut self, request: RequestRef, io: &IoProgress, now: Instant) -> bool {
+        let Some(delayed) = &mut self.at_mut(io.export).delayed else { return false };
+        let delays = delayed.delays(request, io, now);
+        if delays {
+            self.begin(io.export).counters.throttled.add(1);
+        }
+        delays
+    }
+
+    /// Removes the next request that the limits of an export no longer delay.
+    pub(super) fn next_released(&mut self, at: ExportIndex, now: Instant) -> Option<RequestRef> {
+        let open = self.open[at.index()].as_mut()?;
+        let delayed = open.delayed.as_mut()?;
+        let Some(released) = delayed.next(now) else {
+            open.delayed.take_if(|delayed| delayed.is_over());
+            return None;
+        };
+        open.counters.throttled_ns.add(released.waited_ns);
+        Some(released.request)
+    }
+
+    /// Removes all requests of a path that limits of exports delay.
+    pub(super) fn remove_delayed(&mut self, path: PathRow, now: Instant) -> Vec<RequestRef> {
+        let mut removed = Vec::new();
+        for open in self.open.iter_mut().flatten() {
+            let Some(delayed) = &mut open.delayed else { continue };
+            for released in delayed.remove(path, now) {
+                open.counters.throttled_ns.add(released.waited_ns);
+                removed.push(released.request);
+            }
+        }
+        removed
+    }
+
+    /// Applies changed limits of an export.
+    pub(super) fn apply_limits(&mut self, export: ExportIndex) {
+        if let Some(Some(open)) = self.open.get_mut(export.index()) {
+            Delayed::apply(&mut open.delayed, &open.export.throttle);
+        }
+    }
+
+    /// Whether the limits of its export delay a request.
+    pub(super) fn is_delayed(&self, export: ExportIndex, request: RequestRef) -> bool {
+        self.at(export).delayed.as_ref().is_some_and(|delayed| delayed.contains(request))
+    }
+
     /// Polls a device. Returns whether anything happened.
     pub(super) fn poll(&mut self, at: ExportIndex, now: Instant) -> bool {
         self.open[at.index()].as_mut().is_some_and(|open| open.device.poll(now))
@@ -339,7 +391,8 @@ impl Devices {
         let slot = &mut self.open[at.index()];
         let Some(open) = slot else { return false };
         let device = &open.device;
-        let busy = device.inflight() > 0 || !open.waiting.is_empty();
+        let delays = open.delayed.as_ref().is_some_and(|delayed| !delayed.is_empty());
+        let busy = device.inflight() > 0 || !open.waiting.is_empty() || delays;
         if busy || !(open.closing || device.rests()) || open.closing && needs(at) {
             return false;
         }
@@ -371,7 +424,10 @@ impl Devices {
     /// Time of the earliest poll that a device needs.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let polled = self.polled.iter().filter_map(|at| self.open[at.index()].as_ref());
-        polled.fold(self.suppressed_until, |at, open| earliest(at, open.device.deadline()))
+        polled.fold(self.suppressed_until, |at, open| {
+            let delayed = open.delayed.as_ref().and_then(|delayed| delayed.deadline());
+            earliest(earliest(at, open.device.deadline()), delayed)
+        })
     }
 }
 

@@ -9,9 +9,11 @@
 //! `Finished`, `Stopped`, `Drained`) and follows.
 
 mod conn;
+mod delayed;
 mod device_errors;
 pub mod devices;
 mod ending;
+mod limits;
 pub mod overlap;
 mod path;
 pub mod permits;
@@ -21,6 +23,7 @@ pub mod request;
 mod rows;
 mod sync;
 mod table;
+pub mod throttle;
 mod turns;
 mod validate;
 
@@ -158,6 +161,7 @@ impl Shard {
                 self.devices.close(export);
                 self.paths.values_mut().for_each(|path| path.set_attached(export, false));
             }
+            ShardMessage::Limits { export } => self.devices.apply_limits(export),
             // Nothing to do: waiting requests are checked in each turn.
             ShardMessage::Wake => {}
             ShardMessage::Exit => self.exit = true,
@@ -258,6 +262,7 @@ impl Shard {
                 }
                 busy |= taken.is_some();
             }
+            busy |= self.start_released(at, ctx);
             let Self { devices, paths, waiting, .. } = self;
             let io = |at: &RequestRef| paths.get(at.path)?.requests.get(at.permit)?.io();
             let needing = || waiting.settling.iter().chain(&waiting.deferred).filter_map(io);
@@ -344,6 +349,10 @@ impl Shard {
                         !closing && self.waiting.deferred.iter().any(here)
                     }
                     RequestState::Settling => !closing && self.waiting.settling.iter().any(here),
+                    RequestState::Throttled => request.io().is_some_and(|io| {
+                        let at = RequestRef { path: row, permit };
+                        !closing && self.devices.is_delayed(io.export, at)
+                    }),
                     RequestState::Submitted if closing => io.is_none_or(|io| {
                         let key = path.shared.key;
                         let own =
@@ -561,7 +570,8 @@ impl Shard {
         self.send_announcements(at, ctx);
     }
 
-    /// Stops accepting requests, and reports to the control shard when none runs anymore.
+    /// Stops accepting requests, and reports to the control shard when none runs anymore. Limits of
+    /// exports do not delay the end of the path.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
@@ -573,6 +583,7 @@ impl Shard {
             !drops
         });
         self.waiting.deferred = deferred;
+        self.release_path(row, ctx);
         self.end_path_if_over(row, ctx.out);
     }
 
@@ -581,6 +592,8 @@ impl Shard {
         let path = &mut paths[row];
         let limits = path.limits();
         path.close();
+        // Their rows are freed below.
+        drop(devices.remove_delayed(row, ctx.now));
         waiting.deferred.retain(|at| at.path != row);
         waiting.settling.retain(|at| at.path != row);
         let permits: Vec<PermitId> = path.requests.iter().map(|(permit, _)| permit).collect();

@@ -13,7 +13,8 @@
 //! bytes that are to change (`overlap.rs`); and `Turn`, for other changes of a block (`turns.rs`).
 //! A shard with such a request therefore checks it in each turn, and every millisecond when nothing
 //! else happens. A deferred request has no permit and is dropped when its path finishes. The others
-//! hold their permits, count as in flight, and are dropped when their paths close.
+//! hold their permits, count as in flight, and are dropped when their paths close. So do
+//! `Throttled` ones, which rate limits delay before all this (`delayed.rs`).
 
 use std::ops::Range;
 
@@ -301,6 +302,9 @@ impl Step<'_> {
             Wanted::Io(io) if io.op == IoOp::Flush && rtrs_core::mutated!(FlushSkipped) => {
                 self.finish(request, Reply::errno(0), ctx);
             }
+            Wanted::Io(io) if self.devices.delays(self.at, &io, ctx.now) => {
+                self.request().go(State::Io(request, Wait::Throttled, io));
+            }
             Wanted::Io(io) => self.start(request, io, ctx),
         }
     }
@@ -342,7 +346,7 @@ impl Step<'_> {
     }
 
     /// Opens the device on this shard, and registers the path's chunks with it.
-    fn open_device(&mut self, export: ExportIndex) -> Result<(), u16> {
+    pub(super) fn open_device(&mut self, export: ExportIndex) -> Result<(), u16> {
         let attached = self.path.is_attached(export);
         let region = (!attached).then(|| self.path.chunks().region());
         if let Err(error) = self.devices.open(export, region) {
@@ -353,9 +357,9 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Step 6. Begins the IO. It may be blocked by an orphaned write of a closed path to its bytes,
-    /// wait for its turn, or queue for a full device.
-    fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
+    /// Step 6. Begins an IO that no limit delays. It may be blocked by an orphaned write of a closed
+    /// path to its bytes, wait for its turn, or queue for a full device.
+    pub(super) fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
         if self.is_blocked(&io) {
             self.note_blocked(&mut request.arrival, &io);
             self.request().go(State::Io(request, Wait::Blocked, io));
@@ -603,7 +607,7 @@ impl Step<'_> {
 
     /// Step 10. Finishes a decided request: binds the chunk's window under a fresh key, then
     /// answers, in order with the answers that wait for room in the send queue.
-    fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
+    pub(super) fn finish(&mut self, mut request: Parsed, reply: Reply, ctx: &mut Ctx<'_>) {
         self.end_turn(ctx.out);
         let answers = self.path.answers();
         let conn = self.conn.as_deref_mut().filter(|_| answers);

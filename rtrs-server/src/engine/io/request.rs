@@ -25,6 +25,8 @@ pub enum RequestState {
     Revoking,
     /// The control shard processes it: an open, a close or a fence.
     Control,
+    /// The rate limits of the export delay it.
+    Throttled,
     /// The disk still has an older write of a closed path to the same bytes.
     Blocked,
     /// Another change of a block must end first (`turns.rs`).
@@ -112,6 +114,7 @@ impl Reply {
 /// Waiting state of an IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wait {
+    Throttled,
     Blocked,
     Turn,
     Queued,
@@ -227,6 +230,7 @@ impl Request {
 impl Wait {
     const fn state(self) -> RequestState {
         match self {
+            Self::Throttled => RequestState::Throttled,
             Self::Blocked => RequestState::Blocked,
             Self::Turn => RequestState::Turn,
             Self::Queued => RequestState::Queued,
@@ -240,21 +244,22 @@ impl Wait {
 mod tests {
     use super::RequestState::{
         self, Blocked, Control, Deferred, Free, Queued, Responding, Revoking, Settling, Submitted,
-        Turn,
+        Throttled, Turn,
     };
 
     #[test]
     fn request_states_follow_their_order() {
-        const ALL: [RequestState; 10] = [
-            Free, Deferred, Revoking, Control, Blocked, Turn, Queued, Submitted, Settling,
-            Responding,
+        const ALL: [RequestState; 11] = [
+            Free, Deferred, Revoking, Control, Throttled, Blocked, Turn, Queued, Submitted,
+            Settling, Responding,
         ];
-        let device = [Blocked, Turn, Queued, Submitted, Responding];
+        let device = [Throttled, Blocked, Turn, Queued, Submitted, Responding];
         for (from, expected) in [
             (Free, [&[Deferred, Revoking, Control][..], &device].concat()),
             (Deferred, [&[Free, Revoking, Control][..], &device].concat()),
             (Revoking, [&[Free, Control][..], &device].concat()),
             (Control, vec![Free, Responding]),
+            (Throttled, vec![Free, Blocked, Turn, Queued, Submitted, Responding]),
             (Blocked, vec![Free, Turn, Queued, Submitted, Responding]),
             (Turn, vec![Free, Queued, Submitted, Responding]),
             (Queued, vec![Free, Submitted, Responding]),

@@ -114,11 +114,12 @@ impl Shard {
             for (row, path) in paths.iter_mut().filter(|(_, path)| path.inflight() > 0) {
                 for (permit, request) in path.requests.iter_mut() {
                     let State::Io(..) = request.get() else { continue };
-                    let begins = matches!(request.state(), RequestState::Blocked);
+                    let state = request.state();
+                    let begins = matches!(state, RequestState::Throttled | RequestState::Blocked);
                     let Some(io) = request.io_mut().filter(|io| io.export == export) else {
                         continue;
                     };
-                    // A blocked request is entered when it begins.
+                    // A throttled or blocked request is entered when it begins.
                     if begins || !io.changes() || io.turn != Turn::None {
                         continue;
                     }

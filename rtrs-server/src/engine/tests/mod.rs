@@ -6,12 +6,12 @@
 //! search path · `ends.rs` replays, dead paths, silence, shutdown · `overlap.rs` orphaned writes;
 //! `partial.rs` writes of parts of blocks · `syncs.rs` reports of failed syncs; `losses.rs` the
 //! same in every order, on the disk of `lossy_disk.rs` · `idle.rs` heartbeats of idle paths ·
-//! `memory.rs` memory of chunks · `turns.rs` requests of clients to the control shard · `times.rs`
-//! request times · `admin.rs` the operator's commands; `exports.rs` exports that are added and
-//! removed while clients use them · `access.rs` access lists; `authenticate.rs` authentication of
-//! clients; `reloads.rs` access while a configuration is applied · `unproved.rs` restrictions of
-//! unauthenticated clients; `intruders.rs` their attacks on others; `crowd.rs` large numbers of
-//! unauthenticated clients · `device.rs` the fabric.
+//! `memory.rs` memory of chunks · `limits.rs` rate limits · `turns.rs` requests of clients to the
+//! control shard · `times.rs` request times · `admin.rs` the operator's commands; `exports.rs`
+//! exports that are added and removed while clients use them · `access.rs` access lists;
+//! `authenticate.rs` authentication of clients; `reloads.rs` access while a configuration is
+//! applied · `unproved.rs` restrictions of unauthenticated clients; `intruders.rs` their attacks on
+//! others; `crowd.rs` large numbers of unauthenticated clients · `device.rs` the fabric.
 
 mod access;
 mod admin;
@@ -30,6 +30,7 @@ mod handshake;
 mod idle;
 mod intruders;
 mod io;
+mod limits;
 mod log_lines;
 mod losses;
 mod lossy_disk;

@@ -91,6 +91,28 @@ fn access_may_be_repeated() {
 }
 
 #[test]
+fn rate_limits_are_options() {
+    let limited = spec("/x,iops=2000,iops-write=500,bandwidth-read=10M,burst=2s");
+    let limits = limited.rate_limits();
+    let expected = RateLimits {
+        iops: Some(2000),
+        iops_write: Some(500),
+        bandwidth_read: Some(10 << 20),
+        burst_ms: 2000,
+        ..RateLimits::default()
+    };
+    assert_eq!(limits, expected);
+    assert_eq!(limited, spec(&format!("/x,{limits}")));
+    assert!(spec("/x").rate_limits().is_unlimited());
+    let options = ["iops=0", "iops-write=none", "bandwidth-read=0", "burst=100ms"];
+    let options = options.map(str::to_owned);
+    assert_eq!(limited.with_options(&options).unwrap(), spec("/x"));
+    let map = "target: /x\niops: 2000\niops-write: 500\nbandwidth-read: 10M\nburst: 2s\n";
+    assert_eq!(serde_yaml::from_str::<ExportSpec>(map).unwrap(), limited);
+    assert_eq!(spec("/x").with_live_options(&limited), limited);
+}
+
+#[test]
 fn names_are_derived_from_targets() {
     for (text, name) in [
         ("/srv/vol0.img", "vol0.img"),
@@ -139,8 +161,9 @@ fn errors_name_the_problem() {
         (
             "/x,y.img",
             "has the unknown option \"y.img\"; the options are ro, direct, block-size, no-lock, \
-             gateway, conf, user, connect-timeout, migration, delay, error-rate, id, access; write \
-             \\, for a comma in a path",
+             gateway, conf, user, connect-timeout, migration, delay, error-rate, iops, iops-read, \
+             iops-write, bandwidth, bandwidth-read, bandwidth-write, burst, id, access; write \\, \
+             for a comma in a path",
         ),
         ("/x,ro,ro", "sets \"ro\" twice; set it once"),
         ("/x,ro=perhaps", "has a bad ro: switch \"perhaps\" is not valid; use on or off"),
@@ -151,6 +174,9 @@ fn errors_name_the_problem() {
         ("/x,delay=10", "has a bad delay: time \"10\" has no unit; write 10s or 10ms"),
         ("/x,delay=11m", "time \"11m\" is out of range; use 0s to 10m"),
         ("/x,error-rate=2", "error-rate \"2\" is not a fraction of requests; use 0 to 1"),
+        ("/x,iops=fast", "has a bad iops: rate \"fast\" is not a whole number of requests per"),
+        ("/x,bandwidth=10", "rate \"10\" is out of range; use none or 64k to 1T, in bytes per"),
+        ("/x,burst=2m", "has a bad burst: time \"2m\" is out of range; use 10ms to 1m"),
         ("/x,id=", "has a bad id: id \"\" is empty; write 1 to 255 bytes"),
         ("/x\\", "ends with a backslash that escapes nothing; write \\\\ for a backslash"),
     ] {
