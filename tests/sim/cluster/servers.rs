@@ -188,6 +188,7 @@ impl Cluster {
         let source = Arc::new(self.disk.exported());
         let epoch = SyncEpoch::kept(self.kept.number(), Arc::clone(&self.kept) as _, "vol".into());
         let mut export = Export::new("vol", source);
+        export.throttle.set(self.options.extra.limits);
         (export.id, export.epoch) = (self.other_servers.next_identity().export, epoch);
         export
     }

@@ -1,13 +1,14 @@
 //! Additions to a share of the runs that hunt for nothing else: a disk slower than `io-timeout`, a
 //! backing file that is truncated, a device that grows and shrinks, epochs that are saved late, a
 //! second session that writes, an export that is removed by force, a front end with requests for
-//! parts of blocks, a second volume.
+//! parts of blocks, a second volume, rate limits.
 //!
 //! Each is drawn by a separate generator, and runs that hunt for something do not change.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
+use rtrs_server::RateLimits;
 
 use super::{FaultMix, Guest, Ids, Losses, MS, Options, half, pick};
 
@@ -23,6 +24,7 @@ const REMOVAL: u64 = 0x7265_6d6f_7661_6c5f;
 const PARTS: u64 = 0x7061_7274_735f_6f66;
 const SECOND: u64 = 0x7365_636f_7475_7a61;
 const PIECES: u64 = 0x7069_6563_6573_6f66;
+const LIMITS: u64 = 0x7261_7465_7361_7a72;
 const MIXED: u64 = 0x6d69_7865_645f_7772;
 
 /// Additions to a run.
@@ -58,6 +60,8 @@ pub struct Extra {
     pub idle: IdleMax,
     /// Ways in which losses are caused and noticed.
     pub losses: Losses,
+    /// Rate limits of the session's export.
+    pub limits: RateLimits,
 }
 
 /// Maximum time between two heartbeats of an idle path; zero means a constant interval.
@@ -115,6 +119,10 @@ impl Options {
         let seed = self.seed;
         self.draw_memory();
         self.draw_pieces();
+        let own = &mut Prng::new(seed ^ LIMITS);
+        if self.is_ordinary() && own.chance(Ratio::new(1, 16)) {
+            self.add_limits(own);
+        }
         let own = &mut Prng::new(seed ^ LATE_DISK);
         if self.is_ordinary() && own.chance(Ratio::new(1, 8)) {
             self.add_late_disk(own);
@@ -256,6 +264,17 @@ impl Options {
             // The paths have no faults.
             self.faults = FaultMix { gap_max: self.load_time * 4, ..FaultMix::NONE };
         }
+    }
+
+    /// Makes requests wait at the server while paths, sessions and processes end.
+    fn add_limits(&mut self, prng: &mut Prng) {
+        self.extra.limits = RateLimits {
+            iops: pick(prng, &[Some(500), Some(2000)]),
+            iops_write: pick(prng, &[None, Some(300)]),
+            bandwidth: pick(prng, &[None, Some(4 << 20)]),
+            burst_ms: pick(prng, &[10, 100]),
+            ..RateLimits::default()
+        };
     }
 
     /// Makes blocks larger than sectors, so that the sectors of the second session begin within a
