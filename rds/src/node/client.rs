@@ -5,7 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rtrs_base::mem::{Front, Malformed};
-use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
+use rtrs_base::rt::{
+    Fd, OpId, PeerCredentials, peer_credentials, receive_passed, unacknowledged_bytes,
+};
 use rtrs_base::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -212,6 +214,34 @@ impl Client {
         }
         let rest = put_rest(&[IoSlice::new(payload)])?;
         self.send(packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
+    }
+
+    /// Makes the connection readable, for messages in the ring.
+    pub(super) fn send_token(&mut self) {
+        match self.write(&Packet::new(PacketKind::Token), &[]) {
+            Ok(()) => {
+                if let Some(bound) = &mut self.bound {
+                    bound.flow.outgoing.token_sent();
+                }
+            }
+            // The user has disconnected, which the following read notices, or has packets to read.
+            Err(error) => tracing::debug!(%error, "no token sent to a user"),
+        }
+    }
+
+    /// Sends another token while messages are in the ring, which wakes another user. Counts the
+    /// token of an empty ring again: the user that had reserved it may have been killed.
+    pub(super) fn renew_token(&mut self) {
+        let has_token = unacknowledged_bytes(&self.fd).is_ok_and(|bytes| bytes > 0);
+        let Some(bound) = self.bound.as_mut().filter(|bound| bound.flow.uses_outgoing) else {
+            return;
+        };
+        let ring = &mut bound.flow.outgoing;
+        if !ring.is_empty() {
+            self.send_token();
+        } else if has_token && ring.lacks_token() {
+            ring.token_sent();
+        }
     }
 
     fn send(&self, packet: &Packet, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {

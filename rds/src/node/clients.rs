@@ -428,7 +428,9 @@ impl Clients {
                 // on another connection may have been closed.
                 let named = if socket.is_some() { Ok(id) } else { self.meant(id, &packet) };
                 match named {
-                    Ok(named) if packet.kind == PacketKind::Token => self.renew_token(named),
+                    Ok(named) if packet.kind == PacketKind::Token => {
+                        self.clients.get_mut(&named).map(Client::renew_token);
+                    }
                     Ok(named) => {
                         self.settle(node, named);
                         self.deliver(now, node, named);

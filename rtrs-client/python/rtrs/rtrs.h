@@ -125,6 +125,24 @@ int rtrs_get_geometry(const rtrs_volume *volume, struct rtrs_geometry *geometry,
  * `bytes` bytes. Returns its length without the terminating 0, or 0 if the server reports none. */
 int rtrs_get_identity(const rtrs_volume *volume, char *text, size_t bytes);
 
+struct rtrs_op_stats {
+    uint64_t count;  /* requests that have ended */
+    uint64_t bytes;  /* bytes of the successful ones */
+    uint64_t errors; /* failed ones */
+};
+
+/* Counters since the volume was opened, over all queues. */
+struct rtrs_stats {
+    struct rtrs_op_stats read, write, flush, discard, write_zeroes, extents;
+    uint64_t inflight;        /* requests that have not ended */
+    uint64_t paths;           /* paths of the session */
+    uint64_t paths_connected; /* those that are connected */
+    uint64_t failovers;       /* requests that moved to another path, or were repeated */
+};
+
+/* Writes the counters; `bytes` is sizeof(struct rtrs_stats). */
+int rtrs_get_stats(const rtrs_volume *volume, struct rtrs_stats *stats, size_t bytes);
+
 enum {
     RTRS_EVENT_RESIZED = 1,   /* value: new size in bytes */
     RTRS_EVENT_READ_ONLY = 2, /* value: 1 if the volume is read-only now, else 0 */

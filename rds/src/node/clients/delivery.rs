@@ -82,22 +82,6 @@ impl Clients {
         }
         self.untaken.set_waiting(id, waits);
     }
-
-    /// Sends another token while messages are in the ring, which wakes another user. Counts the
-    /// token of an empty ring again: the user that had reserved it may have been killed.
-    pub(super) fn renew_token(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let has_token = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes > 0);
-        let Some(bound) = client.bound.as_mut().filter(|bound| bound.flow.uses_outgoing) else {
-            return;
-        };
-        let ring = &mut bound.flow.outgoing;
-        if !ring.is_empty() {
-            send_token(client);
-        } else if has_token && ring.lacks_token() {
-            ring.token_sent();
-        }
-    }
 }
 
 /// Lets users take what is in the ring, and makes the connection readable.
@@ -118,19 +102,7 @@ fn publish(client: &mut Client) {
 
 fn ensure_token(client: &mut Client) {
     if client.bound.as_ref().is_some_and(|bound| bound.flow.outgoing.needs_token()) {
-        send_token(client);
-    }
-}
-
-fn send_token(client: &mut Client) {
-    match client.write(&Packet::new(PacketKind::Token), &[]) {
-        Ok(()) => {
-            if let Some(bound) = &mut client.bound {
-                bound.flow.outgoing.token_sent();
-            }
-        }
-        // The user has disconnected, which the following read notices, or has packets to read.
-        Err(error) => tracing::debug!(%error, "no token sent to a user"),
+        client.send_token();
     }
 }
 

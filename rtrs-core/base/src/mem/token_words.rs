@@ -1,11 +1,11 @@
 //! Tokens that keep a connection readable while a ring has messages, and the order of accesses.
 //!
-//! The writer sends a token before it publishes messages if the connection has none. The reader that
-//! takes the last message reserves the token, looks again for messages, and then takes the token
-//! from the connection, or gives the reservation back. The writer looks at the reservations once
-//! more after it has published. A fence between the two accesses of each side lets at least one of
-//! them see the other, so no message is left without a token. A token may be left without
-//! a message: the reader that finds it takes it.
+//! The writer sends a token before it publishes messages if the connection has none. The reader
+//! that takes the last message reserves the token, looks again for messages, and then takes the
+//! token from the connection, or gives the reservation back. The writer looks at the reservations
+//! once more after it has published. A fence between the two accesses of each side lets at least
+//! one of them see the other, so no message is left without a token. A token may be left without a
+//! message: the reader that finds it takes it.
 
 use crate::sync::atomic::{Ordering, fence};
 

@@ -357,8 +357,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Step 6. Begins an IO that no limit delays. It may be blocked by an orphaned write of a closed
-    /// path to its bytes, wait for its turn, or queue for a full device.
+    /// Step 6. Begins an IO that no limit delays. It may be blocked by an orphaned write of a
+    /// closed path to its bytes, wait for its turn, or queue for a full device.
     pub(super) fn start(&mut self, mut request: Parsed, io: IoProgress, ctx: &mut Ctx<'_>) {
         if self.is_blocked(&io) {
             self.note_blocked(&mut request.arrival, &io);

@@ -1,6 +1,6 @@
 //! Rate limits of exports, shared by all shards.
 //!
-//! Each limit is a [`Bucket`], one atomic word with the time until which its rate is used up. A
+//! Each limit is a `Bucket`, one atomic word with the time until which its rate is used up. A
 //! request that begins moves the time of each of its limits on, by one request or by its bytes. It
 //! may begin while that time is at most `burst` ahead: an unused export saves up no more, and a
 //! request larger than that begins too and delays its successors. Those wait in queues of their
