@@ -9,7 +9,7 @@ from RTRS_LIBRARY, or else by its name, librtrs.so.0.
 """
 
 from ._library import Error, PermissionDenied, TimedOut, library_version
-from ._types import Event, Extent, Failed, Geometry, Paths, ReadOnly, Resized
+from ._types import Event, Extent, Failed, Geometry, OpStats, Paths, ReadOnly, Resized, Stats
 from ._volume import Volume
 
 __all__ = [
@@ -18,10 +18,12 @@ __all__ = [
     "Extent",
     "Failed",
     "Geometry",
+    "OpStats",
     "Paths",
     "PermissionDenied",
     "ReadOnly",
     "Resized",
+    "Stats",
     "TimedOut",
     "Volume",
     "library_version",

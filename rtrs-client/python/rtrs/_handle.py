@@ -15,7 +15,7 @@ from typing import Any
 
 from ._library import Error, check, check_time, decode, ffi, lib, make_error, millis
 from ._requests import Limits, Queue
-from ._types import Event, Geometry, event, geometry
+from ._types import Event, Geometry, Stats, event, geometry, stats
 
 Value = str | int | bool | os.PathLike[str]
 # Setting of a volume. A sequence is for one that may be repeated, and None for the default.
@@ -164,6 +164,13 @@ class Handle:
             text = ffi.new("char[]", _IDENTITY_MAX)
             check(lib.rtrs_get_identity(self._pointer, text, _IDENTITY_MAX))
             return decode(text) or None
+
+    def stats(self) -> Stats:
+        """Returns the counters."""
+        with self:
+            found = ffi.new("struct rtrs_stats *")
+            check(lib.rtrs_get_stats(self._pointer, found, ffi.sizeof(found[0])))
+            return stats(found)
 
     def next_event(self, timeout: float) -> Event | None:
         """Returns the next event, or None if there is none in time."""

@@ -50,6 +50,54 @@ def geometry(found: Any) -> Geometry:
 
 
 @dataclass(frozen=True)
+class OpStats:
+    """Requests of an operation that have ended, bytes of the successful ones, and failed ones."""
+
+    count: int
+    bytes: int
+    errors: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of a volume since it was opened, over all queues."""
+
+    read: OpStats
+    write: OpStats
+    flush: OpStats
+    discard: OpStats
+    write_zeroes: OpStats
+    extents: OpStats
+    # Requests that have not ended.
+    inflight: int
+    paths: int
+    paths_connected: int
+    # Requests that moved to another path, or were repeated.
+    failovers: int
+
+
+def stats(found: Any) -> Stats:
+    """Converts a struct rtrs_stats."""
+
+    def op(name: str) -> OpStats:
+        one = getattr(found, name)
+        return OpStats(one.count, one.bytes, one.errors)
+
+    return Stats(
+        read=op("read"),
+        write=op("write"),
+        flush=op("flush"),
+        discard=op("discard"),
+        write_zeroes=op("write_zeroes"),
+        extents=op("extents"),
+        inflight=found.inflight,
+        paths=found.paths,
+        paths_connected=found.paths_connected,
+        failovers=found.failovers,
+    )
+
+
+@dataclass(frozen=True)
 class Extent:
     """Range of a volume that is allocated, or a hole that reads as zeroes."""
 

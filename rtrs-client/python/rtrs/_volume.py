@@ -14,7 +14,7 @@ from . import _requests
 from ._handle import Handle, Setting, closed
 from ._library import Error, TimedOut, check_time, ffi
 from ._requests import Queue, Request
-from ._types import Event, Extent, Geometry
+from ._types import Event, Extent, Geometry, Stats
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -73,6 +73,11 @@ class BaseVolume:
     def identity(self) -> str | None:
         """Identity of server and export, as the setting identity takes it."""
         return self._handle.identity()
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the volume was opened. Waits up to two seconds for its IO threads."""
+        return self._handle.stats()
 
     @property
     def closed(self) -> bool:

@@ -165,12 +165,25 @@ def test_a_closed_volume_is_refused(server):
         volume.next_event,
         lambda: volume.size,
         lambda: volume.identity,
+        lambda: volume.stats,
         lambda: list(volume.extents(0, 512)),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="the volume is closed"):
             call()
     assert volume.closed
+
+
+def test_statistics_count_requests(volume):
+    before = volume.stats
+    volume.pwrite(bytes(8192), 0)
+    volume.flush()
+    assert volume.pread(0, 4096) == bytes(4096)
+    after = volume.stats
+    assert after.write.bytes - before.write.bytes == 8192
+    assert after.read.count - before.read.count == 1
+    assert after.flush.count - before.flush.count == 1
+    assert (after.paths, after.paths_connected, after.failovers) == (1, 1, 0)
 
 
 def test_threads_share_a_volume(server):
