@@ -10,6 +10,7 @@ use rtrs_client::{NoPath, Policy};
 use rtrs_core::fabric::sim::{Fault, LinkOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::{Duration, Instant};
+use rtrs_server::RateLimits;
 
 use super::cluster::Cluster;
 use super::faults::Act;
@@ -41,6 +42,8 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     options.unmix();
     // A user that stops in the middle of a payload submits little.
     options.extra.losses.stalls = false;
+    // Limits decide about the load then, not the paths.
+    options.extra.limits = RateLimits::default();
     options.guest = None;
     options.queue_depth = options.queue_depth.max(16);
     let link = &mut options.world.link;
