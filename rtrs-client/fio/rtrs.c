@@ -59,7 +59,7 @@ struct session {
 struct job {
     struct session *session;
     struct slot *slot;             /* NULL until the job starts */
-    struct rtrs_completion *done;  /* those of the last getevents() */
+    struct rtrs_completion *done;  /* from the last getevents() */
     unsigned int depth;
     uint32_t write_flags;
     bool has_reported; /* a submission's failure was logged */
@@ -81,7 +81,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct session *sessions;
 static unsigned int open_sessions;
 
-/* Logs the reason of a failed call. Returns its result. */
+/* Logs the reason for a failed call. Returns its result. */
 static int check(const char *what, int result)
 {
     if (result < 0)
@@ -236,7 +236,7 @@ static int open_session(struct session *session, const struct thread_data *td,
     status = open_volume(session, td->eo, plan);
     if (status)
         return status;
-    /* The error of a failed open has its reasons, so that is not logged. */
+    /* A failed open returns its reasons, so logging starts only now. */
     if (open_sessions++ == 0)
         check("set the log", rtrs_set_log(log_message, NULL, RTRS_LOG_WARN));
     status = rtrs_get_geometry(session->volume, geometry, sizeof *geometry);
@@ -321,7 +321,7 @@ static void leave_session(struct session *session, const struct thread_data *td)
 
         if (member->td == td)
             member->has_ended = true;
-        /* Jobs that end before they start are not cleaned up. */
+        /* fio does not clean up jobs that end before they start. */
         if (!member->has_ended && !is_cancelled && member->td->runstate < TD_EXITED)
             is_needed = true;
     }
@@ -340,7 +340,7 @@ static bool has_same_layout(const struct thread_data *td)
            tnumber_to_td(number - 1) == td;
 }
 
-/* Fails if the block sizes of a job in one direction are not possible. */
+/* Fails if the volume does not support a job's block sizes in one direction. */
 static int check_blocks(const struct thread_data *td, enum fio_ddir ddir,
                         unsigned long long longest, const struct session *session)
 {
@@ -422,7 +422,7 @@ static int engine_setup(struct thread_data *td)
         log_err("rtrs: this engine was built for another fio; run build.sh again\n");
         return 1;
     }
-    /* A child cannot use the session. */
+    /* A forked child cannot use the session. */
     td->o.use_thread = 1;
     pthread_mutex_lock(&lock);
     session = find_session(td);
@@ -556,7 +556,7 @@ static int engine_getevents(struct thread_data *td, unsigned int least, unsigned
         if (check("wait for requests", found) < 0)
             return found;
         count += found;
-        /* Without a time, fio waits as long as the session keeps the requests. */
+        /* Without a timeout, waits as long as the session keeps the requests. */
     } while (!t && count < least && rtrs_queue_inflight(queue) > 0);
     return count;
 }

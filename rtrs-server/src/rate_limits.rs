@@ -24,12 +24,12 @@ pub struct RateLimits {
     pub bandwidth_read: Option<u64>,
     /// Bytes written per second.
     pub bandwidth_write: Option<u64>,
-    /// Milliseconds whose share an unused export saves up at most.
+    /// Maximum allowance that an idle export saves up, in milliseconds at each rate.
     pub burst_ms: u64,
 }
 
 impl RateLimits {
-    /// Whether there is no limit.
+    /// Whether no limit is set.
     #[must_use]
     pub fn is_unlimited(&self) -> bool {
         let Self { iops, iops_read, iops_write, .. } = self;

@@ -1,9 +1,9 @@
 //! Room in the connection of a socket to its node.
 //!
-//! Programs poll the descriptor, so it must not be writable while the send buffer of the socket is
-//! full. The system calls it writable while less than a quarter of its own buffer is used. So users
-//! of a full socket send a packet that the node does not read before there is room, and give the
-//! connection the smallest buffer, of which this packet takes more.
+//! Programs poll the descriptor, so it must not be writable while the socket's send buffer is full.
+//! The system, however, reports it writable while less than a quarter of its own buffer is used. So
+//! a user of a full socket sends a packet that the node does not read until there is room, and
+//! gives the connection the smallest buffer, of which the packet takes more than a quarter.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -18,14 +18,14 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use super::request::gone;
 use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
-/// Send buffer of a connection, which the system doubles: its default.
+/// Usual send buffer: half of the system's default, because the system doubles what is set.
 const CHANNEL_LEN: usize = 212_992 / 2;
 /// Smallest send buffer; the system raises it to 4,608 bytes.
 const CHANNEL_MIN: usize = 1;
 /// Length of a packet that takes more than a quarter of the smallest buffer.
 const FULL_LEN: usize = 1200;
 
-/// Room in a send buffer, at one moment.
+/// Snapshot of the room in a send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) in_flight: usize,
@@ -60,7 +60,7 @@ impl Shown {
         position: u32,
     ) -> Result<(), Errno> {
         let state = u64::from(room.released) << 32 | (room.sndbuf as u64 & 0x7fff_ffff) << 1 | 1;
-        // Without a release since then, the node reads the packet only for a request to cancel.
+        // Unless room was released since, the node reads the packet only to handle a cancellation.
         if self.0.load(Ordering::Relaxed) == state && !is_writable(socket)? {
             return Ok(());
         }
@@ -87,7 +87,7 @@ impl Shown {
         set_socket_send_buffer_size(socket, CHANNEL_LEN)
     }
 
-    /// Records a message that was sent: what follows is another state.
+    /// Forgets the packet, because a message was sent after it.
     pub(super) fn forget(&self) {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.0.store(0, Ordering::Relaxed);
@@ -108,10 +108,10 @@ fn send_full(socket: BorrowedFd<'_>, position: u32) -> Result<(), Errno> {
     rustix::net::sendmsg(socket, &parts, &mut none, flags).map(drop)
 }
 
-/// Wait of a call that sends, which ends at the socket's time limit.
+/// Wait of a sending call, limited by the socket's send timeout.
 #[derive(Debug, Default)]
 pub(super) struct SendWait {
-    /// Time limit, once known, and the end of the wait.
+    /// End of the wait, once known; `Some(None)` if there is no time limit.
     ends_at: Option<Option<Instant>>,
 }
 

@@ -28,7 +28,7 @@ for size in (0, 100, 100000):
     # The last one is the time since the message was complete.
     assert read - arrived <= rest <= ended - begun, (read - arrived, rest, ended - begun)
     assert header + payload + rest <= ended - begun, (header, payload, rest, ended - begun)
-# One of them, behind a timestamp.
+# Only one latency, after a timestamp.
 b.setsockopt(SOL_RDS, LATENCY, bytes([1, 2, 0, 0]))
 b.setsockopt(socket.SOL_SOCKET, 29, 1)
 a.sendto(b"x", (B, 4000))
@@ -36,7 +36,7 @@ got, control = latencies()
 assert [c[:2] for c in control] == [(socket.SOL_SOCKET, 29), (SOL_RDS, CONTROL)], control
 count, *positions, first, second, third = struct.unpack("4B4xQQQ", control[1][2])
 assert (count, positions, second, third) == (1, [2, 0, 0], 0, 0) and first > 0
-# A value that is refused turns them off, or changes nothing.
+# A refused value turns latencies off, or changes nothing.
 for value, count in ((bytes(3), 2), (bytes(8), 2), (bytes([4, 0, 0, 0]), 2),
                      (bytes([1, 3, 0, 0]), 1)):
     fails(errno.EFAULT, b.setsockopt, SOL_RDS, LATENCY, value)

@@ -64,12 +64,12 @@ impl Stand {
         drop(self.daemons[usize::from(node) - 1].take());
     }
 
-    /// Returns the process id of a daemon.
+    /// Returns the process ID of a daemon.
     pub(crate) fn pid(&self, node: u8) -> u32 {
         self.daemons[usize::from(node) - 1].as_ref().expect("a daemon that runs").pid()
     }
 
-    /// Sends a signal to a daemon, by its name without SIG.
+    /// Sends a signal to a daemon, by the signal's name without SIG.
     pub(crate) fn signal(&mut self, node: u8, name: &str) {
         self.daemons[usize::from(node) - 1].as_mut().expect("a daemon that runs").signal(name);
     }

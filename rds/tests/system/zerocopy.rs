@@ -1,4 +1,4 @@
-//! MSG_ZEROCOPY of programs with the library.
+//! MSG_ZEROCOPY in programs that use the library.
 
 use crate::preload::python;
 
@@ -43,21 +43,21 @@ for cookie, size in enumerate(sizes):
 for cookie, size in enumerate(sizes):
     assert b.recv(200000) == bytes([cookie]) * size
 assert completions(a, len(sizes)) == [cookie + 10 for cookie in range(len(sizes))]
-# A control message has up to 8 cookies; the largest cookie is none that has a meaning.
+# A control message has up to 8 cookies; the largest cookie has no special meaning.
 a.settimeout(30)
 want = [0xffffffff - number for number in range(20)]
 for cookie in want:
     send(a, b"x", cookie)
 assert sum(len(b.recv(10)) for cookie in want) == len(want)
 assert completions(a, len(want)) == want
-# They come with a message as well, behind its other control messages.
+# Completions also come with a message, after its other control messages.
 a.setsockopt(socket.SOL_SOCKET, 29, 1)
 a.settimeout(None)
 send(a, b"question", 5)
 b.sendto(b"answer", a.getsockname()) if b.recv(10) == b"question" else None
 found = []
 while True:
-    # A receive that waits returns with a message only.
+    # A blocking receive returns only with a message.
     data, control, flags, source = a.recvmsg(100, 200)
     assert data == b"answer"
     assert control[0][:2] == (socket.SOL_SOCKET, 29), control
@@ -85,7 +85,7 @@ send(a, bytes(1000), 2, ("127.0.0.99", 4000))
 to = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", 4000, bytes([127, 0, 0, 99]))
 a.setsockopt(SOL_RDS, 1, to)
 assert completions(a, 1) == [2]
-# Without room for them, completions stay.
+# Completions stay if the receive has no room for them.
 send(a, b"own", 3, (A, 4000))
 assert b.recv(10) == b"own"
 assert select.select([a], [], [], 30)[0]

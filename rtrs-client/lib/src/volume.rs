@@ -23,11 +23,11 @@ pub struct Geometry {
     pub logical_block: u32,
     /// Block size that the server prefers, a power of two.
     pub physical_block: u32,
-    /// Longest read or write of a request, if the builder's limit is not lower.
+    /// Longest read or write, unless the builder's limit is lower.
     pub io_max: u32,
-    /// Longest discard of a request.
+    /// Longest discard.
     pub discard_max: u32,
-    /// Longest write zeroes of a request.
+    /// Longest write zeroes.
     pub zeroes_max: u32,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -69,7 +69,7 @@ impl From<DeviceGeometry> for Geometry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The volume has another size.
+    /// The size of the volume has changed.
     Resized {
         /// New size in bytes.
         bytes: u64,
@@ -79,7 +79,7 @@ pub enum Event {
         /// Whether it is read-only now.
         read_only: bool,
     },
-    /// Another number of paths is connected. With fewer than all the volume is degraded.
+    /// The number of connected paths has changed. With fewer than all, the volume is degraded.
     Paths {
         /// Number of connected paths.
         connected: usize,
@@ -110,9 +110,9 @@ impl From<VolumeEvent> for Event {
 pub struct OpStats {
     /// Number of requests that have ended.
     pub count: u64,
-    /// Bytes of the successful ones.
+    /// Bytes of the successful requests.
     pub bytes: u64,
-    /// Number that failed.
+    /// Number of requests that failed.
     pub errors: u64,
 }
 
@@ -164,10 +164,10 @@ pub struct Stats {
     pub paths: Vec<PathStats>,
 }
 
-/// Open volume. Its [`Queue`]s carry the requests; this handle has everything else.
+/// Open volume. Its [`Queue`]s carry the requests; this handle provides everything else.
 ///
-/// Dropping it ends the session at once: requests in flight fail, and those that the server has may
-/// still take effect. [`close`](Self::close) lets them finish.
+/// Dropping it ends the session at once: requests in flight fail, and may still take effect if they
+/// have reached the server. [`close`](Self::close) lets them finish.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -213,8 +213,8 @@ impl Volume {
         self.volume.geometry().into()
     }
 
-    /// Returns the identity of server and export, `SERVER/EXPORT`, as the setting `identity` takes
-    /// it; None if the server reports none.
+    /// Returns the identity of server and export, `SERVER/EXPORT`, as in the setting `identity`;
+    /// None if the server reports none.
     ///
     /// # Errors
     /// Those of [`stats`](Self::stats).
@@ -263,8 +263,8 @@ impl Volume {
         Ok(self.volume.next_event(timeout).map(Event::from))
     }
 
-    /// Ends the session. Requests that were submitted finish within `grace`, at most an hour; those
-    /// that are left then fail. Returns their number. Queues take no more requests, and still
+    /// Ends the session. Submitted requests have `grace`, at most an hour, to finish; those left
+    /// then fail. Returns the number that failed. Queues take no more requests, but still
     /// return completions. Takes at most 20 s longer than `grace`.
     ///
     /// # Errors

@@ -83,7 +83,7 @@ impl Summary<'_> {
     fn text(&self) -> String {
         match self.equal {
             true => format!("{} bytes are equal ({})\n", self.size, size_text(self.size)),
-            // The error has the offset.
+            // The error names the offset.
             false => String::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! Notice on stderr about a wait that takes long.
+//! Notice on stderr about a long wait.
 
 use std::sync::mpsc;
 use std::thread;
@@ -14,17 +14,17 @@ const NOTICE_AFTER: Duration = Duration::from_secs(3);
 /// Stack size of the thread that only prints a line.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Awaited event, for a notice.
+/// Event that a command waits for.
 pub(super) struct Awaited<T> {
-    /// Returns what is waited for: "vol0 to be attached".
+    /// Describes the event, for example "vol0 to be attached".
     pub(super) what: T,
     /// Maximum length of the wait.
     pub(super) at_most: Duration,
 }
 
 impl<T: Fn() -> String + Send> Awaited<T> {
-    /// Calls `wait`. If that takes long, prints what is waited for, and for how long at most. With
-    /// JSON output programs read stderr too, so nothing is printed.
+    /// Calls `wait`. If that takes long, prints the event and the time limit. Prints nothing with
+    /// JSON output, because programs then read stderr too.
     pub(super) fn with_notice<R>(self, output: Output, wait: impl FnOnce() -> R) -> R {
         if output == Output::Json {
             return wait();
@@ -40,7 +40,7 @@ impl<T: Fn() -> String + Send> Awaited<T> {
                     remark(format_args!("waiting for {what}, for at most {seconds} s"));
                 }
             };
-            // Without a thread the wait has no notice.
+            // If no thread can be started, there is no notice.
             drop(thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, print));
             let result = wait();
             drop(waiting);

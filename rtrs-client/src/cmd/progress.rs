@@ -12,9 +12,9 @@ use crate::error::{Error, usage};
 
 /// Time between updates of a line on a terminal.
 const TERMINAL_INTERVAL: Duration = Duration::from_millis(500);
-/// Time between lines elsewhere.
+/// Time between lines on other outputs.
 const LINES_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum size of the memory of all requests.
+/// Maximum memory of all requests together.
 const BYTES_MAX: u64 = 1 << 30;
 /// Limits of `--request-size`.
 const SIZE: std::ops::RangeInclusive<u64> = 4096..=32 << 20;
@@ -109,7 +109,7 @@ fn line(position: Position) -> String {
 
 /// Formats seconds as minutes and seconds, or as hours and minutes.
 fn time_text(seconds: f64) -> String {
-    // The conversion of a greater number gives the maximum.
+    // The cast saturates.
     let seconds = seconds.ceil() as u64;
     match seconds / 3600 {
         0 => format!("{}:{:02} min", seconds / 60, seconds % 60),

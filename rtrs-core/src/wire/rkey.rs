@@ -1,7 +1,7 @@
 //! RKEY_RSP: the new key of a chunk, 8 bytes of payload in a SEND_WITH_IMM, or 16 with the server's
 //! times (an extension).
 //!
-//! With NEW_RKEY every answer contains one, including errors. The key may be any value, even the
+//! With NEW_RKEY every answer, including an error, contains one. The key may be any value, even the
 //! old one; a receiver only stores it. The client must check that `permit` equals the one in the
 //! immediate ([`RkeyRsp::check`]).
 

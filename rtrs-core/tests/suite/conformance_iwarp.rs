@@ -23,7 +23,7 @@ struct Tcp {
     idle: u32,
     /// Sockets that fill a backlog to make an address silent.
     full: Option<(socket2::Socket, Vec<TcpStream>)>,
-    /// Bound socket that does not listen. It reserves its address, where connects are refused.
+    /// Bound socket that does not listen. It reserves an address at which connects are refused.
     closed: Option<socket2::Socket>,
 }
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// No limit; `0` is accepted too.
 const NONE: &str = "none";
-/// Valid limits in requests per second. At the maximum, a request takes a whole number of
-/// nanoseconds that is exact to less than a percent.
+/// Valid limits in requests per second. Up to the maximum, rounding the time per request to whole
+/// nanoseconds changes it by less than one percent.
 const REQUESTS: RangeInclusive<u64> = 1..=10_000_000;
-/// Valid limits in bytes per second. With less than the minimum, a single request would take many
+/// Valid limits in bytes per second. Below the minimum, a single request would take many
 /// seconds.
 const BYTES: RangeInclusive<u64> = 64 << 10..=1 << 40;
 

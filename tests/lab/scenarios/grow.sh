@@ -50,7 +50,7 @@ scenario() {
     start_server --export "vol=$LAB_WORK/vol.img" --export beside=mem:64M \
         --listen tcp://10.0.0.2:1234 --listen tcp://10.0.1.2:1234
     assert_true "the volume attaches" attach "${SESSION[@]}"
-    # No thread of the file system writes in the background: what is in flight when the process is
+    # The file system must not write in the background: whatever is in flight when the process is
     # killed waits for device-timeout.
     assert_true "mkfs.ext4" mkfs.ext4 -qF -E lazy_itable_init=0,lazy_journal_init=0 /dev/nbd0
     assert_true "the file system mounts" mount -o noinit_itable /dev/nbd0 "$MNT"
@@ -89,7 +89,7 @@ scenario() {
     rm "$LAB_WORK/go"
     assert_true "the load got no error" wait $pid
 
-    # The process that takes the device over detects a new size.
+    # The process that takes over the device detects a new size.
     assert_true "all data is written" timeout 60 sync -f "$MNT"
     assert_within 10 "nothing is in flight" nothing_in_flight
     kill -KILL "$(client_pid vol)"

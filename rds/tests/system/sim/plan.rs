@@ -38,11 +38,11 @@ pub(super) struct Plan {
     pub(super) fault_pause: Duration,
     /// Share of faults that restart a node instead of breaking a connection.
     pub(super) restarts: Ratio,
-    /// Share of faults that stop a node for a while, although its system runs, and the longest such
-    /// time, which is shorter than messages are held for the map of a peer.
+    /// Share of faults that stop a node, but not its system, for a while; and the longest stop,
+    /// which is shorter than the time for which messages wait for the map of a peer.
     pub(super) stalls: Ratio,
     pub(super) stall: Duration,
-    /// Share of broken connections that are noticed at one end only at first.
+    /// Share of broken connections that at first only one end notices.
     pub(super) one_sided: Ratio,
     /// Frequency of pauses of a reading user.
     pub(super) rests: Ratio,
@@ -65,7 +65,7 @@ impl Plan {
         let announces = (0..nodes).map(|_| prng.chance(share)).collect();
         let small = prng.chance(Ratio::new(1, 3));
         let micros = |prng: &mut Prng, max| Duration::from_micros(prng.range(10..=max));
-        // Without an effect on the rest of the plan, so that runs with single paths stay the same.
+        // Drawn from a fork: the rest of the plan, and so runs with single paths, stay the same.
         let mut own = prng.clone().fork();
         let several = [Ratio::ZERO, Ratio::ZERO, Ratio::new(3, 4), Ratio::ONE][own.index(4)];
         let paths = |own: &mut Prng| if own.chance(several) { 1 + own.index(8) } else { 1 };

@@ -190,8 +190,8 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
 }
 
 /// Whether a volume that shares its running session cannot be reattached alone. It can if it leaves
-/// a session that writes another log, or returns with settings that a volume has of its own; unless
-/// all volumes need another session.
+/// a session whose log belongs to another volume, or returns with only its own settings changed,
+/// unless all volumes need a new session.
 pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status, all_ended: bool) -> bool {
     if status.session != wanted.plan.session.session_name {
         return status.log == status.name;

@@ -1,4 +1,4 @@
-//! Ends of flushes and writes with FUA; `syncs.rs` explains why flushes are held back.
+//! Completion of flushes and writes with FUA; `syncs.rs` explains why flushes are held back.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -35,13 +35,13 @@ impl Ios {
         is_held
     }
 
-    /// Completes the held flushes whose overlapping syncs have ended. Returns whether there was
+    /// Completes the held flushes whose overlapping syncs have ended. Returns whether there were
     /// any.
     pub(super) fn release_flushes(&mut self) -> bool {
         self.end_held(|_, held, cache| held.is_free(cache).then(|| held.sync.verdict(cache)))
     }
 
-    /// Fails flushes that are held back for too long. Returns whether there was any.
+    /// Fails flushes that were held back for too long. Returns whether there were any.
     pub(super) fn fail_late_flushes(&mut self, limits: &TimeLimits) -> bool {
         self.end_held(|ios, held, cache| {
             let submitted = ios.requests.io(held.row).submitted;
@@ -50,7 +50,7 @@ impl Ios {
         })
     }
 
-    /// Completes the held flushes for which `end` returns a status. Returns whether there was any.
+    /// Completes the held flushes for which `end` returns a status. Returns whether there were any.
     fn end_held(
         &mut self,
         end: impl Fn(&Self, HeldFlush, &CacheWatch) -> Option<IoStatus>,

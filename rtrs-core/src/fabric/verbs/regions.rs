@@ -1,7 +1,7 @@
 //! Table of local keys and their access, which a shard checks before it posts.
 //!
 //! A device responds to a wrong local key by failing the queue pair; the contract requires that
-//! such a request is refused instead. Registrations change the shared table, which is rare; each
+//! such a request be refused instead. Registrations change the shared table, which is rare; each
 //! shard keeps a sorted copy and checks a counter to see whether the copy is current, so a post
 //! takes no lock.
 
@@ -62,7 +62,7 @@ impl RegionCache {
         self.sorted.extend(entries.iter().map(|(key, entry)| (*key, *entry)));
     }
 
-    /// Checks local memory of a request in a domain.
+    /// Checks that a request in this domain may use the local memory.
     pub(super) fn check(&self, pd: u64, sge: &Sge, write: bool) -> Result<(), FabricError> {
         let found = self.sorted.binary_search_by_key(&(pd, sge.lkey), |(key, _)| *key);
         let Ok(at) = found else { return Err(FabricError::LocalMemory) };

@@ -73,7 +73,7 @@ impl Handshake {
     }
 
     /// Holds a connection until the chunks are registered. Returns the connection if they already
-    /// are, or if there will be none before INFO_REQ.
+    /// are, or if no registration precedes INFO_REQ.
     pub(super) fn hold(&mut self, cid: ConnIndex, request: ConnRequest) -> Option<ConnRequest> {
         match &mut self.held {
             Some(held) => {
@@ -85,7 +85,7 @@ impl Handshake {
     }
 
     /// Ends the wait for the registration of the chunks, successful or not. Returns None if the
-    /// path ends, which no longer waits.
+    /// path is closing, and so no longer waits.
     pub(super) fn take_held(
         &mut self,
         now: Instant,
@@ -113,7 +113,7 @@ impl Handshake {
         self.joining.is_some()
     }
 
-    /// Reason of an INFO_REQ refusal that was sent to the client.
+    /// Reason for an INFO_REQ refusal that was sent to the client.
     pub(super) fn refused(&self) -> Option<&PathEnd> {
         self.joining.as_ref().and_then(Joining::refused)
     }
@@ -123,7 +123,7 @@ impl Handshake {
         self.joining = None;
     }
 
-    /// Ends the handshake without result.
+    /// Ends the handshake without a result.
     pub(super) fn cancel(&mut self) {
         (self.joining, self.held) = (None, None);
     }

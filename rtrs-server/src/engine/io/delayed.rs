@@ -1,10 +1,10 @@
-//! Requests of a shard that wait for the rate limits of their export.
+//! Requests of a shard that are delayed by the rate limits of their export.
 //!
-//! A delayed request keeps its permit and its chunk, as each request in flight does, and waits in a
-//! queue of its shard and direction. Only the first request of a queue takes its share of the
-//! limits ahead of time. So the queues of all shards take turns, a request that is dropped wastes
-//! nothing, and changed limits apply to all that wait. Flushes and requests for extents transfer no
-//! data and never wait. An export without limits has no queues, which costs one branch per request.
+//! A delayed request keeps its permit and its chunk, like every request in flight, and waits in a
+//! queue per shard and direction. Only the first request of a queue is charged to the limits ahead
+//! of time. So the queues of all shards take turns, dropping a request wastes nothing, and changed
+//! limits apply to every waiting request. Flushes and requests for extents transfer no data and
+//! never wait. An export without limits has no queues; the check costs one branch per request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::progress::IoProgress;
 use super::table::{PathRow, RequestRef};
 use super::throttle::{Budget, Charge, Direction, Throttle};
 
-/// A request whose wait for the limits has ended.
+/// A request that has left its queue, and the time that it waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Released {
     pub(super) request: RequestRef,
     pub(super) waited_ns: u64,
 }
 
-/// A request that waits.
+/// A delayed request.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     request: RequestRef,
@@ -37,16 +37,16 @@ impl Entry {
     }
 }
 
-/// Requests of one direction that wait, in order of arrival.
+/// Delayed requests of one direction, in order of arrival.
 #[derive(Debug, Default)]
 struct Queue {
     entries: VecDeque<Entry>,
-    /// Time from which the first request may begin, once it has taken its share.
+    /// Earliest start of the first request, once it has been charged.
     start: Option<Instant>,
 }
 
 impl Queue {
-    /// Takes the share of the first request, if it has not done so. Returns when it may begin.
+    /// Charges the first request, unless that is done. Returns its earliest start.
     fn start(&mut self, budget: Option<&Budget>, now: Instant) -> Option<Instant> {
         let first = self.entries.front()?;
         let take = || budget.map_or(Instant::ZERO, |budget| budget.take(first.charge, now));
@@ -58,12 +58,12 @@ impl Queue {
         self.entries.pop_front().map(|first| first.release(now))
     }
 
-    /// Time of the next look at the queue.
+    /// Time at which the queue must next be checked.
     fn deadline(&self) -> Option<Instant> {
         self.entries.front().map(|_| self.start.unwrap_or(Instant::ZERO))
     }
 
-    /// Removes the requests of a path, and returns the share of the first one.
+    /// Removes the requests of a path. Gives back the charge of the first request if it is removed.
     fn remove(&mut self, path: PathRow, budget: Option<&Budget>) -> Vec<Entry> {
         let is_removed = |entry: &Entry| entry.request.path == path;
         if let Some(first) = self.entries.front().filter(|first| is_removed(first))
@@ -77,10 +77,10 @@ impl Queue {
     }
 }
 
-/// Requests of one shard that wait for the limits of an export.
+/// Delayed requests of an export on one shard.
 #[derive(Debug, Default)]
 pub(super) struct Delayed {
-    /// None once the limits were removed.
+    /// None once the limits have been removed.
     budget: Option<Arc<Budget>>,
     reads: Queue,
     writes: Queue,
@@ -101,7 +101,7 @@ impl Delayed {
         }
     }
 
-    /// Whether an IO must wait; if so, its request is queued. Otherwise it has taken its share.
+    /// Returns whether an IO must wait, and queues its request if so. Otherwise charges the IO.
     pub(super) fn delays(&mut self, request: RequestRef, io: &IoProgress, now: Instant) -> bool {
         let Some(charge) = Charge::of(io.op, io.len) else { return false };
         let queue = match charge.direction {
@@ -119,7 +119,7 @@ impl Delayed {
         true
     }
 
-    /// Removes the next request that may begin.
+    /// Removes the next request that may start.
     pub(super) fn next(&mut self, now: Instant) -> Option<Released> {
         let Self { budget, reads, writes } = self;
         let budget = budget.as_deref();
@@ -135,7 +135,7 @@ impl Delayed {
         }
     }
 
-    /// Replaces the limits. Those that wait take their shares again.
+    /// Replaces the limits. The first request of each queue is charged anew.
     fn change(&mut self, budget: Option<Arc<Budget>>) {
         self.budget = budget;
         (self.reads.start, self.writes.start) = (None, None);
@@ -149,7 +149,7 @@ impl Delayed {
         removed.into_iter().map(|entry| entry.release(now)).collect()
     }
 
-    /// Time of the next look.
+    /// Time at which the queues must next be checked.
     pub(super) fn deadline(&self) -> Option<Instant> {
         earliest(self.reads.deadline(), self.writes.deadline())
     }

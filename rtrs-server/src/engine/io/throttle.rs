@@ -1,10 +1,10 @@
 //! Rate limits of exports, shared by all shards.
 //!
-//! Each limit is a `Bucket`, one atomic word with the time until which its rate is used up. A
-//! request that begins moves the time of each of its limits on, by one request or by its bytes. It
-//! may begin while that time is at most `burst` ahead: an unused export saves up no more, and a
-//! request larger than that begins too and delays its successors. Those wait in queues of their
-//! shards (`delayed.rs`).
+//! Each limit is a `Bucket`: one atomic word, the time up to which its rate is used. Starting a
+//! request advances that time in each of its buckets, by the cost of one request or of its bytes. A
+//! request may start once that time is at most `burst` ahead, so an idle export saves up no more
+//! than `burst`, and a request that costs more still starts and delays the next ones. Delayed
+//! requests wait in queues of their shards (`delayed.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +17,8 @@ use crate::rate_limits::RateLimits;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Maximum number of bytes that a discard or write zeroes counts. Its length is not limited by that
-/// of a chunk, and other requests must not wait minutes for it.
+/// Maximum number of bytes charged for a discard or write zeroes. It may be much longer than a
+/// chunk, and other requests must not wait minutes behind it.
 const UNSENT_MAX: u32 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) enum Direction {
     Write,
 }
 
-/// Number of bytes of a request that counts as one, and their direction.
+/// Cost of a request against the limits: one request and its bytes, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Charge {
     pub(super) direction: Direction,
@@ -35,7 +35,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Charge of an IO; None if it is not limited.
+    /// Charge of an IO; None for operations that are never limited.
     pub(super) fn of(op: IoOp, len: u32) -> Option<Self> {
         let (direction, bytes) = match op {
             IoOp::Read => (Direction::Read, len),
@@ -47,12 +47,11 @@ impl Charge {
     }
 }
 
-/// Bucket of one limit.
 #[derive(Debug)]
 struct Bucket {
     /// Units per second, at least 1.
     rate: u64,
-    /// Time until which the rate is used up, in nanoseconds.
+    /// Time up to which the rate is used, in nanoseconds.
     used_until: AtomicU64,
 }
 
@@ -61,12 +60,12 @@ impl Bucket {
         Self { rate: rate.max(1), used_until: AtomicU64::new(0) }
     }
 
-    /// Nanoseconds in which the rate permits `units`, rounded to the nearest.
+    /// Time that `units` take at this rate, in nanoseconds, rounded to nearest.
     const fn cost(&self, units: u32) -> u64 {
         (units as u64 * SECOND_NS + self.rate / 2) / self.rate
     }
 
-    /// Takes `units` at `now`. Returns the time until which the rate was used up before.
+    /// Takes `units` at `now`. Returns the time up to which the rate was used before that.
     fn take(&self, units: u32, now: u64) -> u64 {
         let cost = self.cost(units);
         let mut before = self.used_until.load(Ordering::Relaxed);
@@ -85,13 +84,13 @@ impl Bucket {
         }
     }
 
-    /// Returns `units` that were taken and are not used.
+    /// Gives back `units` that were taken but not used.
     fn give_back(&self, units: u32) {
         self.used_until.fetch_sub(self.cost(units), Ordering::Relaxed);
     }
 }
 
-/// Buckets of one unit: for all requests, for reads and for writes.
+/// Buckets that count one unit, requests or bytes: for all IO, for reads and for writes.
 #[derive(Debug)]
 struct Buckets {
     all: Option<Bucket>,
@@ -115,7 +114,7 @@ impl Buckets {
     }
 }
 
-/// Buckets of all limits of an export. Other limits have other buckets, full ones.
+/// Buckets of all limits of an export. Changed limits get new buckets, which are full.
 #[derive(Debug)]
 pub(super) struct Budget {
     limits: RateLimits,
@@ -140,7 +139,7 @@ impl Budget {
         requests.chain(self.bytes.of(direction).map(move |bucket| (bucket, bytes)))
     }
 
-    /// Takes the share of a request. Returns the time from which it may begin.
+    /// Charges a request to its buckets. Returns the earliest time at which it may start.
     pub(super) fn take(&self, charge: Charge, now: Instant) -> Instant {
         let now = now.as_nanos();
         let taken = self.buckets(charge).map(|(bucket, units)| bucket.take(units, now));
@@ -148,7 +147,7 @@ impl Budget {
         Instant::from_nanos(taken.max().unwrap_or(0).saturating_sub(burst))
     }
 
-    /// Returns the share of a request that does not begin.
+    /// Gives back the charge of a request that will not start.
     pub(super) fn give_back(&self, charge: Charge) {
         self.buckets(charge).for_each(|(bucket, units)| bucket.give_back(units));
     }
@@ -166,19 +165,19 @@ impl Throttle {
         throttle
     }
 
-    /// Changes the limits. A shard that has the export open applies them when it
-    /// [looks](crate::engine::message::ShardMessage::Limits).
+    /// Changes the limits. Shards that have the export open apply them on
+    /// [`ShardMessage::Limits`](crate::engine::message::ShardMessage::Limits).
     pub fn set(&self, limits: RateLimits) {
         let budget = (!limits.is_unlimited()).then(|| Arc::new(Budget::new(limits)));
         *self.0.lock() = budget;
     }
 
-    /// Limits; None if there are none.
+    /// Returns the limits; None if the export has none.
     pub fn limits(&self) -> Option<RateLimits> {
         self.0.lock().as_ref().map(|budget| budget.limits)
     }
 
-    /// Buckets of the limits; None if there are none.
+    /// Returns the buckets of the limits; None if the export has none.
     pub(super) fn budget(&self) -> Option<Arc<Budget>> {
         self.0.lock().clone()
     }
