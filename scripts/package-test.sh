@@ -150,9 +150,6 @@ in_chroot() {
     check "chroot: rtrs-client runs" in_root rtrs-client list
     check "chroot: rds runs" in_root rds node --print-config --config /etc/rds/node.yaml
     check "chroot: a message passes over the library of rds" in_root sh -c "$RDS_USE"
-    check "chroot: Perl loads librtrs by its soname" in_root sh -c \
-        "ldconfig -p | grep -F librtrs.so.0 && perl -MDynaLoader -e \
-            'DynaLoader::dl_load_file(q(librtrs.so.0)) or die DynaLoader::dl_error()'"
     check "chroot: the version names the revision" in_root sh -c \
         "rtrs-client --version | grep -F '(revision $(git rev-parse --short=12 HEAD 2>/dev/null)'"
     check "chroot: man finds the pages" in_root sh -c \
@@ -163,8 +160,7 @@ in_chroot() {
     check "chroot: a changed configuration is kept by an upgrade" in_root sh -c \
         'echo "# mine" >>/etc/rtrs/server.yaml && dpkg -i /srv/debs/2/*.deb </dev/null &&
             grep -x "# mine" /etc/rtrs/server.yaml'
-    check "chroot: all packages are purged" in_root dpkg --purge rtrs-client rtrs-server rds \
-        librtrs-dev librtrs0
+    check "chroot: all packages are purged" in_root dpkg --purge rtrs-client rtrs-server rds
     umount "$work/root/proc"
     files >"$work/after"
     check "chroot: only the user is left" same_files_but_user
@@ -308,9 +304,6 @@ check "rds has its files" contains rds usr/bin/rds usr/lib/rds/librds_preload.so
     etc/rds/node.yaml usr/lib/systemd/system/rds-node.service \
     usr/share/man/man1/rds-ping.1.gz usr/share/man/man5/rds.yaml.5.gz \
     usr/share/man/man8/rds-node.8.gz
-check "librtrs0 has its files" contains librtrs0 usr/lib/librtrs.so.0
-check "librtrs-dev has its files" contains librtrs-dev usr/lib/librtrs.a usr/include/rtrs.h \
-    usr/lib/pkgconfig/rtrs.pc usr/share/doc/librtrs-dev/examples/copy.c
 in_chroot
 [ $guest -eq 0 ] || in_guest
 say "$passed passed, $failed failed"

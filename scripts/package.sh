@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Debian packages rtrs-server, rtrs-client, rds, librtrs0 and librtrs-dev for this
-# machine's release of Debian, in target/debian, and prints their paths.
+# Builds the Debian packages rtrs-server, rtrs-client and rds for this machine's release of Debian,
+# in target/debian, and prints their paths.
 #
 #   scripts/package.sh [--revision N]    N: the Debian revision, 0.1.0-N [default: 1]
 #
@@ -60,12 +60,4 @@ for name in rtrs-server rtrs-client rds; do
     "$target/release/$name" documents "$documents/$name"
     gzip -9n "$documents/$name"/*.[1-8]
     "$cargo_deb" --no-build --strip --quiet -p "$name" --deb-revision "$revision"
-done
-library=$target/release-lib
-rm -rf "$library/root" "$library/documents"
-scripts/install-lib.sh --prefix /usr --destdir "$library/root" >&2
-cp -r "$documents" "$library/documents"
-for variant in '' dev; do
-    "$cargo_deb" --no-build --strip --quiet -p rtrs-capi --profile release-lib \
-        --deb-revision "$revision" ${variant:+--variant "$variant"}
 done

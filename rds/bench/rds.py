@@ -52,7 +52,7 @@ def qperf(side, args):
             time.sleep(0.1)
     if found := re.search(r"latency\s*=\s*([\d.]+) (\w+)", output):
         return {"mean_us": float(found[1]) * US[found[2]]}
-    if found := re.search(r"(?:recv_bw|bw)\s*=\s*([\d.]+) (\w+)/sec", output):
+    if found := re.search(r"\b(?:recv_)?bw\s*=\s*([\d.]+) (\w+)/sec", output):
         return {"mb_per_s": float(found[1]) * BYTES[found[2]] / 1e6}
     raise BenchError(f"qperf printed no figure:\n{output[-1000:]}")
 

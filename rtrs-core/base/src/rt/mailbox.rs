@@ -38,8 +38,8 @@ impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let Shared { flag, has_ended, .. } = &*self.0;
         has_ended.store(true, Ordering::Relaxed);
-        // Of two swaps of the flag, the second sees what was done before the first: either the
-        // sender sees `has_ended`, or its message is in the queue here.
+        // The sender and this function both swap the flag, and the second swap sees what came
+        // before the first: either the sender sees `has_ended`, or this sees its message.
         flag.awake();
         self.0.drop_messages();
     }
