@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares RDS over the loopback with plain TCP: scripts/bench-rds.sh [SECONDS [ROUNDS]], default 3
-# and 5, or the options that scripts/bench.sh rds --help lists.
+# Compares RDS over loopback with plain TCP: scripts/bench-rds.sh [SECONDS [ROUNDS]] (default: 3 5),
+# or with the options that scripts/bench.sh rds --help lists.
 set -euo pipefail
 
 if [[ ${1-} =~ ^[0-9]+$ ]]; then

@@ -1,7 +1,7 @@
 //! Checks that docs/reference/settings.md, docs/reference/exit-codes.md and the annotated
 //! configs/*.yaml agree with the declared settings and exit codes.
 //!
-//! To regenerate them after a change of a declaration:
+//! To regenerate them after changing a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::`
 
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use rtrs_client::settings as client;
 use rtrs_core::settings::{Described, ErrorClass, ExitStatus, describe, settings_from_file};
 use rtrs_server::settings as server;
 
-const AGAIN: &str = "UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::";
+const REGENERATE: &str = "UPDATE_DOCS=1 cargo test -p rtrs-tests --test system settings::";
 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
@@ -27,7 +27,7 @@ fn meaning(one: &Described) -> String {
     format!("{}{stop} {more}", setting.help).trim_end().to_owned()
 }
 
-/// Returns rows of Markdown for the settings outside of all sections, or of one section.
+/// Returns a Markdown table of the settings of a section; "" stands for settings outside sections.
 fn table(described: &[Described], section: &str) -> String {
     let mut rows = String::from("| setting | default | values | meaning |\n|---|---|---|---|\n");
     for one in described.iter().filter(|one| one.section == section) {
@@ -101,7 +101,7 @@ pub(crate) fn holds(file: &str, begin: &str, end: Option<&str>, text: &str) {
         return;
     }
     let differs = new.lines().zip(old.lines()).find(|(new, old)| new != old);
-    panic!("{file} is not what the settings declare ({differs:?}); regenerate it with\n{AGAIN}");
+    panic!("{file} differs from the declarations ({differs:?}); regenerate it with\n{REGENERATE}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn the_setting_tables_match_the_declarations() {
     }
 }
 
-/// Returns rows of Markdown for the exit codes of all programs; equal ones share a row.
+/// Returns a Markdown table of the exit codes of all programs; equal ones share a row.
 fn exit_codes() -> String {
     let programs = [
         ("rtrs-server", rtrs_server::ErrorKind::EXIT_STATUSES),
@@ -149,7 +149,7 @@ fn exit_codes() -> String {
 }
 
 #[test]
-fn the_exit_codes_are_what_is_declared() {
+fn the_exit_code_table_matches_the_declarations() {
     let begin = "<!-- exit codes, written by tests/system/settings.rs -->";
     holds("docs/reference/exit-codes.md", begin, Some("<!-- end -->"), &exit_codes());
 }

@@ -1,5 +1,5 @@
-//! tls:// with the daemons as users run them: certificates and keys, refusals and their messages,
-//! paths that end, new certificates without a restart, and the bytes on the wire.
+//! Tests of tls:// with the real daemons: certificates and keys, refusals and their messages,
+//! disconnected paths, new certificates without a restart, and the bytes on the wire.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// A directory with certificates, and the flags that name it.
+/// A scratch directory with certificates, and the CA that issues them.
 struct Place {
     scratch: Scratch,
     authority: Authority,
@@ -88,7 +88,7 @@ fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
             assert_eq!(path["transport"], "tls", "{path}");
             assert_eq!(path["cipher"], "TLS_AES_128_GCM_SHA256", "{path}");
         }
-        // A path that ended before may still be listed.
+        // A path that was disconnected earlier may still be listed.
         let mut paths = session["paths"].as_array().expect("paths").iter();
         let path = paths.find(|path| path["state"] == "connected").expect("a path");
         let path = path["path"].to_string();
@@ -99,7 +99,7 @@ fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
     innocent.check();
     let shown = server.command(&["session", "list"]).ok().stdout;
     assert!(shown.contains("certificate:db1") && shown.contains("TLS_AES_128_GCM"), "{shown}");
-    // An attacker that has read the session's ID joins over the plain portal with another identity.
+    // An attacker who has read the session's ID joins over the plain portal with another identity.
     let id = session["id"].as_str().expect("a number").replace('-', "");
     let bytes: Vec<u8> = (0..16)
         .map(|at| u8::from_str_radix(&id[at * 2..at * 2 + 2], 16).expect("hex digits"))
@@ -118,7 +118,7 @@ fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
 }
 
 #[test]
-fn lists_name_certificates_and_without_a_list_a_name_suffices() {
+fn access_lists_match_certificate_names_and_without_a_list_any_name_is_admitted() {
     let place = Place::new();
     let tls_dir = place.dir();
     let attach = |portal: &str, tls: bool| {
@@ -194,7 +194,7 @@ fn generate(program: &str, scratch: &Scratch, name: &str) -> (String, String) {
 }
 
 #[test]
-fn raw_keys_carry_sessions_and_a_reload_revokes_them() {
+fn sessions_authenticate_with_raw_keys_and_a_reload_revokes_them() {
     let scratch = Scratch::new();
     let (server_file, server_key) = generate("rtrs-server", &scratch, "server.key");
     let (client_file, client_key) = generate("rtrs-client", &scratch, "client.key");
@@ -275,7 +275,7 @@ fn doctor_explains_certificate_errors() {
     Authority::new().issue(Path::new(&place.dir()), &Wanted::CLIENT);
     check(&portal, "not signed by the CA that the peer trusts", "use the CA of the server");
     place.issue(&Wanted::CLIENT);
-    // The server's own certificate, which it reads again.
+    // A reload also rereads the server's own certificate.
     place.issue(&Wanted { names: &["elsewhere"], ..Wanted::SERVER });
     let _ = server.command(&["reload"]).ok().says("changed: server-cert.pem");
     check(&portal, "is not for 127.0.0.1", "hostname");
@@ -447,14 +447,14 @@ fn revoked_clients_are_disconnected_despite_an_expired_server_certificate() {
     let first = attach("one", "rw");
     place.issue(&Wanted { names: &["db2"], serial: 5, ..Wanted::CLIENT });
     let second = attach("two", "ro");
-    // The certificate is valid when it is read, however long that takes.
+    // Lengthens the validity until the certificate is still valid when the server reads it.
     let short = [2, 8, 32].into_iter().any(|seconds| {
         place.issue(&Wanted { seconds: Some(seconds), ..Wanted::SERVER });
         server.command(&["reload"]).code == Some(0)
     });
     assert!(short, "no reload in 32 s");
     let preview = || server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();
-    wait_for("the end of the certificate", COMMAND_TIME_MAX, || {
+    wait_for("the certificate to expire", COMMAND_TIME_MAX, || {
         let certificate = preview()["certificate"].clone();
         certificate.as_str().is_some_and(|why| why.contains("expired on")).then_some(())
     });
@@ -472,7 +472,7 @@ fn revoked_clients_are_disconnected_despite_an_expired_server_certificate() {
         server.sessions().is_empty().then_some(())
     });
     let _ = server.wait_output("it is still in use, and clients refuse it");
-    // Another invalid certificate is not accepted, and a start accepts none.
+    // A reload accepts no other invalid certificate, and a start accepts none at all.
     place.issue(&Wanted { years: (2020, 2021), ..Wanted::SERVER });
     let _ = server.command(&["reload"]).code(1).says("nothing changed").says("2021-01-01");
     let _ = place.server().args(&["--check"]).run().code(1).says("expired on 2021-01-01");
@@ -559,7 +559,7 @@ fn revocation_lists_are_validated_before_use() {
     let checked = place.server().args(&["--check"]).run().ok();
     assert!(checked.stderr.contains("ca-crl.pem expired on 2022-01-01"), "{checked:?}");
     assert!(attach().ok().stderr.contains("ca-crl.pem expired on 2022-01-01"));
-    let _ = server.command(&["reload"]).ok().says("has the number 9, and the one before it 10");
+    let _ = server.command(&["reload"]).ok().says("has number 9, the previous one has 10");
     let _ = place.doctor(server.portal()).ok();
     fs::remove_file(Path::new(&dir).join("ca-crl.pem")).expect("the list");
     let _ = server.command(&["reload"]).ok().says("removed: ca-crl.pem: no certificate is revoked");
@@ -592,7 +592,7 @@ fn an_unencrypted_path_with_certificates_is_reported() {
 }
 
 #[test]
-fn both_keys_of_a_server_are_accepted_during_its_rotation() {
+fn both_keys_of_a_server_are_accepted_during_rotation() {
     let scratch = Scratch::new();
     let (old_file, old) = generate("rtrs-server", &scratch, "old.key");
     let (new_file, new) = generate("rtrs-server", &scratch, "new.key");

@@ -1,6 +1,6 @@
-//! Volumes of an attached session, each from its attach to its detach, and the end of the session.
+//! Volumes of an attached session, each from attach to detach, and the end of the session.
 //!
-//! A volume opens first, then waits for the paths that it requires, then its front end serves it:
+//! A volume first opens, then waits for the paths that it requires, then its front end serves it:
 //! NBD clients may connect, or the kernel gets its device. A detach proceeds in the opposite order,
 //! each step with a time limit, while the other volumes continue; the last one ends the session.
 //! This runs on the process's main thread, which the kernel treats as the owner of the devices.
@@ -30,7 +30,7 @@ use crate::plan::{AttachPlan, Front};
 
 /// Time for requests in flight when a signal ends the session.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
-/// Time limit of a detach step beyond the time of the requests.
+/// Time limit of a detach step, on top of the time for requests in flight.
 const STEP_PATIENCE: Duration = Duration::from_secs(15);
 /// Time for the server to close a volume, including the wait for a path to it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ pub(crate) struct AttachedSession {
     pub(crate) volumes: Vec<Volume>,
     /// Volumes that could not be attached, with the errors.
     pub(crate) failures: Vec<(String, Error)>,
-    /// Time limit for the end of the session, once it is ending.
+    /// Time by which the session must have ended, once it is ending.
     over: Option<Instant>,
     /// Set when there is nothing left to wait for.
     done: bool,
@@ -85,7 +85,7 @@ impl AttachedSession {
     /// Adds a volume: from now on `list` shows it and `detach` ends it.
     ///
     /// # Errors
-    /// Fails with the system's error if there is no thread for its control socket.
+    /// Fails with the system's error if no thread can be started for its control socket.
     pub(crate) fn add(&mut self, volume: Volume, plan: AttachPlan) -> Result<(), Error> {
         let identity = &volume.identity;
         self.roster.add(identity.clone(), plan);
@@ -190,7 +190,7 @@ impl AttachedSession {
         let due = self.over.or_else(|| self.volumes.iter().filter_map(Volume::due).min());
         let due = due.into_iter().chain(until).min();
         let left = due.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
-        // Only the latest of several sizes matters, and nothing waits for it.
+        // Only the latest of several sizes matters, so a size is applied once no event is pending.
         let resized = self
             .volumes
             .iter()
@@ -199,7 +199,7 @@ impl AttachedSession {
             Ok(wake) => self.on_wake(wake),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 self.resize();
-                self.look_at_time(Instant::now());
+                self.check_time_limits(Instant::now());
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => self.done = true,
         }
@@ -297,7 +297,7 @@ impl AttachedSession {
                     volume.kernel_gone += 1;
                     let path = volume.identity.device.get();
                     let path = path.map(String::as_str).unwrap_or_default();
-                    tracing::warn!("shard {shard}: the kernel has closed its connection of {path}");
+                    tracing::warn!("shard {shard}: the kernel has closed its connection to {path}");
                     if volume.kernel_gone == self.shards.count() {
                         self.on_kernel_gone(at);
                     }
@@ -351,8 +351,8 @@ impl AttachedSession {
         if let Front::Device(options) = &volume.front {
             let (reached, name) = (volume.reached.take(), &volume.identity.name);
             if reached.is_none() {
-                // The device may be connected more than once; its users should see only the last
-                // time.
+                // The device may be connected more than once; udev should see only the last
+                // connection.
                 volume.saved.iter().for_each(|saved| saved.save_device(""));
             }
             match device::connect(reached, options, name, device, geometry, &self.shards) {
@@ -451,8 +451,8 @@ impl AttachedSession {
         self.leave(at, within);
     }
 
-    /// Starts the end of a volume, or shortens it: requests in flight finish within this time. The
-    /// last volume ends the session.
+    /// Starts to detach a volume, or shortens its detach: requests in flight must finish within
+    /// this time. The last volume ends the session.
     pub(super) fn leave(&mut self, at: usize, within: Duration) {
         if self.volumes[at].waits_for_paths.is_some() {
             self.stop_waiting(at);
@@ -470,17 +470,17 @@ impl AttachedSession {
         match volume.step {
             Step::Opening(_) | Step::Attached => {
                 volume.step = Step::Disconnecting;
-                // Includes the requests in flight, as long as IO can be served.
+                // Waits for the requests in flight too, as long as IO can be served.
                 let (held, device) = (Arc::clone(&volume.held), volume.identity.index);
                 let wakes = self.wakes.clone();
                 let disconnect = move || {
                     let warning = device::disconnect(&held, within);
-                    // After the end of the session there is no receiver.
+                    // Once the session has ended there is no receiver.
                     drop(wakes.send(Wake::Disconnected(device, warning)));
                 };
                 let builder = std::thread::Builder::new().name("rtrs-detach".into());
                 if let Err(error) = builder.spawn(disconnect) {
-                    tracing::warn!("no thread for a detach: {error}");
+                    tracing::warn!("cannot start a thread for a detach: {error}");
                     let warning = device::disconnect(&self.volumes[at].held, within);
                     self.volumes[at].warning = warning;
                     self.stop_front(at);
@@ -532,7 +532,7 @@ impl AttachedSession {
         detaches.into_iter().for_each(|detach| detach.reply(&detached));
     }
 
-    /// Gives the kernel the sizes that it does not know yet.
+    /// Passes new sizes on to the kernel.
     fn resize(&mut self) {
         for volume in &mut self.volumes {
             let Some(size) = volume.step.take_size(&mut volume.resized) else { continue };
@@ -544,8 +544,8 @@ impl AttachedSession {
         }
     }
 
-    /// Handles time limits that have passed.
-    fn look_at_time(&mut self, now: Instant) {
+    /// Handles time limits that have expired.
+    fn check_time_limits(&mut self, now: Instant) {
         if let Some(over) = self.over {
             self.done |= over <= now;
             return;

@@ -33,7 +33,7 @@ impl Sizes {
 }
 
 /// Explains why a limit does not suffice; None if it does.
-fn lack(sizes: Sizes, limit: u64) -> Option<String> {
+fn shortage(sizes: Sizes, limit: u64) -> Option<String> {
     let Sizes { shards, paths, volumes } = sizes;
     let least = sizes.least();
     (limit < least).then(|| {
@@ -63,7 +63,7 @@ pub(super) fn prepare(plan: &AttachPlan) -> Result<(), Error> {
         volumes: plan.volumes().count() as u64,
     };
     tracing::debug!(limit, least = sizes.least(), "open files");
-    lack(sizes, limit).map_or(Ok(()), |text| Err(Error::new(ErrorKind::System, text)))
+    shortage(sizes, limit).map_or(Ok(()), |text| Err(Error::new(ErrorKind::System, text)))
 }
 
 #[cfg(test)]
@@ -74,8 +74,8 @@ mod tests {
     fn a_limit_below_the_least_need_is_refused_with_the_need() {
         let sizes = Sizes { shards: 4, paths: 2, volumes: 1 };
         // 14 + 4 x 3 + 2 x 5 + 2.
-        assert_eq!((sizes.least(), lack(sizes, 38)), (38, None));
-        let text = lack(sizes, 37).unwrap();
+        assert_eq!((sizes.least(), shortage(sizes, 38)), (38, None));
+        let text = shortage(sizes, 37).unwrap();
         assert!(text.starts_with("the limit of open files is 37, but this session needs 38 ("));
         assert!(text.contains("(paths: 2, shards: 4, volumes: 1)"), "{text}");
     }

@@ -233,7 +233,7 @@ impl Lists {
             let of = |list: &List| (list.number.len(), list.number.clone());
             (of(list) < of(then)).then(|| {
                 format!(
-                    "the list of {} in {} has the number {}, and the one before it {}: it is \
+                    "the list of {} in {} has number {}, the previous one has {}: it is \
                      older, and may lack what was revoked",
                     ca_name(&list.issuer),
                     self.path.display(),
@@ -500,7 +500,7 @@ mod tests {
         for number in [299, 44, 1] {
             let older = server(number, 2120);
             let reported = older.older_lists_than(&first);
-            let part = format!("has the number {number}, and the one before it 300");
+            let part = format!("has number {number}, the previous one has 300");
             assert!(reported.len() == 1 && reported[0].contains(&part), "{reported:?}");
             assert_eq!(older.changes_since(&first), ["ca-crl.pem"]);
         }

@@ -84,7 +84,7 @@ impl fmt::Display for Need {
 }
 
 /// Explains why a limit does not suffice; None if it does.
-fn lack(need: Need, limit: u64) -> Option<String> {
+fn shortage(need: Need, limit: u64) -> Option<String> {
     (limit < need.total()).then(|| {
         format!(
             "the limit of open files is {limit}, enough for {} sessions, but the settings allow \
@@ -101,7 +101,7 @@ pub(super) fn prepare(set: &Settings, shards: u16) {
     match raise_open_files() {
         Ok(limit) => {
             tracing::debug!(limit, "open files");
-            if let Some(text) = lack(Need::new(set, shards), limit) {
+            if let Some(text) = shortage(Need::new(set, shards), limit) {
                 tracing::warn!("{text}");
             }
         }
@@ -123,9 +123,9 @@ mod tests {
         let need = need(yaml, 4);
         // 64 + 4 x 16 + 1 x (5 + 4), 2 x 50 + 128 + 64, 100 x 2 x 5.
         assert_eq!((need.base, need.half_open, need.of_session()), (137, 292, 10));
-        assert_eq!((need.total(), lack(need, 1429)), (1429, None));
+        assert_eq!((need.total(), shortage(need, 1429)), (1429, None));
         assert_eq!(need.sessions_within(1429), 100);
-        let text = lack(need, 1024).unwrap();
+        let text = shortage(need, 1024).unwrap();
         assert_eq!(
             text,
             "the limit of open files is 1024, enough for 59 sessions, but the settings allow for \

@@ -1,5 +1,4 @@
-//! Closing of volumes, and the end of a session: its volumes are closed first, then every path
-//! ends.
+//! Closes volumes, and ends a session: its volumes are closed first, then every path ends.
 //!
 //! A single volume is closed once its IO has ended. A close uses the same permit as all opens, so
 //! it waits for an open in progress. It is sent over one path, after which the server may reuse the
@@ -40,7 +39,7 @@ pub(super) struct Closing {
 }
 
 impl Closing {
-    /// Starts to end the session. Returns false if it is ending already.
+    /// Begins to end the session. Returns false if it was already ending.
     pub(super) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.detaching, true)
     }
@@ -50,7 +49,7 @@ impl Closing {
         self.detaching
     }
 
-    /// Starts to wait for the closes of open volumes.
+    /// Starts waiting for the closes of open volumes.
     pub(super) fn await_closes(&mut self, now: Instant) {
         self.deadline = Some(now + CLOSE_TIMEOUT);
     }
@@ -70,7 +69,7 @@ impl Closing {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Handles the loss of a path that may have to answer a close.
+    /// Handles the loss of a path over which a close may be unanswered.
     pub(super) fn path_lost(&mut self, routes: &mut Routes, id: PathId) {
         let Some(at) = routes.volumes.closing_over(id) else { return };
         if self.detaching {
@@ -99,7 +98,7 @@ impl Closing {
         over.map_or(CloseStep::Wait, CloseStep::Send)
     }
 
-    /// Whether no path has the closing volume open yet but one may soon.
+    /// Whether no path has the closing volume open yet, but one may soon.
     fn may_be_opened(&self, routes: &Routes, at: DeviceIndex) -> bool {
         let paths = &routes.paths;
         if self.detaching || paths.iter().any(|path| path.has(at)) {

@@ -1,19 +1,19 @@
-//! Requests whose path died before their answer came, and the order in which they are sent again.
+//! Requests whose path died before their answer arrived, and the order in which they are resent.
 //!
 //! Such a request keeps its permit. It *awaits the fence* once its connection is closed on this
 //! shard, so that it can no longer touch local memory. It is *ready* once the control shard reports
 //! that the dead path is fenced off (`control/fence.rs`), so that nothing the path sent can start
-//! at the server anymore. Only then is it sent again, on the path that the policy selects and
-//! under the same permit, so that a server still executing the first copy makes the second wait.
-//! Ready requests are sent before new ones, in the order in which they were first sent.
+//! at the server anymore. Only then is it resent, on the path that the policy selects and under the
+//! same permit, so that a server still executing the first copy makes the second wait. Ready
+//! requests are sent before new ones, in the order in which they were first sent.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::Duration;
 
 use super::requests::RequestRow;
 
-/// Maximum number of times a request is sent. A request that ends the path of every copy finally
-/// fails, instead of keeping all paths down.
+/// Maximum number of times a request is sent. A request that takes down every path it is sent on
+/// must fail in the end, instead of keeping all paths down.
 pub(super) const TRIES_MAX: u16 = 16;
 
 /// Ready requests in order, and the fenced epochs.
@@ -70,7 +70,7 @@ impl Retries {
     }
 }
 
-/// IO that a shard has had for the longest time.
+/// IO that a shard has held for the longest time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OldestIo {
     /// Time since its arrival.

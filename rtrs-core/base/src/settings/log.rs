@@ -1,7 +1,7 @@
 //! Filter and format of the log.
 //!
-//! The parser of tracing's filter accepts any word as the name of a module, so that a mistyped
-//! level would silence the log. [`LogFilter`] refuses it.
+//! The filter parser of tracing accepts any word as a module name, so a mistyped level would
+//! silence the log. [`LogFilter`] refuses such words.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,8 +16,8 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// Modules that may be written without a level, which enables all their messages.
 const CRATES: [&str; 5] = ["nbd_bridge", "rtrs_base", "rtrs_client", "rtrs_core", "rtrs_server"];
 
-/// Filter in which each word is a level, one of our modules, or a directive with `=` or brackets
-/// for the parser of tracing's filter.
+/// Log filter. Each comma-separated word is a level, a module of this project, or a directive with
+/// `=` or brackets, which is left to the parser of tracing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_modules_and_pairs_are_filters() {
+    fn levels_modules_and_directives_are_accepted() {
         for good in [
             "info",
             "DEBUG",
