@@ -292,12 +292,12 @@ impl Status {
         };
         match self.state {
             _ if is_refused && !self.io_fails => Some(
-                "do not detach it, because the IO that waits would fail; once the cause above is \
+                "do not detach it, because the waiting IO would fail; once the cause above is \
                  removed at the server, the session continues by itself",
             ),
             SessionState::IdentityMismatch if !self.io_fails => Some(
                 "check the addresses of its paths; if the volume was moved, give the new server \
-                 the IDs of the old one, because the IO that waits fails with a detach",
+                 the IDs of the old one, because the waiting IO fails with a detach",
             ),
             state => state.remedy(),
         }

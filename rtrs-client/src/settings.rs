@@ -111,7 +111,8 @@ rtrs_core::settings! {
         /// If there is no request for a second, the time between the heartbeats of each path
         /// doubles, from heartbeat up to this value, so a dead path may be noticed that much later.
         /// The first request sends a heartbeat at once. It applies to rtrs-server, up to the value
-        /// that the server allows, and not to kernel servers. A value up to heartbeat turns it off.
+        /// that the server allows, and not to kernel servers. A value up to that of heartbeat turns
+        /// this off.
         heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for connecting a path
         ///
@@ -160,8 +161,8 @@ rtrs_core::settings! {
         log: LogFilter = "info",
         /// Format of the log
         ///
-        /// json is one object a line. journald is text with the priority in front of each line and
-        /// without time and level, which systemd takes from there.
+        /// json is one object per line. journald is text with the priority in front of each line,
+        /// where systemd reads it, and without time and level.
         log_format: LogFormat = "text",
     }
 }

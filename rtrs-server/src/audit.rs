@@ -34,7 +34,7 @@ pub enum AuditKind {
     SessionDisconnect,
     /// The configuration was read again.
     Reload,
-    /// An export could not be opened at the start, or was opened later.
+    /// An export could not be opened at startup, or was opened later.
     ExportOpen,
     /// A command added an export.
     ExportAdd,

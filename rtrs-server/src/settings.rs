@@ -49,35 +49,35 @@ rtrs_core::settings! {
         /// (bypass the page cache); block-size=auto|512|4096; no-lock (export for writing even
         /// where the file system has no locks, and without the locks of the image); gateway (share
         /// the image with gateways on other servers); conf=PATH (configuration of Ceph); user=USER
-        /// (Ceph user); connect-timeout=TIME (time in which cluster or NBD server must answer when
-        /// a connection is made, default 15s); migration=allow|deny (deny lets no second client
-        /// write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION (fail
-        /// this fraction of requests, for example 0.001); iops=N, iops-read=N, iops-write=N (limit
-        /// of requests per second); bandwidth=SIZE, bandwidth-read=SIZE, bandwidth-write=SIZE
-        /// (limit of bytes per second, for example 10M); burst=TIME (how much of these limits an
-        /// unused export saves up); id=ID (identify the export to clients by this text);
-        /// access=WHO:ro|rw (who may open it, as in the setting access; repeatable). Escape a comma
-        /// or an equals sign in a name or path with a backslash: \, and \=. In a configuration
-        /// file, an export can also be a map with the keys name, target, ro, direct, block-size,
-        /// no-lock, gateway, conf, user, connect-timeout, migration, delay, error-rate, iops,
-        /// iops-read, iops-write, bandwidth, bandwidth-read, bandwidth-write, burst, id and access;
-        /// nothing is escaped there.
+        /// (Ceph user); connect-timeout=TIME (time in which the cluster or NBD server must answer
+        /// when a connection is made, default 15s); migration=allow|deny (deny lets no second
+        /// client write); delay=TIME (delay each request, for example 10ms); error-rate=FRACTION
+        /// (fail this fraction of requests, for example 0.001); iops=N, iops-read=N, iops-write=N
+        /// (limit of requests per second); bandwidth=SIZE, bandwidth-read=SIZE,
+        /// bandwidth-write=SIZE (limit of bytes per second, for example 10M); burst=TIME (how much
+        /// of these limits an unused export saves up); id=ID (identify the export to clients by
+        /// this text); access=WHO:ro|rw (who may open it, as in the setting access; repeatable).
+        /// Escape a comma or an equals sign in a name or path with a backslash: \, and \=. In a
+        /// configuration file, an export can also be a map with the keys name, target, ro, direct,
+        /// block-size, no-lock, gateway, conf, user, connect-timeout, migration, delay, error-rate,
+        /// iops, iops-read, iops-write, bandwidth, bandwidth-read, bandwidth-write, burst, id and
+        /// access; nothing is escaped there.
         export: Vec<ExportSpec> = "",
         /// Directory of files with exports
         ///
         /// Every file NAME.yaml there holds an export or a list of exports, as the key export does.
-        /// Hidden files do not count. These are added to the exports of flags and configuration
-        /// file. `reload` reads the files again.
+        /// Hidden files are ignored. These exports are added to those of the flags and the
+        /// configuration file. `reload` reads the files again.
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Handling of exports that cannot be opened
         ///
         /// With refuse, the server does not start, and a reload with a new export that cannot be
-        /// opened changes no export. With wait, it serves the other exports: `export
-        /// list` shows the rest as failed, with the reason, and the server tries again after 1 s,
-        /// and then at intervals that double up to 30 s. It opens an image that another program
-        /// holds as soon as the image has been free for 10 s. auto is wait, except that a server
-        /// without a configuration file does not start if it would serve nothing. --strict is
-        /// refuse. `--check` refuses each export that cannot be opened.
+        /// opened changes no export. With wait, it serves the other exports: `export list` shows
+        /// the rest as failed, with the reason, and the server tries again after 1 s, and then at
+        /// intervals that double up to 30 s. It opens an image that another program holds as soon
+        /// as the image has been free for 10 s. auto is wait, except that a server without a
+        /// configuration file does not start if it would serve nothing. --strict means refuse.
+        /// `--check` refuses each export that cannot be opened.
         on_missing: OnMissing = "auto",
         /// Directory in which clients may open any file or block device, or off
         ///
@@ -147,11 +147,11 @@ rtrs_core::settings! {
         pin: AutoSwitch = "auto",
         /// Use a fresh memory key for each request
         ///
-        /// With on, the key that a client holds to a chunk expires with its request, so a late
-        /// write cannot land in a reused chunk. off saves a little time per request. Over RDMA, on
-        /// needs memory windows: the server does not start with a portal on a device that has none.
-        /// auto is on over TCP and on devices with memory windows, and off, with a warning at the
-        /// start, on other devices.
+        /// With on, a client's key to a chunk expires with its request, so a late write cannot land
+        /// in a reused chunk. off saves a little time per request. Over RDMA, on needs memory
+        /// windows: the server does not start with a portal on a device that has none. auto is on
+        /// over TCP and on devices with memory windows, and off, with a warning at the start, on
+        /// other devices.
         always_invalidate: AutoSwitch = "auto",
         /// Request CRC32C on TCP connections
         ///
@@ -167,12 +167,12 @@ rtrs_core::settings! {
         ///
         /// The server closes the path when more periods than this pass without an answer.
         heartbeat_missed_max: Int<u32, 1, 1000> = "5",
-        /// Longest time between heartbeats of an idle session that clients may use
+        /// Longest time between heartbeats that clients may use for an idle session
         ///
         /// rtrs-client sends fewer heartbeats while it has no requests. The server notices that an
-        /// idle client is dead after this time and the usual one. If another client asks for its
-        /// export or its session name, the server sends it a heartbeat at once. A value up to
-        /// heartbeat turns it off.
+        /// idle client is dead after this time plus the usual one. If another client asks for its
+        /// export or its session name, the server sends it a heartbeat at once. A value up to that
+        /// of heartbeat turns this off.
         heartbeat_idle_max: Time<{ 10 * MILLISECOND }, { 10 * MINUTE }> = "30s",
         /// Time limit for the handshake of a connection
         ///
@@ -205,10 +205,10 @@ rtrs_core::settings! {
         /// needs queue-depth times (chunk-size + 4k) bytes. Over TCP a chunk counts from the first
         /// write to it; over RDMA all chunks of a path count, because they are pinned. A new
         /// session whose chunks do not fit gets a smaller queue depth. A client that cannot use a
-        /// smaller one, such as the kernel's, is refused with ENOMEM. A session gets further paths
-        /// as long as all of its chunks fit, and always regains those that it had.
+        /// smaller one, such as the kernel's, is refused with ENOMEM. A session gets more paths as
+        /// long as all of its chunks fit, and always regains those that it had.
         memory_max: Auto<ByteSize> = "auto",
-        /// Time that running requests have to finish on SIGTERM
+        /// Time for running requests to finish after SIGTERM
         ///
         /// Requests that still run after that are abandoned.
         shutdown_grace: Time<0, { 10 * MINUTE }> = "5s" was "shutdown-grace-ms",
@@ -254,7 +254,7 @@ rtrs_core::settings! {
         /// run-dir nor name is set, a server that cannot create its control socket logs a warning
         /// and continues without one. With user, the default is /run/rtrs-server.
         run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
-        /// Directory of state kept over restarts
+        /// Directory for state kept across restarts
         ///
         /// It holds small files for each writable export. $STATE_DIRECTORY has priority. The
         /// default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If the server
@@ -281,18 +281,18 @@ rtrs_core::settings! {
         log: LogFilter = "info",
         /// Record who connects, opens and is refused: in this file, or journald
         ///
-        /// One JSON object a line, with time, identity, address, export, mode and result. Without
+        /// One JSON object per line, with time, identity, address, export, mode and result. Without
         /// this setting nothing is recorded.
         audit_log: Option<AuditLog> = "",
         /// Size of an audit log at which a new file begins
         ///
-        /// As many lines as fit into this size are kept in FILE.1. Clients cannot remove what
-        /// others have caused.
+        /// As many lines as fit into this size are kept in FILE.1. Clients cannot remove lines that
+        /// others caused.
         audit_log_max: ByteSize = "64M",
         /// Format of the log
         ///
-        /// json is one object a line. journald is text with the priority in front of each line and
-        /// without time and level, which systemd takes from there.
+        /// json is one object per line. journald is text with the priority in front of each line,
+        /// where systemd reads it, and without time and level.
         log_format: LogFormat = "text",
     }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Functions of the scenarios interop-sk-*: our client on the kernel's rnbd-server. Exports of the
-# kernel's server are paths of block devices; a session is named after its device.
+# Functions of the scenarios interop-sk-*: our client against the kernel's rnbd-server. Exports of
+# that server are paths of block devices; a session is named after its device.
 
 # Attaches a block device over the first paths of the topology. Further arguments are
 # passed to attach.

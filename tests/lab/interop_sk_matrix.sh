@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Our client on the kernel's server, over 1 and 2 paths, in one key mode. Sourced by interop-sk-keys
-# (always_invalidate=Y) and interop-sk-plain (N).
+# Our client against the kernel's server, over 1 and 2 paths, in one key mode. Sourced by
+# interop-sk-keys (always_invalidate=Y) and interop-sk-plain (N).
 
 . tests/lab/interop_sk.sh
 

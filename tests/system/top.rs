@@ -1,5 +1,5 @@
-//! `top` of both daemons: rates that agree with the counters, plain lines, and a terminal that is
-//! restored.
+//! Tests of `top` for both daemons: rates that agree with the counters, plain output, and a
+//! terminal that is restored.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -32,9 +32,9 @@ fn done(client: &Client) -> [f64; 3] {
     [ios, number(&ops["read"], "bytes"), number(&ops["write"], "bytes")]
 }
 
-/// Checks that the rates cover a part of the time between the two snapshots of the counters, and
-/// not a small one. The server counts an IO before its answer arrives at the client, which has one
-/// in flight.
+/// Checks that the rates cover a part, and not a tiny one, of the time between the two snapshots of
+/// the counters. The server counts an IO before its answer arrives at the client, which has one in
+/// flight.
 fn agrees(view: &Value, row: &Value, before: [f64; 3], after: [f64; 3]) {
     let seconds = number(row, "interval_s");
     for ((key, one_io), (before, after)) in
@@ -88,7 +88,7 @@ fn rates_under_load_agree_with_the_counters() {
 }
 
 #[test]
-fn sessions_starting_and_ending_do_not_end_top() {
+fn top_continues_while_sessions_start_and_end() {
     let (server, client) = start();
     let mut command = Command::new(bin("rtrs-client"));
     command.args(["top", "--interval", "200ms", "-o", "json", "--run-dir"]);
@@ -158,7 +158,7 @@ def wait(child):
     return child.wait(timeout=60)
 
 def start(terminal, command):
-    # As a shell starts it: in a group of its own, which the terminal belongs to.
+    # Like a shell: in a process group of its own, which owns the terminal.
     def own():
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)

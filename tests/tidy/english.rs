@@ -2,7 +2,7 @@
 
 use super::{Breaches, Source, sources};
 
-/// Openings of doc comments that need the line above or the name to be understood.
+/// Openings of doc comments that cannot be understood without the line above or the item's name.
 const FRAGMENTS: &[&str] = &[
     "As",
     "Beside",

@@ -165,7 +165,7 @@ fn pages_are_short() {
         }
     }
     for (page, _) in LONG_PAGES.iter().filter(|(page, _)| !documents.contains_key(*page)) {
-        breaches.add(page, 0, "named here, but there is no such page");
+        breaches.add(page, 0, "listed here, but there is no such page");
     }
     breaches.none("pages are short");
 }

@@ -1,9 +1,9 @@
 //! Rules of the tree, checked by reading its files: locations of `unsafe`, names that engines must
-//! not use, dependencies between crates, lengths of lines and files, references of documents.
+//! not use, dependencies between crates, lengths of lines and files, links in documents.
 //!
 //! A failed rule names each file and line. Exceptions are listed here with their reasons. The
-//! checks of a single file are in `judge.rs`, those of links in `links.rs`, those of other
-//! projects' crates in `dependencies.rs`.
+//! checks of a single file are in `judge.rs`, those of links in `links.rs`, those of third-party
+//! crates in `dependencies.rs`.
 #![forbid(unsafe_code)]
 
 mod conformance;
@@ -26,10 +26,10 @@ use judge::{
 };
 
 /// Files that may contain `unsafe`; the header of their crate's `lib.rs` names the same files.
-/// Those of the verbs provider form one module, split by type. `rtrs-capi` has a C interface:
-/// pointers of the program, and memory that belongs to it. `rds-preload` replaces functions of
-/// the C library: it has their names, calls the originals, and reads and writes the memory that
-/// programs point to.
+/// Those of the verbs provider form one module, split by type. `rtrs-capi` has a C interface: it
+/// receives pointers from the program and uses the program's memory. `rds-preload` replaces
+/// functions of the C library: it exports their names, calls the originals, and reads and writes
+/// memory that programs point to.
 const UNSAFE_FILES: &[&str] = &[
     "rds/preload/src/controls.rs",
     "rds/preload/src/descriptors.rs",
@@ -113,7 +113,7 @@ const ENGINES: &[&str] = &[
 const NOT_ENGINES: &[(&str, &str)] = &[
     (
         "tests/sim/nbd.rs",
-        "the bridge works on a ring and a socket, which the simulator turns within its own turn",
+        "the bridge works on a ring and a socket, which the simulator drives within its own turn",
     ),
     ("rtrs-server/src/engine/tests/reloads.rs", "a thread of the daemon asks the control shard"),
 ];
@@ -154,7 +154,7 @@ const FILE_LINES_MAX: usize = 700;
 /// Files above [`FILE_LINES_MAX`] lines, and the reasons.
 const LONG_FILES: &[(&str, &str)] = &[];
 
-/// Our crates that a crate may depend on, and those that only its tests may use.
+/// Workspace crates that each crate may depend on, and those that only its tests may use.
 const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("rtrs-core/base", &[], &["rtrs-base"]),
     ("rtrs-core", &["rtrs-base"], &["rtrs-core"]),
@@ -169,8 +169,8 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("fuzz", &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
 ];
 
-/// Mark in a document where the output of a program is still missing. Spelled in two parts here and
-/// wherever else this file would report itself.
+/// Mark in a document where the output of a program is still missing. Spelled in two parts, as
+/// elsewhere, so that this file does not report itself.
 const OUTPUT_MARK: &str = concat!("OUT", "PUT: ");
 
 /// Source of every dependency.
@@ -249,7 +249,7 @@ struct Breaches(String, usize);
 
 impl Breaches {
     fn add(&mut self, path: &str, line: usize, what: impl AsRef<str>) {
-        writeln!(self.0, "  {path}:{line}: {}", what.as_ref()).expect("a string takes all");
+        writeln!(self.0, "  {path}:{line}: {}", what.as_ref()).expect("a string takes any text");
         self.1 += 1;
     }
 
@@ -268,13 +268,13 @@ fn unsafe_code_is_only_in_listed_files() {
     for source in sources.iter().filter(|s| s.is_rust()) {
         if !UNSAFE_FILES.contains(&source.path.as_str()) {
             for line in unsafe_lines(&source.text) {
-                breaches.add(&source.path, line, "unsafe outside the named files");
+                breaches.add(&source.path, line, "unsafe outside the listed files");
             }
         }
     }
     for name in UNSAFE_FILES {
         match sources.iter().find(|s| s.path == *name) {
-            None => breaches.add(name, 0, "named here, but there is no such file"),
+            None => breaches.add(name, 0, "listed here, but there is no such file"),
             Some(file) if unsafe_lines(&file.text).is_empty() => {
                 breaches.add(name, 0, "listed here, but has no unsafe: remove it from the list");
             }
@@ -296,9 +296,9 @@ fn unsafe_code_is_only_in_listed_files() {
     }
     let has_root = |name: &&&str| UNSAFE_ROOTS.iter().any(|root| name.starts_with(root));
     for name in UNSAFE_FILES.iter().filter(|name| !has_root(name)) {
-        breaches.add(name, 0, "of a crate that is not among the roots");
+        breaches.add(name, 0, "belongs to a crate that is not among the roots");
     }
-    breaches.none("unsafe stands only in the named files");
+    breaches.none("unsafe code is only in the listed files");
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn every_unsafe_block_has_a_safety_comment() {
             breaches.add(&source.path, line, "unsafe without a SAFETY comment");
         }
     }
-    breaches.none("every unsafe has its proof");
+    breaches.none("every unsafe block has a SAFETY comment");
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn state_machines_use_no_clock_thread_socket_or_hash_order() {
     for machine in ENGINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
         assert!(root().join(machine).exists(), "{machine} does not exist: correct the list");
     }
-    breaches.none("machines have no clock, thread, socket or hash order");
+    breaches.none("state machines use no clock, thread, socket or hash order");
 }
 
 #[test]
@@ -365,11 +365,11 @@ fn drivers_do_not_know_the_protocol() {
         }
     }
     assert_eq!(seen, DRIVERS.len(), "a driver does not exist: correct the list");
-    breaches.none("drivers know nothing of the protocol");
+    breaches.none("drivers do not know the protocol");
 }
 
 #[test]
-fn the_daemon_knows_no_kind_of_front_end() {
+fn the_daemon_depends_on_no_kind_of_front_end() {
     let mut breaches = Breaches::default();
     let mut seen = 0;
     for source in sources().iter().filter(|s| ANY_FRONT_END.contains(&s.path.as_str())) {
@@ -382,7 +382,7 @@ fn the_daemon_knows_no_kind_of_front_end() {
         }
     }
     assert_eq!(seen, ANY_FRONT_END.len(), "a file does not exist: correct the list");
-    breaches.none("the daemon knows no kind of front end");
+    breaches.none("the daemon depends on no kind of front end");
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn files_start_with_a_header_and_have_one_topic() {
             breaches.add(&source.path, lines, "is short now: remove it from the list");
         }
     }
-    breaches.none("files open with a header and are about one noun");
+    breaches.none("files start with a header and have one topic");
 }
 
 #[test]
@@ -454,12 +454,12 @@ fn banned_words_are_not_used() {
         }
         // The name of the file is line 0.
         for (line, text) in (0..).zip(std::iter::once(path).chain(source.text.lines())) {
-            for (word, instead) in words::home_made(text, words::WORDS) {
+            for (word, instead) in words::retired_terms(text, words::WORDS) {
                 breaches.add(path, line, format!("`{word}`: write {instead}"));
             }
         }
     }
-    breaches.none("home-made words do not come back");
+    breaches.none("retired terms do not come back");
 }
 
 #[test]
@@ -500,9 +500,9 @@ fn lock_files_exist_and_name_only_the_public_index() {
     for lock in ["Cargo.lock", "fuzz/Cargo.lock"] {
         let text = fs::read_to_string(root().join(lock)).unwrap_or_default();
         if text.is_empty() {
-            breaches.add(lock, 0, "is not there");
+            breaches.add(lock, 0, "is missing");
         }
-        // Outside a clone (a tar ball) nothing is tracked, and only existence is checked.
+        // Outside a clone (in a tarball) nothing is tracked, and only existence is checked.
         if let Ok(out) = &tracked
             && out.status.success()
             && !String::from_utf8_lossy(&out.stdout).lines().any(|line| line == lock)
@@ -517,7 +517,7 @@ fn lock_files_exist_and_name_only_the_public_index() {
             }
         }
     }
-    breaches.none("lock files are there and name the public index only");
+    breaches.none("lock files exist and name only the public index");
 }
 
 #[test]
@@ -536,7 +536,7 @@ fn crates_depend_in_one_direction() {
             breaches.add(&path, 0, format!("{name}'s tests may not depend on {on}"));
         }
         if *name != "fuzz" && !manifest.contains("[lints]\nworkspace = true") {
-            breaches.add(&path, 0, "does not take the workspace's lints");
+            breaches.add(&path, 0, "does not use the workspace's lints");
         }
     }
     breaches.none("crates depend in one direction");
@@ -558,7 +558,7 @@ fn products_have_no_mutants() {
                 _ => false,
             };
             if line.contains("mutants") && !declared && section != "[dev-dependencies]" {
-                breaches.add(&path, at + 1, "only tests turn `mutants` on");
+                breaches.add(&path, at + 1, "only tests may enable `mutants`");
             }
         }
     }
@@ -569,11 +569,7 @@ fn products_have_no_mutants() {
     let code = fs::read_to_string(root().join("rtrs-core/base/src/mutant.rs")).expect("mutant.rs");
     let gate = "#[cfg(not(all(feature = \"mutants\", debug_assertions)))]\n#[inline(always)]\n";
     if !code.contains(gate) {
-        breaches.add(
-            "rtrs-core/base/src/mutant.rs",
-            0,
-            "is not constantly false in a release build",
-        );
+        breaches.add("rtrs-core/base/src/mutant.rs", 0, "is not always false in a release build");
     }
     breaches.none("no product has mutants");
 }

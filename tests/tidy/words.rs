@@ -1,10 +1,11 @@
 //! Retired terms, and their replacements.
 //!
-//! Only unambiguous terms are listed: many words of the old glossary are ordinary ones elsewhere
-//! (hold, told, aside), and a reader has to check those.
+//! Only unambiguous terms are listed: many words of the old glossary are ordinary in other contexts
+//! (hold, told, aside), and reviewers have to catch those.
 
-/// Retired terms with the terms that a Linux storage maintainer expects. Lower case; a space is any
-/// boundary within an identifier, so `home core` is also `HomeCore` and `home_core`.
+/// Retired terms with the terms that a Linux storage maintainer expects. Lower case; a space stands
+/// for any word boundary within an identifier, so `home core` also matches `HomeCore` and
+/// `home_core`.
 pub(crate) const WORDS: &[(&str, &str)] = &[
     ("binder", "bind QP"),
     ("desk", "admin server"),
@@ -26,7 +27,7 @@ pub(crate) const WORDS: &[(&str, &str)] = &[
     ("walk of a request", "request pipeline"),
 ];
 
-/// Returns the words of a text: parts of identifiers apart, lower case, one space around each.
+/// Returns the words of a text in lower case, with identifiers split and a space around each word.
 fn parts(text: &str) -> String {
     let mut out = String::from(" ");
     let mut before = ' ';
@@ -45,7 +46,7 @@ fn parts(text: &str) -> String {
 }
 
 /// Returns each retired term in a line, with its replacement.
-pub(crate) fn home_made<'a>(
+pub(crate) fn retired_terms<'a>(
     line: &str,
     words: &'a [(&'a str, &'a str)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> {
@@ -54,9 +55,9 @@ pub(crate) fn home_made<'a>(
 }
 
 #[test]
-fn words_are_detected_in_every_spelling() {
+fn terms_are_detected_in_every_spelling() {
     const LIST: &[(&str, &str)] = &[("home core", "control shard"), ("desk", "admin server")];
-    let found = |line| home_made(line, LIST).map(|(word, _)| word).collect::<Vec<_>>();
+    let found = |line| retired_terms(line, LIST).map(|(word, _)| word).collect::<Vec<_>>();
     for line in ["the home core asks", "fn home_core()", "HomeCore::new", "a HOME-CORE's queue"] {
         assert_eq!(found(line), ["home core"], "{line}");
     }

@@ -1,5 +1,5 @@
 //! Foundation of every program of the workspace: time, memory, runtime, settings, logs, metrics and
-//! local sockets. `rtrs-core` adds what RTRS needs and exports all of this again; `rds` needs only
+//! local sockets. `rtrs-core` adds what RTRS needs and re-exports all of this; `rds` needs only
 //! this crate.
 //!
 //! Unsafe code is limited to memory shared with the kernel or a peer (`mem/region.rs`,

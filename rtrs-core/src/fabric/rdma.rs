@@ -25,7 +25,8 @@ const SOFT_DEVICE: &str =
 pub struct RdmaOptions {
     /// Timeout of an accepted connection's start-up, and of a request waiting for its answer.
     pub startup_timeout: Duration,
-    /// Maximum number of peers' requests that wait for an answer; one more closes the oldest.
+    /// Maximum number of connect requests from peers that wait for an answer; one more closes the
+    /// oldest.
     pub half_open_max: u32,
     /// Maximum number of outstanding RDMA reads of either end; pings use them, sessions do not.
     pub reads_max: u8,

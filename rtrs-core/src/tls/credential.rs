@@ -36,12 +36,12 @@ impl fmt::Debug for OwnCredential {
 }
 
 impl OwnCredential {
-    /// Creates the credential of a raw key.
+    /// Creates the credential for a raw key.
     pub(super) fn raw_key(key: &Arc<CertifiedKey>) -> Self {
         Self::new(CredentialKind::RawKey, Arc::clone(key))
     }
 
-    /// Creates the credential of certificates.
+    /// Creates the credential for a certificate chain.
     pub(super) fn certificates(
         chain: &[CertificateDer<'static>],
         key: &PrivateKeyDer<'static>,
@@ -78,7 +78,7 @@ impl OwnCredential {
         if proof.encode().len() > SignedProof::LEN_MAX
             || proof.credential.chain.len() > Credential::CHAIN_MAX
         {
-            return Err(ProofError::from("our chain of certificates is too long (8, and 16 KiB)"));
+            return Err(ProofError::from("our certificate chain is too long (max. 8, and 16 KiB)"));
         }
         Ok(proof)
     }

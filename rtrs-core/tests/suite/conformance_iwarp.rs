@@ -111,7 +111,7 @@ impl Harness for Tcp {
         Some(address)
     }
 
-    /// Returns twice the time limit of a connect, which a busy machine must not exceed.
+    /// Returns twice the connect timeout, so that a busy machine does not exceed it.
     fn patience(&self) -> Duration {
         Duration::from_secs(120)
     }

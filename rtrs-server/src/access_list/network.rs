@@ -1,12 +1,12 @@
-//! Networks of access rules: addresses, and for link-local ones optionally the interface at which
-//! the client must be.
+//! Networks in access rules: addresses and, for link-local ones, optionally the interface through
+//! which the client must connect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use ipnet::IpNet;
 
-/// Problem of a text, and a hint.
+/// Problem with a text, and a hint.
 type Problem = (String, String);
 
 /// Addresses that a rule applies to.
@@ -20,8 +20,8 @@ pub(super) struct Network {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Zone {
     name: String,
-    /// Index of the interface when the rule was read; None if there was none of this name. An
-    /// interface that is created again has another index.
+    /// Index of the interface when the rule was read; None if there was none of this name. A
+    /// recreated interface has another index.
     index: Option<u32>,
 }
 
@@ -49,8 +49,8 @@ impl Network {
         Ok(Self { net, zone: Some(Zone { name: name.to_owned(), index: index(name) }) })
     }
 
-    /// Whether a client with this address is among those of the network. `scope` is the index of
-    /// the interface of a link-local address.
+    /// Whether a client with this address belongs to the network. `scope` is the index of the
+    /// interface of a link-local address.
     pub(super) fn contains(&self, address: IpAddr, scope: u32) -> bool {
         let is_at = |zone: &Zone| zone.index == Some(scope);
         self.net.contains(&address.to_canonical()) && self.zone.as_ref().is_none_or(is_at)
@@ -72,7 +72,7 @@ impl fmt::Display for Network {
 
 /// Index of an interface.
 fn index(name: &str) -> Option<u32> {
-    // The system's parser of addresses looks interfaces up.
+    // The system's address parser looks up interfaces.
     let address = format!("{}%{name}", Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
     let mut found = (address.as_str(), 0).to_socket_addrs().ok()?;
     found.find_map(|address| match address {

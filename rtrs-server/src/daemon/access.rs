@@ -193,9 +193,9 @@ impl ServerAccess {
         former
     }
 
-    /// Takes back the list of an export that a command has set. `configured` is whether the
+    /// Reverts the list of an export that a command has set. `configured` is whether the
     /// configuration defines the export. Does nothing if the list has changed since, or if a
-    /// configuration with another list may have been read. Returns whether the list was taken back.
+    /// configuration with another list may have been read. Returns whether the list was reverted.
     pub(super) fn take_back(
         &mut self,
         set: &ExportSpec,
@@ -219,8 +219,8 @@ impl ServerAccess {
         true
     }
 
-    /// Sets the lists of exports of the configuration with that number that commands have removed
-    /// since it was read. Does nothing if another configuration was read since.
+    /// Sets the lists of those exports in the configuration with this number that commands have
+    /// removed since it was read. Does nothing if another configuration was read since.
     pub(super) fn renew(&mut self, configuration: u64, exports: &[ExportSpec]) {
         if configuration != self.configuration {
             return;

@@ -7,10 +7,10 @@
 //! `exports` changes the exports while the server runs, and `access` and `reload` adapt them to the
 //! configuration, in the order of `readings`; `status` summarizes the server; `tunables` changes
 //! settings while it runs; `sizes` detects exports that grow; `targets` reopens exports whose path
-//! leads to another file; `audit` writes the audit log; `expiry` warns about a certificate that
-//! expires; `authenticate` checks the proofs of clients on threads; `metrics` collects the data of
-//! scrapes; `open_files` compares the limit of descriptors with the settings; `privileges` changes
-//! to another user.
+//! leads to another file; `audit` writes the audit log; `expiry` warns about a certificate that is
+//! about to expire; `authenticate` checks the proofs of clients on threads; `metrics` collects the
+//! data of scrapes; `open_files` compares the limit of descriptors with the settings; `privileges`
+//! changes to another user.
 
 mod access;
 mod audit;

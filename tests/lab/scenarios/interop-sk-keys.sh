@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: our client on the kernel's server, always_invalidate=Y, 1 and 2 paths, three devices at once
+# lab: our client against a kernel server, always_invalidate=Y, 1 and 2 paths, three devices at once
 # topology: one
 # paths: 2
 # limit: 150

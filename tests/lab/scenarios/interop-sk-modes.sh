@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: access modes and names: our client on the kernel's server: granted, and refused with a reason
+# lab: access modes and names: our client against a kernel server: granted, or refused with a reason
 # topology: one
 # paths: 1
 # limit: 150

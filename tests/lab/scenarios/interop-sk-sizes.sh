@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: our client on the kernel's server with other queue depths and chunk sizes, 8 KiB to 1 MiB
+# lab: our client against a kernel server with other queue depths and chunk sizes, 8 KiB to 1 MiB
 # topology: one
 # paths: 1
 # limit: 150

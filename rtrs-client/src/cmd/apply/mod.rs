@@ -39,7 +39,7 @@ const AT_ONCE: usize = 16;
 /// Maximum size of a file read from stdin, in bytes.
 const STDIN_BYTES_MAX: u64 = 1 << 20;
 
-/// The file, and what it is compared with.
+/// The file, and the sessions that it is compared with.
 #[derive(Debug, Args)]
 pub struct FileArgs {
     /// Read sessions and volumes from this YAML file; - reads from stdin
@@ -77,28 +77,28 @@ pub struct ApplyArgs {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Detach and attach sessions again whose settings cannot change while they run
+    /// Reattach sessions whose settings cannot change while they run
     ///
     /// This interrupts their IO. A session that is in use is not detached: its device is mounted or
-    /// open, or NBD clients are connected. Without this they are reported and left as they are.
+    /// open, or NBD clients are connected. Without this option, they are reported and left alone.
     #[arg(long)]
     pub reattach: bool,
 
     /// With --reattach or --prune, detach sessions even if in use; unwritten data is lost
     ///
-    /// As detach --force: the IO of their users fails, and NBD connections end.
+    /// Like detach --force: the IO of their users fails, and NBD connections end.
     #[arg(long)]
     pub force: bool,
 
-    /// Wait at most TIME (unit required, e.g. 5s) for running IO of what is detached [default: 5s]
+    /// Wait at most TIME (unit required, e.g. 5s) for running IO of detached sessions [default: 5s]
     ///
-    /// At most 10m; 0 does not wait. Also for paths that are removed.
+    /// At most 10m; 0 does not wait. Also applies to paths that are removed.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 
     /// Try again for TIME (unit required, e.g. 1m) if an export cannot be opened [default: 0s]
     ///
-    /// As attach --retry-for, for each session that is attached. At most 10m.
+    /// Like attach --retry-for, for each session that is attached. At most 10m.
     #[arg(long, value_name = "TIME", default_value = "0s", hide_default_value = true)]
     pub retry_for: Within,
 
@@ -133,7 +133,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Whether the session was changed, also if it still needs a reattach.
+    /// Whether the session was changed, even if it still needs a reattach.
     fn has_changed(&self) -> bool {
         let is_left = self.action == Action::NeedsReattach && self.error.is_none();
         self.result.is_some() || is_left && self.differences.iter().any(|one| one.online)
@@ -158,7 +158,7 @@ impl Row {
 struct Outcome {
     result: Option<&'static str>,
     error: Option<Error>,
-    /// Action found at the volume's turn, if the volumes before it may have changed it.
+    /// Action determined at the volume's turn, if the volumes before it may have changed it.
     now: Option<Task>,
 }
 
@@ -168,7 +168,7 @@ impl Item {
         let Outcome { result, error, now } = outcome;
         let Task { action, differences, reason } = now.unwrap_or(self.task);
         let error = self.error.or(error).map(|error| error.chain().to_string());
-        // The error says why.
+        // The error already contains the reason.
         let reason = reason.filter(|_| action != Action::Unclear || error.is_none());
         Row { name: self.name, action, result, differences, reason, error }
     }
@@ -297,7 +297,7 @@ impl Group<'_> {
         let turn = Turn { session: &session, wanted, task, mates: &mates, retry_until };
         let acted = act(&turn, self.may);
         if matches!(renewal, Renewal::Ended { .. }) && original != Action::Attach {
-            // The output has the differences to the session before.
+            // The output keeps the differences from the session before the renewal.
             return acted.map(|_| Outcome { result: Some("reattached"), ..Outcome::default() });
         }
         match acted {
@@ -313,8 +313,8 @@ fn plain(items: Vec<Item>) -> Report {
     Report { sessions, changed: None }
 }
 
-/// Returns an error if sessions failed or differ from the file, and if requested the exit code of
-/// changed sessions.
+/// Returns an error if sessions failed or differ from the file, and, if requested, the exit code
+/// for changed sessions.
 fn verdict(report: &Report, detailed: bool) -> Result<(), Error> {
     let failed = |row: &&Row| row.error.is_some();
     let left = |row: &&Row| row.action == Action::NeedsReattach && row.result.is_none();
@@ -357,7 +357,7 @@ fn file_text(path: &Path) -> Result<(String, String), Error> {
     Ok((without_bom(text), "stdin".to_owned()))
 }
 
-/// Plans of the volumes in the file. Those of a session follow each other.
+/// Plans of the volumes in the file. Those of a session are adjacent.
 fn plans(path: &Path, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> {
     let (text, file) = file_text(path)?;
     let run_dir = global.run_dir()?;
@@ -396,7 +396,7 @@ fn plans_of(volume: &Volume, global: &GlobalArgs) -> Result<Vec<Wanted>, Error> 
     Ok(all)
 }
 
-/// Rejects a place where another volume of the file is served.
+/// Rejects a socket, address or device at which another volume of the file is served.
 fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
     let set = &one.plan.settings;
     let this = &one.plan.session.name;
@@ -433,7 +433,7 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
     let found = sessions::find_with_left(&run_dir, global.output)?;
     let name_of = |wanted: &Wanted| wanted.plan.session.name.clone();
     let listed: Vec<String> = wanted.iter().map(name_of).collect();
-    // A dead session's name may be cut, as that of its socket is.
+    // A dead session's name may be truncated, like that of its socket.
     let is_listed = |answer: &Answer| {
         let socket = run_dir.control_socket(answer.name());
         listed.iter().any(|name| name == answer.name() || run_dir.control_socket(name) == socket)
@@ -457,7 +457,7 @@ fn compare(args: &FileArgs, purpose: Purpose, global: &GlobalArgs) -> Result<Vec
         prune::foresee_refusals(&mut items, global);
     }
     if purpose == Purpose::Compare {
-        // A session in use holds its place as a difference, not as an error.
+        // A session in use that keeps its place is a difference here, not an error.
         prune::explain_refusals(&mut items);
     }
     prune::expect_free_places(&mut items, &run_dir, global);

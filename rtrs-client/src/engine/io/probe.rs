@@ -9,7 +9,7 @@
 //! longer than a heartbeat may, the connection is ended together with its path, well before the
 //! time limit of the requests. A slow disk does not cause this: the answer does not wait for it.
 //!
-//! The probe of a connection that ended unanswered may still arrive at the server. If another
+//! A probe that is unanswered when its connection ends may still arrive at the server. If another
 //! request used its permit by then, the probe would end that request's path at `rtrs-server`, and
 //! would write 12 bytes into its chunk at a kernel server. So its permit is withheld until the path
 //! is fenced off or reconnected, like the permit of a request.
@@ -37,7 +37,7 @@ struct LateProbe {
 }
 
 impl Probe {
-    /// Whether to end the connection: neither the answer nor anything else has come in time.
+    /// Whether to end the connection: neither the answer nor anything else has arrived in time.
     fn is_dead(&self, now: Instant, heard: Instant, bound: Duration) -> bool {
         heard <= self.sent && now.since(self.sent) >= bound
     }
@@ -60,7 +60,7 @@ pub(super) struct Probes {
 
 impl Probes {
     /// Whether a sweep due at `due` came so late that the shard cannot have run in between. In that
-    /// case nothing is checked, and a probe in flight gets its whole time again. This applies a
+    /// case nothing is checked, and a probe in flight gets its full time again. This applies a
     /// limited number of times in a row.
     pub(super) fn came_late(&mut self, now: Instant, due: Instant, interval: Duration) -> bool {
         let late = now.since(due) > interval && self.late_sweeps < LATES_MAX;
@@ -106,7 +106,7 @@ impl Probes {
         }
     }
 
-    /// Takes the permits of probes that can no longer arrive.
+    /// Releases the permits of probes that can no longer arrive.
     pub(super) fn free(&mut self, is_fenced: impl Fn(PathId, u32) -> bool) -> Vec<PermitId> {
         let freed = self.late.extract_if(.., |one| is_fenced(one.path, one.epoch));
         freed.map(|one| one.permit).collect()
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_measured_from_the_later_of_two() {
+    fn silence_is_measured_from_the_later_of_request_and_receipt() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let period = Duration::from_millis(100);
         assert!(is_due(at(200), at(100), at(0), period));

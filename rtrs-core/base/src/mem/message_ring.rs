@@ -1,10 +1,10 @@
-//! Ring of messages in memory that several processes share: all of them write, their creator reads.
+//! Ring of messages in memory that several processes share: all of them write, its creator reads.
 //!
 //! The reader does not trust the writers: it reads each index and length once, checks it, and
 //! copies messages out. A writer that breaks the ring makes it [`Malformed`].
 //!
-//! A writer that finds the ring full, or in use by another writer, is refused and must have another
-//! way for its message. So a writer that is killed while it writes blocks no other writer; the ring
+//! A writer that finds the ring full, or in use by another writer, is refused and must send its
+//! message another way. So a writer that is killed while it writes blocks no other writer; the ring
 //! then refuses all later messages. Each message carries a stamp, by which its reader can order it
 //! among messages that took the other way.
 
@@ -28,14 +28,14 @@ const AT_HEAD: usize = 256;
 const AT_TAIL: usize = 384;
 const AT_SLEEP: usize = 512;
 const AT_DATA: usize = 640;
-/// Length of what precedes each message, and granularity of its place.
+/// Length of the header of each message, and alignment of records.
 const RECORD_LEN: usize = 8;
 
 /// Creates counters and a ring for messages of `len` bytes in total, a power of two. Returns them
 /// with the descriptor for other processes, none of which can change its size.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` for another length, or for too many counters.
+/// The system's error; `InvalidInput` for any other length, or for too many counters.
 pub fn create_ring(
     name: &str,
     counters: usize,
@@ -43,7 +43,7 @@ pub fn create_ring(
 ) -> io::Result<(SharedCounters, RingReader, OwnedFd)> {
     let is_valid = len.is_power_of_two() && (RECORD_LEN..=1 << 30).contains(&len);
     if !is_valid || counters * 4 > COUNTERS_LEN {
-        let text = format!("a ring has no {len} bytes and {counters} counters");
+        let text = format!("a ring cannot have {len} bytes and {counters} counters");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -59,8 +59,8 @@ pub fn create_ring(
 /// afterwards.
 ///
 /// # Errors
-/// The system's error; `InvalidData` for memory that could be shortened while it is used, or of
-/// another size.
+/// The system's error; `InvalidData` for memory that could be shortened while it is used, or that
+/// has another size.
 pub fn open_ring(
     fd: BorrowedFd<'_>,
     counters: usize,
@@ -80,7 +80,7 @@ pub fn open_ring(
 /// Memory of a ring.
 struct Area {
     mapping: Arc<Mapping>,
-    /// Length of the room for messages.
+    /// Length of the area for messages.
     len: usize,
 }
 
@@ -91,8 +91,8 @@ impl Area {
         RingWords { lock: word(AT_LOCK), head, tail, sleep: word(AT_SLEEP) }
     }
 
-    /// Returns the two ranges of the memory with the `len` bytes at a position: its offset and
-    /// length, and the length of the one at the begin of the ring.
+    /// Returns the two memory ranges that hold `len` bytes at a position: offset and length of the
+    /// first, and the length of the second, which is at the beginning of the ring.
     fn ranges(&self, position: u32, len: usize) -> (usize, usize, usize) {
         let at = position as usize & (self.len - 1);
         let first = len.min(self.len - at);
@@ -114,12 +114,12 @@ impl Area {
     }
 }
 
-/// Returns the length of a message's place in the ring.
+/// Returns the length of a message's record in the ring.
 fn place_len(len: usize) -> usize {
     RECORD_LEN + len.next_multiple_of(RECORD_LEN)
 }
 
-/// Converts a length that is below that of a ring.
+/// Converts a length, which is below that of a ring.
 fn word(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -129,13 +129,14 @@ fn word(len: usize) -> u32 {
 pub enum Written {
     /// The message is in the ring, and the reader finds it.
     Done,
-    /// The message is in the ring, and the reader must be woken. [`RingWriter::woken`] follows.
+    /// The message is in the ring, and the writer must wake the reader and then call
+    /// [`RingWriter::woken`].
     Asleep(WakeToken),
-    /// The ring has no room, or another writer uses it.
+    /// The ring has no room, or another writer is using it.
     Refused,
 }
 
-/// Names a sleep of the reader.
+/// Identifies one sleep of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakeToken(u32);
 
@@ -177,14 +178,13 @@ impl RingWriter {
         self.0.words().woken(token.0);
     }
 
-    /// Returns the position behind all messages that were added before: their total length, which
-    /// wraps.
+    /// Returns the position after all messages added so far: their total length, which wraps.
     pub fn position(&self) -> u32 {
         self.0.words().published()
     }
 }
 
-/// Reading end of a ring, in the process that has created it.
+/// Reading end of a ring, in the process that created it.
 pub struct RingReader {
     ring: Area,
     /// Position of the next message.
@@ -200,7 +200,8 @@ pub struct Front {
 }
 
 impl Front {
-    /// Returns the length of the message in bytes, as its writer says: up to that of the ring.
+    /// Returns the length of the message in bytes, as claimed by its writer: at most that of the
+    /// ring.
     #[allow(clippy::len_without_is_empty, reason = "a message is not a collection")]
     pub fn len(&self) -> usize {
         self.len
@@ -224,7 +225,7 @@ pub struct Malformed {
 }
 
 impl RingReader {
-    /// Whether a message waits.
+    /// Whether a message is waiting.
     pub fn has_input(&self) -> bool {
         self.ring.words().published() != self.tail
     }
@@ -259,8 +260,8 @@ impl RingReader {
         Ok(Some(Front { len, stamp: u32::from_ne_bytes(stamp) }))
     }
 
-    /// Copies the bytes of a message from an offset on, as many as `bytes` has room for. Panics
-    /// beyond its end.
+    /// Copies bytes of a message, from an offset on, until `bytes` is full. Panics beyond the end
+    /// of the message.
     pub fn read(&self, front: &Front, offset: usize, bytes: &mut [u8]) {
         self.check(front, offset, bytes.len());
         self.ring.read(self.tail.wrapping_add(word(RECORD_LEN + offset)), bytes);
@@ -283,14 +284,14 @@ impl RingReader {
     }
 
     /// Frees the room of a message.
-    #[allow(clippy::needless_pass_by_value, reason = "it is not the next one afterwards")]
+    #[allow(clippy::needless_pass_by_value, reason = "it is no longer the next message")]
     pub fn release(&mut self, front: Front) {
         self.tail = self.tail.wrapping_add(word(place_len(front.len)));
         self.ring.words().release(self.tail);
     }
 
     /// Prepares a sleep: the writer of the next message has to wake the reader. Returns false, and
-    /// stays awake, if a message waits.
+    /// stays awake, if a message is waiting.
     pub fn prepare_sleep(&mut self) -> bool {
         self.arm();
         let is_empty = !self.has_input();
@@ -300,7 +301,7 @@ impl RingReader {
         is_empty
     }
 
-    /// Lets the writer of each message wake the reader, whether or not messages wait.
+    /// Makes the writer of each message wake the reader, whether or not messages are waiting.
     pub fn arm(&mut self) {
         if self.sleep.is_multiple_of(2) {
             self.sleep = self.sleep.wrapping_add(1);
@@ -392,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_refused_without_room_or_while_another_writer_is_at_work() {
+    fn a_message_is_refused_without_room_or_while_another_writer_is_active() {
         let (writer, mut reader, _fd) = pair();
         let largest = vec![7; LEN - RECORD_LEN];
         assert_eq!(write(&writer, &[7; LEN - RECORD_LEN + 1], 0), Written::Refused);
@@ -408,20 +409,20 @@ mod tests {
     }
 
     #[test]
-    fn the_first_message_to_a_reader_that_sleeps_wakes_it() {
+    fn the_first_message_to_a_sleeping_reader_wakes_it() {
         let (writer, mut reader, _fd) = pair();
         assert!(reader.prepare_sleep());
         let Written::Asleep(first) = write(&writer, &[1], 0) else { panic!("it sleeps") };
-        // Until the writer has woken the reader, others do too.
+        // Until the reader has been woken, later writers are asked to wake it too.
         assert_eq!(write(&writer, &[2], 0), Written::Asleep(first));
         writer.woken(first);
         assert_eq!(write(&writer, &[3], 0), Written::Done);
         reader.awake();
-        assert!(!reader.prepare_sleep(), "messages wait");
+        assert!(!reader.prepare_sleep(), "messages are waiting");
         assert_eq!(write(&writer, &[4], 0), Written::Done);
         assert_eq!((0..4).filter_map(|_| read(&mut reader)).count(), 4);
         assert!(reader.prepare_sleep());
-        // A writer that is late ends no later sleep.
+        // A late writer does not end a later sleep.
         writer.woken(first);
         assert!(matches!(write(&writer, &[5], 0), Written::Asleep(second) if second != first));
     }
@@ -485,7 +486,7 @@ mod tests {
                     std::thread::yield_now();
                     continue;
                 };
-                // Those without content do not show their writer.
+                // Empty messages do not reveal their writer.
                 let Some(number) = bytes.first().map(|byte| usize::from(*byte)) else {
                     empty += 1;
                     continue;
@@ -493,7 +494,7 @@ mod tests {
                 assert!(bytes.iter().all(|byte| usize::from(*byte) == number));
                 next[number] += 1;
                 let expected = next[number] + (next[number] - 1) / 199;
-                assert_eq!(stamp as usize, expected, "of writer {number}");
+                assert_eq!(stamp as usize, expected, "writer {number}");
             }
         });
     }

@@ -1,9 +1,9 @@
-//! Bytes that their holder borrows like a vector, and that become a region for an IO.
+//! Bytes that can be borrowed like a vector and turned into a region for an IO.
 //!
 //! A region hands out no references, because other holders may change its bytes. [`OwnedBytes`] is
-//! the only handle of its region, so it may. [`OwnedBytes::share`] turns it into handles for an IO,
-//! and [`OwnedBytes::reclaim`] turns the last of them back. Memory that is no vector, such as that
-//! of a C program, takes part through [`OwnedBytes::foreign`].
+//! the only handle to its region, so it can. [`OwnedBytes::share`] turns it into handles for an IO,
+//! and [`OwnedBytes::reclaim`] turns the last of them back. Memory that is not a vector, such as
+//! that of a C program, is wrapped by [`OwnedBytes::foreign`].
 
 use std::any::Any;
 use std::fmt;
@@ -21,13 +21,13 @@ pub struct OwnedBytes {
 }
 
 impl OwnedBytes {
-    /// Makes bytes of memory that belongs to `owner`, which is dropped after the last IO that names
-    /// the memory.
+    /// Wraps memory that belongs to `owner`, which is dropped after the last IO that uses the
+    /// memory.
     ///
     /// # Safety
     /// The `len` bytes at `base` are mapped until `owner` is dropped: for reading, and for writing
     /// if an IO writes to them. No Rust reference to them is used meanwhile, except through the
-    /// result; who borrows the result as a slice makes sure that nothing else changes the bytes.
+    /// result; while the result is borrowed as a slice, nothing else changes the bytes.
     #[must_use]
     pub unsafe fn foreign(base: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Self {
         // SAFETY: required of the caller.
@@ -35,7 +35,7 @@ impl OwnedBytes {
         Self { region }
     }
 
-    /// Returns the number of bytes, without a reference to them.
+    /// Returns the number of bytes, without creating a reference to them.
     #[must_use]
     pub fn len(&self) -> usize {
         self.region.len()
@@ -47,13 +47,13 @@ impl OwnedBytes {
         self.region.is_empty()
     }
 
-    /// Returns the region of the bytes, for an IO.
+    /// Turns the bytes into a region for an IO.
     #[must_use]
     pub fn share(self) -> SharedBytes {
         SharedBytes(self.region)
     }
 
-    /// Takes the bytes back after an IO. If an operation still names them, such as a send on a path
+    /// Takes the bytes back after an IO. If an operation still uses them, such as a send on a path
     /// that has failed, the result is a copy, and the operation keeps the original.
     #[must_use]
     pub fn reclaim(SharedBytes(mut region): SharedBytes) -> Self {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_stay_in_place_if_nothing_holds_them() {
+    fn bytes_stay_in_place_if_nothing_else_holds_them() {
         let mut bytes = OwnedBytes::from(vec![7; 100]);
         bytes[3] = 1;
         let at = bytes.as_ptr();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_still_names_the_bytes_keeps_its_own() {
+    fn an_operation_that_still_uses_the_bytes_keeps_the_original() {
         let shared = OwnedBytes::from(vec![7; 100]).share();
         let late = shared.region().slice(10, 5).unwrap();
         let mut bytes = OwnedBytes::reclaim(shared);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_bytes_belong_to_their_owner_after_the_last_io() {
+    fn the_owner_of_foreign_bytes_is_dropped_after_the_last_io() {
         let mut memory = vec![7; 100];
         let base = NonNull::new(memory.as_mut_ptr()).unwrap();
         let owner = Arc::new(memory);
@@ -152,13 +152,13 @@ mod tests {
         let late = shared.region().slice(10, 5).unwrap();
         let copy = OwnedBytes::reclaim(shared);
         assert_ne!(copy.as_ptr(), base.as_ptr().cast_const());
-        assert_eq!(Arc::strong_count(&owner), 2, "an operation names the bytes");
+        assert_eq!(Arc::strong_count(&owner), 2, "an operation still uses the bytes");
         drop(late);
         assert_eq!(Arc::strong_count(&owner), 1);
     }
 
     #[test]
-    fn no_bytes_are_bytes_too() {
+    fn empty_bytes_are_accepted() {
         let bytes = OwnedBytes::from(Vec::new());
         assert!(OwnedBytes::reclaim(bytes.share()).is_empty());
     }

@@ -5,11 +5,11 @@ use crate::time::Duration;
 /// Options of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Timeout of an accepted connection's start-up.
+    /// Time for an accepted connection to start up.
     pub startup_timeout: Duration,
     /// Timeout of a disconnect: work that has not been sent by then is reported as flushed.
     pub close_timeout: Duration,
-    /// Maximum number of peers' requests that wait for an answer; those beyond are rejected at
+    /// Maximum number of connect requests from peers that wait for an answer; more are rejected at
     /// once.
     pub half_open_max: u32,
     /// Maximum number of requests that the connection manager queues.
@@ -18,8 +18,8 @@ pub struct VerbsOptions {
     /// powers of two times a few retries, so it may be as short as 3/4 of this value; some devices
     /// take up to four times as long (IBA 9.7.6.1.3).
     pub path_timeout: Duration,
-    /// Code of the time that the peer waits after it found no receive posted (IBA table 45): 1
-    /// means 10 us, 12 means 640 us. The default of RDMA CM is 0, which means 655 ms.
+    /// Encoded time that the peer waits after it found no receive posted (IBA table 45): 1 means 10
+    /// us, 12 means 640 us. The default of RDMA CM is 0, which means 655 ms.
     pub min_rnr_timer: u8,
     /// Maximum number of outstanding RDMA reads of either end, limited by the devices. RTRS asks
     /// for 0.

@@ -1,4 +1,4 @@
-//! Examination of a target: its length, and the target of its path.
+//! Examination of a target: its length, and whether its path still leads to it.
 //!
 //! A target that has grown enlarges its device, and clients are informed (`daemon/sizes.rs`). A
 //! write past the end of a truncated file would extend it again, with zeroes in place of the data.
@@ -6,10 +6,10 @@
 //! a remote file system (`watcher.rs`); a flush also ends with an examination (`queue.rs`). Below
 //! the lowest end observed, IO continues; beyond it IO fails until the target is exported again or
 //! resized by command, whatever its length is by then. The truncated data may have been
-//! acknowledged but not flushed: one flush fails for each cut, and the engine informs the other
-//! sessions. Each change is logged once.
+//! acknowledged but not flushed: one flush fails for each truncation, and the engine informs the
+//! other sessions. Each change is logged once.
 //!
-//! A path may come to lead to another file (`mv new.img vol.img`, as done by rsync, restores and
+//! A path may later lead to another file (`mv new.img vol.img`, as done by rsync, restores and
 //! editors), to another device (udev recreates nodes), or nowhere. The export keeps the target that
 //! it has open. An unused export is reopened by its path (`daemon/targets.rs`).
 
@@ -105,7 +105,7 @@ impl Shared {
                 %path,
                 "the path leads to a file or device other than the exported one: clients use the \
                  old one until all of them close it; unless it has another name, its content is \
-                 lost then: copy it through a client first"
+                 then lost: copy it through a client first"
             ),
             TargetName::Missing => tracing::error!(
                 %path,
@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Compares the path with the open target. Returns also whether the target is deleted.
+    /// Compares the path with the open target. Also returns whether the target is deleted.
     fn name_now(&self) -> io::Result<(TargetName, bool)> {
         let own = self.file.metadata()?;
         let deleted = !self.device && own.nlink() == 0;
@@ -136,8 +136,8 @@ impl Shared {
         Ok((if same { TargetName::Kept } else { TargetName::Replaced }, deleted))
     }
 
-    /// Requests an examination of the target. Returns its number; one that runs already may have
-    /// seen an older state.
+    /// Requests an examination of the target, and returns its number. One that is already running
+    /// may have seen an older state.
     pub(super) fn request_look(&self) -> u64 {
         let number = self.looks_begun.load(Ordering::SeqCst) + 1;
         self.look();
@@ -255,7 +255,7 @@ impl Shared {
         let (len, _) = measure(&self.file, false)?;
         let has = self.whole_blocks(len);
         if has > size && !may_truncate {
-            let why = format!("its file has grown to {has} bytes meanwhile; try again");
+            let why = format!("its file has grown to {has} bytes in the meantime; try again");
             return Err(io::Error::other(why));
         }
         if has == size { Ok(()) } else { self.file.set_len(size) }

@@ -18,8 +18,8 @@ use crate::stats::Revoked;
 /// Access lists of a running server, and the certificates or keys of its clients.
 pub(in crate::daemon) struct ExportAccess {
     lists: Mutex<ServerAccess>,
-    /// Held from a check whether changed lists cost clients their access until the lists are
-    /// changed, and while an export is published with its list.
+    /// Held from the check for access that clients would lose until the lists are changed, and
+    /// while an export is published with its list.
     checking_losses: Mutex<()>,
     table: Arc<ExportTable>,
     control: ControlShard,
@@ -48,8 +48,8 @@ impl ExportAccess {
         self.lists.lock().of(name)
     }
 
-    /// Waits until no other thread is between a check for losses and its change of the lists, or
-    /// between a change of the lists and the export that it is for.
+    /// Waits until no other thread is between checking for losses and changing the lists, or
+    /// between changing the lists and publishing the export.
     pub(in crate::daemon) fn begin_check(&self) -> MutexGuard<'_, ()> {
         self.checking_losses.lock()
     }
@@ -86,8 +86,8 @@ impl ExportAccess {
         self.change(|access| access.generation = generation);
     }
 
-    /// Ends the paths that may no longer do what their sessions do, and those of clients that are
-    /// no longer accepted. Returns the losses of sessions.
+    /// Ends the paths that no longer have the access that their sessions use, and those of clients
+    /// that are no longer accepted. Returns what sessions have lost.
     pub(in crate::daemon) fn check(&self) -> Result<Vec<Revoked>, String> {
         let mut revoked = self.control.ask(AdminRequest::CheckAccess, lost)?;
         let ended = self.end_unknown();
@@ -157,7 +157,7 @@ impl ExportAccess {
     }
 
     /// Sets a changed list of an export like [`Self::change_list`], but existing paths do not
-    /// follow it yet. Returns the former access if the list is another one.
+    /// follow it yet. Returns the former access if the list differs.
     pub(super) fn set_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Option<FormerAccess> {
         let mut former = None;
         if before.access != spec.access {
@@ -166,7 +166,7 @@ impl ExportAccess {
         former
     }
 
-    /// Takes back the list of an export whose change has failed, unless the list has changed since.
+    /// Reverts the list of an export whose change has failed, unless the list has changed since.
     pub(super) fn take_back(
         &self,
         set: &ExportSpec,
@@ -178,8 +178,8 @@ impl ExportAccess {
         if is_taken_back { self.check().map(drop) } else { Ok(()) }
     }
 
-    /// Sets the lists of exports of the configuration with that number that commands have removed
-    /// since it was read.
+    /// Sets the lists of those exports in the configuration with this number that commands have
+    /// removed since it was read.
     pub(in crate::daemon) fn renew(&self, configuration: u64, exports: &[ExportSpec]) {
         self.change(|access| access.renew(configuration, exports));
     }

@@ -1,4 +1,4 @@
-//! Work on a target that may hang, such as a file of an NFS server that is down, with a time limit.
+//! Work on a target that may hang, such as a file on an NFS server that is down, with a time limit.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,8 +9,8 @@ use super::failed::{ATTEMPT_MAX, HANGS};
 /// Maximum number of targets that are worked on at the same time.
 const AT_ONCE: usize = 64;
 
-/// Runs work on a thread of its own, and returns its result. After the time limit of an attempt the
-/// result is dropped whenever it comes, and with it a target that was opened.
+/// Runs work on a thread of its own, and returns its result. A result that arrives after the time
+/// limit of an attempt is dropped, and with it any target that was opened.
 ///
 /// # Errors
 /// If the work takes too long, or no thread can be started.
@@ -89,11 +89,11 @@ mod tests {
     }
 
     #[test]
-    fn work_that_hangs_delays_no_other() {
+    fn hanging_work_delays_no_other_work() {
         let (let_go, hanging) = mpsc::channel::<()>();
         let hanging = Arc::new(parking_lot::Mutex::new(hanging));
         let all = all_in_time(&[1, 2, 3, 4], move |n| match n {
-            // Both hang at the same time, so the limit passes once.
+            // Both hang at the same time, so the limit elapses only once.
             2 | 4 => Err(hanging.lock().recv().unwrap_err().to_string()),
             _ => Ok(n),
         });
