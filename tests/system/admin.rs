@@ -407,7 +407,7 @@ fn the_intended_server_is_selected() {
     let _ = ask(&["session", "list", "--name", "three"])
         .code(1)
         .says("no server of that name is running")
-        .says("these run: one, two");
+        .says("running: one, two");
     // A name in use is refused if it was given explicitly.
     let third = Server::builder().export("vol0=mem:16M").listen("tcp://127.0.0.1:0");
     let _ = third.args(&["--run-dir", &dir, "--name", "one"]).run().code(1).says("one.srv");

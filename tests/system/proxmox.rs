@@ -1,5 +1,5 @@
-//! Storage plugin of Proxmox VE with a real server, run by Perl with stand-ins for the modules of
-//! Proxmox VE.
+//! Tests of the storage plugin for Proxmox VE with a real server. Perl runs the plugin with
+//! stand-ins for the modules of Proxmox VE.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use rtrs_tests::{
 };
 use serde_json::{Value, json};
 
-/// Modules of Proxmox VE as far as the plugin uses them: `run_command` dies if the command fails.
+/// The functions of Proxmox VE that the plugin uses: `run_command` dies if the command fails.
 const TOOLS: &str = r#"
 package PVE::Tools;
 use base 'Exporter';
@@ -81,7 +81,7 @@ echo "$*" >>LOG
 touch "${3#--exit-if-exists=}"
 "#;
 
-/// Runs the client with a run directory, and a socket instead of a device, which tests lack.
+/// Runs the client with a run directory, and with a socket instead of a device, which tests lack.
 const CLIENT: &str = r#"#!/bin/sh
 verb=$1
 shift
@@ -121,7 +121,7 @@ fn perl(scratch: &Scratch, client: &str, words: &[&str]) -> Value {
 }
 
 #[test]
-fn storage_plugin_of_proxmox_attaches_and_detaches() {
+fn the_proxmox_plugin_attaches_and_detaches() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let scratch = Scratch::new();
     write_modules(&scratch, CALL, &server);
@@ -173,13 +173,13 @@ fn storage_plugin_of_proxmox_attaches_and_detaches() {
 }
 
 #[test]
-fn storage_plugin_of_proxmox_lists_exports() {
+fn the_proxmox_plugin_lists_exports() {
     let server = Server::builder().export("vol0=mem:16M").export("team/x=mem:1M").start();
     let scratch = Scratch::new();
     write_modules(&scratch, CALLS, &server);
     let found = perl(&scratch, &bin("rtrs-client").display().to_string(), &[]);
     let images = json!([{ "volid": "store1:vol0", "format": "raw", "size": 16 << 20 }]);
-    // Names with a slash are not volumes, and one path that works is enough.
+    // Names with a slash are not volumes, and one working path is enough.
     assert_eq!(found["images"], images, "{found}");
     assert_eq!((&found["size"], &found["active"]), (&json!(16 << 20), &json!(1)), "{found}");
     assert_eq!((&found["path"], &found["api"]), (&json!("/dev/rtrs/vol0"), &json!(15)), "{found}");

@@ -1,4 +1,5 @@
-//! `--save` of the commands that change exports: what runs is what the next server starts with.
+//! Tests of `--save` with the commands that change exports: the next server starts with what runs
+//! now.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +11,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Directory of a configuration with its exports, and of a volume.
+/// Directory with a configuration, its exports and a volume.
 struct Host {
     scratch: Scratch,
 }
@@ -60,7 +61,7 @@ fn saved(server: &Server) -> Value {
 }
 
 #[test]
-fn what_runs_is_what_starts() {
+fn the_next_server_starts_with_what_runs() {
     let host = Host::new("access: [anyone:rw]\nexport: ['base=null:1M']\n");
     let server = host.start();
     let added = format!("vol1={}", host.scratch.text("vol1.img"));
@@ -89,7 +90,7 @@ fn what_runs_is_what_starts() {
 }
 
 #[test]
-fn a_size_of_memory_is_kept_with_save() {
+fn the_size_of_a_memory_export_is_saved() {
     let host = Host::new("");
     let text = format!("- mem1=mem:1M\n- disk={}\n", host.scratch.text("vol1.img"));
     fs::write(host.scratch.path("exports.d/m.yaml"), text).expect("a file");
@@ -123,7 +124,7 @@ fn a_size_of_memory_is_kept_with_save() {
 }
 
 #[test]
-fn a_file_of_several_exports_keeps_the_others() {
+fn a_file_with_several_exports_keeps_the_others() {
     let host = Host::new("");
     fs::write(
         host.scratch.path("exports.d/all.yaml"),
@@ -147,7 +148,7 @@ fn a_file_of_several_exports_keeps_the_others() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_before_it_changes() {
+fn a_change_that_cannot_be_saved_is_refused_before_it_is_made() {
     let host = Host::new("export: ['base=null:1M']\n");
     let server = host.start();
     let before = saved(&server);
@@ -167,7 +168,7 @@ fn what_cannot_be_saved_is_refused_before_it_changes() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_is_found_before_the_change() {
+fn an_unwritable_directory_is_detected_before_the_change() {
     let host = Host::new("export: ['base=null:1M']\n");
     let dir = host.scratch.path("exports.d");
     let server = host.start();
@@ -197,7 +198,7 @@ fn a_change_that_could_not_be_saved_is_reported() {
     let host = Host::new("export: ['base=null:1M']\n");
     let server = host.start();
     // Files may grow to one block of 512 or 1024 bytes, and the entry is larger: as on a full disk,
-    // the command can create a file and writes only a part of it.
+    // the command can create a file but write only a part of it.
     let full = "trap '' XFSZ; ulimit -f 1";
     let deep = format!("deep/{}", "d".repeat(200));
     let deep = vec![deep; 6].join("/");
@@ -244,10 +245,10 @@ fn the_next_start_is_not_open_to_more_clients() {
         assert_eq!((saved(&server), unlisted(&server)), (before.clone(), closed.clone()));
         assert_eq!(host.files(), ["a.yaml", "b.yaml"]);
     }
-    // The list is gone without --save: saving another export would open it too.
+    // The list was removed without --save: saving another change would open the next start.
     let _ = server.command(&["export", "set", "a", "access=", "--force"]).ok();
     let _ = server.command(&["export", "set", "a", "ro", "--save"]).code(1).says("would be open");
-    // With another list the start is closed as well.
+    // With another list, the next start stays closed.
     let _ = server.command(&["export", "set", "b", "access=db1:rw", "--save"]).ok();
     let _ = server.command(&["export", "remove", "a", "--save"]).ok();
     let running = (saved(&server), unlisted(&server));
@@ -258,7 +259,7 @@ fn the_next_start_is_not_open_to_more_clients() {
 }
 
 #[test]
-fn changes_of_a_file_that_were_not_applied_are_not_overwritten() {
+fn unapplied_changes_to_a_file_are_not_overwritten() {
     let host = Host::new("");
     let file = host.scratch.path("exports.d/a.yaml");
     fs::write(&file, "name: a\ntarget: mem:1M\n").expect("a file");
@@ -270,7 +271,7 @@ fn changes_of_a_file_that_were_not_applied_are_not_overwritten() {
     for words in [&["set", "a", "ro"][..], &["remove", "a"]] {
         let words = [&["export"], words, &["--save"]].concat();
         let refused = server.command(&words).code(1).says("nothing changed");
-        let _ = refused.says("a.yaml has changes of it that the server has not applied");
+        let _ = refused.says("a.yaml has changes to it that the server has not applied");
         assert_eq!(host.read("exports.d/a.yaml"), edited);
     }
     // An entry that was never read.
@@ -279,7 +280,7 @@ fn changes_of_a_file_that_were_not_applied_are_not_overwritten() {
     let _ = server.command(&["export", "add", "b=mem:2M", "--save"]).code(1).says("not applied");
     assert_eq!(host.read("exports.d/b.yaml"), new);
     fs::write(&file, "name: a\ntarget: mem:1M\n").expect("a file");
-    // Changes of commands are no edits, whether or not they were saved.
+    // Changes by commands are not edits, whether or not they were saved.
     for words in [&["ro"][..], &["rw", "--save"], &["ro"], &["access=db1:ro", "--save"]] {
         let _ = server.command(&[&["export", "set", "a"], words].concat()).ok();
     }
@@ -300,11 +301,11 @@ fn a_command_that_saves_and_a_reload_wait_for_each_other() {
     let mode = lock.metadata().expect("its metadata").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "only those who may use the control socket can lock it");
 
-    // Held alone, as by a command: a reload goes ahead after some seconds, and says so.
+    // Held exclusively, as by a command: a reload proceeds after some seconds, and says so.
     lock.lock().expect("the lock");
     let _ = server.command(&["reload"]).ok();
     let _ = server.wait_output("reload without the lock");
-    // Held by a reload: a command waits for its end.
+    // Held shared, as by a reload: a command waits for it, and then gives up.
     lock.unlock().expect("the lock");
     lock.lock_shared().expect("the lock");
     let refused = server.command(&["export", "set", "a", "ro", "--save"]).code(1);

@@ -1,6 +1,6 @@
-//! Files in documents. A fenced block with a file of ours is marked with the kind of file, as in
-//! `yaml server`, and the parser of the product accepts it, as it does the files that command lines
-//! write with `printf`.
+//! Tests of configuration files in documents. A fenced block with such a file is marked with its
+//! kind, as in `yaml server`. The product's parser must accept it, and also the files that command
+//! lines write with `printf`.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use serde_yaml::Value;
 
 use super::blocks::pages;
 
-/// Keys of which each of our files has at least one at its top.
+/// Top-level keys, of which each configuration file has at least one.
 const OWN_KEYS: [&str; 5] = ["address", "export", "path", "sessions", "target"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Kind {
         }
     }
 
-    /// Parses a file. The error is that of the product.
+    /// Parses a file. Returns the product's error if it is wrong.
     fn parse(self, text: &str) -> Result<(), String> {
         match self {
             Self::Server => rtrs_server::settings::Settings::from_yaml(text, "snippet")
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// Whether a program accepts a file that is alone in a directory.
+/// Checks that a program accepts a file that is alone in a directory.
 fn accepted(
     text: &str,
     read: impl Fn(&str) -> Finished,
@@ -124,7 +124,7 @@ fn printed(block: &str) -> Vec<(Kind, String)> {
     block.lines().filter_map(file).collect()
 }
 
-/// Whether a block without a mark is a file of ours. JSON is output.
+/// Whether an unmarked block looks like a configuration file. JSON is output.
 fn looks_like_ours(block: &str) -> bool {
     if block.starts_with('{') {
         return false;

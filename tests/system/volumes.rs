@@ -1,6 +1,6 @@
-//! Several volumes in one session: one process and one set of connections, with a socket,
-//! statistics and a detach for each volume; volumes that are added, refused, removed or lost next
-//! to others.
+//! Tests of several volumes in one session: one process and one set of connections, with a socket,
+//! statistics and a detach for each volume; volumes that are added, refused, removed or lost while
+//! others continue.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ impl Host {
     }
 }
 
-/// Writes a block that no other volume has, and reads back this block and those of the others.
+/// Writes a different block to each volume, and then reads all of them back.
 fn write_own(host: &Host, names: &[&str], seed: u8) {
     let mut all: Vec<_> = names.iter().map(|name| host.nbd(name)).collect();
     let byte = |at: usize| seed + u8::try_from(at).expect("a few volumes");
@@ -125,7 +125,7 @@ fn volumes_of_a_session_share_a_process_and_connections() {
     let _ = host.detach("b").ok();
     host.assert_listed(&["a", "pool/c"]);
     assert!(!host.socket("b").exists(), "detach left the NBD socket behind");
-    assert_eq!(kept.write(0, 0, &[3; 4096]), DONE, "its connection lives");
+    assert_eq!(kept.write(0, 0, &[3; 4096]), DONE, "its connection stays up");
     assert_eq!(host.0.pid(), pid);
     assert_eq!(host.json("status", "a")["volumes"], json!(["a", "pool/c"]));
     let open = server.list()["sessions"][0].to_string();
@@ -165,7 +165,7 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
     let _ = twice.says("already attached");
     let _ = host.add("missing", "a").code(1).says("missing");
     host.assert_listed(&["a", "b", "d"]);
-    assert!(!host.socket("missing").exists(), "what was refused leaves a socket behind");
+    assert!(!host.socket("missing").exists(), "a refused volume left a socket behind");
     // The volume's name is free at once, repeatedly.
     for round in 0..3 {
         let _ = host.detach("d").ok();
@@ -252,7 +252,7 @@ fn events_of_one_volume_do_not_affect_others() {
 }
 
 #[test]
-fn a_removed_volume_has_failed_whatever_its_paths_do() {
+fn a_removed_volume_stays_failed_whatever_its_paths_do() {
     let server = server().listen("tcp://127.0.0.1:0").listen("tcp://127.0.0.2:0").start();
     let (host, portals) = (Host::new(), server.portals().to_vec());
     let _ = host.attach(&server, &["a", "b"], &["--path", &portals[1]]).ok();

@@ -82,7 +82,7 @@ impl PingMode {
 /// Private data of a ping's connect: the client's intention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingHello {
-    /// Measurement.
+    /// Measurement to run.
     pub mode: PingMode,
     /// In a bandwidth mode, the server does the same in the other direction.
     pub duplex: bool,

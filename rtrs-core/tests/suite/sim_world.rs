@@ -163,7 +163,7 @@ fn a_write_of_a_dead_path_arrives_late() {
     let now = s.world.now();
     s.client.abort(now, old);
     assert_eq!(closed(&s.run(Duration::from_millis(1))), [("client", CloseReason::Local)]);
-    // The same IO is sent again on the other path, and is answered.
+    // The same IO is resent on the other path, and is answered.
     s.write(new, 0, 100, 2);
     s.run(Duration::from_millis(1));
     assert_eq!(s.target_byte(), 2);
@@ -193,7 +193,7 @@ fn a_fenced_path_accepts_no_late_write() {
 }
 
 #[test]
-fn a_dead_link_is_detected_or_not() {
+fn a_dead_link_is_reported_only_with_detection() {
     for detect in [Some(Duration::from_millis(100)), None] {
         for acknowledged in [false, true] {
             let link = LinkOptions { detect, ..LinkOptions::default() };
@@ -243,13 +243,13 @@ fn a_dead_link_is_detected_or_not() {
 }
 
 #[test]
-fn a_write_is_torn_with_its_link() {
+fn a_write_can_be_torn_when_its_link_fails() {
     let torn = |ratio| {
         let options = WorldOptions { torn_writes: ratio, ..WorldOptions::default() };
         let mut s = Setup::new(4, options);
         let (client, _) = s.connect(0);
         s.write(client, 0, 1 << 20, 1);
-        // Run until it has departed, and no further.
+        // Run until the write has been sent, and no further.
         while !s.turn().iter().any(|(_, e)| matches!(e, FabricEvent::Completion(_))) {}
         s.world.link_down(sim_ip(1), sim_ip(11));
         s.run(Duration::from_secs(1));

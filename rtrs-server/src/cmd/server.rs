@@ -23,9 +23,9 @@ pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
 /// Maximum time for a server to open and close files.
 pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum time for a reply that waits for nothing.
+/// Maximum time for a reply that does not depend on other work.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time after which a command says that it waits for such a reply.
+/// Time after which a command reports that it is waiting for such a reply.
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
 
 /// Options that select the server and the output format.
@@ -64,7 +64,7 @@ impl SlowNotice {
         let (answered, wait) = mpsc::channel::<()>();
         let (path, limit) = (socket.display(), REPLY_TIMEOUT.as_secs());
         let text = format!("the server at {path} does not answer yet; waiting up to {limit} s");
-        // Without a thread, the error at the end says it.
+        // Without a thread, only the final error reports it.
         let _ = thread::Builder::new().name("slow-notice".into()).spawn(move || {
             if wait.recv_timeout(NOTICE_AFTER) == Err(RecvTimeoutError::Timeout) {
                 // Ignored if stderr is closed.
@@ -119,7 +119,7 @@ impl Server {
                 return Ok(Self::at(path));
             }
             let names = running.iter().map(Self::name).collect::<Vec<_>>().join(", ");
-            let text = format!("{}; these run: {names}", no_server_at(&path));
+            let text = format!("{}; running: {names}", no_server_at(&path));
             return Err(Error::new(ErrorKind::System, text));
         }
         let mut running = running_in(&dirs)?;
@@ -127,7 +127,7 @@ impl Server {
             0 => Err(Error::new(
                 ErrorKind::System,
                 format!(
-                    "no server has a control socket in {shown}; is one running? (--run-dir) The \
+                    "no server has a control socket in {shown} (--run-dir); is one running? The \
                      log of a server says why it could not create one"
                 ),
             )),
@@ -161,13 +161,14 @@ impl Server {
         self.request(&Request::SessionList)
     }
 
-    /// Sends a request whose reply waits for nothing.
+    /// Sends a request whose reply does not depend on other work.
     pub(super) fn request<T: DeserializeOwned>(&self, what: &Request) -> Result<T, Error> {
         Ok(self.request_within(what, REPLY_TIMEOUT)?.0)
     }
 
     /// Sends a request whose reply may take up to `timeout`. The server holds the connection until
-    /// it exits. A stopped or hanging server gets no request that takes long: it is detected first.
+    /// it exits. A request that takes long is sent only after a short one was answered, to detect a
+    /// stopped or hanging server.
     pub(super) fn request_within<T: DeserializeOwned>(
         &self,
         what: &Request,
@@ -192,7 +193,7 @@ impl Server {
     }
 }
 
-/// Servers that run with these run directories.
+/// Running servers with a socket in these run directories.
 fn running_in(dirs: &[RunDir]) -> Result<Vec<Server>, Error> {
     let mut running = Vec::new();
     for dir in dirs {

@@ -87,7 +87,7 @@ pub(super) struct RegionUsage {
 }
 
 impl RegionUsage {
-    /// Creates the accounting of a region of `len` bytes with buffers that lie `stride` apart.
+    /// Creates the accounting for a region of `len` bytes with buffers that lie `stride` apart.
     pub(super) fn new(
         meter: &Arc<MemoryMeter>,
         len: usize,
@@ -128,7 +128,8 @@ impl RegionUsage {
         self.units_max.store(units, Ordering::Release);
     }
 
-    /// Must be called before a peer writes. Returns false if the peer may not write there.
+    /// Counts a write of a peer; to be called before the write. Returns false if the peer may not
+    /// write there.
     pub(super) fn admit(&self, offset: usize, len: usize) -> bool {
         if self.written.is_empty() || len == 0 {
             return true;

@@ -1,4 +1,4 @@
-//! Settings as flags.
+//! Command-line flags for settings.
 //!
 //! [`Flags`] adds a flag for each setting of a struct to a command line made with clap.
 
@@ -11,7 +11,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use super::command_error::{CommandError, ErrorClass};
 use super::declare::{Field, Setting, Settings, Visitor};
 
-/// Given flags of the settings `S`. For `#[command(flatten)]`.
+/// Flags given for the settings `S`. Use with `#[command(flatten)]`.
 #[derive(Debug, Clone)]
 pub struct Flags<S> {
     matches: ArgMatches,
@@ -36,7 +36,7 @@ impl<S: Settings> Flags<S> {
     }
 }
 
-/// Returns true if the flag was given. A flag without a value has the default off.
+/// Returns true if the flag was given. A flag without a value is off by default.
 fn is_given(matches: &ArgMatches, name: &str) -> bool {
     let known = matches!(matches.try_contains_id(name), Ok(true));
     known && matches.value_source(name) == Some(ValueSource::CommandLine)

@@ -242,7 +242,7 @@ fn refuse(name: &str, why: &str) -> Error {
 /// Reason why an export whose file was edited cannot be saved.
 fn edited(file: &Path) -> String {
     format!(
-        "{} has changes of it that the server has not applied; apply them with `rtrs-server \
+        "{} has changes to it that the server has not applied; apply them with `rtrs-server \
          reload`, which reports what keeps them, or take them back",
         file.display()
     )

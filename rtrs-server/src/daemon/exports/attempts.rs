@@ -1,10 +1,10 @@
 //! Attempts to open failed exports, each on its own thread.
 //!
-//! A target may hang, for example a file of an NFS server that is down. Its attempt then delays no
+//! A target may hang, for example a file on an NFS server that is down. Its attempt then delays no
 //! other export, only further attempts for the same target. A finished attempt keeps its result,
-//! and the opened target with it, until a thread with the turn of the export takes it. A
-//! command or reload therefore never competes with the retry thread for the lock of a file: it
-//! joins the attempt that runs.
+//! and the opened target with it, until a thread with the turn of the export takes it. A command or
+//! reload therefore never competes with the retry thread for the lock of a file: it joins the
+//! attempt that runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

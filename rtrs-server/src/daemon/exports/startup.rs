@@ -1,10 +1,10 @@
 //! Exports at the start of the server.
 //!
 //! All targets are opened at the same time, each on its own thread: one that does not answer, for
-//! example a file of an NFS server that is down, delays no other. Once an export can be served, the
-//! start waits for the others only while they make progress. An attempt that is left continues, and
-//! the retry thread exports its target when it is open ([`super::recovery`]). Where none may be
-//! left, the start fails instead, after a longer time.
+//! example a file on an NFS server that is down, delays no other. Once an export can be served, the
+//! start waits for the others only while they make progress. An attempt that is left behind
+//! continues, and the retry thread exports its target once it is open ([`super::recovery`]). Where
+//! none may be left behind, the start fails instead, after a longer time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::settings::{ExportSpec, OnMissing, Settings, Target};
 /// Maximum number of targets that are being opened at the same time, not counting those that make
 /// no progress.
 const AT_ONCE: usize = 32;
-/// Time without progress after which further targets are opened, and interval of looks.
+/// Time without progress after which further targets are opened, and interval between checks.
 const STALLED: Duration = Duration::from_secs(1);
 /// Time without progress after which a start serves what is open.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time without progress after which a start fails that may leave no attempt; added to the longest
-/// time that a cluster or NBD server may take by the settings.
+/// Time without progress after which a start that may leave no attempt behind fails; added to the
+/// longest time that the settings allow a cluster or NBD server.
 const HANG_MAX: Duration = Duration::from_secs(30);
-/// Reason of an export whose target was left at the start.
+/// Reason for an export whose target was left behind at the start.
 const OPENING: &str = "its target does not answer yet; the server serves the other exports and \
                        keeps waiting";
 
@@ -44,15 +44,15 @@ pub(in crate::daemon) struct Started {
 /// Treatment of targets that make no progress at a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon) enum Stalled {
-    /// The start leaves them once it can serve another export.
+    /// The start leaves them behind once it can serve another export.
     Left,
     /// The start fails.
     Refused,
 }
 
 impl Stalled {
-    /// Whether a start ends its wait that has made no progress for a time. `serves` is whether it
-    /// can serve anything.
+    /// Whether a start stops waiting after it has made no progress for `idle`. `serves` is whether
+    /// it can serve anything.
     fn is_enough(self, specs: &[ExportSpec], serves: bool, idle: Duration) -> bool {
         match self {
             Self::Left => serves && idle >= PATIENCE,
@@ -60,7 +60,7 @@ impl Stalled {
         }
     }
 
-    /// Returns the exports that are left, unless none may be.
+    /// Returns the exports that are left behind, unless none may be.
     fn leave(self, left: Vec<&ExportSpec>) -> Result<Vec<(ExportSpec, OpenError)>, Error> {
         if self == Self::Left || left.is_empty() {
             return Ok(left.into_iter().map(|spec| (spec.clone(), OPENING.into())).collect());
@@ -75,7 +75,7 @@ impl Stalled {
     }
 }
 
-/// Time after which a target hangs.
+/// Time after which a target counts as hanging.
 fn hang_max(specs: &[ExportSpec]) -> Duration {
     let remote = specs.iter().filter(|spec| matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)));
     HANG_MAX + remote.map(|spec| spec.connect_timeout.get()).max().unwrap_or_default()
@@ -130,7 +130,7 @@ pub(in crate::daemon) fn open_all(
     Ok(Started { exports: opened, failures: failed.chain(left).collect() })
 }
 
-/// Runs attempts until all have ended, or `is_enough` says that of the results so far and the time
+/// Runs attempts until all have ended, or `is_enough` accepts the results so far, given the time
 /// without progress. Returns the results by name; those of attempts that still run are missing.
 fn run_all(
     attempts: &Arc<Attempts>,
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_that_hang_delay_no_other() {
+    fn hanging_targets_delay_no_others() {
         let attempts = Arc::<Attempts>::default();
         let specs = specs(3 * AT_ONCE);
         let (release, held) = mpsc::channel::<()>();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_hangs_is_left_or_refused_after_a_time() {
+    fn a_hanging_target_is_left_behind_or_refused_after_a_time() {
         let specs: Vec<ExportSpec> = ["a=/hangs", "b=nbd://host/b,connect-timeout=1m"]
             .map(|text| text.parse().unwrap())
             .into();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn without_enough_all_are_waited_for() {
+    fn all_attempts_are_awaited_until_there_is_enough() {
         let attempts = Arc::<Attempts>::default();
         let specs = specs(2);
         let begin = |spec: &ExportSpec| attempts.begin(spec, |_| Err("ended".into()));
