@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_logarithms_up() {
+    fn logarithms_are_rounded_up() {
         let cases = [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (500, 9), (512, 9), (513, 10)];
         for (n, bits) in cases {
             assert_eq!(ceil_log2(n), bits, "{n}");

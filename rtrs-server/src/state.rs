@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_another_server_has_delays_no_other() {
+    fn an_export_that_another_server_has_delays_no_other_export() {
         const LONG: Duration = Duration::from_secs(60);
         let scratch = Scratch::new("waits");
         let mut states = [(); 2].map(|()| StateDir::open(Some(&scratch.0), None));

@@ -535,7 +535,7 @@ fn a_reload_that_closes_exports_must_be_forced() {
 }
 
 #[test]
-fn a_client_that_may_not_connect_any_more_is_told_by_whom() {
+fn a_client_whose_access_was_revoked_reports_who_refused_it() {
     let scratch = Scratch::new();
     let config = scratch.text("server.yaml");
     let write = |who: &str| {

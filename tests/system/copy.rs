@@ -137,7 +137,7 @@ fn streams_are_copied_in_order() {
 }
 
 #[test]
-fn a_copy_that_cannot_be_right_is_refused_or_found() {
+fn a_copy_that_cannot_be_correct_is_refused_or_detected() {
     let scratch = Scratch::new();
     pattern_file(&scratch.path("a"), 2 * MIB, 4);
     let a = scratch.text("a");
@@ -203,7 +203,7 @@ impl Held {
 }
 
 #[test]
-fn a_copy_goes_on_after_a_crash_of_its_server() {
+fn a_copy_continues_after_its_server_crashes() {
     let held = Held::new();
     pattern_file(&held.dir.path("a"), 16 * MIB, 6);
     sparse_file(&held.dir.path("vol0.img"), 16 * MIB);

@@ -389,7 +389,7 @@ fn a_missing_export_does_not_keep_the_others_down() {
 
 /// A target that hangs must not keep the others from being opened.
 #[test]
-fn a_target_that_hangs_delays_no_other() {
+fn a_hanging_target_delays_no_other_target() {
     let scratch = Scratch::new();
     let port = free_port();
     let server = Server::builder()
@@ -606,7 +606,7 @@ fn nbd_server() -> (Server, Client, u16) {
 }
 
 #[test]
-fn a_slow_change_of_an_export_delays_no_change_of_another() {
+fn a_slow_change_to_an_export_delays_no_change_to_another() {
     let (target, client, port) = nbd_server();
     let proxy = Proxy::start("127.0.0.1", &format!("tcp://127.0.0.1:{port}"));
     let at = proxy.portal().replace("tcp", "nbd");

@@ -101,7 +101,7 @@ fn state(server: &Server, name: &str) -> String {
 
 /// A virtual machine that is restarted lets go of its image for a moment.
 #[test]
-fn an_image_is_opened_when_its_holder_has_let_go_for_good() {
+fn an_image_is_opened_once_its_holder_has_released_it_for_good() {
     let scratch = Scratch::new();
     let [waits, reloads] = ["waits.img", "reloads.img"].map(|name| {
         sparse_file(&scratch.path(name), MIB);

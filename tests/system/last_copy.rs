@@ -78,7 +78,7 @@ fn copy_as_told(why: &str, to: &str) -> Finished {
 }
 
 #[test]
-fn a_deleted_file_is_closed_by_force_only() {
+fn a_deleted_file_is_closed_only_by_force() {
     let host = Host::start(&["a", "b"]);
     let Host { scratch, server } = &host;
     fs::remove_file(scratch.path("a.img")).expect("a file");

@@ -217,7 +217,7 @@ fn an_attach_without_users_leaves_nothing_to_report() {
 }
 
 #[test]
-fn a_loss_is_reported_to_users_whose_connections_an_end_cut() {
+fn a_loss_is_reported_to_users_disconnected_by_the_end_of_a_session() {
     for signal in ["TERM", "detach"] {
         let mut volume = Volume::new();
         volume.attach();
@@ -234,7 +234,7 @@ fn a_loss_is_reported_to_users_whose_connections_an_end_cut() {
 }
 
 #[test]
-fn a_loss_that_nobody_learned_of_outlasts_a_detach() {
+fn an_unreported_loss_outlasts_a_detach() {
     let mut volume = Volume::new();
     volume.attach();
     let mut user = volume.nbd();
@@ -323,7 +323,7 @@ fn another_export_of_the_same_name_has_lost_nothing() {
 }
 
 #[test]
-fn a_detach_of_a_dead_session_keeps_what_its_users_have_to_learn() {
+fn a_detach_of_a_dead_session_keeps_unreported_losses() {
     let mut volume = Volume::new();
     volume.die_with_a_write();
     let _ = volume.detach(&[]).ok().says("vol0 was dead; removed its socket");

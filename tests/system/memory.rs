@@ -98,7 +98,7 @@ fn a_session_without_memory_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_session_too_many_is_refused_with_the_setting() {
+fn a_session_beyond_the_limit_is_refused_with_the_setting() {
     let server = Server::builder().export("vol0=mem:16M").args(&["--sessions-max", "1"]).start();
     let held = Client::attach("vol0").path(server.portal()).start();
     let words = ["--session-name", "other", "--access", "ro"];

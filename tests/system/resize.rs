@@ -158,7 +158,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
 }
 
 #[test]
-fn an_idle_export_is_cut_only_by_force() {
+fn an_idle_export_is_truncated_only_by_force() {
     let scratch = Scratch::new();
     let path = scratch.path("a.img");
     sparse_file(&path, 16 * MIB);

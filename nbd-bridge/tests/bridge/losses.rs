@@ -33,7 +33,7 @@ fn a_loss_fails_one_flush_per_client_and_is_counted() {
 }
 
 #[test]
-fn clients_that_flush_once_are_not_told_of_a_loss_forever() {
+fn clients_that_flush_once_do_not_get_a_loss_reported_forever() {
     for disconnects in [true, false] {
         let fixture = Fixture::new();
         fixture.switches.losses.add();

@@ -80,7 +80,7 @@ assert done and os.waitpid(child, 0)[1] == 0
 }
 
 #[test]
-fn a_process_killed_while_it_sent_blocks_no_other() {
+fn a_process_killed_while_sending_blocks_no_other_process() {
     python(&format!(
         "{WORDS}{}",
         r#"

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_that_answers_is_chosen() {
+    fn an_address_that_answers_is_chosen() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let open = listener.local_addr().unwrap();
         let closed = SocketAddr::from(([127, 0, 0, 2], open.port()));

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_file_is_written_to_and_stays() {
+    fn a_target_other_than_a_file_is_written_to_and_not_replaced() {
         let scratch = format!("rtrs-save-special-{}", std::process::id());
         let dir = std::env::temp_dir().join(scratch);
         fs::create_dir(&dir).unwrap();

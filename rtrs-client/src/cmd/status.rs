@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_access_is_the_mode_that_auto_has_become() {
+    fn the_access_shows_the_mode_that_auto_selected() {
         for (access, read_only, read_only_fallback, shown) in [
             (Access::Auto, None, false, "auto"),
             (Access::Auto, Some(false), false, "rw (auto)"),

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_of_both_ends_is_one_piece() {
+    fn a_hole_at_both_ends_is_one_piece() {
         let size = 1 << 40;
         let source = map(size, &[(size, true)]);
         let planner = Planner::new(source, ExtentMap::uniform(true), SIZES, size);

@@ -76,7 +76,7 @@ fn compare(one: &str, other: &str, bytes: Option<u64>) -> Result<Compared, Error
 }
 
 #[test]
-fn a_file_is_copied_with_its_holes_and_its_odd_end() {
+fn a_file_is_copied_with_its_holes_and_its_unaligned_end() {
     let dir = Dir::new();
     let data = pattern(100_001);
     let (from, to) = (dir.path("a"), dir.write("b", &[7; 300_000]));
@@ -359,7 +359,7 @@ fn verification_finds_a_changed_byte() {
 }
 
 #[test]
-fn a_stream_ends_where_it_ends() {
+fn a_stream_determines_the_length_of_its_copy() {
     let data = pattern(100_001);
     let destination = Memory::new(vec![9; 200 << 10]);
     let outcome = run_all(&Memory::stream(data.clone()), &destination, COPY).unwrap();

@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_taken_back_with_the_conditions_of_an_unapplied_configuration() {
+    fn a_list_is_reverted_with_the_conditions_of_an_unapplied_configuration() {
         let listed = |rule: &str| settings(&[], &[&format!("a=mem:1M,access={rule}")]);
         let mut access = ServerAccess::new(&listed("db1:rw"));
         access.narrow_to(&listed("db2:rw"), BTreeMap::new(), &BTreeMap::new());

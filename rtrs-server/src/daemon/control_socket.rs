@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_run_directory_is_reported_with_what_to_do() {
+    fn a_full_run_directory_is_reported_with_a_remedy() {
         let refused = |error: io::ErrorKind| {
             let what = "cannot listen on the control socket /run/rtrs/a.srv".to_owned();
             not_created(ErrorKind::InUse, what, error.into())

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_grows_during_a_resize_is_cut_by_force_only() {
+    fn a_target_that_grows_during_a_resize_is_truncated_only_by_force() {
         let (resized, size, rises) = shrink(false, 4096, false);
         assert!(resized.unwrap_err().contains("has grown to 8192 bytes meanwhile; try again"));
         assert_eq!((size, rises), (1 << 20, 0), "nothing was lost");

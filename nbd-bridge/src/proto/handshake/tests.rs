@@ -202,7 +202,7 @@ fn block_sizes_are_sent_unasked_but_no_empty_description() {
 }
 
 #[test]
-fn structured_reply_twice_is_acknowledged_twice() {
+fn a_repeated_structured_reply_option_is_acknowledged_again() {
     let ask = option(opt::STRUCTURED_REPLY, b"");
     let (out, _, _) = run(&client(FIXED, &[ask.clone(), ask]));
     let ack = (opt::STRUCTURED_REPLY, rep::ACK, vec![]);

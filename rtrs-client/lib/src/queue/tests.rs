@@ -188,7 +188,7 @@ fn is_readable(queue: &Queue) -> bool {
 }
 
 #[test]
-fn a_blocking_call_is_bounded_and_its_late_completion_is_nobodys() {
+fn a_blocking_call_is_bounded_and_its_late_completion_is_dropped() {
     let (mut queue, mut session) = queue(2);
     queue.set_wait_max(SHORT);
     assert_eq!(queue.flush().unwrap_err().kind(), ErrorKind::TimedOut);

@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_a_path_fails_what_waits_and_what_comes() {
+    fn a_device_without_a_path_fails_waiting_and_new_io() {
         let mut ios = ios();
         submit(&mut ios, 1);
         let row = send(&mut ios, 4096);

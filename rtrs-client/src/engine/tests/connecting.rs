@@ -415,7 +415,7 @@ fn silence_at_each_step_has_a_bound() {
 }
 
 #[test]
-fn a_path_that_dies_before_its_open_delays_no_other() {
+fn a_path_that_dies_before_its_open_delays_no_other_path() {
     for fence in [true, false] {
         let mut fixture =
             Fixture::open(|s| (s.paths, s.how.fence, s.world.link.detect) = (2, fence, None));

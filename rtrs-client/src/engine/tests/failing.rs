@@ -484,7 +484,7 @@ fn a_slow_disk_is_not_a_dead_connection() {
 }
 
 #[test]
-fn a_probes_permit_is_used_again_only_when_its_path_is_fenced_off() {
+fn a_probes_permit_is_reused_only_when_its_path_is_fenced_off() {
     // A server with fences, and a kernel server, whose only fence is the reconnect of the path.
     for fence in [true, false] {
         let mut fixture = Fixture::open(|s| {

@@ -185,7 +185,7 @@ fn a_process_that_cannot_answer_for_another_leaves_the_path_unfenced() {
 }
 
 #[test]
-fn nothing_is_sent_again_before_the_fence_is_answered() {
+fn nothing_is_resent_before_the_fence_is_answered() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 3;
         (s.how.hold, s.how.fence, s.how.queue_depth) = (true, true, 32);

@@ -178,7 +178,7 @@ fn if_no_server_is_active_one_is_asked() {
 }
 
 #[test]
-fn nothing_is_sent_again_before_the_other_server_is_active() {
+fn nothing_is_resent_before_the_other_server_is_active() {
     let mut fixture = open(Some(0));
     fixture.server.how.hold = true;
     gateways(&mut fixture).obeys = false;
@@ -223,7 +223,7 @@ fn a_server_is_asked_at_most_once_in_ten_seconds() {
 }
 
 #[test]
-fn of_two_servers_that_claim_to_be_active_the_higher_term_wins() {
+fn the_higher_term_wins_if_two_servers_claim_to_be_active() {
     let mut fixture = open(Some(0));
     gateways(&mut fixture).end_move(1, false);
     let stale = Some(Standing { active: true, term: 1 });

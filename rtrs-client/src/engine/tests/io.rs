@@ -49,7 +49,7 @@ fn one_key_serves_all_if_the_server_does_not_refresh_keys() {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     for new_rkey in [true, false] {
         let mut fixture = Fixture::open(|s| s.how.new_rkey = new_rkey);
         let bytes: Vec<u8> = (0..300_032_u32).map(|i| (i / 3) as u8).collect();

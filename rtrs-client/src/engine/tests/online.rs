@@ -189,7 +189,7 @@ fn a_path_between_attempts_is_tried_at_once_on_request() {
 }
 
 #[test]
-fn the_last_path_goes_only_by_force_and_io_waits_for_the_next() {
+fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let mut fixture = Fixture::open(|s| (s.spare, s.how.fence) = (1, true));
     let refused = fixture.change(remove(0)).expect_err("the last").to_string();
     assert!(refused.contains("last path of the session") && refused.contains("--force"));
@@ -413,7 +413,7 @@ fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
 }
 
 #[test]
-fn addresses_in_another_order_are_no_change() {
+fn addresses_in_another_order_are_not_a_change() {
     let remotes: Vec<SocketAddr> =
         [1, 2].map(|path| SocketAddr::new(server_ip(path), 1234)).to_vec();
     let mut target = PathTarget { remotes: remotes.clone(), ..target(1) };

@@ -113,7 +113,7 @@ fn guest_memory() -> Arc<Region> {
 }
 
 #[test]
-fn memory_is_unmapped_after_the_last_io_that_names_it() {
+fn memory_is_unmapped_after_the_last_io_that_uses_it() {
     for bounces in [false, true] {
         let mut fixture = Fixture::open(|s| {
             s.paths = 2;

@@ -157,7 +157,7 @@ fn a_given_up_io_is_reported_once_and_keeps_its_permit_until_answered() {
 }
 
 #[test]
-fn an_io_that_is_given_up_ends_with_the_fence_of_its_path_and_is_not_sent_again() {
+fn an_io_that_is_given_up_ends_with_the_fence_of_its_path_and_is_not_resent() {
     let mut fixture = hanging(|s| s.config.slow_io = SlowIo::Fail);
     fixture.server.how.hold_fences = true;
     let tag = fixture.submit(0, IoOp::Write, 0, 512);
@@ -210,7 +210,7 @@ fn slow_write(slow_io: SlowIo, change: impl FnOnce(&mut Setup)) -> (Fixture, u64
 }
 
 #[test]
-fn a_slow_request_is_sent_again_only_when_its_path_is_fenced() {
+fn a_slow_request_is_resent_only_when_its_path_is_fenced() {
     let (mut fixture, tag) = slow_write(SlowIo::Wait, |s| s.how.hold_fences = true);
     fixture.server.how.hold = false;
     fixture.link_down(path_in_use(&fixture, 0));
@@ -350,7 +350,7 @@ fn a_short_io_timeout_still_distinguishes_slow_from_dead() {
 }
 
 #[test]
-fn no_part_of_a_given_up_io_is_sent_again() {
+fn no_part_of_a_given_up_io_is_resent() {
     // Two parts, one on each path.
     let mut fixture = hanging(|s| {
         (s.how.max_io, s.config.slow_io, s.config.no_path) = (4096, SlowIo::Fail, NoPath::Queue);

@@ -99,7 +99,7 @@ fn waiting_for_a_permit_is_queueing_at_the_client() {
 
 /// All time before the last attempt counts as queueing, on the path of that attempt.
 #[test]
-fn a_request_that_was_sent_again_counts_once() {
+fn a_resent_request_counts_once() {
     let mut fixture = Fixture::open(|s| {
         timed(s);
         s.paths = 2;

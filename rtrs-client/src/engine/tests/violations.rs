@@ -71,7 +71,7 @@ fn the_service_connection_ignores_garbage_but_foreign_answers_end_the_path() {
 }
 
 #[test]
-fn an_answer_twice_ends_an_io_once() {
+fn a_repeated_answer_ends_an_io_once() {
     let mut fixture = Fixture::open(|s| {
         s.how.hold = true;
         s.how.new_rkey = false;

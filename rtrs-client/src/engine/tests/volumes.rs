@@ -336,7 +336,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
 }
 
 #[test]
-fn a_volume_that_grows_is_asked_for_and_no_other() {
+fn only_the_volume_that_grows_is_reopened() {
     let mut fixture = new_with_second(|s| {
         s.paths = 2;
         (s.how.server_id, s.how.export_id) = (Some([1; 16]), Some(ExportId::of_name("a")));
@@ -375,7 +375,7 @@ fn a_volume_that_grows_is_asked_for_and_no_other() {
 }
 
 #[test]
-fn a_flush_and_what_it_reports_are_of_one_volume() {
+fn a_flush_and_its_reports_concern_only_its_volume() {
     let mut fixture = with_second(|s| {
         s.paths = 2;
         (s.how.fence, s.how.cache_id) = (true, 7);

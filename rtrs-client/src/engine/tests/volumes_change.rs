@@ -59,7 +59,7 @@ fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
 }
 
 #[test]
-fn a_volume_that_is_added_without_a_path_is_opened_when_one_is_there() {
+fn a_volume_that_is_added_without_a_path_is_opened_once_there_is_one() {
     let mut fixture = fixture(2);
     for path in 0..2 {
         fixture.link_down(path);
@@ -78,7 +78,7 @@ fn a_volume_that_is_added_without_a_path_is_opened_when_one_is_there() {
 }
 
 #[test]
-fn a_volume_that_cannot_be_added_says_why_and_leaves_the_others_alone() {
+fn a_volume_that_cannot_be_added_is_reported_and_leaves_the_others_alone() {
     let mut fixture = fixture(2);
     assert_eq!(add(&mut fixture, "nothing"), Ok(()));
     fixture.until("the failure", SEC, |s| s.client.control.view().volumes(s.now())[1].failed);
@@ -326,7 +326,7 @@ fn a_restarted_server_fences_a_path_whose_volume_it_does_not_open() {
 }
 
 #[test]
-fn a_close_whose_path_dies_is_sent_again_and_nothing_is_opened_meanwhile() {
+fn a_close_whose_path_dies_is_resent_and_nothing_is_opened_meanwhile() {
     for answered in [false, true] {
         let mut fixture = with_second(|s| (s.paths, s.how.fence) = (2, true));
         fixture.server.more.add("vol2", 1 << 20);
@@ -378,7 +378,7 @@ fn a_close_that_waits_does_not_keep_a_path_from_connecting() {
 }
 
 #[test]
-fn a_volume_that_is_closed_without_a_path_is_closed_when_one_is_there() {
+fn a_volume_that_is_closed_without_a_path_is_closed_once_there_is_one() {
     let mut fixture = with_second(|s| (s.paths, s.how.fence) = (2, true));
     for path in 0..2 {
         fixture.world.silence(client_ip(path), server_ip(path));

@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_client_delays_no_other() {
+    fn a_silent_client_delays_no_other_client() {
         let scratch = Scratch::new("control-silent");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_touched_file_is_as_new() {
+    fn a_touched_file_counts_as_new() {
         let scratch = Scratch::new("touch");
         let (dir, files) = scratch.open();
         files.touch("vol.life").unwrap();

@@ -203,7 +203,7 @@ mod loom_model {
     /// A reader that stays asleep has read every message, or a wakeup is pending. Messages are
     /// whole, and those of one writer arrive in order.
     #[test]
-    fn no_message_waits_for_a_reader_that_sleeps() {
+    fn no_message_waits_for_a_sleeping_reader() {
         model(|| {
             let ring = Arc::new(Ring::new());
             let writers: Vec<_> = [(10, MESSAGES), (20, 1)]

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_by_the_operator_are_not_the_clients_lines() {
+    fn lines_about_ends_by_the_operator_belong_to_the_operator() {
         let line = |event: &str| format!(r#"{{"event":"{event}","identity":"db1"}}"#);
         for kind in [AuditKind::Evict, AuditKind::SessionDisconnect] {
             let event = serde_json::to_value(kind).unwrap();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_hangs_delays_no_other() {
+    fn a_hanging_target_delays_no_other_target() {
         let attempts = Arc::<Attempts>::default();
         let [hanging, other]: [ExportSpec; 2] =
             ["a=/hangs", "b=/other"].map(|text| text.parse().unwrap());

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_image_is_looked_at_until_it_stays_free() {
+    fn a_held_image_is_checked_until_it_stays_free() {
         let (spec, mut now) = ("v=/none".parse().unwrap(), Instant::now());
         let held = OpenError::held("held".into());
         let mut failed = Failed::new(spec, held.clone(), now);

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_image_is_opened_after_two_looks_that_find_it_free() {
+    fn a_held_image_is_opened_after_two_checks_that_find_it_free() {
         let rig = Rig::new("held");
         File::create(&rig.path).unwrap().set_len(4096).unwrap();
         let hold = || {

@@ -318,7 +318,7 @@ fn a_removed_export_is_gone_although_its_last_flush_fails() {
 
 /// The file may have been deleted since its file system has answered last.
 #[test]
-fn an_export_whose_file_system_does_not_answer_is_closed_by_force_only() {
+fn an_export_whose_file_system_does_not_answer_is_closed_only_by_force() {
     let (_dir, path) = file("exports-hang");
     with_source(Broken::new(false), &path, |exports, commands| {
         let why = commands.remove("vol", false, RELEASE_MAX).map(|_| ()).unwrap_err();
@@ -351,7 +351,7 @@ fn a_name_stays_reserved_while_its_export_is_changed() {
 }
 
 #[test]
-fn of_two_commands_that_add_an_export_the_second_changes_nothing() {
+fn the_second_of_two_commands_that_add_an_export_changes_nothing() {
     let source = MemorySource::new(1 << 20, 512);
     with_source(source, Path::new("/nonexistent/vol"), |exports, commands| {
         let spec = |who: &str| -> ExportSpec {
@@ -435,7 +435,7 @@ fn an_export_that_a_reload_cannot_rename_in_use_is_tried_again() {
 
 /// The regular examination may have been before the file was deleted.
 #[test]
-fn changed_options_close_a_file_that_was_just_deleted_by_force_only() {
+fn changed_options_close_a_just_deleted_file_only_if_forced() {
     let file = std::env::temp_dir().join(format!("rtrs-exports-{}-set", std::process::id()));
     std::fs::write(&file, [0; 8192]).unwrap();
     with_deleted(&file, |exports| {
@@ -461,7 +461,7 @@ fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
 
 /// An export whose target hangs may be changed for long.
 #[test]
-fn a_change_of_an_export_delays_no_other() {
+fn a_change_to_an_export_delays_no_other_export() {
     with_deleted(Path::new("/nonexistent/vol"), |exports| {
         // Kept for as long as the test takes: what waits for this turn, waits in vain.
         let _turn = exports.turns.begin("other").unwrap();

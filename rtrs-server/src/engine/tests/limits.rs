@@ -204,7 +204,7 @@ fn a_session_that_ends_drops_its_waiting_requests() {
 }
 
 #[test]
-fn a_request_that_waits_is_sent_again_over_another_path() {
+fn a_waiting_request_is_resent_over_another_path() {
     let mut fixture = limited(ONE);
     let mut first = Peer::open(&mut fixture, PeerOptions::default());
     let options = PeerOptions { path: 2, local: 1, first_conn: false, ..PeerOptions::default() };

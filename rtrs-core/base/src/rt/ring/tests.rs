@@ -126,7 +126,7 @@ fn a_canceled_operation_completes_once_with_an_error() {
 }
 
 #[test]
-fn mail_ends_a_sleep() {
+fn a_message_ends_a_sleep() {
     let ring = Ring::new(8).unwrap();
     let (sender, inbox) = mailbox::<u32>().unwrap();
     let mut inbox = inbox.arm(&ring).unwrap();

@@ -134,7 +134,7 @@ fn a_reload_keeps_the_list_of_an_export_that_is_being_added() {
 }
 
 #[test]
-fn a_failed_change_does_not_take_back_the_list_of_a_reload() {
+fn a_failed_change_does_not_revert_the_list_of_a_reload() {
     let (dir, path) = file("lists-failed");
     let gone = dir.0.join("gone.img");
     let hide = {
@@ -147,7 +147,7 @@ fn a_failed_change_does_not_take_back_the_list_of_a_reload() {
 }
 
 #[test]
-fn a_failed_change_takes_back_its_own_list() {
+fn a_failed_change_reverts_its_own_list() {
     let (dir, path) = file("lists-taken-back");
     let (source, on_settle) = Hooked::new();
     with_source(source, &path.clone(), move |exports, commands| {
@@ -233,7 +233,7 @@ fn change_both(specs: &[ExportSpec; 2], paths: [&Path; 2]) -> (bool, Vec<Finishe
 }
 
 #[test]
-fn an_export_that_is_not_released_keeps_no_other_closed() {
+fn an_unreleased_export_keeps_no_other_export_closed() {
     let (dir, path) = file("finish-stuck");
     let other = dir.0.join("other.img");
     std::fs::write(&other, [0; 8192]).unwrap();
@@ -271,7 +271,7 @@ fn exports_whose_files_are_swapped_are_both_changed() {
 }
 
 #[test]
-fn a_new_export_that_is_missing_keeps_no_other_change_away() {
+fn a_missing_new_export_does_not_prevent_other_changes() {
     let (dir, path) = file("reload-missing");
     let spec = |text: &str| -> ExportSpec { text.parse().unwrap() };
     let missing = spec(&format!("new={}", dir.0.join("none.img").display()));
