@@ -161,7 +161,7 @@ impl SessionState {
             Self::Dead => Some("attach it again; if nothing needs it anymore, detach it"),
             Self::Unresponsive => Some(
                 "if its process is stopped, let it continue with kill -CONT; if it hangs, end it \
-                 with kill -9, which loses the IO that waits, and attach again",
+                 with kill -9, which loses the waiting IO, and attach again",
             ),
         }
     }

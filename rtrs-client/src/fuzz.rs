@@ -3,12 +3,12 @@
 //! The input is a small program: the actions of a server that follows no rule of the protocol, and
 //! the requests of the device's users in the meantime. The server answers correctly unless the
 //! program says otherwise. The program can make it send invalid accepts, INFO_RSP and OPEN_RSP,
-//! arbitrary bytes and immediates, write to any client memory that it was ever given, hold answers,
-//! repeat them, drop connections and fall silent. The client is that of the daemon, on one or two
-//! shards of the simulated fabric. The target fails on a panic, when the client does not become
-//! idle, when its tables are inconsistent, when an IO ends twice or never, and when a detached
-//! session does not end or leaves memory registered. The fuzz crate calls it with new inputs, the
-//! tests with the corpus.
+//! arbitrary bytes and immediates, write to any client memory that it was ever given, withhold
+//! answers, repeat them, drop connections and fall silent. The client is that of the daemon, on one
+//! or two shards of the simulated fabric. The target fails on a panic, when the client does not
+//! become idle, when its tables are inconsistent, when an IO ends twice or never, and when a
+//! detached session does not end or leaves memory registered. The fuzz crate calls it with new
+//! inputs, the tests with the corpus.
 
 mod answers;
 mod input;
@@ -99,7 +99,7 @@ struct Server {
     /// Whether its answers carry times.
     timed: bool,
     extensions: Extensions,
-    /// Value that spoils its proofs; 0 for none.
+    /// Value that corrupts its proofs; 0 for none.
     spoil: u8,
     /// Whether answers are held until the program releases them.
     holds: bool,

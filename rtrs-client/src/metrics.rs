@@ -26,7 +26,7 @@ rtrs_core::metrics! {
     SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["volume", "export"]
         "The same, counted since attach.";
     CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["volume", "export"]
-        "Times that the server may have lost acknowledged writes which were not flushed.";
+        "Times that the server may have lost acknowledged writes that were not flushed.";
     NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["volume", "export"]
         "Open NBD connections.";
     NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["volume", "export"]
@@ -36,7 +36,7 @@ rtrs_core::metrics! {
     PATH_DISABLED = Gauge "rtrs_client_path_disabled" ["volume", "export", "path"]
         "1 while the path is disconnected by path disconnect.";
     PATH_SLOW = Gauge "rtrs_client_path_slow" ["volume", "export", "path"]
-        "1 while the path is left out because it is far slower than others.";
+        "1 while the path is excluded because it is far slower than others.";
     PATH_INFLIGHT = Gauge "rtrs_client_path_inflight" ["volume", "export", "path"]
         "Requests in flight on the path.";
     PATH_RTT = Gauge "rtrs_client_path_heartbeat_seconds" ["volume", "export", "path"]
@@ -48,11 +48,11 @@ rtrs_core::metrics! {
     PATH_ERRORS = Counter "rtrs_client_path_errors_total" ["volume", "export", "path"]
         "Answers with an error.";
     PATH_RECONNECTS = Counter "rtrs_client_path_reconnects_total" ["volume", "export", "path"]
-        "Times that the path was connected again.";
+        "Number of times that the path reconnected.";
     PATH_ENDS = Counter "rtrs_client_path_ends_total" ["volume", "export", "path"]
         "Failed attempts to connect, and ends of the connected path.";
     PATH_FAILOVERS = Counter "rtrs_client_path_failovers_total" ["volume", "export", "path"]
-        "Requests that were in flight when the path died and were sent again.";
+        "Requests that were in flight when the path died and were resent.";
     PATH_FENCE_WAITS = Counter "rtrs_client_path_fence_waits_total" ["volume", "export", "path"]
         "Requests that waited for the fence of the path after it died.";
     PATH_SLOW_TOTAL = Counter "rtrs_client_path_slow_requests_total" ["volume", "export", "path"]

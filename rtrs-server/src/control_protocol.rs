@@ -237,7 +237,7 @@ pub(crate) struct Resized {
     pub(crate) size: u64,
     /// Previous size in bytes.
     pub(crate) size_before: u64,
-    /// Length in bytes to which the target was cut before, so that IO beyond it failed.
+    /// Length in bytes to which the target was truncated before, so that IO beyond it failed.
     #[serde(default)]
     pub(crate) was_cut: Option<u64>,
     /// File in which the command saved the export (`--save`).
@@ -268,7 +268,7 @@ pub(crate) struct Origin {
     /// while the running server is closed to those that no list names.
     #[serde(default)]
     pub(crate) opens_without_list: bool,
-    /// Whether the file has changes of the export that the running server has not applied.
+    /// Whether the file has changes to the export that the running server has not applied.
     #[serde(default)]
     pub(crate) edited: bool,
     /// Number of the reload that began last.

@@ -45,7 +45,7 @@ rtrs_core::metrics! {
     SESSION_MEMORY = Gauge "rtrs_server_session_memory_bytes" ["session"]
         "Memory of the chunks of the session.";
     SESSION_BLOCKED = Gauge "rtrs_server_session_blocked" ["session"]
-        "Requests of the session that wait for an older write which a closed path left running.";
+        "Requests of the session that wait for an older write that a closed path left running.";
     SESSION_REQUESTS = Counter "rtrs_server_session_requests_total" ["session", "op"]
         "Requests of the session that were answered.";
     SESSION_BYTES = Counter "rtrs_server_session_bytes_total" ["session", "op"]
@@ -57,5 +57,5 @@ rtrs_core::metrics! {
     SESSION_BACKEND = Counter "rtrs_server_session_backend_seconds_total" ["session"]
         "Part of that time that was spent at the disk or file.";
     SESSION_REPLAYS = Counter "rtrs_server_session_replays_total" ["session"]
-        "Requests that the client sent again over another path while the server still had them.";
+        "Requests that the client resent over another path while the server still had them.";
 }

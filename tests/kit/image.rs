@@ -1,6 +1,6 @@
-//! Files that the tests export and copy: sparse files, files with a pattern whose every block
-//! differs, and a real ext4 file system made from a part of /usr/share. Also comparison of files
-//! without loading whole files into memory.
+//! Files that the tests export and copy: sparse files, files with a pattern in which every block
+//! differs, and a real ext4 file system made from a part of /usr/share. Files are compared without
+//! loading them whole into memory.
 
 use std::fs::File;
 use std::io::{Read, Write};

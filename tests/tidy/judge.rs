@@ -161,8 +161,8 @@ pub(crate) fn unsafe_lines(text: &str) -> Vec<usize> {
     code_lines(&code).filter(|(_, line)| has_word(line, "unsafe")).map(|(n, _)| n).collect()
 }
 
-/// Returns lines with `unsafe` that lack their proof: `SAFETY:` in the comment above the statement,
-/// or `# Safety` in the docs of an unsafe function or trait.
+/// Returns lines with `unsafe` that lack a safety comment: `SAFETY:` in the comment above the
+/// statement, or `# Safety` in the docs of an unsafe function or trait.
 pub(crate) fn unproven_lines(text: &str) -> Vec<usize> {
     let code = code_of(text);
     let code: Vec<&str> = code.lines().collect();
@@ -280,7 +280,7 @@ pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
     (normal, dev)
 }
 
-/// Returns references of a document into the tree: targets of links, and paths in backquotes.
+/// Returns references from a document into the tree: targets of links, and paths in backquotes.
 pub(crate) fn references(text: &str) -> Vec<(usize, String)> {
     const TOPS: [&str; 10] = [
         "nbd-bridge/",

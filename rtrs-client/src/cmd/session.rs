@@ -22,7 +22,7 @@ pub(super) type Within = Time<0, { 10 * MINUTE }>;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a session to attach a volume.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(75);
-/// Time for a detach beyond that of the requests.
+/// Time for a detach, on top of the time for requests.
 const DETACH_MORE: Duration = Duration::from_secs(25);
 
 /// The session of a command.
@@ -122,7 +122,7 @@ impl Session {
                     format!(
                         "the process of {name:?} does not reply at {} within {} s; if it is \
                          stopped, let it continue with kill -CONT; if it hangs, end it with kill \
-                         -9, which loses the IO that waits, then detach {name}",
+                         -9, which loses the waiting IO, then detach {name}",
                         path.display(),
                         timeout.as_secs()
                     ),

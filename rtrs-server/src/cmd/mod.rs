@@ -139,11 +139,11 @@ pub enum Command {
     /// Stop a running server without loss
     ///
     /// Flushes the exports while the server still serves. Then accepts no more connections, ends
-    /// the paths of each session one after the other, each when its requests are answered, and
+    /// the paths of each session one after the other, each once its requests are answered, and
     /// flushes the exports again. Clients continue over their other paths and then wait for a
     /// server at the same address. Exits with 0 when the server's process has ended after all of
-    /// this. Exits with 1 if requests were left without an answer or data was not flushed, or if
-    /// the first flush failed: then the server continues to serve, unless you use --force.
+    /// this. Exits with 1 if requests were left unanswered or data was not flushed, or if the first
+    /// flush failed: then the server continues to serve, unless you use --force.
     Drain(DrainArgs),
     /// List, add, remove and change the exports of a running server
     ///
@@ -155,10 +155,10 @@ pub enum Command {
     /// SIGHUP does the same. Changes nothing if the configuration, a certificate or a key is wrong.
     /// First applies access lists and the files of tls-dir, key-file and clients-file, and ends the
     /// sessions of clients that are no longer accepted. Then adds, removes and changes exports. A
-    /// new one that cannot be opened has failed, as at a start; with --strict no export changes
-    /// then. An open export is not changed, and is reported. Reports other changed settings, which
-    /// need a restart. Exits with 1 if an export differs from the configuration for any reason
-    /// other than being open.
+    /// new one that cannot be opened counts as failed, as at a start; with --strict, no export
+    /// changes in that case. An open export is not changed, but is reported. Reports other changed
+    /// settings, which need a restart. Exits with 1 if an export differs from the configuration for
+    /// any reason other than being open.
     Reload(ReloadArgs),
     /// Manage this server's key
     ///

@@ -46,7 +46,7 @@ struct Draining {
     stream: UnixStream,
     until: Instant,
     answer: mpsc::Receiver<AdminReply>,
-    /// First flush, if it was not good in its time. It may be the one that learns of a loss.
+    /// First flush, if it failed or was late. It may be the one that reports a loss.
     first_flush: Option<FirstFlush>,
 }
 
@@ -131,7 +131,7 @@ impl ServerControl {
         let socket = ControlSocket::bind(&path).map_err(failed)?;
         let Served { exports, changes, control, metrics, metrics_at, activated } = served;
         let (lock, lock_file) = SaveLock::create(&path).map_err(|error| {
-            let what = format!("cannot create the lock beside {}", path.display());
+            let what = format!("cannot create the lock next to {}", path.display());
             not_created(ErrorKind::System, what, error)
         })?;
         changes.reload.set_save_lock(lock);
@@ -155,7 +155,7 @@ impl ServerControl {
         Ok(Self { shared, socket, lock_file })
     }
 
-    /// Handle that creates the path of the socket again.
+    /// Handle that recreates the path of the socket.
     pub(crate) fn renewal(&self) -> SocketRenewal {
         self.socket.renewal()
     }
@@ -210,7 +210,7 @@ impl ServerControl {
 fn not_created(kind: ErrorKind, what: String, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            let hint = "make room in its file system, also for inodes, or use another --run-dir";
+            let hint = "make room in its file system, for inodes too, or use another --run-dir";
             Error::new(ErrorKind::System, format!("{what}: {error}; {hint}"))
         }
         _ => Error::with_source(kind, what, error),

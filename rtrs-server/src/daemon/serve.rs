@@ -251,7 +251,7 @@ impl Endpoints {
         Ok(Self { portals, control, metrics: serving })
     }
 
-    /// Handle that creates the path of the control socket again.
+    /// Handle that recreates the path of the control socket.
     fn control_renewal(&self) -> Option<SocketRenewal> {
         self.control.as_ref().map(ServerControl::renewal)
     }

@@ -98,7 +98,7 @@ impl ExportCommands {
                 if force || now <= bytes {
                     return Ok(());
                 }
-                let why = format!("its target has grown to {now} bytes meanwhile; try again");
+                let why = format!("its target has grown to {now} bytes in the meantime; try again");
                 Err(std::io::Error::other(why))
             };
             let lost = || {
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_target_that_grows_during_a_resize_is_truncated_only_by_force() {
         let (resized, size, rises) = shrink(false, 4096, false);
-        assert!(resized.unwrap_err().contains("has grown to 8192 bytes meanwhile; try again"));
+        assert!(resized.unwrap_err().contains("grown to 8192 bytes in the meantime"));
         assert_eq!((size, rises), (1 << 20, 0), "nothing was lost");
         assert_eq!(shrink(false, 4096, true), (Ok(4096), 4096, 1));
     }

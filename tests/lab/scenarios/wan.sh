@@ -23,7 +23,7 @@ FAILOVERS=5
 DISK_MIB=64
 declare -A DEVICE=()
 
-# Adds half of the delay at each end. Packets are lost one by one, so the cards merge none.
+# Adds half of the delay at each end. Packets are lost one by one, because the cards merge none.
 shape() { # rtt loss
     local device half
     half=$(awk -v rtt="${1%ms}" 'BEGIN { printf "%.3f", rtt / 2 }')

@@ -13,15 +13,15 @@ const LAST_TRY: Duration = Duration::from_secs(1);
 /// Time limits of requests, of whole IOs and of silent connections.
 #[derive(Debug)]
 pub(super) struct TimeLimits {
-    /// Time of a request on a connection that may be dead.
+    /// Time limit of a request on a connection that may be dead.
     request: Duration,
-    /// Time of an IO that waits for a path; None if it is unlimited.
+    /// Time limit of an IO that waits for a path; None if it is unlimited.
     no_path: Option<Duration>,
     slow_io: SlowIo,
     failover: Failover,
     /// Silence after which a connection that owes an answer is probed.
     pub(super) silence: Duration,
-    /// Time of the answer to the probe.
+    /// Time limit for the answer to a probe.
     pub(super) probe: Duration,
 }
 
@@ -57,7 +57,7 @@ impl TimeLimits {
         self.no_path.filter(|_| self.fails_slow())
     }
 
-    /// Whether an IO fails that a slow disk delays for too long.
+    /// Whether an IO that a slow disk delays for too long fails.
     pub(super) fn fails_slow(&self) -> bool {
         self.slow_io == SlowIo::Fail
     }
@@ -75,7 +75,7 @@ impl TimeLimits {
         now.since(sent) >= self.request.min(left)
     }
 
-    /// Whether a connection is alive that carries an overdue request: something was received on it
+    /// Whether a connection that carries an overdue request is alive: something was received on it
     /// since the request was sent, and recently.
     pub(super) fn is_alive(&self, sent: Instant, heard: Instant, now: Instant) -> bool {
         heard > sent && now.since(heard) <= self.silence + self.probe + SWEEP * 2
@@ -111,8 +111,8 @@ impl TimeLimits {
         waits && now.since(since) >= bound
     }
 
-    /// Whether a flush fails that is held back since `held`, perhaps behind syncs that a slow disk
-    /// delays.
+    /// Whether a flush that has been held back since `held`, perhaps behind syncs that a slow disk
+    /// delays, fails.
     pub(super) fn fails_held(
         &self,
         submitted: Instant,

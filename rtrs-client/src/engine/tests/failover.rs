@@ -1,5 +1,5 @@
-//! Failover: requests in flight on a dying path are sent again on another path, once, in order,
-//! after the fence.
+//! Tests of failover: requests in flight on a dying path are resent on another path, once, in
+//! order, after the fence.
 
 use std::cell::RefCell;
 

@@ -28,7 +28,7 @@ macro_rules! metrics {
                 "Time at which the daemon started, in seconds since 1970.";
             IO_SECONDS = Histogram "rtrs_io_seconds" ["role", $($io,)+ "op"]
                 "Time of an IO: at the server from arrival to answer, at the client from \
-                 submit to end.";
+                 submission to end.";
             IO_BYTES = Counter "rtrs_io_bytes_total" ["role", $($io,)+ "op"]
                 "Bytes of IOs that succeeded.";
             IO_ERRORS = Counter "rtrs_io_errors_total" ["role", $($io,)+ "op"]
@@ -40,7 +40,7 @@ macro_rules! metrics {
             SENT = Counter "rtrs_transmit_bytes_total" ["role", $($of,)* "transport"]
                 "Bytes sent to the network, headers included.";
             INTERNAL_ERRORS = Counter "rtrs_internal_errors_total" ["role" $(, $of)*]
-                "Bugs of the daemon; each is in its log and ended a path.";
+                "Bugs in the daemon; each is in its log and ended a path.";
             $($own)+
         }
     };

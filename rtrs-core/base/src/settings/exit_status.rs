@@ -21,7 +21,7 @@ impl ExitStatus {
     pub const FAILURE: Self = Self {
         code: 1,
         meaning: "failure",
-        more: "The message gives what failed, why, and what to do. A configuration file that \
+        more: "The message says what failed, why, and what to do. A configuration file that \
                cannot be read counts here.",
         command: None,
     };

@@ -45,7 +45,7 @@ impl Phase {
 
 /// Continuation of an IO whose operation has failed.
 pub(super) enum AfterError {
-    /// Starts the operation of the current phase, which may be another one.
+    /// Starts the operation of the current phase, which may have changed.
     Continue,
     End(Outcome),
 }

@@ -40,13 +40,13 @@ fn a_path_leading_to_another_file_is_detected() {
 }
 
 #[test]
-fn a_file_that_has_grown_meanwhile_is_not_truncated_unasked() {
+fn a_file_that_has_grown_meanwhile_is_not_truncated_without_permission() {
     let scratch = Scratch::disk();
     let path = scratch.file("grown", 1 << 20);
     let source = open(&path);
     let len = || std::fs::metadata(&path).unwrap().len();
     let why = source.shared.set_len(1 << 16, false).unwrap_err().to_string();
-    assert!(why.contains("grown to 1048576 bytes meanwhile"), "{why}");
+    assert!(why.contains("grown to 1048576 bytes in the meantime"), "{why}");
     assert_eq!(len(), 1 << 20);
     source.shared.set_len(1 << 16, true).unwrap();
     assert_eq!(len(), 1 << 16);
@@ -54,7 +54,7 @@ fn a_file_that_has_grown_meanwhile_is_not_truncated_unasked() {
     assert_eq!(len(), 1 << 20);
 }
 
-/// A write that a queue has begun does not run after the cut.
+/// A write that a queue has begun does not run after the truncation.
 #[test]
 fn a_shrink_waits_for_writes_beyond_the_new_end() {
     let scratch = Scratch::disk();
@@ -74,7 +74,7 @@ fn a_shrink_waits_for_writes_beyond_the_new_end() {
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20, "not cut while the write runs");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20, "it waits for the write");
     for rig in &mut rigs {
         assert_eq!(
             rig.drain().iter().map(|(_, status)| *status).collect::<Vec<_>>(),
