@@ -542,7 +542,7 @@ end
 
 local function new_connection(range)
     local uuid = range(12, 16):bytes():tohex()
-    -- A path that connects again has no requests of before.
+    -- A path that reconnects has no requests from before.
     local cid, count = range(6, 2):le_uint(), range(10, 2):le_uint()
     local path = paths[uuid]
     if not path or path.count ~= count then

@@ -188,7 +188,7 @@ impl Conn {
         }
     }
 
-    /// Handles a client that neither sends nor reads any more.
+    /// Handles a client that neither sends nor reads anymore.
     fn on_gone(&mut self, port: &Port, shared: &mut Shared) {
         if self.rows == 0 && self.link.has_read_everything() {
             self.reports.leave(shared.losses.as_deref());

@@ -196,7 +196,7 @@ impl Shared {
         !self.orphaned_writes.deferred().is_empty() || !self.turns.waiting().is_empty()
     }
 
-    /// Submits deferred rows whose bytes no orphaned write can change any more. Returns true when
+    /// Submits deferred rows whose bytes no orphaned write can change anymore. Returns true when
     /// there was such a row.
     pub(crate) fn release_deferred(&mut self) -> bool {
         let (mut at, mut any) = (0, false);

@@ -245,7 +245,7 @@ pub(crate) struct Status {
     /// Files that the next process will lack because they could not be written, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) unsaved: Vec<String>,
-    /// Number of NBD connections, also those in their handshake and of the kernel.
+    /// Number of NBD connections, including those in their handshake and those of the kernel.
     pub(crate) nbd_connections: u64,
     /// Number of connections of NBD clients that a detach would cut.
     #[serde(default)]
@@ -422,7 +422,7 @@ pub(crate) struct PathInfo {
     /// Impossible states that ended the path, which are bugs of this client.
     #[serde(default)]
     pub(crate) internal_errors: u64,
-    /// Last error that has ended the path or an attempt, also if it is connected again.
+    /// Last error that has ended the path or an attempt, even if it has reconnected.
     pub(crate) last_error: Option<String>,
     /// Time since that error in milliseconds.
     #[serde(default)]

@@ -128,7 +128,7 @@ fn has_failed(path: &Path) -> bool {
     let failed = || {
         let mut log = open_log(path).ok()?;
         log.try_lock().ok()?;
-        // The file is open for appending; it is opened again for reading.
+        // The file is open for appending; it is reopened for reading.
         let length = log.seek(SeekFrom::End(0)).ok()?;
         let mut file = File::open(path).ok()?;
         file.seek(SeekFrom::Start(length.saturating_sub(4096))).ok()?;

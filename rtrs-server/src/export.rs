@@ -229,7 +229,7 @@ pub(crate) enum Lookup {
     Named(ExportIndex),
     /// The export could not be opened.
     Failed,
-    /// The export is closed, and about to be opened again.
+    /// The export is closed, and about to be reopened.
     Changing,
     /// There is no named export.
     Unknown,
@@ -514,8 +514,8 @@ impl ExportTable {
         self.closer.get_or_init(|| closer);
     }
 
-    /// Reserves the name of an export that is about to be closed and opened again, until the result
-    /// is dropped. One thread at a time changes an export.
+    /// Reserves the name of an export that is about to be closed and reopened, until the result is
+    /// dropped. One thread at a time changes an export.
     pub(crate) fn reserve(self: &Arc<Self>, name: &str) -> Reserved {
         let name = bare(name.as_bytes()).to_vec();
         self.places.lock().changing.insert(name.clone());

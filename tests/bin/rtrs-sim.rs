@@ -215,7 +215,7 @@ fn run_all(args: &Args, seeds: Seeds, log: bool) -> Summary {
     shared.into_inner().1
 }
 
-/// Returns the first seed, different for each process, also for two started at the same moment.
+/// Returns the first seed, different for each process, even for two started at the same moment.
 fn random_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanos = since.map_or(1, |since| since.as_nanos() as u64);

@@ -290,7 +290,7 @@ impl Client {
         });
     }
 
-    /// Detaches, also under connected NBD clients; checks for exit code 0 and that the background
+    /// Detaches, even under connected NBD clients; checks for exit code 0 and that the background
     /// process ends soon after.
     ///
     /// # Panics

@@ -83,7 +83,7 @@ pub(super) enum SecondAct {
 }
 
 /// Draws the actions on the second volume, in order of time: it is closed and added again, or the
-/// server is started again and lacks it for a while.
+/// server is restarted and lacks it for a while.
 pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..2 + prng.below(5) {

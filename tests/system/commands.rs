@@ -531,7 +531,7 @@ fn a_command_that_waits_for_a_daemon_says_so() {
         let notice = "rtrs-client: waiting for \"vol0\" to answer, for at most ";
         assert!(done.stderr.contains(&format!("{notice}{seconds} s\n")), "{done:?}");
     }
-    // A program reads JSON, also from stderr.
+    // A program reads JSON, from stderr too.
     let json = client.command(&["list", "-o", "json"]).ok();
     assert_eq!((json.json()[0]["state"].as_str(), &*json.stderr), (Some("unresponsive"), ""));
     client.signal("CONT");

@@ -213,7 +213,7 @@ fn a_connection_cut_in_the_middle_of_a_frame() {
         scene.wait_reconnected(0, round);
         longest.push(scene.load.longest());
         assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
-        assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was cut is sent again");
+        assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was cut is resent");
     }
     print_longest("one of two paths cut in the middle of a frame", longest);
     scene.check_undisturbed(1);
@@ -246,7 +246,7 @@ fn a_corrupted_byte() {
         // A length that increased makes the receiver wait for that many bytes.
         if place == Place::Length { &mut lengths } else { &mut longest }.push(stood);
         assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
-        assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was lost is sent again");
+        assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was lost is resent");
         if [Place::Payload, Place::Checksum].contains(&place) {
             let what = format!("{way:?} {place:?}: the checksum to catch it");
             let found = || Some(damaged(&scene, way) - caught).filter(|found| *found > 0);

@@ -92,7 +92,7 @@ fn a_deleted_file_is_closed_only_by_force() {
         let names: Vec<&str> = kept.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["b", "a"], "{words:?}: {kept:?}");
     }
-    server.wait_output("not opened again: the open file was deleted");
+    server.wait_output("not reopened: the open file was deleted");
     assert_eq!(host.byte("a"), b'a');
     let set = ["export", "set", "b", "block-size=4096"];
     let _ = server.command(&set).code(1);
@@ -119,7 +119,7 @@ fn sighup_does_not_close_a_deleted_file() {
     fs::remove_file(host.scratch.path("exports.d/a.yaml")).expect("a file");
     configure(&host.scratch, "b", ",block-size=4096");
     host.server.signal("HUP");
-    host.server.wait_output("configuration read again");
+    host.server.wait_output("configuration reloaded");
     assert_eq!((host.state("a"), host.state("b")), ("missing".into(), "unused".into()));
     let _ = host.server.command(&["export", "remove", "a", "--force"]).ok();
     let _ = host.server.stop(STOP_TIME_MAX);

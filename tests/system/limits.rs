@@ -67,7 +67,7 @@ fn limited_writes_wait_and_reads_pass_until_the_limit_goes() {
     let before = export(&server)["io"]["throttled"].clone();
     let cookies = send_writes(&mut writer, 4);
     writer.take_replies(&cookies, &mut []);
-    assert_eq!(export(&server)["io"]["throttled"], before, "nothing waits any more");
+    assert_eq!(export(&server)["io"]["throttled"], before, "nothing waits anymore");
     let mut written = vec![0; LEN as usize];
     assert_eq!(reader.read(3 * u64::from(LEN), &mut written), Ok(()));
     assert!(written.iter().all(|byte| *byte == 7));

@@ -100,8 +100,8 @@ fn a_renamed_log_is_reopened() {
     });
     std::fs::rename(&log, &renamed).expect("a log to rename");
     stand.client.signal("HUP");
-    wait_for("a log", COMMAND_TIME_MAX, || read(&log).contains("log opened again").then_some(()));
-    assert!(!read(&renamed).contains("log opened again"));
+    wait_for("a log", COMMAND_TIME_MAX, || read(&log).contains("log reopened").then_some(()));
+    assert!(!read(&renamed).contains("log reopened"));
     // The new log also says which session has the name.
     let words = ["attach", "vol0", "--path", stand.server.portal(), "--socket", "/nowhere/s"];
     let _ = stand.client.command(&words).code(1);

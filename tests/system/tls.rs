@@ -222,7 +222,7 @@ fn sessions_authenticate_with_raw_keys_and_a_reload_revokes_them() {
     // A list without the client ends its session and does not admit it again.
     fs::write(&clients, "# nobody\n").expect("the list");
     server.signal("HUP");
-    let _ = server.wait_output("certificates or keys read again");
+    let _ = server.wait_output("certificates or keys reloaded");
     wait_for("the end of the session", COMMAND_TIME_MAX, || {
         server.sessions().is_empty().then_some(())
     });

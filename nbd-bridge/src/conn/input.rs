@@ -102,7 +102,7 @@ impl Input {
         }
     }
 
-    /// Starts over at the warm beginning of the buffer if no byte of it is needed any more.
+    /// Starts over at the warm beginning of the buffer if no byte of it is needed anymore.
     pub(super) fn rewind(&mut self, buffers: &Buffers) {
         if let Some(buffer) = self.buffer
             && self.start == self.fill

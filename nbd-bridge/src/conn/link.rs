@@ -31,7 +31,7 @@ pub(super) struct Link {
     kernel: bool,
     receiving: Option<OpId>,
     sending: Option<OpId>,
-    /// Poll that reports a hangup of the client, also while no receive is running.
+    /// Poll that reports a hangup of the client, even while no receive is running.
     watching: Option<OpId>,
     /// The client has shut down its sending side, so a poll could not report anything else.
     half_closed: bool,

@@ -202,7 +202,7 @@ impl Conn {
         if self.take_bytes(row, piece, shared) {
             return Some(piece);
         }
-        // After its first piece, a simple reply cannot report an error any more.
+        // After its first piece, a simple reply cannot report an error anymore.
         if self.form() == Form::Simple || of.one_chunk {
             return None;
         }

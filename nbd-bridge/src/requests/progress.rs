@@ -19,7 +19,7 @@ pub(crate) struct Progress {
     cursor: (usize, usize),
     /// Number of IOs in flight plus open fragments.
     pending: u32,
-    /// `ready` will not grow any more. The payload of a large write arrives piece by piece, and a
+    /// `ready` will not grow anymore. The payload of a large write arrives piece by piece, and a
     /// long read is also done in pieces.
     complete: bool,
 }
@@ -104,7 +104,7 @@ impl Progress {
         self.complete = self.ready == len;
     }
 
-    /// Returns to the start of the current piece of a read, which is not ready any more.
+    /// Returns to the start of the current piece of a read, which is not ready anymore.
     pub(crate) fn forget_piece(&mut self) {
         (self.ready, self.handed, self.complete) = (self.base, self.base, false);
     }

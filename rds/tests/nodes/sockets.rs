@@ -359,7 +359,7 @@ fn a_stopping_node_notifies_its_users() {
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap(), (4, SocketAddr::new(address(1), port)));
 }
 
-/// The call waits without a limit, and nothing wakes it any more.
+/// The call waits without a limit, and nothing wakes it anymore.
 #[test]
 fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let port = free_port();

@@ -63,7 +63,7 @@ impl Queue {
     /// Makes all writes durable that completed before, on any queue of the volume.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] also if the server has lost acknowledged writes.
+    /// [`ErrorKind::Io`], which may also mean that the server has lost acknowledged writes.
     /// [`ErrorKind::TimedOut`], [`ErrorKind::Closed`], [`ErrorKind::Forked`].
     pub fn flush(&mut self) -> Result<(), Error> {
         outcome("flush", self.run(Request::flush())?.result)

@@ -119,7 +119,7 @@ class Queue:
         return done
 
     def clear(self) -> None:
-        """Drops the requests in flight, of which the library uses no memory any more."""
+        """Drops the requests in flight, of which the library uses no memory anymore."""
         self._inflight.clear()
 
     def extents(self, offset: int, length: int) -> list[Extent]:

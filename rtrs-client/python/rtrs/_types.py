@@ -130,7 +130,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Failed:
-    """The volume serves no IO any more."""
+    """The volume serves no IO anymore."""
 
     reason: str
 

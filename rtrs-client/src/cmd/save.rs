@@ -29,7 +29,7 @@ pub struct SaveArgs {
     #[arg(long, value_name = "FILE")]
     pub output_file: Option<PathBuf>,
 
-    /// Leave out volumes that cannot be saved, also those of the file that is replaced
+    /// Leave out volumes that cannot be saved, including those of the file that is replaced
     ///
     /// Without this nothing is written if a session is dead or does not answer, or if the file
     /// lists a volume that is not attached.

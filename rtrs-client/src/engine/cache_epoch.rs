@@ -19,9 +19,9 @@
 //! A process that dies takes its counts with it, and its users may continue with the next process.
 //! So the process saves its epoch for the next one (`saved_epoch`), which starts in this epoch with
 //! one unflushed write. An epoch is saved once there is nothing to report of earlier ones. A flush
-//! that the dead process did not answer is sent again, and looks like one that began after the
-//! flush that reported the loss. For as long as such a flush can arrive
-//! (`SessionConfig::resent_for`), every flush reports the losses.
+//! that the dead process did not answer is resent, and looks like one that began after the flush
+//! that reported the loss. For as long as such a flush can arrive (`SessionConfig::resent_for`),
+//! every flush reports the losses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -19,7 +19,7 @@ use super::keys::{Clients, PublicKey};
 /// Number of days before the expiry of a certificate from which on a warning is given.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
 /// Message of a reload after which there is no revocation list.
-pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked any more";
+pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked anymore";
 /// Offset beyond the expiry of every certificate.
 const FAR: Duration = Duration::from_secs(1 << 40);
 

@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_removed_list_is_reported_as_removed() {
         let done = Reloaded { keys_changed: vec![NO_LIST.into()], ..Reloaded::default() };
-        let line = "removed: ca-crl.pem: no certificate is revoked any more\n";
+        let line = "removed: ca-crl.pem: no certificate is revoked anymore\n";
         assert!(text(&done, false).starts_with(line), "{}", text(&done, false));
     }
 

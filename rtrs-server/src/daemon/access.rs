@@ -154,7 +154,7 @@ impl ServerAccess {
         self.configuration
     }
 
-    /// Whether clients without a rule are refused, also after a command has removed the last list.
+    /// Whether clients without a rule are refused, even after a command has removed the last list.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }

@@ -284,7 +284,7 @@ impl Exports {
             (Some(export), _) if export.found => format!(
                 "{name:?} is not an export of the configuration: a client opened it below \
                  search-path ({}); it disappears when the last session closes it; detach it there, \
-                 or end the session with `session evict`; to keep it from being opened again, \
+                 or end the session with `session evict`; to keep it from being reopened, \
                  move it out of search-path",
                 export.backing
             ),

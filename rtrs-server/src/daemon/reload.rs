@@ -149,7 +149,7 @@ impl Reload {
         failed.map_or(Ok(done), Err)
     }
 
-    /// Applies the differences, and records what was applied, also before an error.
+    /// Applies the differences, and records what was applied, even before an error.
     fn apply(
         &self,
         exports: &Exports,
@@ -202,7 +202,7 @@ impl Reload {
             changed = done.changed.len(),
             kept = done.kept.len(),
             failed = done.failed.len(),
-            "configuration read again"
+            "configuration reloaded"
         );
         for Kept { name, why } in done.kept.iter().chain(&done.failed) {
             tracing::warn!(export = &**name, "does not match the configuration: {why}");
@@ -247,8 +247,8 @@ impl Reload {
             done.warnings = endpoint.older_lists(&config);
             exports.access.replace_keys(endpoint, config);
             match &*done.keys_changed.join(", ") {
-                "" => tracing::info!("certificates or keys read again; none changed"),
-                changed => tracing::info!(changed, "certificates or keys read again"),
+                "" => tracing::info!("certificates or keys reloaded; none changed"),
+                changed => tracing::info!(changed, "certificates or keys reloaded"),
             }
         }
         for change in &done.access_changed {

@@ -119,8 +119,8 @@ impl<M: Medium> EpochFile<M> {
         Ok(number.or_else(|| content.and_then(plain_number)))
     }
 
-    /// Returns the epoch to continue with when the export is opened again: the saved one, or
-    /// `fresh` if the last save failed.
+    /// Returns the epoch to continue with when the export is reopened: the saved one, or `fresh` if
+    /// the last save failed.
     ///
     /// # Errors
     /// The file can be neither written nor cleared.

@@ -2,9 +2,8 @@
 //!
 //! The file is replaced as a whole, by a thread that tries again until it succeeds. It is read and
 //! written under the claim of the export's epoch. A save that waits does not hold the claim, so
-//! that a full disk does not keep the export from being opened again; the last save of a closed
-//! export holds it, and is tried once. If the file is missing or damaged, no earlier writer is
-//! known.
+//! that a full disk does not keep the export from being reopened; the last save of a closed export
+//! holds it, and is tried once. If the file is missing or damaged, no earlier writer is known.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

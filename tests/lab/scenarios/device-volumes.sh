@@ -7,7 +7,7 @@
 
 PORTAL=tcp://127.0.0.1:1234
 
-# A request that takes longer than io-timeout fails, also in a slow guest.
+# A request that takes longer than io-timeout fails, even in a slow guest.
 SESSION=(--device auto --path "$PORTAL" --takeover --no-path fail
     --io-timeout $((1500 * LAB_SLOW))ms --device-timeout $((4 * LAB_SLOW))s)
 

@@ -49,7 +49,7 @@ scenario() {
     wait $fio
     assert_eq "fio read back what it wrote, without an error" $? 0
     assert_eq "no request failed" "$(sk_errors "$disk")" 0
-    assert_num "what was in flight was sent again" "$(path_stat "$disk" 0 failovers)" -gt 0
+    assert_num "what was in flight was resent" "$(path_stat "$disk" 0 failovers)" -gt 0
     assert_true "fio reads back what it wrote over both again" sk_verify again /dev/nbd0 5 \
         --bsrange=4k-64k
     cell kernel-server "one of two links silent under load, and back"

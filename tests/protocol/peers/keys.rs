@@ -112,7 +112,7 @@ fn writes_to_many_chunks_before_open() {
         peer.check_alive("four chunks");
         to(&mut peer, 12);
         assert_terminated(&peer.ended("one more", AT_ONCE), "one more");
-        // After the session's first OPEN all chunks are usable, also on paths without an OPEN.
+        // After the session's first OPEN all chunks are usable, even on paths without an OPEN.
         let mut peer = scene.writer();
         let options = PeerOptions { path: 200, local: 2, ..peer.options };
         let mut second = Peer::up(scene.server, options, &format!("peer{}", options.session));

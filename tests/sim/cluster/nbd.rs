@@ -8,9 +8,9 @@ use super::super::{Failure, Plant};
 use super::Cluster;
 
 impl Cluster {
-    /// Closes the NBD connections of all users, or of one core's, and connects again at once, to
-    /// the bridge `by` cores further. If others keep their connections, the close is processed
-    /// before anything else happens: the order would be undefined otherwise.
+    /// Closes the NBD connections of all users, or of one core's, and reconnects at once, to the
+    /// bridge `by` cores further. If others keep their connections, the close is processed before
+    /// anything else happens: the order would be undefined otherwise.
     pub(super) fn reconnect(
         &mut self,
         now: Instant,

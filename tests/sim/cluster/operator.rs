@@ -162,7 +162,7 @@ impl Cluster {
         let request = AdminRequest::ExportRemove { name: "vol".into(), force };
         let message = Message::Control(ControlMessage::Admin { request, reply });
         let now = self.now();
-        let host = self.server.first_mut().expect("a server that is not started again");
+        let host = self.server.first_mut().expect("a server that is not restarted");
         host.core.handle_message(now, message, &mut host.fabrics);
         host.pace.due = true;
         match answer.lock().take() {

@@ -55,7 +55,7 @@ struct Server {
     at: ExportIndex,
     /// Time until which its process does not run.
     frozen: Instant,
-    /// Time at which it is started again.
+    /// Time at which it is restarted.
     starts: Option<Instant>,
 }
 

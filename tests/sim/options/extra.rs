@@ -82,7 +82,7 @@ impl Default for IdleMax {
 /// Course of a truncation of the backing file.
 #[derive(Clone, Copy, Debug)]
 pub struct Truncation {
-    /// Whether the file gets its old length back, and the server is started again.
+    /// Whether the file gets its old length back, and the server is restarted.
     pub regained: bool,
     /// Whether the server also starts while the file is short, and exports what is left.
     pub short_export: bool,

@@ -160,7 +160,7 @@ impl Stand {
             let failing = scope.spawn(|| one.write(0, offset, &data[0]));
             self.wait_file("holding", true);
             // All are silenced, new connections too, before the first dies: otherwise the write may
-            // be sent again over the next one.
+            // be resent over the next one.
             self.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
             self.proxies.iter().for_each(|proxy| death.strike(proxy));
             assert_eq!(failing.join().ok(), Some(Reply::Error(EIO)), "{death:?}");

@@ -119,7 +119,7 @@ impl Scene {
         self.path(&self.status(), path)["reconnects"].as_u64().expect("a number")
     }
 
-    /// Returns the number of requests that were sent again because their path died.
+    /// Returns the number of requests that were resent because their path died.
     pub(crate) fn failovers(&self, path: usize) -> u64 {
         self.path(&self.stats(), path)["failovers"].as_u64().expect("a number")
     }

@@ -169,7 +169,7 @@ impl Requests {
         RequestHeader { flags, command, cookie, offset, len }.encode()
     }
 
-    /// Frees the row of a request that ended without a reply and will not be sent again.
+    /// Frees the row of a request that ended without a reply and will not be resent.
     pub fn remove(&mut self, row: u32) {
         self.rows[row as usize].waits = false;
         self.free.push(row);

@@ -231,7 +231,7 @@ fn a_reply_from_an_earlier_connection_is_refused() {
     assert_eq!(requests.next(&late), Err(BadReply::Cookie));
     let again = RequestHeader::decode(&requests.send(0)).unwrap().cookie;
     assert_ne!(again, read);
-    assert_eq!(requests.next(&late), Err(BadReply::Cookie), "not to what was sent again");
+    assert_eq!(requests.next(&late), Err(BadReply::Cookie), "not to what was resent");
     let reply = SimpleReply { error: 5, cookie: again }.encode();
     assert_eq!(requests.next(&reply), Ok(Some((16, Reply::End { row: 0, error: 5 }))));
 }

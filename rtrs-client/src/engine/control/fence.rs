@@ -146,7 +146,7 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
     tracing::warn!(
         path = %paths[lost].channel.name(),
         "the server was restarted and cannot tell whether this path's requests still run, since an \
-         export has no lock; IO waits until the path connects again"
+         export has no lock; IO waits until the path reconnects"
     );
     paths[lost].volumes.fence.refuse(by);
 }

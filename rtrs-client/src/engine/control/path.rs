@@ -46,7 +46,7 @@ pub(super) struct Path {
     pub(super) volumes: PathVolumes,
     attempts: Attempts,
     departure: Departure,
-    /// Reason for the last end, until the path is connected again.
+    /// Reason for the last end, until the path reconnects.
     last_end: Option<PathEnd>,
     errors: PathErrors,
 }

@@ -1,8 +1,8 @@
 //! Removal of a path from use on request.
 //!
 //! A leaving path gets no new requests. Its shards report when its requests have finished, and only
-//! then are its connections closed, so that nothing has to be sent again. Requests still in flight
-//! at the deadline move to the other paths as when a path dies, including the fence. The slot of a
+//! then are its connections closed, so that nothing has to be resent. Requests still in flight at
+//! the deadline move to the other paths as when a path dies, including the fence. The slot of a
 //! removed path is reused for the next one that is added.
 
 use rtrs_core::ids::PathId;

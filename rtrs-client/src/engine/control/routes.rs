@@ -68,7 +68,7 @@ impl Routes {
     }
 
     /// Records that a device has changed at the server; it may not be open yet. Returns whether a
-    /// volume has to be opened again.
+    /// volume has to be reopened.
     pub(super) fn changed(&mut self, id: PathId, device: u32, now: Instant) -> bool {
         let path = &mut self.paths[id];
         let mut any = false;

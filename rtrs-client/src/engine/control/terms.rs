@@ -250,7 +250,7 @@ impl Terms {
         (term.agreed.is_none() && term.standby.is_none()).then_some(due)
     }
 
-    /// Time at which an open volume has to be opened again because it has changed.
+    /// Time at which an open volume has to be reopened because it has changed.
     pub(super) fn due_again(&self, volume: DeviceIndex) -> Option<Instant> {
         let open = |term: &&Term| term.agreed.is_some() || term.standby.is_some();
         self.get(volume).filter(open)?.reopen.due()

@@ -2,7 +2,7 @@
 //!
 //! This part knows what was submitted, and which requests carry it; connections are elsewhere. A
 //! request leaves its connection by an answer, or with the connection: then it awaits the fence of
-//! its path (`retry.rs`) and belongs to no path until it is sent again.
+//! its path (`retry.rs`) and belongs to no path until it is resent.
 
 use rtrs_core::block::{Completion, Io, IoOp};
 use rtrs_core::ids::{CoreIndex, PathId};
@@ -252,7 +252,7 @@ impl Ios {
         }
     }
 
-    /// Makes a request ready to be sent again.
+    /// Makes a request ready to be resent.
     fn ready(&mut self, row: RequestRow) {
         let request = self.requests.request_mut(row);
         let (io, turn) = (request.io, request.turn);

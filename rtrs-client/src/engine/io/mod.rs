@@ -8,8 +8,7 @@
 //!   and their log lines; `zeroes.rs`: zeroes written as data if the server cannot write them;
 //! - `paths.rs`: connections, the policy (`policy.rs`), slow-path detection (`slow_path.rs`),
 //!   counters, and requests that a slow disk delays (`slow_requests.rs`);
-//! - `retry.rs`, `resend.rs`: requests in flight on a path that died, which are sent again on
-//!   another;
+//! - `retry.rs`, `resend.rs`: requests in flight on a path that died, which are resent on another;
 //! - `limits.rs`: time limits; `sweep.rs`: their periodic check; `probe.rs` probes a silent
 //!   connection;
 //! - `syncs.rs`, `held_flushes.rs`: the order of flushes and writes with FUA; a successful flush

@@ -162,7 +162,7 @@ impl Paths {
                 shard = self.shard.0,
                 requests = episode.requests,
                 longest_s = episode.longest.as_secs(),
-                "no request is slow any more"
+                "no request is slow anymore"
             );
         }
     }

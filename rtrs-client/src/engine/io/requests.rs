@@ -3,7 +3,7 @@
 //! An IO is issued as one or more requests, each of which holds a permit, that is, a chunk of the
 //! server. IOs without a permit or a path wait, those of each device in order (`waiting.rs`);
 //! devices share the permits. A request whose path died keeps its permit: it awaits the fence of
-//! that path, and is then ready to be sent again. All tables are allocated once, when the server's
+//! that path, and is then ready to be resent. All tables are allocated once, when the server's
 //! limits are known or a volume is added; issuing and finishing a request allocates nothing.
 
 use std::ops::Range;
@@ -157,7 +157,7 @@ pub(super) enum Standing {
         /// Epoch in which the request was sent.
         epoch: u32,
     },
-    /// Ready to be sent again.
+    /// Ready to be resent.
     Ready,
 }
 

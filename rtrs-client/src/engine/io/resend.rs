@@ -1,5 +1,5 @@
-//! Requests in flight on a path that died: they await the fence of the path, and are then sent
-//! again on another.
+//! Requests in flight on a path that died: they await the fence of the path, and are then resent on
+//! another.
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::PathId;
@@ -33,7 +33,7 @@ impl Shard {
         self.ios.fenced(path, epoch);
     }
 
-    /// Sends requests that are ready to be sent again. Returns whether anything was sent or ended.
+    /// Sends requests that are ready to be resent. Returns whether anything was sent or ended.
     pub(super) fn send_again(&mut self, granted: &Granted, ctx: &mut Ctx<'_>) -> bool {
         let serving = self.ios.devices.serving();
         let mut blocked = DeviceSet::default();

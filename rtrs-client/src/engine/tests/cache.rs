@@ -150,7 +150,7 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
-    // A flush of the earlier process is sent again, and looks like one that begins now.
+    // A flush of the earlier process is resent, and looks like one that begins now.
     let mut over = Fixture::open(|s| {
         (s.how.fence, s.how.cache_id) = (true, 8);
         (s.config.volumes[0].inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);

@@ -58,7 +58,7 @@ fn a_path_the_server_ends_comes_back_again_and_again() {
     assert_eq!(fixture.client.done.len(), 40);
 }
 
-/// Ends a path at the server, and waits until it is connected again.
+/// Ends a path at the server, and waits until it reconnects.
 fn reconnect(fixture: &mut Fixture, path: usize) {
     let reconnects = fixture.client.control.view().paths()[path].reconnects;
     let uuid = 0xa0 + path as u8;
@@ -539,7 +539,7 @@ fn io_is_canceled_only_if_no_part_was_sent() {
         let wanted = (at >= sent).then_some(IoStatus::Aborted);
         assert_eq!(fixture.client.status(*tag), wanted, "the one at {at} of {sent} sent");
     }
-    // Requests in flight are sent again when their path dies.
+    // Requests in flight are resent when their path dies.
     fixture.server.held.clear();
     fixture.server.end_path(fixture.now(), 0);
     fixture.server.how.hold = false;
@@ -563,5 +563,5 @@ fn a_read_whose_window_does_not_close_is_read_again_and_never_succeeds() {
     fixture.drain(60 * SEC);
     assert_eq!(fixture.client.status(read), Some(IoStatus::Aborted), "not forever");
     let reads = fixture.server.ios().count() - 1;
-    assert!(reads > 1, "it was sent again");
+    assert!(reads > 1, "it was resent");
 }

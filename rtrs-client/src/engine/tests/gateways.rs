@@ -189,10 +189,10 @@ fn nothing_is_resent_before_the_other_server_is_active() {
     fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());
     assert!(fixture.now().since(asked) < 400 * MS, "the path gets a moment only");
     fixture.run(SEC);
-    assert_eq!(fixture.spread(), [1, 0], "nothing was sent again");
+    assert_eq!(fixture.spread(), [1, 0], "nothing was resent");
     gateways(&mut fixture).end_move(1, false);
     changed(&mut fixture, 1);
-    fixture.until("it is sent again", SEC, |s| s.spread() == [1, 1]);
+    fixture.until("it is resent", SEC, |s| s.spread() == [1, 1]);
     assert_eq!(gateways(&mut fixture).moves, [(1, false)]);
     fixture.server.how.hold = false;
     fixture.server.release();
@@ -313,7 +313,7 @@ fn a_path_that_returns_to_another_server_carries_io_once_that_is_active() {
     fixture.server.how.hold = false;
     changed(&mut fixture, 1);
     // The fence that the third path requested times out first.
-    fixture.until("it is sent again", 12 * SEC, |s| s.spread() != [1, 0, 0]);
+    fixture.until("it is resent", 12 * SEC, |s| s.spread() != [1, 0, 0]);
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));
     fixture.until("the other server", SEC, |s| s.client.serving(0, FIRST) == [0, 1]);

@@ -323,7 +323,7 @@ fn extents_are_requested_from_a_server_that_promises_them() {
 
 #[test]
 fn extents_do_not_reach_a_server_that_does_not_promise_them() {
-    // The query waits because all permits are in use, or was sent and has to be sent again.
+    // The query waits because all permits are in use, or was sent and has to be resent.
     for waiting in [true, false] {
         let mut fixture = Fixture::open(|s| {
             s.how.hold = true;
@@ -373,7 +373,7 @@ fn zeroes_do_not_reach_a_less_capable_successor() {
 
 #[test]
 fn fast_zeroes_do_not_reach_a_server_that_does_not_promise_them() {
-    // The zeroes wait because all permits are in use, or were sent and have to be sent again.
+    // The zeroes wait because all permits are in use, or were sent and have to be resent.
     for waiting in [true, false] {
         let mut fixture = Fixture::open(|s| {
             s.how.hold = true;

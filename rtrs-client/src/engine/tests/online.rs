@@ -101,7 +101,7 @@ fn a_path_leaves_when_its_requests_are_answered() {
         fixture.run(5 * SEC);
         assert!(gone(&fixture), "it stays away");
         assert!(fixture.server.fences.is_empty(), "nothing was left to fence off");
-        assert_eq!(fixture.server.ios().count(), 9, "nothing was sent again");
+        assert_eq!(fixture.server.ios().count(), 9, "nothing was resent");
         assert_eq!(fixture.server.opens, 1, "the device stayed open");
     }
 }

@@ -54,7 +54,7 @@ fn io_on_a_silently_dead_link_continues_in_time() {
     fixture.drain(410 * MS);
     let good = tags.iter().filter(|t| fixture.client.status(**t) == Some(IoStatus::Ok));
     assert_eq!(good.count(), 4);
-    assert_eq!(fixture.spread(), [0, 4], "two were sent again");
+    assert_eq!(fixture.spread(), [0, 4], "two were resent");
 }
 
 #[test]

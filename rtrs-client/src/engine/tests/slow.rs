@@ -262,7 +262,7 @@ fn a_slow_request_fails_with_the_last_path_under_no_path_fail() {
         fixture.until("the paths", 10 * SEC, Fixture::is_whole);
         let writes = fixture.server.ios().count();
         read(&mut fixture, 0);
-        assert_eq!(fixture.server.ios().count(), writes + 1, "it is not sent again");
+        assert_eq!(fixture.server.ios().count(), writes + 1, "it is not resent");
     }
 }
 
@@ -374,5 +374,5 @@ fn no_part_of_a_given_up_io_is_resent() {
     fixture.server.release();
     fixture.drain(SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
-    assert_eq!(fixture.server.ios().count(), 2, "neither part is sent again");
+    assert_eq!(fixture.server.ios().count(), 2, "neither part is resent");
 }

@@ -109,7 +109,7 @@ impl Users {
 }
 
 impl Fixture {
-    /// Ends a path from the server's side, and waits until it is connected again.
+    /// Ends a path from the server's side, and waits until it reconnects.
     pub(super) fn restart_path(&mut self, path: usize) {
         let uuid = 0xa0 + u8::try_from(path).expect("few paths");
         let at = self.server.paths.iter().position(|p| p.uuid.0[0] == uuid).expect("a path");

@@ -275,7 +275,7 @@ fn io_of_a_closed_volume_on_a_dead_path_ends_at_its_fence() {
     fixture.run(200 * MS);
     assert!(tags.iter().all(|tag| second.status(*tag).is_some()));
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
-    assert!(fixture.server.ios().count() <= 5, "no request is sent again");
+    assert!(fixture.server.ios().count() <= 5, "no request is resent");
     fixture.link_up(0);
     fixture.until("the path", 5 * SEC, Fixture::is_whole);
 }

@@ -77,7 +77,7 @@ pub struct VerbsShared {
     /// Open devices. They are kept for as long as they exist, because librdmacm keeps them open as
     /// well.
     contexts: Mutex<Vec<Arc<Context>>>,
-    /// Devices that are being removed and must not be opened again meanwhile.
+    /// Devices that are being removed and must not be reopened meanwhile.
     removed: Mutex<Vec<Weak<Context>>>,
     null: Arc<File>,
     pub(super) regions: Arc<Regions>,

@@ -68,8 +68,8 @@ impl ThreadEnd {
         self.answers.try_recv().ok()
     }
 
-    /// Passes a slot's job to the thread. Returns false if its queue is full; the job is sent
-    /// again later.
+    /// Passes a slot's job to the thread. Returns false if its queue is full; the job is resent
+    /// later.
     fn send(&mut self, shared: &Shared, index: u32, slot: &Slot) -> io::Result<bool> {
         let work = match &slot.buf {
             Some(room) => Work::Extents(room.clone(), shared.geometry.logical_block),

@@ -23,7 +23,7 @@ pub(super) const ZEROES: usize = 1 << 20;
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) file: File,
-    /// Separately opened descriptor for syncs, used if the target cannot be opened again.
+    /// Separately opened descriptor for syncs, used if the target cannot be reopened.
     pub(super) spare: Option<File>,
     /// Geometry at the time of opening.
     pub(super) geometry: Geometry,

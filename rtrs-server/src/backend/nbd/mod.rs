@@ -6,7 +6,7 @@
 //! a thread of the export (`dialer.rs`).
 //!
 //! A connection that ends is established again; meanwhile IOs wait, for `GONE_MAX` at most.
-//! Unanswered requests are sent again. Answered but unflushed changes may be lost if the server has
+//! Unanswered requests are resent. Answered but unflushed changes may be lost if the server has
 //! ended: one flush fails for that, and the engine informs all sessions (`changes.rs`). A device
 //! that is closed is flushed (`last_flush.rs`). Unflushed changes at the end of this process are
 //! not recorded anywhere, so the cache ID of the export depends on the process

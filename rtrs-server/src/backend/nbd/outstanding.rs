@@ -109,7 +109,7 @@ impl Outstanding {
         self.requests.next(bytes)
     }
 
-    /// Prepares for a connection over which all requests are sent again.
+    /// Prepares for a connection over which all requests are resent.
     pub(super) fn reconnect(&mut self, structured: bool) {
         self.requests.reconnect(structured);
     }

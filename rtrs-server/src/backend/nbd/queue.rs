@@ -130,7 +130,7 @@ impl NbdDevice {
     }
 
     /// Requests a new connection when the ring no longer uses the old one. All unanswered requests
-    /// are sent again.
+    /// are resent.
     fn ended(&mut self) {
         let is_used = self.sender.running().is_some() || self.receiver.running().is_some();
         if !self.link.is_ending() || is_used {

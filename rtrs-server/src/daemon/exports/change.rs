@@ -1,5 +1,5 @@
 //! Changed settings of exports. Some apply to an open export; for others the target is closed and
-//! opened again (`finish.rs`).
+//! reopened (`finish.rs`).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::export::{Export, Reserved};
 use crate::settings::ExportSpec;
 use crate::stats::Revoked;
 
-/// An export that is closed to be opened again with changed settings.
+/// An export that is closed to be reopened with changed settings.
 pub(in crate::daemon) struct Closed {
     pub(super) entry: Entry,
     pub(super) spec: ExportSpec,
@@ -70,8 +70,8 @@ impl Exports {
         }
     }
 
-    /// Reserves the name and the access list of an export that is about to be closed and opened
-    /// again, until the result is dropped.
+    /// Reserves the name and the access list of an export that is about to be closed and reopened,
+    /// until the result is dropped.
     pub(super) fn reserve(&self, entry: &Entry) -> Reservation {
         let name = entry.spec.name();
         let list = self.entries.unpublished(name, entry.configured);
@@ -114,7 +114,7 @@ impl Exports {
                         writing, can change while it is open";
             why + if open { only } else { "" }
         })?;
-        // The export must be opened again whatever has become of the list.
+        // The export must be reopened whatever has become of the list.
         let former = self.access.set_list(&entry.spec, spec);
         let checked = former.as_ref().map_or(Ok(Vec::new()), |_| self.access.check());
         let (revoked, problem) = match checked {

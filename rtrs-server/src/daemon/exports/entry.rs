@@ -123,7 +123,8 @@ impl Entries {
         state.published.clone()
     }
 
-    /// Names of all exports, also of unpublished ones, and whether the configuration defines them.
+    /// Names of all exports, including unpublished ones, and whether the configuration defines
+    /// them.
     pub(super) fn names(&self) -> BTreeMap<String, bool> {
         let state = self.0.lock();
         let is_open = |(_, entry): &(&String, &Entry)| entry.export.strong_count() > 0;
@@ -138,8 +139,8 @@ impl Entries {
         entry.filter(|entry| entry.export.strong_count() > 0)
     }
 
-    /// Records that an export is about to be closed and opened again, or to be added, until the
-    /// result is dropped. One thread at a time changes an export.
+    /// Records that an export is about to be closed and reopened, or to be added, until the result
+    /// is dropped. One thread at a time changes an export.
     pub(in crate::daemon) fn unpublished(&self, name: &str, configured: bool) -> Unpublished {
         self.0.lock().unpublished.insert(name.to_owned(), configured);
         Unpublished { state: Arc::clone(&self.0), name: name.to_owned() }

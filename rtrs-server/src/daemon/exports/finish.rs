@@ -1,5 +1,5 @@
-//! Second half of changes that close exports: each export is opened again as soon as its former
-//! target is released, so one whose target hangs delays no other.
+//! Second half of changes that close exports: each export is reopened as soon as its former target
+//! is released, so one whose target hangs delays no other.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -23,7 +23,7 @@ const AT_ONCE: usize = 64;
 /// Settings of a change, and its result or the reason of its failure.
 pub(in crate::daemon) type Finished = (ExportSpec, Result<Applied, String>);
 
-/// A closed export while it is opened again.
+/// A closed export while it is reopened.
 struct Change {
     entry: Entry,
     spec: ExportSpec,

@@ -36,7 +36,7 @@ impl NotReopened {
         let failure = Failure { at: Instant::now(), why: why.to_owned() };
         let known = self.0.lock().insert(name.to_owned(), failure);
         if known.is_none_or(|known| known.why != why) {
-            tracing::error!(export = name, "not opened again: {why}");
+            tracing::error!(export = name, "not reopened: {why}");
         }
     }
 }

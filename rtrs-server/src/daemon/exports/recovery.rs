@@ -139,8 +139,8 @@ pub(in crate::daemon) fn begin(exports: &Exports, failures: Vec<(ExportSpec, Ope
     }
 }
 
-/// Adds an export that a change has closed and that could not be opened again. `configured` is
-/// false if a command had added it.
+/// Adds an export that a change has closed and that could not be reopened. `configured` is false if
+/// a command had added it.
 pub(in crate::daemon) fn note_failed(
     exports: &Exports,
     spec: ExportSpec,

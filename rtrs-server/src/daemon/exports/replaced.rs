@@ -1,7 +1,7 @@
 //! Exports whose path leads to a file or device other than the open one, and read-only exports that
-//! still have the locks of a writer. Both are opened again when no session uses them: the new
-//! target is opened first, without delaying changes of other exports, and then takes the place of
-//! the old one.
+//! still have the locks of a writer. Both are reopened when no session uses them: the new target is
+//! opened first, without delaying changes of other exports, and then takes the place of the old
+//! one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Exports {
         Examined::Outdated
     }
 
-    /// Names of the unused exports to be opened again, whose attempts are due.
+    /// Names of the unused exports to be reopened, whose attempts are due.
     pub(in crate::daemon) fn to_reopen(&self) -> Vec<String> {
         let all = self.table.all().into_iter().map(|(_, export)| export);
         let all = all.inspect(|export| export.note_orphan());
@@ -179,7 +179,7 @@ impl Exports {
         match replaced.and_then(|export| self.reopen(entry, &export, Duration::ZERO)) {
             Ok(()) => {
                 self.not_reopened.forget(name);
-                tracing::info!(export = name, "opened again: the path leads to another target");
+                tracing::info!(export = name, "reopened: the path leads to another target");
                 Followed::Reopened
             }
             Err(NotReplaced::Failed(why)) => Followed::Failed(why),

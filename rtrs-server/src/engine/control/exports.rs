@@ -194,7 +194,7 @@ pub(super) fn remove(
     AdminReply::ExportRemoved { ended }
 }
 
-/// Changes the rate limits of an export, also for requests that wait.
+/// Changes the rate limits of an export, including for waiting requests.
 pub(super) fn limit(
     found: &NamedExport,
     limits: RateLimits,

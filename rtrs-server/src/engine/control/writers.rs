@@ -8,8 +8,8 @@
 //! since. A kernel client does not say that it returns.
 //!
 //! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the
-//! process, also of exports that were removed meanwhile, so it refuses the sessions that it does
-//! not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is what the state
+//! process, including those of exports that were removed meanwhile, so it refuses the sessions that
+//! it does not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is what the state
 //! directory has of an export from earlier processes. A save may have failed, so it refuses only
 //! the sessions that it lists as displaced. It counts until the first open for exclusive writing by
 //! a session that is new to this process. After a restart, a session that returns is no sign that

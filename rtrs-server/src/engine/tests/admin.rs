@@ -1,4 +1,4 @@
-//! Tests of the operator's commands: listing, ending paths, evicting, draining, also with a backend
+//! Tests of the operator's commands: listing, ending paths, evicting, draining, even with a backend
 //! that never answers.
 
 use std::sync::Arc;

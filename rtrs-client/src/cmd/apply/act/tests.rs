@@ -166,7 +166,7 @@ fn a_missing_volume_joins_its_running_session() {
 fn a_reattach_keeps_the_other_volumes_of_a_session() {
     let (first, second) = two_volumes();
     let fake = Fake::new("reattach", "s", &["a", "b"], 0);
-    // Own settings of a volume, also of the first.
+    // Own settings of a volume, including the first.
     let own = needs_reattach("socket-mode");
     assert_eq!(fake.act(&second, &own, "a"), Ok(Some("reattached")));
     assert_eq!(fake.requests(), ["b: detach", ADD_B]);

@@ -66,7 +66,7 @@ fn narrow(exports: &Exports, specs: &[&str]) {
 }
 
 /// Changes the access list and the options of `vol`, whose file is at `path`, while a reload adopts
-/// the lists of a configuration with `specs`. Calls `then` before the export is opened again.
+/// the lists of a configuration with `specs`. Calls `then` before the export is reopened.
 fn change_while_narrowed(
     path: &Path,
     specs: &'static [&str],
