@@ -85,7 +85,7 @@ impl Buffers {
     /// Takes a share of a pool of at least `bytes`, for at most `connections_max` connections.
     ///
     /// # Errors
-    /// `InvalidInput` when a request of `payload_max` bytes might never fit beside the
+    /// `InvalidInput` when a request of `payload_max` bytes might never fit alongside the
     /// connections; the system's error when memory is refused.
     pub(crate) fn new(
         pools: &BufferPools,

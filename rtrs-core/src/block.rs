@@ -235,7 +235,8 @@ impl SharedSize {
 pub struct TargetSize {
     /// Current size in bytes, rounded down to whole blocks.
     pub bytes: u64,
-    /// Shortest size to which the target was cut from outside, if it was: data beyond it is lost.
+    /// Shortest size to which the target was truncated from outside, if it was: data beyond it is
+    /// lost.
     pub was_cut: Option<u64>,
     /// Whether [`BlockSource::resize`] can only adopt the size, not change it.
     pub is_fixed: bool,

@@ -150,7 +150,7 @@ rtrs_core::settings! {
         /// With on, a client's key to a chunk expires with its request, so a late write cannot land
         /// in a reused chunk. off saves a little time per request. Over RDMA, on needs memory
         /// windows: the server does not start with a portal on a device that has none. auto is on
-        /// over TCP and on devices with memory windows, and off, with a warning at the start, on
+        /// over TCP and on devices with memory windows, and off, with a warning at startup, on
         /// other devices.
         always_invalidate: AutoSwitch = "auto",
         /// Request CRC32C on TCP connections

@@ -9,7 +9,7 @@ use rtrs_tests::sim::{
 
 /// Number of seeds in which a planted bug has to be caught.
 const PLANT_SEEDS: u64 = 100;
-/// Seed that shows a bug which only few runs can have.
+/// Seed that shows a bug that only a few runs can have.
 const LATE_SAVE_SEED: u64 = 344;
 
 #[test]

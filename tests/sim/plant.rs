@@ -25,7 +25,8 @@ pub enum Plant {
     /// The client does not close the window of an answered read, and the server writes to it once
     /// more.
     OpenWindow,
-    /// The fabric reports to the client that a connection has ended which still reaches its memory.
+    /// The fabric reports the end of a connection to the client while the connection can still
+    /// reach its memory.
     EarlyClosed,
     /// The backend does half of a write.
     TornWrite,

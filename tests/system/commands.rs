@@ -255,7 +255,7 @@ fn a_command_that_a_stopped_server_did_not_answer_is_not_executed() {
     let mut gone = std::os::unix::net::UnixStream::connect(socket).expect("a listener");
     let request = br#"{"command":"export-remove","name":"vol0","within_ms":0}"#;
     std::io::Write::write_all(&mut gone, &[request, &b"\n"[..]].concat()).expect("a request");
-    // Also for the copies that processes have which other threads start at this moment.
+    // This also affects the copies in processes that other threads start at this moment.
     gone.shutdown(std::net::Shutdown::Both).expect("an end");
     drop(gone);
     server.signal("CONT");

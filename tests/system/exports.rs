@@ -394,7 +394,7 @@ fn a_hanging_target_delays_no_other_target() {
     let port = free_port();
     let server = Server::builder()
         .export("vol0=mem:16M")
-        // Refused at the start, because nothing listens there yet.
+        // Refused at startup, because nothing listens there yet.
         .export(format!("hang=nbd://127.0.0.1:{port}/x,connect-timeout=10m"))
         .export(format!("late={}", scratch.text("late.img")))
         .start();

@@ -210,7 +210,8 @@ fn a_truncated_file_is_accepted_only_by_force() {
     let _ = server.command(&["export", "list"]).ok().says(" cut ");
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(EIO));
     let refused = server.command(&["export", "resize", "vol0"]).code(1);
-    let refused = refused.says("its target was cut to ").says(" and has 33554432 bytes again");
+    let refused =
+        refused.says("its target was truncated to ").says(" and has 33554432 bytes again");
     let _ = refused.says(" bytes, and it is open");
     let _ = server.command(&["export", "resize", "vol0", "--force"]).ok();
     assert_eq!(export(&server)["state"], "open");

@@ -3,7 +3,7 @@
 //! [`Request::decode`] turns 28 bytes into a request, or [`ExtendedRequest::decode`] 32 bytes;
 //! [`Rules::check`] returns the operation to run or the refusal, including how to treat the payload
 //! that follows a refused write. No allocation; `Rules` is a small `Copy` struct that a connection
-//! keeps beside its buffers. A validated request is within the export, uses offered features and
+//! keeps next to its buffers. A validated request is within the export, uses offered features and
 //! has a bounded length. It is aligned if the client asked for the block sizes; other clients may
 //! request any bytes, and are served with whole blocks internally. Called once per request by the
 //! connection code.

@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const CLIENTS: usize = 2;
 /// Number of turns in which everything that can happen does.
 const TURNS: usize = 8;
-/// Offset near which all requests are.
+/// Approximate offset of all requests.
 const PLACE: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! Clients that do not read their replies, beside others that do.
+//! Tests of clients that do not read their replies, alongside others that do.
 
 use std::io::Write;
 use std::sync::atomic::Ordering::SeqCst;

@@ -22,8 +22,8 @@ pub(crate) struct LeftToUsers {
 
 impl LeftToUsers {
     /// Whether the next process of the volume has to know the epoch of this one. A detach states
-    /// that users are done which have disconnected in order. Users of an earlier process may have
-    /// yet to connect.
+    /// that users that have disconnected cleanly are done. Users of an earlier process may have yet
+    /// to connect.
     pub(crate) fn needs_epoch(self, detached: bool) -> bool {
         match self.outstanding {
             Outstanding::Loss | Outstanding::Inherited => true,

@@ -1,4 +1,4 @@
-//! The limit of open descriptors, raised at the start and compared with the needs of the session.
+//! The limit of open descriptors, raised at startup and compared with the needs of the session.
 //!
 //! A process without free descriptors accepts no NBD client and connects no path, so an attach with
 //! a limit below its least need fails.

@@ -136,7 +136,7 @@ impl Saved {
         })
     }
 
-    /// Export that a process used which did not end with a detach, if known.
+    /// Export of a process that did not end with a detach, if known.
     ///
     /// # Errors
     /// Returns the reason why an existing file cannot be read.

@@ -82,7 +82,7 @@ pub(crate) struct Exports {
     attempts: Arc<Attempts>,
     pub(super) access: ExportAccess,
     audit: AuditSink,
-    /// Settings at the start.
+    /// Settings at startup.
     set: Settings,
 }
 

@@ -1,4 +1,4 @@
-//! The limit of open descriptors, raised at the start and compared with the needs of the settings.
+//! The limit of open descriptors, raised at startup and compared with the needs of the settings.
 //!
 //! A server without free descriptors cannot accept the reconnect of an existing session. The client
 //! chooses the number of a path's connections, so the need of a session is an estimate, and a lack

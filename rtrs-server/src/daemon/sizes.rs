@@ -151,12 +151,12 @@ impl Losses {
         let (why, forced) = match was_cut {
             Some(end) if bytes > end => (
                 format!(
-                    "its target was cut to {end} bytes and has {bytes} bytes again, but not what \
-                     it had beyond {end} bytes"
+                    "its target was truncated to {end} bytes and has {bytes} bytes again, but not \
+                     what it had beyond {end} bytes"
                 ),
                 "which exports it as it is now",
             ),
-            Some(end) => (format!("its target was cut to {end} bytes"), LOSES),
+            Some(end) => (format!("its target was truncated to {end} bytes"), LOSES),
             None if to < had => (format!("{to} bytes are less than its {had}"), LOSES),
             None => return Ok(()),
         };
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    /// A file that was cut to 4096 bytes, and grows while it is resized.
+    /// A file that was truncated to 4096 bytes, and grows while it is resized.
     #[derive(Debug)]
     struct Growing {
         size: AtomicU64,
@@ -304,9 +304,9 @@ mod tests {
             let target = TargetSize { bytes, was_cut: Some(4096), is_fixed: false };
             Losses { had: 8192, to: 8192, target }.allow(|| Ok(true)).unwrap_err()
         };
-        assert!(refusal(4096).contains("was cut to 4096 bytes, and it is open"));
+        assert!(refusal(4096).contains("was truncated to 4096 bytes, and it is open"));
         let why = refusal(8192);
-        assert!(why.contains("was cut to 4096 bytes and has 8192 bytes again"), "{why}");
+        assert!(why.contains("was truncated to 4096 bytes and has 8192 bytes again"), "{why}");
         assert!(why.ends_with("--force, which exports it as it is now"), "{why}");
     }
 

@@ -121,7 +121,7 @@ others() {
         head -n 1) >first.log &
     assert_within 20 "another device is connected" test -e /sys/block/nbd1/pid
     sleep 1
-    # An attach that finds sockets which the kernel does not read reconnects the device.
+    # An attach that finds sockets that the kernel does not read reconnects the device.
     assert_within 30 "the device works without its terminal" timeout 20 dd if=/dev/nbd1 \
         of=/dev/null bs=4k count=64 iflag=direct
     assert_true "the device is detached" timeout 30 rtrs-client detach b

@@ -19,7 +19,7 @@ serve() {
     start_server --export "vol=$LAB_WORK/vol.img" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
 }
 
-# A process that was killed leaves requests which the kernel sends again after device-timeout.
+# A process that was killed leaves requests that the kernel resends after device-timeout.
 connect() {
     timeout 90 rtrs-client attach vol --device /dev/nbd0 --takeover \
         --path rdma://10.0.0.1@10.0.0.2 --path rdma://10.0.1.1@10.0.1.2 \

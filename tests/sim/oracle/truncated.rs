@@ -8,7 +8,7 @@
 //! been acknowledged without a flush is not covered by flushes that begin afterwards: one such
 //! flush has to fail first, unless the server ends before.
 //!
-//! The disk fails one flush for the cut. If the disk lacks FUA, that may be the flush which follows
+//! The disk fails one flush for the cut. If the disk lacks FUA, that may be the flush that follows
 //! a write with FUA; with PREFLUSH, the one before it. That write then fails at any offset, and so
 //! do writes with FUA that run at that moment, since each failed sync makes the server doubt them.
 

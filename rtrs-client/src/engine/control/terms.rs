@@ -1,7 +1,7 @@
 //! Terms that a path and the server have agreed on for each volume in the current attempt.
 //!
 //! The server's device number and cache epoch belong to one path and one volume: a server that was
-//! restarted behind a path which still seems alive has different numbers than before.
+//! restarted behind a path that still seems alive has different numbers than before.
 
 use rtrs_core::proto::Backoff;
 use rtrs_core::time::{Duration, Instant};

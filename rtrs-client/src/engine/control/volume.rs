@@ -1,7 +1,7 @@
 //! One volume of a session: its state and its failure.
 //!
-//! Every path opens a volume before it carries IO to it, so that a path which joins a session that
-//! the server has created anew finds the volume there. A repeated open returns the same device.
+//! Every path opens a volume before it carries IO to it, so that a path that joins a recreated
+//! session finds the volume at the server. A repeated open returns the same device.
 
 use std::sync::Arc;
 

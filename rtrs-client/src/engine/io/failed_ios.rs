@@ -55,7 +55,7 @@ impl Failures {
 #[derive(Debug, Default)]
 pub(super) struct FailedIos {
     devices: Vec<Device>,
-    /// Paths that failed IOs which have not ended.
+    /// Paths that failed IOs that have not ended.
     paths: Vec<(IoRow, PathId)>,
     /// Names of all paths, for the log.
     path_names: Vec<String>,

@@ -60,7 +60,7 @@ fn text(resized: &Resized) -> String {
     match (size == size_before, was_cut) {
         (true, None) => format!("{export} has {size} bytes already\n{saved}"),
         (true, Some(end)) => {
-            format!("{export} has {size} bytes again; its target was cut to {end}\n{saved}")
+            format!("{export} has {size} bytes again; its target was truncated to {end}\n{saved}")
         }
         (false, _) => format!("{export} has {size} bytes now, and had {size_before}\n{saved}"),
     }

@@ -39,7 +39,7 @@ impl Found {
 pub(in crate::daemon) struct ExportCommands {
     pub(in crate::daemon) exports: Arc<Exports>,
     audit: AuditSink,
-    /// Settings at the start.
+    /// Settings at startup.
     set: Settings,
 }
 

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time without progress after which a start that may leave no attempt behind fails; added to the
 /// longest time that the settings allow a cluster or NBD server.
 const HANG_MAX: Duration = Duration::from_secs(30);
-/// Reason for an export whose target was left behind at the start.
+/// Reason for an export whose target was left behind at startup.
 const OPENING: &str = "its target does not answer yet; the server serves the other exports and \
                        keeps waiting";
 

@@ -267,7 +267,7 @@ impl Refusal {
         let mut reject = ConnRsp::reject(self.errno());
         let none = Extensions::default();
         let says = match self {
-            // Proves to the client that this is the server which knows the session.
+            // Proves to the client that this is the server that knows the session.
             Self::Evicted(secret) => Extensions { identity: Some(secret.0), ..none },
             Self::Nameless(_) => Extensions { authenticate: true, ..none },
             _ => none,

@@ -1,5 +1,5 @@
-//! Changes of exports that run beside others: access lists that a reload adopts meanwhile, targets
-//! whose release hangs, and names that are taken.
+//! Tests of changes to exports that run alongside others: access lists that a reload adopts
+//! meanwhile, targets whose release hangs, and names that are taken.
 
 use std::fmt;
 use std::sync::OnceLock;
