@@ -9,7 +9,7 @@ use crate::proto::Op;
 pub(crate) struct Cut {
     /// Blocks that are submitted to the device as they are.
     pub(crate) whole: Range<u64>,
-    /// Changed bytes of the partial block before the whole blocks and of the one behind them;
+    /// Changed bytes of the partial block before the whole blocks and of the one after them;
     /// usually empty.
     pub(crate) rest: [Range<u64>; 2],
     /// All blocks that are read or changed.

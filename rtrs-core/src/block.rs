@@ -430,7 +430,7 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Returns true if the target was deleted, as far as is known: its content ends when it is
+    /// Returns true if the target was deleted, as far as is known: its content is lost when it is
     /// closed. Never blocks.
     fn is_deleted(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! Deleted files that only the server still holds, and changed exports without a file.
+//! Tests of deleted files that only the server still holds, and of changed exports without a file.
 
 use std::fs;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Exports that are resized while clients use them: clients notice by themselves.
+//! Tests of exports that are resized while clients use them: clients notice by themselves.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -22,7 +22,7 @@ fn attach(server: &Server, export: &str, args: &[&str]) -> Client {
     Client::attach(export).path(server.portal()).args(&args).start()
 }
 
-/// Heartbeat at both ends with which no path ends on a busy machine.
+/// Heartbeat at both ends that ends no path even on a busy machine.
 const LONG_SILENCE: [&str; 2] = ["--heartbeat", "1m"];
 
 fn set_len(path: &Path, size: u64) {
@@ -141,7 +141,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     set_len(&path, 16 * MIB);
     sleep(Duration::from_secs(3));
     assert_eq!(size_in_list(&server), 8 * MIB);
-    // A larger export that is still shorter than its file would cut the file.
+    // Growing the export to less than the length of its file would truncate the file.
     let between = ["export", "resize", "vol0", "--size", "12M"];
     let refused = "its file has 16777216 bytes and would be truncated";
     let _ = server.command(&between).code(1).says(refused);
@@ -172,14 +172,15 @@ fn an_idle_export_is_truncated_only_by_force() {
     try_cut("vol0", "5M", "its target has 16777216 bytes, and data beyond 5242880 bytes");
     try_cut("mem", "1M", "its target has 2097152 bytes, and data beyond 1048576 bytes");
     assert_eq!((length(), size_in_list(&server)), (16 * MIB, json!(16 * MIB)));
-    // A file that was shortened outside loses nothing by its adoption, but by a further cut.
+    // Adopting a file that something else truncated loses nothing; a further truncation does.
     set_len(&path, 8 * MIB);
     try_cut("vol0", "5M", "its target has 8388608 bytes, and data beyond 5242880 bytes");
     assert_eq!(length(), 8 * MIB);
     assert_eq!(resize(&server, &["--size", "8M"])["size"], 8 * MIB);
     set_len(&path, 4 * MIB);
     assert_eq!(resize(&server, &[])["size"], 4 * MIB);
-    // A file that was shortened and has grown again is not cut to the size of its export either.
+    // A file that was truncated and has grown again is not truncated to the size of its export
+    // either.
     set_len(&path, 2 * MIB);
     wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
     set_len(&path, 32 * MIB);
@@ -205,7 +206,7 @@ fn a_truncated_file_is_accepted_only_by_force() {
     wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
     set_len(&path, 32 * MIB);
     sleep(Duration::from_secs(3));
-    assert_eq!(size_in_list(&server), 16 * MIB, "a cut file does not grow by itself");
+    assert_eq!(size_in_list(&server), 16 * MIB, "a truncated file does not grow by itself");
     assert_eq!(export(&server)["state"], "cut");
     let _ = server.command(&["export", "list"]).ok().says(" cut ");
     assert_eq!(raw.write(0, 12 * MIB, &[1; 4096]), Reply::Error(EIO));

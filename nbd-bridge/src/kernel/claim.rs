@@ -133,7 +133,8 @@ mod tests {
             free(1).unwrap_err(),
             "/dev/nbd1 is in use: connected by process 6 (nbd-client); use another device, or auto"
         );
-        // Devices left behind by us, left behind by another program, and not existing.
+        // A device left behind by us, one left behind by another program, and one that does not
+        // exist.
         assert_eq!(free(2), Ok(()));
         let claim = Claim::new(&tree.places, 2);
         let error = free(2).unwrap_err();

@@ -59,7 +59,7 @@ impl Builder {
     /// ```
     ///
     /// The export begins after the first slash of the path and may contain slashes. In export and
-    /// values, `%` and two hexadecimal digits are a byte.
+    /// values, `%` and two hexadecimal digits encode a byte.
     ///
     /// # Errors
     /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) if the text has another form. Values are

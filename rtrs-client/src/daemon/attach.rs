@@ -44,7 +44,7 @@ pub(crate) const NONE: &str = "none ";
 pub(crate) const FAILED: &str = "failed ";
 /// Time for the start of the devices: connecting, partitions, udev.
 const DEVICE_TIME: Duration = Duration::from_secs(60);
-/// Time of a start beyond its limits, for the service manager.
+/// Time added to the limits of a start for the service manager.
 const START_MARGIN: Duration = Duration::from_secs(60);
 
 /// Maximum time for the start of a session with the volumes of a plan.
@@ -60,12 +60,12 @@ pub(crate) fn run(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Erro
     attach(plan, passed).inspect_err(report_failure)
 }
 
-/// Tries what a start acquires besides what the plan checks, and releases it: open files, the
-/// address of the metrics, the certificates or RDMA devices of the paths, and the rings of the
+/// Tries to acquire what a start needs and the plan does not check, and releases it: open files,
+/// the address of the metrics, the certificates or RDMA devices of the paths, and the rings of the
 /// shards.
 ///
 /// # Errors
-/// Those of a start.
+/// The same as those of a start.
 pub(crate) fn check(plan: &AttachPlan) -> Result<(), Error> {
     open_files::prepare(plan)?;
     let _metrics = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
@@ -116,7 +116,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let _forwarding = serve_signals(wakes.clone(), shards.clone(), Arc::clone(&roster))?;
     if background {
         end_with_starter(true).map_err(system("cannot end with the attach command"))?;
-        // No signal comes for an end before that.
+        // If the command ended before that, no signal reports it.
         check_starter()?;
     }
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
@@ -138,8 +138,8 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
             None => ended,
         };
     }
-    // Not earlier: until now, Ctrl-C in the terminal of the attach also ends this process, as does
-    // the end of the command.
+    // No earlier than this: so far, Ctrl-C in the terminal of the attach also ends this process,
+    // and so does the end of the command.
     if background {
         end_with_starter(false).map_err(system("cannot outlive the attach command"))?;
         become_daemon().map_err(system("cannot leave the terminal"))?;
@@ -167,8 +167,8 @@ fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
     }
 }
 
-/// Returns warnings about paths that lead to the same address as an earlier one. They are no error:
-/// a volume must be attached at boot even if two names have become one host.
+/// Returns warnings about paths that lead to the same address as an earlier one. They are not
+/// errors: a volume must be attached at boot even if two names have become one host.
 fn duplicates(paths: &[PathTarget]) -> impl Iterator<Item = String> {
     paths.iter().enumerate().filter_map(|(at, path)| {
         let first = paths[..at].iter().find(|first| path.duplicates(first))?;

@@ -2,7 +2,7 @@
 //!
 //! Every shard runs the same [`ClientShard`] with a [`ClientEngine`], the engine that also runs in
 //! the simulator. A turn consists of messages, fabric events, front ends, issuing of queued IO, and
-//! one flush. The driver knows nothing of the protocol, of paths, or of the kinds of front ends.
+//! one flush. The driver knows nothing about the protocol, paths, or the kinds of front ends.
 
 use std::io;
 use std::rc::Rc;
@@ -62,7 +62,7 @@ pub(crate) enum Message {
         path: String,
         found: Resolved,
     },
-    /// Makes a provider of this scheme, and replies with its index.
+    /// Creates a provider of this scheme, and replies with its index.
     Provide {
         scheme: Scheme,
         reply: mpsc::Sender<Result<ProviderIndex, String>>,
@@ -283,7 +283,7 @@ impl ClientShard {
         }
     }
 
-    /// Gives front ends their devices that have opened.
+    /// Passes devices that have opened to their front ends.
     fn look_at_devices(&mut self, now: Instant) {
         while let Some(opened) = self.fronts.open_next(now, &self.engine) {
             match opened {

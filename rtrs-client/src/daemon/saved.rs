@@ -38,7 +38,7 @@ const MEMORY: &str = " memory";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UsedExport {
     pub(crate) identity: Identity,
-    /// Whether its content ends with the process of its server.
+    /// Whether its content is lost when its server's process ends.
     pub(crate) memory: bool,
 }
 

@@ -75,7 +75,7 @@ pub(crate) struct CacheWatch {
     since: AtomicU64,
     /// Current epoch of the server.
     epoch: AtomicU64,
-    /// Whether the content ends with its epoch, flushed or not.
+    /// Whether the content is lost at the end of its epoch, flushed or not.
     volatile: AtomicBool,
     /// Order of the device's syncs.
     order: SyncOrder,
@@ -137,7 +137,7 @@ impl CacheWatch {
         }
     }
 
-    /// Whether the content ends with its epoch, flushed or not.
+    /// Whether the content is lost at the end of its epoch, flushed or not.
     pub(super) fn is_volatile(&self) -> bool {
         self.volatile.load(Ordering::SeqCst)
     }

@@ -35,7 +35,7 @@ pub(crate) struct OpenDevice {
     pub(crate) writes_zeroes: bool,
     /// Epoch of the server's cache; 0 if the server does not report it.
     pub(crate) cache_id: u64,
-    /// Whether all content ends with that epoch.
+    /// Whether all content is lost at the end of that epoch.
     pub(crate) volatile: bool,
     /// Identity of the export, if the server reports it.
     pub(crate) export_id: Option<ExportId>,

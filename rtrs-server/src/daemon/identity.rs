@@ -2,8 +2,8 @@
 //!
 //! Owns [`Sources`]: the system's information about its disks and files, or directories with
 //! equivalent content in tests. An ID is *stable* if the system names the object itself (a serial
-//! number, a UUID), and *weak* if it identifies the object only since the boot. Objects with the
-//! same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here;
+//! number, a UUID), and *weak* if it identifies the object only until the next boot. Objects with
+//! the same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here;
 //! docs/explanation/identity.md says so.
 
 use std::fs;
@@ -124,7 +124,7 @@ impl Sources {
         )
     }
 
-    /// Returns the warning of a start without an ID of the server.
+    /// Returns the warning for a server without an ID.
     pub(crate) fn server_warning(&self, set: Option<&str>) -> Option<String> {
         self.find_server(set).is_none().then(|| self.no_server_id())
     }
@@ -144,7 +144,7 @@ impl Sources {
         id
     }
 
-    /// Returns the warning of a start for an export whose ID is weak or missing.
+    /// Returns the warning for an export whose ID is weak or missing.
     pub(crate) fn export_warning(
         &self,
         name: &str,

@@ -76,7 +76,7 @@ pub(crate) fn passed() -> Result<Vec<PassedSocket>, Error> {
 /// Providers of a server, and the addresses they listen on.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
-    /// Present with certificates or keys: for tls://, and for proofs of clients over the others.
+    /// Present with certificates or keys: for tls://, and for clients' proofs over the others.
     endpoint: Option<Arc<TlsEndpoint>>,
     targets: Vec<Target>,
     passed: Arc<[PassedSocket]>,
@@ -87,8 +87,8 @@ impl Portals {
     /// the service manager passed.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] for a host without an address, for a required RDMA that is
-    /// unavailable, and for a passed socket of an RDMA portal.
+    /// [`ErrorKind::Listen`] if a host has no address, if RDMA is required but unavailable, or if a
+    /// passed socket is for an RDMA portal.
     pub(crate) fn new(plan: &Plan, passed: Vec<PassedSocket>) -> Result<Self, Error> {
         let set = &plan.settings;
         let (mut targets, rdma) = match &plan.listen {

@@ -1,14 +1,14 @@
-//! `reload`: reads the configuration again and applies it to the exports.
+//! `reload`: rereads the configuration and applies it to the exports.
 //!
 //! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is invalid, except
 //! for a server certificate that is already in use and has expired meanwhile. Restrictions are
 //! applied first, and wait for nothing: no disk, no export and no other change delays the end of
-//! clients that lose access. Then the exports are changed. A new one that cannot be opened has
-//! failed, as at a start; where a start refuses that (`on-missing`), no export changes, and the
-//! error lists what was applied before. Permissions are applied last, to exports that match the
-//! configuration: a list is never applied to an export that another configuration defined under the
-//! same name. An open export is neither removed nor changed, only reported. Exports that a command
-//! has added stay, unless the configuration names them.
+//! clients that lose access. Then the exports are changed. A new one that cannot be opened counts
+//! as failed, as it does at startup; where `on-missing` makes a start refuse it, no export changes,
+//! and the error lists what was applied before. Permissions are applied last, to exports that match
+//! the configuration: a list is never applied to an export that another configuration defined under
+//! the same name. An open export is neither removed nor changed, only reported. Exports added by a
+//! command stay, unless the configuration names them.
 
 mod apply;
 
@@ -32,7 +32,7 @@ use crate::plan::{Plan, check_below, read_tls, unusable};
 use crate::save_lock::SaveLock;
 use crate::settings::{ExportSpec, Settings, exports_dir};
 
-/// Reads flags and configuration file again, if there is one.
+/// Rereads the flags and the configuration file, if there is one.
 pub type Reread = Box<dyn Fn() -> Result<Plan, Error> + Send + Sync>;
 
 /// Warning of a reload whose exports another reload has replaced already.
@@ -111,7 +111,7 @@ impl Reload {
         drop(self.save_lock.set(lock));
     }
 
-    /// Whether the configuration has changes of an export that were not applied. An entry that
+    /// Whether the configuration has changes to an export that were not applied. An entry that
     /// matches what runs counts as applied: a command has saved it.
     fn is_edited(&self, configured: &ExportSpec, running: Option<&ExportSpec>) -> bool {
         let mut applied = self.applied.lock();
@@ -121,8 +121,8 @@ impl Reload {
         applied.get(configured.name()) != Some(configured)
     }
 
-    /// Reads certificates, keys and the list of clients again; returns None without them. An
-    /// invalid certificate is refused, unless it is the one in use.
+    /// Rereads the certificates, keys and list of clients; returns None without them. An invalid
+    /// certificate is refused, unless it is the one in use.
     fn read_tls(&self) -> Result<Option<ReadTls>, String> {
         let Some(endpoint) = &self.tls else { return Ok(None) };
         let read = read_tls(&self.running).and_then(|config| {
@@ -224,7 +224,7 @@ impl Reload {
         }
     }
 
-    /// Reads everything again, and applies the restrictions.
+    /// Rereads everything and applies the restrictions.
     pub(super) fn read_and_restrict(
         &self,
         exports: &Exports,
@@ -383,7 +383,7 @@ fn summary(done: &Reloaded) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Describes changes of keys and access lists, and what clients lost, with sessions that `lost`
+/// Describes changes to keys and access lists, and what clients lost, with sessions that `lost`
 /// paths. None if there are none.
 fn access_text(done: &Reloaded, lost: &str) -> Option<String> {
     let lists = done.access_changed.iter().map(ListChange::list);

@@ -158,7 +158,7 @@ fn an_attempt_gets_a_minimum_time_and_its_replacement_the_full_time() {
     storm(&mut fixture, 19 * SEC);
     assert_eq!(ends(&fixture), [before + 1], "the next one began after a change");
     storm(&mut fixture, 2 * SEC);
-    assert!(ends(&fixture)[0] > before + 1, "its time is over");
+    assert!(ends(&fixture)[0] > before + 1, "its time has run out");
 }
 
 #[test]

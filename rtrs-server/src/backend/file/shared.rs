@@ -78,7 +78,7 @@ impl NameCell {
         Self::name(self.0.load(Ordering::Relaxed))
     }
 
-    /// Whether the target has no name left, so that its content ends when it is closed.
+    /// Whether the target has no name left, so that its content is lost when it is closed.
     pub(super) fn is_deleted(&self) -> bool {
         self.0.load(Ordering::Relaxed) & Self::DELETED != 0
     }

@@ -82,8 +82,8 @@ impl Entry {
         Err(format!("export {name:?} would lose its memory; {hint}"))
     }
 
-    /// Returns why the export should not be closed if its content would end with it, as far as is
-    /// known without an examination of its target.
+    /// Returns why the export should not be closed if its content would be lost with it, as far as
+    /// is known without an examination of its target.
     pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
         self.export.upgrade().and_then(|export| last_copy(&export))
     }

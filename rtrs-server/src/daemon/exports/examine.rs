@@ -45,7 +45,7 @@ impl TargetExaminer {
         self.0.all().into_iter().map(|(_, export)| export).collect()
     }
 
-    /// Returns why an export should not be closed if its content would end with it.
+    /// Returns why an export should not be closed if its content would be lost with it.
     pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
         last_copy(&*self.examine(name)?)
     }

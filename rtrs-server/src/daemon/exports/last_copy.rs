@@ -1,9 +1,9 @@
-//! Deleted files that only the server still holds: their content ends when the export is closed.
+//! Deleted files that only the server still holds: their content is lost when the export is closed.
 //!
 //! Commands that would close one refuse without `--force`, and say how to copy it. If the file was
-//! deleted before anything took its path, no reload and no reopening closes it unasked: what is at
-//! the path then may be anything. A file that was replaced by another (`mv new.img vol.img`) is
-//! closed once no session has it open, because the replacement has ended its content already.
+//! deleted before anything took its path, no reload and no reopening closes it unless forced: the
+//! path may lead to anything by then. A file that was replaced by another (`mv new.img vol.img`) is
+//! closed once no session has it open, because the replacement has already discarded its content.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -21,14 +21,14 @@ pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;
     if export.source.is_deleted() {
         return Some(format!(
-            "{backing} of export {name:?} was deleted, and its content ends when it is closed; {}",
+            "{backing} of export {name:?} was deleted, and its content is lost when it closes; {}",
             how_to_copy(export)
         ));
     }
     export.is_unexamined().then(|| {
         format!(
-            "{backing} of export {name:?} may have been deleted, and then its content ends when it \
-             is closed: its file system does not answer; try again when it does"
+            "{backing} of export {name:?} may have been deleted, and then its content is lost when \
+             it is closed: its file system does not answer; try again when it does"
         )
     })
 }
@@ -37,7 +37,7 @@ pub(super) fn last_copy(export: &Export) -> Option<String> {
 pub(super) fn orphan(export: &Export) -> String {
     format!(
         "the open file was deleted, and then another one took its path; the deleted one is still \
-         exported, and its content ends when it is closed; {}; `reload --force` exports the new \
+         exported, and its content is lost when it closes; {}; `reload --force` exports the new \
          one",
         how_to_copy(export)
     )

@@ -262,7 +262,7 @@ impl Exports {
         if old.source.is_deleted() {
             tracing::warn!(
                 export = entry.spec.name(),
-                "closes the old file, which has no other name: its content ends"
+                "closes the old file, which has no other name: its content is lost"
             );
         }
         let _ = self.opener.release(vec![old], within);

@@ -1,4 +1,4 @@
-//! The operator's changes of exports, as far as they affect sessions: sessions that have an export
+//! The operator's changes to exports, as far as they affect sessions: sessions that have an export
 //! open, and the end of a removed export. The daemon changes what is exported and releases files
 //! (`daemon/exports.rs`). Nothing here waits for a backend.
 
@@ -182,7 +182,7 @@ pub(super) fn remove(
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
-    // Requests that wait do not delay the end.
+    // Waiting requests do not delay the end.
     opens.limit(index, RateLimits::default(), out);
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {

@@ -352,7 +352,7 @@ fn an_auth_is_valid_once_and_a_path_has_two_challenges() {
     assert_eq!(challenge(&mut fixture, &queue, &mut peer, &asked), Err(errno::EACCES));
     assert_eq!(queue.run_all(&mut fixture), 0, "a third costs no signature");
     fixture.pass(fixture.params.handshake_timeout);
-    assert!(peer.closed(&mut fixture) > 0, "its time is over");
+    assert!(peer.closed(&mut fixture) > 0, "its time has run out");
     fixture.assert_empty();
 }
 

@@ -190,7 +190,7 @@ pub(super) struct StandOptions {
     pub(super) device: DeviceOptions,
     /// Whether names that are not exported are searched for, by the test.
     pub(super) search: bool,
-    /// Whether the devices report that their content ends with the process.
+    /// Whether the devices report that their content is lost when the process ends.
     pub(super) volatile: bool,
     /// Whether the exports are locked.
     pub(super) exclusive: bool,

@@ -86,7 +86,7 @@ fn an_unproved_path_changes_nothing_of_its_session() {
     fixture.pass(fixture.params.handshake_timeout);
     let shown = fixture.sessions().swap_remove(0);
     let states: Vec<_> = shown.paths.iter().map(|path| path.state).collect();
-    assert_eq!(states, [PathStage::Connected], "its time is over");
+    assert_eq!(states, [PathStage::Connected], "its time has run out");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     let mut thief = unproved(&mut fixture, again);
     assert_eq!(prove(&mut fixture, &queue, &mut thief, 2), errno::EACCES);
     owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
-    assert_eq!(owner.reply(&mut fixture).errno, 0, "it goes on");
+    assert_eq!(owner.reply(&mut fixture).errno, 0, "it continues");
     // Its client does so in parallel; a write of the old connect is still at the disk.
     fixture.device.lock().hold = true;
     owner.send_write((1, 4), io(Rw::WRITE, 8, 512), &[9; 512]);
@@ -132,7 +132,7 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     fixture.device.lock().hold = false;
     assert_eq!(next.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().bytes[8 * 512], 1);
-    // An earlier connect comes too late.
+    // An earlier connect arrives too late.
     let mut late = unproved(&mut fixture, PeerOptions { recon_cnt: 2, ..PeerOptions::default() });
     assert_eq!(prove(&mut fixture, &queue, &mut late, 1), errno::EACCES);
     assert_eq!(next.closed(&mut fixture), 0);

@@ -1,4 +1,4 @@
-//! Two fabrics, or a fabric and a scripted peer, on real loopback sockets.
+//! Tests of two fabrics, or of a fabric and a scripted peer, on real loopback sockets.
 
 mod half_open;
 mod secure;
