@@ -24,7 +24,7 @@ pub struct BridgeConfig {
     /// Maximum time for which a request waits for an overlapping change whose client no longer
     /// waits for it; then the request fails. None means no limit.
     pub deferred_max: Option<Duration>,
-    /// Another host may write to the device at the same time. Changes of parts of blocks are then
+    /// Another host may write to the device at the same time. Changes to parts of blocks are then
     /// refused unless the device supports partial writes.
     pub shared_writes: bool,
 }

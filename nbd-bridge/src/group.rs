@@ -40,7 +40,7 @@ pub(crate) struct Due {
 pub struct Group {
     /// Orphaned writes, identified by shard and row.
     pub(crate) orphans: Orphans<(usize, u32)>,
-    /// Changes of parts of blocks, and the requests that take turns with them.
+    /// Changes to parts of blocks, and the requests that take turns with them.
     pub(crate) ranges: Ranges,
     /// Number of the last round that was requested.
     round: AtomicU64,

@@ -6,7 +6,7 @@
 //! are taken from clients. Rows that overlap an orphaned write are deferred until it has ended
 //! (`group`). A row that the device gives up is answered with an error at once; the device keeps
 //! the row and its memory until the IO ends, and a change counts as an orphaned write from then on.
-//! Changes of parts of blocks take turns with overlapping requests (`fragments`).
+//! Changes to parts of blocks take turns with overlapping requests (`fragments`).
 //!
 //! This file passes rows from one part to the next: `orphaned_writes`, `turns` and `device_queue`
 //! each own the rows that wait there. Called by connections and by the shard's turn in `bridge`.

@@ -2,7 +2,7 @@
 //!
 //! A volume has a session of its own, with the engine, the shards and the front-end trait of an
 //! attached one. Its front ends are queues (`frontend/queue.rs`). There is no control socket, no
-//! signal handler and no log but that of the program.
+//! signal handler and no log other than the program's.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,17 +32,17 @@ use crate::stats::{OpCount, PathCount};
 pub const EVENTS_MAX: usize = 256;
 /// Maximum time for requests in flight at the end of a session.
 const GRACE_MAX: Duration = Duration::from_secs(3600);
-/// Time limit of the end of a session beyond that of the requests.
+/// Time that the end of a session may take beyond that of the requests.
 const END_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Change of an open volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeEvent {
-    /// The volume has another size, in bytes.
+    /// The volume has a new size, in bytes.
     Resized(u64),
     /// The volume has become read-only (true), or writable (false).
     ReadOnly(bool),
-    /// Another number of paths is connected.
+    /// The number of connected paths has changed.
     Paths {
         /// Number of connected paths.
         connected: usize,
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_that_does_not_read_costs_the_oldest_events() {
+    fn a_reader_that_does_not_read_loses_the_oldest_events() {
         let events = EventList::default();
         for bytes in 0..=EVENTS_MAX as u64 {
             events.add(VolumeEvent::Resized(bytes));

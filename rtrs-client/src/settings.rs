@@ -103,8 +103,8 @@ rtrs_core::settings! {
         /// Heartbeat periods without an answer before the path fails
         ///
         /// The client closes the path when more periods than this pass without an answer, and
-        /// connects it again. auto is 5. If --heartbeat is auto too, auto is 3 over tcp://
-        /// and tls://, and 8 over rdma:// with rtrs-server.
+        /// reconnects it. auto is 5. If --heartbeat is auto too, auto is 3 over tcp:// and tls://,
+        /// and 8 over rdma:// with rtrs-server.
         heartbeat_missed_max: Auto<Int<u32, 1, 1000>> = "auto",
         /// Longest time between heartbeats of an idle session
         ///
@@ -161,8 +161,8 @@ rtrs_core::settings! {
         log: LogFilter = "info",
         /// Format of the log
         ///
-        /// json is one object per line. journald is text with the priority in front of each line,
-        /// where systemd reads it, and without time and level.
+        /// json is one object per line. journald is text with the priority at the start of each
+        /// line, where systemd reads it, and without time and level.
         log_format: LogFormat = "text",
     }
 }
@@ -275,9 +275,9 @@ rtrs_core::settings! {
         /// Answer GET /metrics here, for Prometheus: ADDR:PORT or unix:/PATH
         ///
         /// With port 0 the system chooses one, which the log names. Each session is a process and
-        /// needs an address of its own; `rtrs-client exporter` serves those of all sessions at one.
-        /// Anyone who can connect can read the metrics, so use an address on a trusted network.
-        /// `rtrs-client metrics` prints those of all sessions.
+        /// needs its own address; `rtrs-client exporter` serves the metrics of all sessions at one
+        /// address. Anyone who can connect can read the metrics, so use an address on a trusted
+        /// network. `rtrs-client metrics` prints those of all sessions.
         metrics: Option<MetricsAddress> = "",
     }
 }
@@ -324,7 +324,7 @@ rtrs_core::settings! {
         size: Option<ByteSize> = "all",
         /// Number of pieces of memory of a request
         ///
-        /// A request with several is read into or written from memory as that of a guest: the
+        /// A request with several is read into or written from memory like that of a guest: the
         /// pieces of a buffer lie apart.
         pieces: Int<u8, 1, 128> = "1",
         /// Percentage of reads in randrw

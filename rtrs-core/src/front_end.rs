@@ -30,7 +30,7 @@ pub struct FrontEndStats {
     /// Requests that waited for such writes, for requests that were given up, or for changes of
     /// parts of blocks.
     pub deferred: u64,
-    /// Changes of parts of blocks; a request has at most two.
+    /// Changes to parts of blocks; a request has at most two.
     pub fragments: u64,
     /// Requests that failed because the device took too long, while it still worked on them.
     pub given_up: u64,

@@ -1,13 +1,13 @@
 //! Body of the fuzz target `server_paths`.
 //!
 //! The input is a small program of client actions. The clients follow no rule of the protocol, but
-//! reach the server only through a fabric that behaves as fabrics do. They connect with any private
-//! data, send any bytes, write any requests into chunks they were given, drop connections halfway,
-//! and fall silent; the disk stalls and resumes; the operator ends paths. The server is the
-//! daemon's engine, on one or two shards of the simulated fabric. The target fails on a panic, when
-//! the server does not become idle, when its tables disagree, when it registers more memory than
-//! its bound, and when anything of a session remains after its clients have left. The fuzz crate
-//! runs it with new inputs, the tests with the corpus.
+//! reach the server only through a fabric that behaves like a real one. They connect with any
+//! private data, send any bytes, write any requests into chunks they were given, drop connections
+//! halfway, and fall silent; the disk stalls and resumes; the operator ends paths. The server is
+//! the daemon's engine, on one or two shards of the simulated fabric. The target fails on a panic,
+//! when the server does not become idle, when its tables disagree, when it registers more memory
+//! than its bound, and when anything of a session remains after its clients have left. The fuzz
+//! crate runs it with new inputs, the tests with the corpus.
 
 mod proofs;
 #[cfg(test)]
@@ -510,7 +510,7 @@ fn con_req(cid: u16, cid_num: u16, path: u8, session: u8, first: bool, recon: u1
         path_uuid: PathUuid([path; 16]),
         session_id: SessionId([session; 16]),
         first_conn: first,
-        // Some clients take times or can authenticate; others behave like a kernel client.
+        // Some clients accept times or can authenticate; others behave like a kernel client.
         ext: ClientExtensions {
             times: path & 1 == 0,
             authenticates: path == 3,

@@ -67,7 +67,7 @@ rtrs_core::settings! {
         ///
         /// Every file NAME.yaml there holds an export or a list of exports, as the key export does.
         /// Hidden files are ignored. These exports are added to those of the flags and the
-        /// configuration file. `reload` reads the files again.
+        /// configuration file. `reload` rereads the files.
         exports_dir: Option<PathBuf> = "exports.d next to the configuration file, if it exists",
         /// Handling of exports that cannot be opened
         ///
@@ -93,8 +93,8 @@ rtrs_core::settings! {
         /// a name). NETWORK is an address or a network such as 10.0.0.0/24. A list allows what any
         /// of its rules allows. An export with an access list of its own follows only that. As soon
         /// as there is any access list, what is not listed is denied; with tls-dir or key-file and
-        /// no list, clients with a name may do everything, and others nothing. `reload` reads the
-        /// lists again.
+        /// no list, clients with a name may do everything, and others nothing. `reload` rereads the
+        /// lists.
         access: Vec<AccessRule> = "",
         /// Do not warn that everyone who reaches the server can use all exports
         ///
@@ -116,12 +116,12 @@ rtrs_core::settings! {
         ///
         /// The names are those of qemu and nbdkit. A client needs a certificate of the CA.
         /// ca-crl.pem, if it exists, revokes certificates. The key must be readable only by its
-        /// owner. `reload` and SIGHUP read the files again. Not with key-file.
+        /// owner. `reload` and SIGHUP reread the files. Not with key-file.
         tls_dir: Option<PathBuf> = "",
         /// File with the private key of this server, for tls:// and rdma://
         ///
-        /// `rtrs-server key generate` makes one. It must be readable only by its owner. Needs
-        /// clients-file. `reload` and SIGHUP read both files again. Not with tls-dir.
+        /// `rtrs-server key generate` creates one. It must be readable only by its owner. Needs
+        /// clients-file. `reload` and SIGHUP reread both files. Not with tls-dir.
         key_file: Option<PathBuf> = "",
         /// File with the public keys of the clients, for tls:// and rdma://
         ///
@@ -291,8 +291,8 @@ rtrs_core::settings! {
         audit_log_max: ByteSize = "64M",
         /// Format of the log
         ///
-        /// json is one object per line. journald is text with the priority in front of each line,
-        /// where systemd reads it, and without time and level.
+        /// json is one object per line. journald is text with the priority at the start of each
+        /// line, where systemd reads it, and without time and level.
         log_format: LogFormat = "text",
     }
 }

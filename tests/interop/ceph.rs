@@ -1,5 +1,5 @@
-//! Backend `rbd:` on a Ceph cluster of this machine: the tools of Ceph, qemu and fio read and write
-//! the same images, each image has one writer, and the cluster refuses a server.
+//! Tests of the backend `rbd:` on a Ceph cluster on this machine: the tools of Ceph, qemu and fio
+//! read and write the same images, each image has one writer, and the cluster refuses a server.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Maximum wait for the lock of a dead client, which is free after 30 s.
+/// Maximum wait for the lock of a dead client, which becomes free after 30 s.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Returns a server of one image as `vol0`.
@@ -46,7 +46,7 @@ fn ceph_tools_and_clients_read_each_others_writes() {
     } else {
         skip("no qemu-block-extra");
     }
-    // Reads only, as other clients may not write: the server has the lock.
+    // Only reads, because other clients cannot write: the server has the lock.
     let job = ["--name=r", "--ioengine=rbd", "--pool=rbd", "--rbdname=tools", "--clientname=admin"];
     let read = ["--rw=read", "--bs=64k", "--size=8M"];
     ceph.run("fio", &[&job[..], &read].concat());

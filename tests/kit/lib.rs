@@ -1,5 +1,5 @@
-//! Support for the integration tests: functions to start real daemons on the loopback, use them
-//! with real programs and stop them again.
+//! Support for the integration tests: functions that start real daemons on the loopback interface,
+//! use them with real programs and stop them.
 //!
 //! Every wait has a time limit and panics with a description of the missing event; every process
 //! that a test starts is ended by process id when its handle is dropped, even when the test panics;

@@ -125,8 +125,8 @@ impl RawMpa {
     #[must_use]
     pub fn connect(server: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&server, TIME_MAX).expect("connect");
-        stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a time-out");
-        stream.set_write_timeout(Some(TIME_MAX)).expect("a time-out");
+        stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+        stream.set_write_timeout(Some(TIME_MAX)).expect("a timeout");
         stream.set_nodelay(true).expect("nodelay");
         Self { stream }
     }

@@ -84,14 +84,14 @@ pub(crate) fn connect(front: &Front) -> Box<dyn Stream> {
     match front {
         Front::Unix(path) => {
             let stream = UnixStream::connect(path).expect("connect to the NBD socket");
-            stream.set_read_timeout(Some(REPLY_TIME_MAX)).expect("set a time-out");
-            stream.set_write_timeout(Some(REPLY_TIME_MAX)).expect("set a time-out");
+            stream.set_read_timeout(Some(REPLY_TIME_MAX)).expect("set a timeout");
+            stream.set_write_timeout(Some(REPLY_TIME_MAX)).expect("set a timeout");
             Box::new(stream)
         }
         Front::Tcp(port) => {
             let stream = TcpStream::connect(("127.0.0.1", *port)).expect("connect to the NBD port");
-            stream.set_read_timeout(Some(REPLY_TIME_MAX)).expect("set a time-out");
-            stream.set_write_timeout(Some(REPLY_TIME_MAX)).expect("set a time-out");
+            stream.set_read_timeout(Some(REPLY_TIME_MAX)).expect("set a timeout");
+            stream.set_write_timeout(Some(REPLY_TIME_MAX)).expect("set a timeout");
             stream.set_nodelay(true).expect("set nodelay");
             Box::new(stream)
         }

@@ -683,8 +683,8 @@ fn garbage_on_the_control_socket() {
         for bytes in [&b"\xff\xfe\x00garbage\n"[..], &b"{\"command\":"[..], &[b'x'; 1 << 17], b"\n"]
         {
             let mut stream = UnixStream::connect(path).expect("connect to the control socket");
-            stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a time-out");
-            stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a time-out");
+            stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+            stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a timeout");
             // Refused or closed, both are correct; the session must survive.
             let _ = stream.write_all(bytes);
             let _ = stream.read(&mut [0; 4096]);

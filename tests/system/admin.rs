@@ -451,8 +451,8 @@ fn garbage_on_the_control_socket_of_a_server() {
         evict.as_bytes(),
     ] {
         let mut stream = UnixStream::connect(&socket).expect("connect to the control socket");
-        stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a time-out");
-        stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a time-out");
+        stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+        stream.set_write_timeout(Some(Duration::from_secs(1))).expect("a timeout");
         // Either an error or the end of the stream is correct; the server must survive.
         let _ = stream.write_all(bytes);
         let mut answer = [0; 4096];

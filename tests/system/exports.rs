@@ -234,7 +234,7 @@ fn the_configuration_is_reloaded() {
     let _ = server.command(&["reload", "--dry-run"]).code(1).says("would be failed b: ");
     let failed = server.command(&["reload"]).code(1).says("failed b: ").says("added a");
     let failed = failed.says("/no/such/file does not exist").says("the server tries again");
-    let _ = failed.says("one export is not as the configuration says");
+    let _ = failed.says("one export does not match the configuration");
     assert_eq!(all(&server), ["a", "b", "mine", "used"]);
     assert_eq!(export(&server, "b")["state"], "failed");
     fs::write(&extra, "name: extra\n").expect("a file");

@@ -1,5 +1,6 @@
-//! Two real servers with different disks under one name, a restart with another disk, and a session
-//! that must accept neither: its path stays down with the reason, and IO follows `--no-path`.
+//! Tests of two real servers with different disks under one name, a restart with a different disk,
+//! and a session that must accept neither: its path stays down with the reason, and IO follows
+//! `--no-path`.
 
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ fn byte_of(disks: &Disks, name: &str) -> u8 {
 }
 
 /// Waits until IO succeeds, and checks that it uses this disk.
-fn goes_on(client: &Client, byte: u8) {
+fn continues(client: &Client, byte: u8) {
     let read = wait_for("IO", PATH_TIME_MAX, || first_byte(client.front()));
     assert_eq!(read, byte, "another disk answers");
 }
@@ -109,7 +110,7 @@ fn a_session_refuses_the_disk_of_another_server() {
     let _ = client.command(&["status", "vol"]).code(3).says("check the addresses of its paths");
     // The right server is back.
     let first = disks.server("one", "a", 0);
-    goes_on(&client, a);
+    continues(&client, a);
     client.detach();
     let _ = (first.stop(STOP_TIME_MAX), second.stop(STOP_TIME_MAX));
 }
@@ -122,16 +123,16 @@ fn a_restarted_server_with_another_file_is_refused() {
     let client = disks.attach(&[0], &[]).start();
     first.crash();
     let wrong = disks.server("one", "b", 0);
-    refused(&client, 0, "the export is another disk or file");
+    refused(&client, 0, "the export is a different disk or file");
     assert_eq!(first_byte(client.front()), None);
     wrong.crash();
-    // A file copied over the export's is another one too.
+    // A file copied over the export's is a different one too.
     std::fs::copy(disks.scratch.path("a"), disks.scratch.path("copy")).expect("a copy");
     let copied = disks.server("one", "copy", 0);
-    refused(&client, 0, "the export is another disk or file");
+    refused(&client, 0, "the export is a different disk or file");
     copied.crash();
     let first = disks.server("one", "a", 0);
-    goes_on(&client, a);
+    continues(&client, a);
     client.detach();
     let _ = first.stop(STOP_TIME_MAX);
 }
@@ -144,7 +145,7 @@ fn the_memory_export_of_a_restarted_server_is_refused() {
     let client = disks.attach(&[0], &[]).start();
     first.crash();
     let second = start("mem:8M");
-    refused(&client, 0, "the export is another disk or file");
+    refused(&client, 0, "the export is a different disk or file");
     client.detach();
     second.crash();
     // Unless the operator declares that it is the same.
@@ -152,7 +153,7 @@ fn the_memory_export_of_a_restarted_server_is_refused() {
     let client = disks.attach(&[0], &[]).start();
     first.crash();
     let second = start("mem:8M,id=scratch");
-    goes_on(&client, 0);
+    continues(&client, 0);
     client.detach();
     let _ = second.stop(STOP_TIME_MAX);
 }
@@ -225,7 +226,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     assert_eq!(first_byte(client.front()), None);
     old.crash();
     let new = disks.server("two", "moved", 0);
-    goes_on(&client, byte);
+    continues(&client, byte);
     client.detach();
     // The accepted identity is not remembered where the settings say otherwise.
     let (_refused, attached) = attach(&[&config]);

@@ -1,4 +1,5 @@
-//! Names of volumes on this host: exports of one name at two servers, attached side by side.
+//! Tests of the names of volumes on this host: exports of one name at two servers, attached side by
+//! side.
 
 use std::fs;
 

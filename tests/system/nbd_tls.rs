@@ -231,7 +231,7 @@ fn clients_without_a_valid_certificate_are_refused() {
 fn plain_text_after_starttls_is_not_executed() {
     let place = Place::new("on");
     let mut stream = TcpStream::connect(("127.0.0.1", place.port())).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     let head = |number: u32, len: u32| {
         let magic = consts::OPTION_MAGIC.to_be_bytes();
         [&magic[..], &number.to_be_bytes(), &len.to_be_bytes()].concat()

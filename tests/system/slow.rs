@@ -1,4 +1,4 @@
-//! A disk that does not answer, behind working paths: `slow-io`.
+//! Tests of a disk that does not answer, behind working paths: `slow-io`.
 
 use rtrs_tests::{COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, wait_for};
 use serde_json::Value;
@@ -40,7 +40,7 @@ fn wait_slow(client: &Client, now: u64) -> Value {
 }
 
 #[test]
-fn a_hanging_read_is_reported_and_answered_in_the_end() {
+fn a_hanging_read_is_reported_and_eventually_answered() {
     let (server, client) = slow_disk("12s", &[]);
     wait_for("both paths", COMMAND_TIME_MAX, || {
         let status = json(&client, "status");

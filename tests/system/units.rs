@@ -1,4 +1,4 @@
-//! Units of systemd in configs/: systemd reads them, and rates their exposure.
+//! Tests of the systemd units in configs/: systemd reads them, and rates their exposure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -40,7 +40,7 @@ fn units(drop_in: bool) -> Scratch {
         fs::write(scratch.path(name), text).expect("write a unit");
     }
     if drop_in {
-        fs::create_dir(scratch.path("rtrs-server.service.d")).expect("make a directory");
+        fs::create_dir(scratch.path("rtrs-server.service.d")).expect("create a directory");
         fs::copy(configs.join(DROP_IN), scratch.path(DROP_IN)).expect("copy a drop-in");
     }
     scratch
@@ -97,7 +97,7 @@ fn the_units_have_a_low_exposure() {
     assert_ne!(rate(&open).code, Some(0));
 }
 
-/// Returns the system calls of a set of systemd, including those of nested sets.
+/// Returns the system calls of one of systemd's sets, including those of nested sets.
 fn calls_of(set: &str) -> BTreeSet<String> {
     let listed = run(TOOL, &["syscall-filter", "--no-pager", set], COMMAND_TIME_MAX).ok().stdout;
     let mut calls = BTreeSet::new();

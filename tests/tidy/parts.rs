@@ -3,7 +3,7 @@
 //!
 //! Counted from the text, as rustfmt leaves it: inherent methods over all files, and fields of
 //! types that have a method with `&mut self`. Types without such a method are records (settings,
-//! messages, JSON, statistics), whose fields are not limited. Code of tests does not count.
+//! messages, JSON, statistics), whose fields are not limited. Test code does not count.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Losses of acknowledged writes, as reported to the client of a connection.
 //!
-//! Requests may arrive before the client learns of a loss and be taken after it. A flush among them
-//! fails because of that loss too, since it may cover writes that were lost. See
+//! Requests may arrive before the client learns of a loss and be processed after that. A flush
+//! among them fails because of that loss too, since it may cover writes that were lost. See
 //! docs/explanation/fence.md.
 
 use rtrs_core::losses::Losses;
@@ -64,9 +64,9 @@ impl LossReports {
         self.stalled = stalled;
     }
 
-    /// Checks whether a loss was reported while requests waited, or is about to be reported: what
-    /// the socket holds when that reply is sent was sent before it. Requests that a kernel device
-    /// sent on another connection count as sent after the report, unless that connection has
+    /// Checks whether a loss was reported while requests waited, or is about to be reported:
+    /// whatever the socket holds when that reply is sent was sent before it. Requests that a kernel
+    /// device sent on another connection count as sent after the report, unless that connection has
     /// stalled. `parsed` is the stream offset of the next request, and `arrived` returns that of
     /// the bytes that have arrived, received or not.
     pub(super) fn note_reported(

@@ -120,7 +120,7 @@ impl Conn {
             return false;
         }
         if self.output.is_cut_short(&mut shared.requests) {
-            tracing::debug!("a read failed when a part of its data was sent: closing");
+            tracing::debug!("a read failed after part of its data was sent: closing");
             self.abort(port, shared);
             return true;
         }

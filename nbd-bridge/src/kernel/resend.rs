@@ -36,8 +36,8 @@ pub(super) fn is_quick(places: &Places, index: u32) -> bool {
     places.io_timeout_ms(index).is_some_and(|ms| ms < 1000)
 }
 
-/// Makes a device quick that was connected with one socket and without a timeout. On failure the
-/// device still works, but a takeover takes longer.
+/// Makes a device quick. It must have been connected with one socket and without a timeout. On
+/// failure the device still works, but a takeover takes longer.
 pub(super) fn make_quick(places: &Places, index: u32) {
     if let Err(why) = write(places, index, QUICK_MS) {
         tracing::warn!(

@@ -1,11 +1,11 @@
 //! Sockets of a kernel device, and the check that the kernel reads them.
 //!
 //! The driver reads each socket in a work item that never ends, on a workqueue with a rescuer
-//! (`nbd_start_device`, `recv_work`). If the kernel takes over 10 ms to create threads, the rescuer
-//! takes all items that wait for one and runs them one after the other: behind the first, which
-//! never ends, the others never run, and answers on their sockets are never read (`rescuer_thread`
-//! in `kernel/workqueue.c`). Therefore every socket contains [`FIRST_BYTES`] when the device is
-//! connected, and a device is usable once the kernel has taken them from each.
+//! (`nbd_start_device`, `recv_work`). If the kernel takes more than 10 ms to create threads, the
+//! rescuer takes all items that wait for one and runs them one after the other: behind the first,
+//! which never ends, the others never run, and answers on their sockets are never read
+//! (`rescuer_thread` in `kernel/workqueue.c`). Therefore every socket contains [`FIRST_BYTES`] when
+//! the device is connected, and a device is usable once the kernel has taken them from each.
 //!
 //! Called by `device`.
 
@@ -21,7 +21,8 @@ use crate::send_buffer;
 
 /// Time for the kernel to start reading all sockets of a device.
 pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum number of connects of a device whose sockets the kernel does not all read.
+/// Maximum number of times that a device is connected if the kernel does not read all of its
+/// sockets.
 pub(super) const CONNECTS_MAX: u32 = 6;
 
 /// First bytes that the kernel is sent: the start of the first reply, whatever that will be. The

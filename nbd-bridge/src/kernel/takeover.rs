@@ -37,7 +37,7 @@ pub struct Reached {
     pub(super) claim: Claim,
 }
 
-/// Gives fresh sockets to the device to be taken over, early and before they can be served, if it
+/// Gives fresh sockets, even before they can be served, to the device to be taken over if it
 /// supports a quick takeover: the kernel resends what the dead process had taken while the session
 /// still opens. See [`KernelDevice::connect`](super::KernelDevice::connect).
 ///

@@ -1,6 +1,6 @@
 //! Users of a device: mounts, swap, devices stacked on it, and processes that have it open.
 //!
-//! Reads /proc and /sys only and never opens the device, so it ends soon whatever the device does.
+//! Reads only /proc and /sys and never opens the device, so it ends soon whatever the device does.
 //! The scan sees what the caller may see: root sees all of its PID namespace. A kernel user that
 //! leaves no trace there (a target exporting the device) is found by opening the device
 //! exclusively, which a process that may be left behind must do. Called before a detach and to

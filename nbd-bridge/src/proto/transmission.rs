@@ -152,7 +152,7 @@ impl Rules {
         self.check_extended(&(*request).into(), size)
     }
 
-    /// Validates a request to an export of `size` bytes, as [`Self::check`].
+    /// Validates a request to an export of `size` bytes, like [`Self::check`].
     ///
     /// # Errors
     /// The error to reply with, and how to skip the payload of a refused write.

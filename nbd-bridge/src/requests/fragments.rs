@@ -93,7 +93,7 @@ impl Fragments {
         self.whole_blocks
     }
 
-    /// Starts a fragment again without a partial write, which the device has rejected.
+    /// Restarts a fragment without a partial write, which the device has rejected.
     pub(crate) fn retry_whole(&mut self, which: usize) {
         (self.states[which], self.whole_blocks) = (Fragment::ToRead, true);
     }

@@ -9,9 +9,9 @@ pub(crate) struct Overlaps {
     deferred: bool,
     /// The request is an orphaned write itself, and is listed in the group's table.
     orphaned: bool,
-    /// The ready bytes wait for changes of parts of blocks.
+    /// The ready bytes wait for changes to parts of blocks.
     queued: bool,
-    /// Changes of parts of blocks wait for IOs of this request.
+    /// Changes to parts of blocks wait for IOs of this request.
     awaited: bool,
     /// Time when the request was first seen deferred or waiting for its turn.
     since: Option<Instant>,
@@ -79,7 +79,7 @@ impl Overlaps {
         self.awaited
     }
 
-    /// Records that changes of parts of blocks wait for this request, if `awaited`.
+    /// Records that changes to parts of blocks wait for this request, if `awaited`.
     pub(crate) fn await_if(&mut self, awaited: bool) {
         self.awaited |= awaited;
     }

@@ -122,13 +122,13 @@ impl NbdRow {
         self.progress.begin_read(piece, self.command.whole_len());
     }
 
-    /// Makes the next piece of a read ready, reusing the memory of the previous piece.
+    /// Prepares the next piece of a read, reusing the memory of the previous piece.
     pub(crate) fn next_piece(&mut self) {
         self.progress.next_piece(self.command.whole_len());
     }
 
-    /// Forgets the data of the current piece of a finished read, which [`Self::begin_read`] reads
-    /// again. Returns false for other rows.
+    /// Forgets the data of the current piece of a finished read, which [`Self::begin_read`]
+    /// rereads. Returns false for other rows.
     pub(crate) fn forget_piece(&mut self) -> bool {
         let has_data = self.command.op() == Op::Read && !self.parts.is_empty();
         let is_whole = self.reply.error().is_none() && self.reply.late() == Late::No;

@@ -1,4 +1,4 @@
-//! Changes of parts of blocks (fragments), and the changes that wait for them.
+//! Changes to parts of blocks (fragments), and the changes that wait for them.
 //!
 //! If the device supports partial writes, a fragment is one such write; no concurrent change of the
 //! block is undone then, even by other users of the device. Otherwise the block is read, modified

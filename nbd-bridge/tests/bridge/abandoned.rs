@@ -1,5 +1,5 @@
-//! Requests that the device gives up: their clients get an error at once, and later effects of the
-//! device on them do no harm.
+//! Tests of requests that the device gives up on: their clients get an error at once, and later
+//! effects of the device on them do no harm.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn held(config: BridgeConfig) -> (Two, Client) {
     (two, client)
 }
 
-/// Makes the device give up everything in flight at shard 0.
+/// Makes the device give up on everything in flight at shard 0.
 fn give_up(two: &mut Two) {
     two.shards[0].switches.give_up.store(true, SeqCst);
     two.settle();
@@ -73,7 +73,7 @@ fn an_overdue_request_that_completes_during_its_reply_is_answered_once() {
     client.send(READ, 0, 1, 0, 4096);
     client.send_write(0, 2, 4096, &OLD);
     two.settle();
-    // The device gives the request up, and completes it in the same turn.
+    // The device gives up on the request, and completes it in the same turn.
     two.shards[0].hold(false);
     give_up(&mut two);
     let mut answers: Vec<_> = (0..3).filter_map(|_| next(&mut two, &mut client)).collect();

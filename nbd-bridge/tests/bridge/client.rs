@@ -200,7 +200,7 @@ impl Client {
             let error = u32::from_be_bytes(head[..4].try_into().unwrap());
             let cookie = u64::from_be_bytes(head[4..].try_into().unwrap());
             let len = len_of(cookie);
-            assert!(!self.structured || len == 0, "a read is answered by chunks");
+            assert!(!self.structured || len == 0, "a read is answered with chunks");
             let mut data = vec![0; if error == 0 { len } else { 0 }];
             self.stream.read_exact(&mut data)?;
             return Ok(Reply { cookie, error, data });
@@ -267,7 +267,7 @@ impl Client {
         is_closed(&mut self.stream)
     }
 
-    /// Disconnects at once. To close the socket is not enough while another test starts a program:
+    /// Disconnects at once. Closing the socket is not enough while another test starts a program:
     /// the child has a copy until it calls exec.
     pub(crate) fn leave(self) {
         self.stream.shutdown(Shutdown::Both).unwrap();

@@ -1,4 +1,4 @@
-//! Requests of every kind and size, in order and out of order, on fast and slow devices.
+//! Tests of requests of every kind and size, in order and out of order, on fast and slow devices.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -272,7 +272,7 @@ fn eight_clients_share_memory_for_one_32_mib_request() {
 }
 
 #[test]
-fn a_large_read_is_served_beside_a_stream_of_small_ones() {
+fn a_large_read_is_served_alongside_a_stream_of_small_ones() {
     let fixture = Fixture::new();
     fixture.switches.delay_us.store(100, SeqCst);
     let over = std::sync::atomic::AtomicBool::new(false);
@@ -415,7 +415,7 @@ fn connections_are_clients_once_past_their_handshake() {
     let counts = |report: &Report| (report.stats.connections, report.stats.clients);
     let shaking = fixture.socket();
     let client = fixture.client(true);
-    fixture.wait("client beside a handshake", |report| counts(report) == (2, 1));
+    fixture.wait("a client alongside a handshake", |report| counts(report) == (2, 1));
     client.disconnect();
     fixture.wait("handshake alone", |report| counts(report) == (1, 0));
     drop(shaking);

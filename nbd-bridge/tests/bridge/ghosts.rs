@@ -1,5 +1,5 @@
-//! Writes of closed connections: none lands after a newer request was answered. Two shards of one
-//! device, turned by hand, so that every step happens in the order that the test wants.
+//! Tests of writes of closed connections: none lands after a newer request was answered. Two shards
+//! of one device, turned by hand, so that every step happens in the order that the test wants.
 
 use std::io::{ErrorKind, Write};
 use std::mem::MaybeUninit;
@@ -167,7 +167,7 @@ impl Two {
         }
     }
 
-    /// Asserts that everything has ended, or does so when children of other tests have called exec
+    /// Asserts that everything has ended, or does so once children of other tests have called exec
     /// and so closed their copies of the clients' sockets.
     pub(crate) fn end(mut self) {
         let limit = std::time::Instant::now() + Duration::from_secs(60);
@@ -465,7 +465,7 @@ fn a_partially_received_write_blocks_only_what_it_reached() {
     let mut new = two.shards[1].client();
     new.send_write(0, 2, 3 << 20, &NEW);
     two.settle();
-    assert!(is_answered(&mut new, 0), "so far it did not come");
+    assert!(is_answered(&mut new, 0), "the old write did not get that far");
     new.send_write(0, 3, 4096, &NEW);
     two.settle();
     assert!(!is_answered(&mut new, 0));

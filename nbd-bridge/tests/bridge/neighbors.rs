@@ -1,5 +1,5 @@
-//! Bridges of several devices that share memory on one ring, turned by hand: how one fares when the
-//! disk of another hangs and holds all of its share.
+//! Tests of bridges of several devices that share memory on one ring, turned by hand: how one fares
+//! when the disk of another hangs and holds all of its share.
 
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -54,8 +54,8 @@ impl Many {
         }
     }
 
-    /// Turns until a thread has ended. If that takes long, the clock stops before a timeout of
-    /// handshakes, or of clients that do not read, is over.
+    /// Turns until a thread has ended. If that takes long, the clock stops before the timeout for
+    /// handshakes, or for clients that do not read, expires.
     pub(crate) fn join<T>(&mut self, thread: JoinHandle<T>) -> T {
         let most = self.now + Duration::from_secs(10);
         while !thread.is_finished() {
@@ -152,8 +152,8 @@ fn several_clients_are_served_despite_a_hanging_volume() {
     }
     let _hog = many.hog();
     for client in &mut clients {
-        assert_eq!(many.read(client, 0, 4096), Some(0), "beside a volume that hangs");
-        assert_eq!(many.read(client, 0, MIB), Some(0), "beside a volume that hangs");
+        assert_eq!(many.read(client, 0, 4096), Some(0), "next to a hanging volume");
+        assert_eq!(many.read(client, 0, MIB), Some(0), "next to a hanging volume");
     }
     for at in 2..6 {
         let mut client = many.client(at, true);

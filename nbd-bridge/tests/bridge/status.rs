@@ -1,4 +1,4 @@
-//! Block status: reporting of holes to clients.
+//! Tests of block status: reporting holes to clients.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -42,7 +42,7 @@ fn holes_are_reported_from_the_requested_offset() {
 
 /// The device's list goes beyond the range that it is asked for.
 #[test]
-fn one_answer_covers_as_much_as_the_protocol_can_say() {
+fn one_answer_covers_as_much_as_the_protocol_can_express() {
     const TIB: u64 = 1 << 40;
     let fixture = Fixture::with(Geometry { size: 15 * TIB, ..geometry() }, config());
     let most = (1u64 << 32) - (1 << 16);
@@ -85,7 +85,7 @@ fn extended_headers_carry_every_command() {
     // A payload that a command does not take is dropped.
     let (kind, error) = client.ask(TRIM, 32, 0, 4096, &data[..4096]);
     assert_eq!((kind, &error[..4]), (0x8001, &EINVAL.to_be_bytes()[..]));
-    // Longer than 32 bits can say.
+    // Longer than 32 bits can express.
     assert_eq!(client.ask(ZEROES, 0, 0, 6 << 30, &[]), none);
     assert_eq!(fixture.switches.zeroed.load(SeqCst), 6 << 30);
     assert_eq!(client.ask(TRIM, 0, 0, 6 << 30, &[]), none);

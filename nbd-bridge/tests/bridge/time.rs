@@ -1,4 +1,4 @@
-//! Timeouts, on a bridge whose clock the test sets.
+//! Tests of timeouts, on a bridge whose clock the test sets.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -32,7 +32,8 @@ impl Many {
         disk.clone()
     }
 
-    /// Connects a client that sends these reads, or as many as the bridge takes, but reads nothing.
+    /// Connects a client that sends these reads, or as many as the bridge accepts, but reads
+    /// nothing.
     fn deaf(&mut self, at: usize, structured: bool, reads: Reads) -> Deaf {
         let Reads { len, count } = reads;
         let client = self.client(at, structured);
@@ -42,7 +43,7 @@ impl Many {
         let mut sent = 0;
         for request in &requests {
             match (&client.stream).write(request) {
-                Ok(count) => assert_eq!(count, request.len(), "a small message is not cut"),
+                Ok(count) => assert_eq!(count, request.len(), "a small message is not truncated"),
                 Err(_) => break,
             }
             sent += 1;
@@ -139,7 +140,7 @@ fn clients_that_do_not_read_do_not_hold_up_others_where_devices_share_memory() {
     assert_eq!(many.read(&mut neighbor, 0, MIB), Some(0), "a client of another device");
 }
 
-/// Data that was dropped is read again, which may fail.
+/// Dropped data is reread, which may fail.
 #[test]
 fn a_read_that_fails_when_it_is_repeated_is_answered_with_an_error() {
     let mut many = Many::new(1, config());

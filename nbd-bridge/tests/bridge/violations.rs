@@ -1,4 +1,4 @@
-//! Clients that violate the protocol, stop anywhere, or arrive in large numbers.
+//! Tests of clients that violate the protocol, stop anywhere, or arrive in large numbers.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -39,7 +39,7 @@ fn a_wrong_magic_closes_the_connection() {
         client.send_write(0, 2, 1 << 20, &pattern(1, 64 << 10));
         client.stream.write_all(&[0; 28]).unwrap();
         fixture.wait("two requests", |report| report.inflight == 2);
-        // The bytes behind them have been read when a later handshake is complete.
+        // The bytes after them have been read when a later handshake is complete.
         fixture.client(false).disconnect();
         fixture.switches.hold.store(false, SeqCst);
         assert!(client.is_closed());

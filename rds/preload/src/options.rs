@@ -255,7 +255,7 @@ pub(crate) fn get(fd: c_int, entry: &Entry, level: c_int, name: c_int) -> io::Re
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => answer(entry.is_zerocopy().into()),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => return Err(errno(libc::EOPNOTSUPP)),
-        // No process, and no user: those of the unix socket are of the node.
+        // No process, and no user: those of the unix socket belong to the node.
         (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
             Answer::Value([0_i32, -1, -1].map(c_int::to_ne_bytes).concat())
         }

@@ -108,7 +108,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Resized:
-    """The volume has another size."""
+    """The volume has a new size."""
 
     size: int
 
@@ -122,7 +122,7 @@ class ReadOnly:
 
 @dataclass(frozen=True)
 class Paths:
-    """Another number of paths is connected."""
+    """The number of connected paths has changed."""
 
     connected: int
     total: int

@@ -45,8 +45,8 @@ pub struct ExporterArgs {
 
     /// Format of the log: text, json or journald
     ///
-    /// json is one object per line. journald is text with the priority in front of each line, where
-    /// systemd reads it, and without time and level.
+    /// json is one object per line. journald is text with the priority at the start of each line,
+    /// where systemd reads it, and without time and level.
     #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     pub log_format: LogFormat,
 }

@@ -186,7 +186,7 @@ impl Saved {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Starts to save, before the volume gets users.
+    /// Begins saving, before the volume gets users.
     pub(crate) fn begin(&self) {
         let mut state = self.state.lock();
         let State::Waiting { epoch, export } = &*state else { return };
@@ -230,7 +230,7 @@ impl Saved {
 
     /// Saves the path of the device for udev; an empty one while the device is being connected.
     pub(crate) fn save_device(&self, path: &str) {
-        self.write(DEVICE, path, "the links that udev makes may be missing, or come too early");
+        self.write(DEVICE, path, "the links that udev creates may be missing, or appear too early");
     }
 
     /// Saves an epoch for the next process.
@@ -349,7 +349,7 @@ pub(crate) fn session_left(run_dir: &RunDir, names: &[String]) -> Option<String>
     found.next().map(|volume| volume.session.clone())
 }
 
-/// Forgets what is left of the session with this name, which starts again without a takeover.
+/// Forgets what is left of the session with this name, which restarts without a takeover.
 pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
     for volume in left_of(run_dir, session) {
         match Saved::new(run_dir, &volume.name) {
@@ -430,7 +430,7 @@ mod tests {
             std::os::unix::fs::symlink(&other, dir.path().join(name)).unwrap();
         }
         let saved = Saved::new(&dir, "vol").unwrap();
-        assert_eq!(saved.epoch(), Some(0), "what a link names is not read");
+        assert_eq!(saved.epoch(), Some(0), "the target of a link is not read");
         assert!(saved.export().is_err());
         saved.begin();
         saved.save_epoch(7);

@@ -3,9 +3,9 @@
 //! Events from the shard's providers and messages from other shards go in; work requests go to the
 //! providers, and messages come out of [`ClientEngine::take_message`]. The engine does no IO of its
 //! own and reads no clock, so it runs under the driver on a reactor and under the simulator in
-//! virtual time. A turn is: messages, events, [`ClientEngine::poll`], the user of the device,
-//! [`ClientEngine::pump`], the providers' flush, outgoing messages. Messages that a shard sends to
-//! itself never come out: they are handled within the same call.
+//! virtual time. A turn consists of messages, events, [`ClientEngine::poll`], the user of the
+//! device, [`ClientEngine::pump`], the providers' flush, outgoing messages. Messages that a shard
+//! sends to itself never come out: they are handled within the same call.
 
 mod cache_epoch;
 pub(crate) mod control;
@@ -262,8 +262,8 @@ impl ClientEngine {
         self.view()?.pinned_identity(device)
     }
 
-    /// Returns, on the control shard, whether the content of a volume's export ends with the
-    /// process of its server.
+    /// Returns, on the control shard, whether the content of a volume's export is lost when its
+    /// server's process ends.
     pub fn is_memory(&self, device: DeviceIndex) -> bool {
         self.view().is_some_and(|view| view.is_memory(device))
     }
@@ -321,7 +321,7 @@ impl ClientEngine {
         done.unwrap_or(Err(ChangeError::NotControl))
     }
 
-    /// Starts to end the session. Has no effect except on the control shard.
+    /// Begins to end the session. Has no effect except on the control shard.
     pub fn detach(&mut self, now: Instant, fabrics: &mut Fabrics) {
         self.control(now, fabrics, SessionControl::detach);
     }
@@ -367,7 +367,7 @@ impl ClientEngine {
         self.shard.borrow().ios().device_inflight(device)
     }
 
-    /// Returns the size of a device as this shard knows it; None until it was open once.
+    /// Returns the size of a device as this shard knows it; None until it has been open.
     pub fn size(&self, device: DeviceIndex) -> Option<u64> {
         let shard = self.shard.borrow();
         let devices = shard.ios().devices();

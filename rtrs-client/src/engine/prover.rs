@@ -1,6 +1,6 @@
 //! Mutual authentication of client and server on paths without TLS.
 //!
-//! The control shard does this inline: it makes one signature and verifies one per attempt of a
+//! The control shard does this inline: it creates one signature and verifies one per attempt of a
 //! path (docs/explanation/security-model.md gives the cost). The engine has no random numbers of
 //! its own; [`Nonces`] provides them.
 
@@ -12,7 +12,7 @@ use rtrs_core::wire::{Challenge, ChallengeRsp, errno, errno_name};
 
 /// Source of nonces.
 pub trait Nonces: fmt::Debug + Send + Sync {
-    /// Returns bytes that were never used before.
+    /// Returns bytes that have never been used before.
     ///
     /// # Errors
     /// Fails when the system cannot provide random numbers.

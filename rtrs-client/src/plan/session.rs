@@ -20,7 +20,7 @@ use crate::tls::TlsSources;
 /// Maximum length of a name on the wire: 255 bytes including the NUL (kernel rtrs-pri.h,
 /// `NAME_MAX`).
 pub(super) const NAME_BYTES_MAX: usize = 254;
-/// Maximum number of shards of a path: its connections, less the service connection.
+/// Maximum number of shards of a path: its connections without the service connection.
 const fn shards_max(scheme: Scheme) -> u16 {
     match scheme {
         Scheme::Tcp => TCP_CONNS_PER_PATH_MAX - 1,
@@ -244,7 +244,7 @@ fn check_session_name(name: String) -> Result<String, Error> {
     Ok(name)
 }
 
-/// Host and volume name, with forbidden characters replaced, cut to the maximum length.
+/// Host and volume name, with forbidden characters replaced, truncated to the maximum length.
 pub(crate) fn default_session_name(name: &str) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {

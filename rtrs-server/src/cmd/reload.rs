@@ -42,9 +42,9 @@ pub(super) fn run(args: &ReloadArgs) -> Result<(), Error> {
     args.server.output.print(&done, |done| text(done, args.dry_run))?;
     match done.failed.len() {
         0 => Ok(()),
-        1 => Err(Error::new(ErrorKind::Export, "one export is not as the configuration says")),
+        1 => Err(Error::new(ErrorKind::Export, "one export does not match the configuration")),
         more => {
-            let text = format!("{more} exports are not as the configuration says");
+            let text = format!("{more} exports do not match the configuration");
             Err(Error::new(ErrorKind::Export, text))
         }
     }

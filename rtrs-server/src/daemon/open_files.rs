@@ -1,8 +1,8 @@
 //! The limit of open descriptors, raised at startup and compared with the needs of the settings.
 //!
 //! A server without free descriptors cannot accept the reconnect of an existing session. The client
-//! chooses the number of a path's connections, so the need of a session is an estimate, and a lack
-//! causes a warning only.
+//! chooses the number of a path's connections, so the need of a session is an estimate, and a
+//! shortage causes only a warning.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ const PATHS: u64 = 2;
 const PROCESS: u64 = 64;
 /// Number of descriptors of a shard: ring, mailbox, listeners, completion channels.
 const SHARD: u64 = 16;
-/// Number of connections that were closed for others and whose descriptors are not free yet, at
-/// each of the two steps of a handshake.
+/// Number of connections that were closed to make room for others and whose descriptors are not
+/// free yet, at each of the two steps of a handshake.
 const ENDING: u64 = 128;
 /// Maximum number of simultaneous pings.
 const PINGS: u64 = 64;

@@ -86,7 +86,7 @@ impl ExportCommands {
         if let Some(why) = wrong {
             return Err(cannot(why));
         }
-        // A target of a fixed size refuses another one whatever is forced.
+        // A target of a fixed size refuses any other size, forced or not.
         let is_refused = target.is_fixed && to != bytes;
         if !force && !is_refused {
             let losses = Losses { had, to, target };
@@ -109,7 +109,8 @@ impl ExportCommands {
                            changed; check the disk of state-dir and its free space, and try again";
                 let noted = wait_saved(&export.epoch, rises).then_some(());
                 noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))?;
-                // Once more right before the target is cut, because saving can take a while.
+                // Checked again right before the target is truncated, because saving can take a
+                // while.
                 check_growth()
             };
             let resized = export.source.resize(to, &lost);
@@ -139,7 +140,8 @@ impl Losses {
     /// Refuses a resize that loses data.
     fn allow(&self, is_open: impl FnOnce() -> Result<bool, String>) -> Result<(), String> {
         let Self { had, to, target: TargetSize { bytes, was_cut, is_fixed } } = *self;
-        // A larger export whose target was not cut never truncates its target.
+        // Enlarging an export never truncates its target, unless something else truncated it
+        // before.
         let truncates = to < bytes && !is_fixed && (to < had || was_cut.is_some());
         if truncates {
             let open = if is_open()? { "it is open; " } else { "" };
@@ -263,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Result of making an unused export of 1 MiB smaller, its size then, and how often its epoch
+    /// Result of shrinking an unused export of 1 MiB, its size after that, and how often its epoch
     /// rose.
     fn shrink(is_fixed: bool, to: u64, force: bool) -> (Result<u64, String>, u64, u32) {
         let (size, looks) = (AtomicU64::new(1 << 20), AtomicU64::new(0));
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_the_target_has_now() {
+    fn a_refusal_states_the_current_size_of_the_target() {
         let refusal = |bytes| {
             let target = TargetSize { bytes, was_cut: Some(4096), is_fixed: false };
             Losses { had: 8192, to: 8192, target }.allow(|| Ok(true)).unwrap_err()

@@ -114,7 +114,7 @@ pub enum PathEnd {
     /// The operator ended its session.
     #[error("the session was evicted by the operator")]
     Evicted,
-    /// The access lists changed and no longer allow the client what the session does.
+    /// The access lists changed and no longer allow what the client's session does.
     #[error("the access lists no longer allow the client")]
     NotAllowed,
     /// The server no longer accepts the client's certificate or key.

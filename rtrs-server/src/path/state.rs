@@ -8,7 +8,7 @@ use rtrs_core::proto::Moves;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PathState {
-    /// Waits for its connections and then INFO_REQ, within the handshake time-out.
+    /// Waits for its connections and then INFO_REQ, within the handshake timeout.
     Connecting = 0,
     /// INFO_REQ was accepted, and requests are served.
     Connected = 1,

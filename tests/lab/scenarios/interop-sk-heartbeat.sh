@@ -33,7 +33,7 @@ scenario() {
     expect_match "the client gives the reason" \
         "$(client_json status "$disk" '.paths[1].last_error')" \
         '(silent|timed out|no answer)'
-    # The kernel's promise is 30 to 35 s.
+    # The kernel promises 30 to 35 s.
     assert_within 90 "the kernel's server notices too" has_paths 1
     while [ $((SECONDS - SECONDS_BEFORE)) -lt "$seconds" ]; do sleep 1; done
     assert_eq "path 0 is still connected" "$(connected "$disk")" 1

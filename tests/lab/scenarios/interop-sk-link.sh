@@ -8,8 +8,8 @@
 . tests/lab/interop_sk.sh
 . tests/lab/topology.sh
 
-# `ip link set down` at our end, which sends no message of the connection manager meanwhile. A
-# kernel's end would, and with rdma_rxe of Linux 6.1 it could never connect over that device again.
+# `ip link set down` at our end, which then sends no message of the connection manager. A kernel's
+# end would send one, and with rdma_rxe of Linux 6.1 it could never reconnect over that device.
 link_down() { # disk
     local fio reconnects
     reconnects=$(path_stat "$1" 0 reconnects)

@@ -107,7 +107,7 @@ fn trickle(server: SocketAddr, whole: &[u8]) -> Duration {
     let mut slow = connect_from(1, server).expect("a connection");
     // The whole takes longer than the timeout, although the server may accept late.
     let pause = (SHORT + PATIENCE) / whole.len() as u32;
-    slow.set_read_timeout(Some(pause)).expect("a time-out");
+    slow.set_read_timeout(Some(pause)).expect("a timeout");
     for byte in whole {
         // An error means that the server has closed, which the read shows.
         let _ = slow.write_all(&[*byte]);

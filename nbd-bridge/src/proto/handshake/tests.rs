@@ -1,4 +1,5 @@
-//! Hand-written handshakes: each option, each violation, golden bytes, and input in pieces.
+//! Tests with hand-written handshakes: each option, each violation, golden bytes, and input in
+//! pieces.
 
 use super::*;
 use crate::proto::BadExport;

@@ -1,4 +1,5 @@
-//! Hand-written requests: each command, each violation, and the error that the document demands.
+//! Tests with hand-written requests: each command, each violation, and the error that the document
+//! demands.
 
 use super::*;
 use crate::proto::fuzz::fuzz_transmission;

@@ -75,7 +75,7 @@ impl HeartbeatMonitor {
         self.beat = Some((beat, settings));
     }
 
-    /// Applies other settings. If they change how the path is monitored, its silence starts from
+    /// Applies new settings. If they change how the path is monitored, its silence starts from
     /// zero.
     pub(super) fn tune(&mut self, now: Instant, settings: [HeartbeatSettings; 2]) {
         let before = std::mem::replace(&mut self.settings, settings);

@@ -57,7 +57,7 @@ impl fmt::Display for Mismatch {
             Self::Server { reported: Some(reported), .. } => write!(f, "it is server {reported}")?,
             Self::Server { reported: None, .. } => f.write_str("this server reports no ID")?,
             Self::Export { reported: Some(reported), .. } => {
-                write!(f, "the export is another disk or file ({reported})")?;
+                write!(f, "the export is a different disk or file ({reported})")?;
             }
             Self::Export { reported: None, .. } => {
                 f.write_str("the server reports no ID for the export")?;

@@ -338,7 +338,7 @@ impl Path {
         Some(ShardMessage::Fenced { path: self.id, epoch })
     }
 
-    /// Applies other settings.
+    /// Applies new settings.
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.config = Arc::clone(config);
         self.attempts.reconnect.set_waits(config.reconnect_min, config.reconnect_max);

@@ -35,7 +35,7 @@ impl Paths {
         Self { rows: named.map(path).collect(), config: Arc::clone(config) }
     }
 
-    /// Applies other settings, including for paths that will be added.
+    /// Applies new settings, including for paths that will be added.
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.config = Arc::clone(config);
         self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));

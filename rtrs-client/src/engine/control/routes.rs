@@ -36,7 +36,7 @@ impl Routes {
         }
     }
 
-    /// Applies other settings.
+    /// Applies new settings.
     pub(super) fn tune(&mut self, now: Instant, config: &Arc<SessionConfig>, tuning: &Tuning) {
         self.paths.tune(now, config, tuning);
         self.volumes.tune(config);
@@ -52,7 +52,7 @@ impl Routes {
         !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none()
     }
 
-    /// Opens a volume over a path, or opens it again if the path has it open.
+    /// Opens a volume over a path, or reopens it if the path has it open.
     pub(super) fn open(
         &mut self,
         id: PathId,
@@ -106,7 +106,7 @@ impl Routes {
     }
 
     /// Stops serving a removed volume over a path that has it open. Returns whether the path is
-    /// then of no use.
+    /// useless after that.
     pub(super) fn withdraw(
         &mut self,
         id: PathId,

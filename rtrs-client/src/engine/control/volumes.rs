@@ -78,7 +78,7 @@ impl Volumes {
         self.rows[volume.index()] = None;
     }
 
-    /// Applies other settings.
+    /// Applies new settings.
     pub(super) fn tune(&mut self, config: &Arc<SessionConfig>) {
         self.config = Arc::clone(config);
         self.set_no_path(config.no_path);

@@ -33,7 +33,7 @@ pub struct SessionDevice {
 }
 
 impl SessionDevice {
-    /// Creates the handle of a device that was open once.
+    /// Creates the handle of a device that has been open.
     pub(crate) fn new(shard: &Rc<RefCell<Shard>>, device: DeviceIndex) -> Self {
         let devices = &shard.borrow().ios.devices;
         let (info, token) = (Arc::clone(devices.info(device)), Rc::clone(devices.token(device)));

@@ -1,6 +1,6 @@
 //! Addition and removal of devices while the session runs, and their reports.
 //!
-//! A device that is being removed takes no IO. Its requests at the server stay here, with their
+//! A device that is being removed accepts no IO. Its requests at the server stay here, with their
 //! permits and memory, until the server has answered or can no longer start them. Then the number
 //! of the device is free, and the control shard is notified.
 
@@ -56,7 +56,7 @@ impl Ios {
         self.stats[device.index()] = DeviceStats::default();
     }
 
-    /// Lets IO of a device flow again once a path serves it.
+    /// Resumes the IO of a device once a path serves it.
     pub(super) fn has_path(&mut self, device: DeviceIndex) {
         if !rtrs_core::mutated!(StaysGivenUp) {
             self.devices.set_failing(device, false);

@@ -66,8 +66,8 @@ fn another_server_is_not_used_and_the_right_one_is_found_again() {
         ((Some(OTHER), export("a")), "it is server 0202"),
         ((Some([0; 16]), export("a")), "this server reports no ID"),
         ((None, None), "this server reports no ID"),
-        ((Some(HOME), export("b")), "the export is another disk or file"),
-        ((Some(HOME), weak(1, "a")), "the export is another disk or file"),
+        ((Some(HOME), export("b")), "the export is a different disk or file"),
+        ((Some(HOME), weak(1, "a")), "the export is a different disk or file"),
         ((Some(HOME), None), "the server reports no ID for the export"),
     ] {
         replace(&mut fixture, |how| (how.server_id, how.export_id) = other);
@@ -141,11 +141,11 @@ fn a_weak_id_holds_until_the_servers_host_reboots() {
     replace(&mut fixture, |_| {});
     assert_back(&mut fixture, |_| {});
     replace(&mut fixture, |how| how.export_id = weak(1, "b"));
-    assert_refused(&mut fixture, "the export is another disk or file");
+    assert_refused(&mut fixture, "the export is a different disk or file");
     // After a reboot, the shape of the device decides, as for a kernel server.
     assert_back(&mut fixture, |how| how.export_id = weak(2, "b"));
     replace(&mut fixture, |how| how.export_id = weak(2, "a"));
-    assert_refused(&mut fixture, "the export is another disk or file");
+    assert_refused(&mut fixture, "the export is a different disk or file");
     replace(&mut fixture, |how| (how.export_id, how.size) = (weak(3, "a"), how.size * 2));
     assert_refused(&mut fixture, "no ID proves that it is the same");
 }

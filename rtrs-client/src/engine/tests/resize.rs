@@ -133,7 +133,7 @@ fn another_device_in_the_answer_ends_the_path() {
     fixture.set_size(2 * OLD);
     fixture.send_changed(0);
     fixture.run(20 * MS);
-    assert!(fixture.client.last_error(0).contains("another disk or file"));
+    assert!(fixture.client.last_error(0).contains("different disk or file"));
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::NoSpace));
 }
 

@@ -171,7 +171,7 @@ fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
         (fixture.serving(DeviceIndex::FIRST), fixture.serving(SECOND)),
         (vec![0, 1], vec![0])
     );
-    assert!(status(&fixture, SECOND).refusals[0].1.to_string().contains("another disk or file"));
+    assert!(status(&fixture, SECOND).refusals[0].1.to_string().contains("different disk or file"));
     assert_eq!(fixture.client.control.view().pinned_identity(SECOND), pinned("b"));
     // Its IO uses the path that has the right export.
     second.check(&mut fixture, 5);

@@ -18,7 +18,7 @@ pub(super) trait Word {
     fn load(&self, order: Ordering) -> u32;
     fn store(&self, value: u32, order: Ordering);
     fn swap(&self, value: u32, order: Ordering) -> u32;
-    /// Changes the word from one value to another. Returns false if it has a third one.
+    /// Changes the word from one value to another. Returns false if it has any other value.
     fn exchange(&self, from: u32, to: u32) -> bool;
 }
 
@@ -115,7 +115,7 @@ impl<W: Word> RingWords<'_, W> {
     /// Announces the end of a sleep with an even value.
     pub(super) fn awakes(&self, sleep: u32) {
         // A store would do, because it cannot come between the halves of an exchange by a writer.
-        // The model takes that into account for a swap only.
+        // The model takes that into account only for a swap.
         self.sleep.swap(sleep, Ordering::Relaxed);
     }
 }

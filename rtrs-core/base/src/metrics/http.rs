@@ -42,7 +42,7 @@ pub struct MetricsServer {
     listener: Arc<Socket>,
     at: String,
     ending: Arc<AtomicBool>,
-    /// Whether the service manager holds the socket too.
+    /// Whether the service manager also holds the socket.
     is_passed: bool,
     _file: Option<SocketFile>,
 }
@@ -87,7 +87,7 @@ impl MetricsServer {
         Self { listener, at, ending: Arc::default(), is_passed: false, _file: file }
     }
 
-    /// Returns the address of a server that is bound to this address, as [`at`](Self::at) does.
+    /// Returns the address of a server that is bound to this address, like [`at`](Self::at).
     #[must_use]
     pub fn name(address: &MetricsAddress) -> String {
         match address {

@@ -53,7 +53,7 @@ macro_rules! settings {
     };
 }
 
-/// Makes types that parse and print their text [values](crate::settings::Value) of settings.
+/// Turns types that parse and print their text into [values](crate::settings::Value) of settings.
 /// Arguments: the type, its placeholder in usage texts, and the text after "expected" in the error
 /// of a file.
 #[macro_export]

@@ -42,7 +42,7 @@ pub struct FaultOptions {
     pub silence: Ratio,
     /// Options of a slow direction.
     pub slow: LinkOptions,
-    /// Number of links that have no fault at any time, at least.
+    /// Minimum number of links that have no fault at any time.
     pub spare: usize,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The world only changes when driven: [`World::step`] takes the next scheduled event, advances the
 //! clock to it and runs it. All randomness comes from the seed; the same seed and the same calls
-//! give the same events at the same times. Used by the tests of both session ends and by the
+//! produce the same events at the same times. Used by the tests of both session ends and by the
 //! conformance suite.
 
 use std::cell::RefCell;

@@ -102,7 +102,7 @@ impl VerbsShared {
     /// /dev/infiniband/rdma_cm, or the permission to open it.
     pub fn open() -> Result<Arc<Self>, FabricError> {
         hint::check_connection_manager()?;
-        let no_thread = |e| FabricError::system("cannot start a thread for calls of drivers", e);
+        let no_thread = |e| FabricError::system("cannot start a thread for driver calls", e);
         let reaper = Arc::new(Reaper::start("rdma-end").map_err(no_thread)?);
         let channel = EventChannel::new(&reaper).map_err(|e| {
             FabricError::system("cannot use the RDMA connection manager (rdma_ucm)", e)

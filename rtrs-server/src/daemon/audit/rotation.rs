@@ -1,10 +1,10 @@
 //! Rotation of a full audit log: selection of the lines to keep.
 //!
 //! The lines of the full file and of the previous one become the new `FILE.1`, as far as they fit.
-//! If the oldest lines were dropped, one client could remove the records of all others by causing
-//! many. Space is therefore shared: first among the operator, clients with names and clients
-//! without, then among the names and addresses of each. An owner with less than its share loses
-//! nothing; each of the others loses its own oldest lines.
+//! If simply the oldest lines were dropped, one client could remove the records of all others by
+//! causing many. Space is therefore shared: first among the operator, clients with names and
+//! clients without, then among the names and addresses of each. An owner with less than its share
+//! loses nothing; each of the others loses its own oldest lines.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_about_ends_by_the_operator_belong_to_the_operator() {
+    fn lines_about_ends_caused_by_the_operator_are_the_operators() {
         let line = |event: &str| format!(r#"{{"event":"{event}","identity":"db1"}}"#);
         for kind in [AuditKind::Evict, AuditKind::SessionDisconnect] {
             let event = serde_json::to_value(kind).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn nameless_clients_take_no_space_of_others() {
+    fn nameless_clients_take_no_space_from_others() {
         let mut sizes = BTreeMap::from([
             (Owner::Operator, 300),
             (Owner::Named("db1".into()), 250),

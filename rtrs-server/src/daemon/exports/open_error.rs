@@ -16,12 +16,12 @@ pub(in crate::daemon) struct OpenError {
 /// Whether another program holds the image of an export, for example a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// The reason of the error is another one.
+    /// The error has a different reason.
     #[default]
     None,
     Holds,
-    /// A program that held the image did not at the last look. It may take the image again: a
-    /// virtual machine that is restarted lets go of its image for a moment.
+    /// A program that held the image no longer did at the last check. It may take the image again:
+    /// a virtual machine that restarts releases its image for a moment.
     HasLetGo,
 }
 
@@ -37,14 +37,13 @@ impl OpenError {
         Self { why: error.chain().to_string(), holder }
     }
 
-    /// Reason of an export whose image another program holds.
+    /// Reason for an export whose image another program holds.
     #[cfg(test)]
     pub(super) fn held(why: String) -> Self {
         Self { why, holder: Holder::Holds }
     }
 
-    /// Reason of an export whose image another program has held for this reason until the last
-    /// look.
+    /// Reason for an export whose image another program held, as `why` says, until the last check.
     pub(super) fn let_go(why: String) -> Self {
         Self { why, holder: Holder::HasLetGo }
     }

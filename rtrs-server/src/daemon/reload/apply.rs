@@ -1,4 +1,4 @@
-//! Changes of the exports to those of a configuration, and their preview.
+//! Changing the exports to those of a configuration, and a preview of the changes.
 
 use std::collections::BTreeMap;
 

@@ -103,7 +103,7 @@ impl Control {
         self.connector.check_memory(session, others.len(), &self.registry)
     }
 
-    /// Completes the authentication of a path's client: the path's former state ends.
+    /// Completes the authentication of a path's client: the path's previous state ends.
     fn proved(
         &mut self,
         key: PathKey,

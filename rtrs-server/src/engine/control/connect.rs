@@ -3,7 +3,7 @@
 //! On a device that pins memory, registering chunks takes too long for a shard
 //! (`Fabric::register_async`). Another thread does it; meanwhile the path's connections wait
 //! unanswered, so that they can still be refused with the reason. Everything else continues,
-//! including the path's time-out; memory registered for a path that has ended is released. On other
+//! including the path's timeout; memory registered for a path that has ended is released. On other
 //! devices memory is available at once.
 
 use std::net::IpAddr;

@@ -4,7 +4,7 @@
 //! opened. With access lists, only exports that the client may open are listed. They are determined
 //! once for each client, [`SLICE`] exports at a time, and cached until exports or access lists
 //! change: the cost of a page does not depend on the number of exports. The cached list says where
-//! to look; a page contains only what its client may open when the page is made.
+//! to look; a page contains only what its client may open when the page is created.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -37,13 +37,13 @@ struct ClientKey {
 #[derive(Debug)]
 struct List {
     client: ClientKey,
-    /// Version of the exports and access lists that the list was made from.
+    /// Version of the exports and access lists that the list was built from.
     version: u64,
     /// Exports in the order of their names.
     exports: Vec<ExportIndex>,
 }
 
-/// A partial list that is being made for a request.
+/// A partial list that is being built for a request.
 #[derive(Debug)]
 pub(super) struct Draft {
     list: List,
@@ -79,7 +79,7 @@ pub(super) struct Tables<'a> {
 }
 
 impl Lists {
-    /// Makes a page of as many exports as fit. If there is no list for the client yet, visits the
+    /// Creates a page of as many exports as fit. If there is no list for the client yet, visits the
     /// next [`SLICE`] exports after those of `draft`.
     pub(super) fn page(
         &mut self,

@@ -42,7 +42,7 @@ fn aside() -> StandOptions {
     options
 }
 
-/// Four paths, the maximum, each from another address.
+/// Four paths, the maximum, each from a different address.
 fn crowd(fixture: &mut Fixture, n: u8) -> Vec<Peer> {
     (n..n + 4).map(|n| unproved(fixture, alone(n, STRANGE + n % 10))).collect()
 }

@@ -1,4 +1,4 @@
-//! Two machines and a wire: operations, order, arbitrary fragmentation, counters.
+//! Tests of two machines and a wire: operations, order, arbitrary fragmentation, counters.
 
 use proptest::prelude::*;
 
@@ -195,7 +195,7 @@ fn a_plain_peer_gets_no_immediates() {
 /// Memory content, and for each completion its wr_id, kind, length and immediate.
 type Left = (Vec<u8>, Vec<(u64, WcOp, u32, Option<u32>)>);
 
-/// Returns the results of a mixed stream from left to right, with the stream cut as given.
+/// Returns the results of a mixed stream from left to right, with the stream split as given.
 fn run_cut(cuts: &[usize], crc: bool) -> Left {
     let mut pair = Pair::new();
     pair.left.machine.terms.as_mut().unwrap().crc = crc;

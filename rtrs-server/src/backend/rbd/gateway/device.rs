@@ -27,7 +27,7 @@ pub(super) struct GatewayDevice {
     device: Box<dyn BlockDevice>,
     /// Devices on formerly open images, with IO that has not ended.
     former: Vec<Box<dyn BlockDevice>>,
-    /// IO that arrived while the lock is being released.
+    /// IO that arrived while the lock was being released.
     held: VecDeque<Io>,
     done: Done,
     now: Instant,
@@ -49,7 +49,7 @@ impl GatewayDevice {
         })
     }
 
-    /// Opens the device again if the image was reopened.
+    /// Reopens the device if the image was reopened.
     fn follow(&mut self) {
         if self.inner.generation.load(Ordering::SeqCst) == self.generation {
             return;

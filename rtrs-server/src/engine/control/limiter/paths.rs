@@ -9,7 +9,7 @@
 //! path of the source with the most. If the newcomer would still not fit, no path ends, and the
 //! newcomer is refused and retries. A path gives way if the newcomer's source has less, or if it is
 //! older than [`PATIENCE`], while an honest client takes milliseconds. A source is known if an
-//! authenticated path from there serves, or ended less than [`LOST_FOR`] ago. Other paths give way
+//! authenticated path from there is open, or ended less than [`LOST_FOR`] ago. Other paths give way
 //! to known sources at once. Known sources give way last, and within their own session not at all.
 //! Unauthenticated clients therefore cannot prevent a client from coming back, however many
 //! addresses they use.
