@@ -6,13 +6,13 @@
 //! RTRS_BIN_DIR=target/release target/release/rtrs-flood --seconds 60
 //! ```
 //!
-//! The session reads at queue depth 32 over TCP on the loopback (`rtrs-client bench`), and every
+//! The session reads at queue depth 32 over TCP on loopback (`rtrs-client bench`), and every
 //! few seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
 //! second come from 127.0.1.x. They are, in turn: opened and closed; silent; half of an MPA
 //! request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections that the
 //! other end keeps open are closed after `--hold` seconds. The `baseline` is the same crowd at a
 //! port that only accepts and closes; both alternate `--rounds` times. All numbers and times are
-//! bounded, and all traffic stays on the loopback. With `--tls RATE` the session uses tls://, and a
+//! bounded, and all traffic stays on loopback. With `--tls RATE` the session uses tls://, and a
 //! known client makes this number of full handshakes per second in addition to the crowd.
 #![forbid(unsafe_code)]
 

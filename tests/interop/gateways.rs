@@ -1,7 +1,7 @@
-//! Two gateways of one Ceph image: fio writes through one session and verifies, while the export
-//! moves between them in every way. Then fio writes other data to the same places, and the fault of
-//! the former gateway ends: its late writes would be detected. The longest IO of each round is
-//! printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind, 1 by default.
+//! Tests of two gateways of one Ceph image: fio writes through one session and verifies, while the
+//! export moves between them in every way. Then fio writes other data to the same places, and the
+//! fault of the former gateway ends: its late writes would be detected. The longest IO of each
+//! round is printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind, 1 by default.
 
 use std::time::{Duration, Instant};
 

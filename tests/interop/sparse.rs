@@ -1,4 +1,4 @@
-//! Holes: `base:allocation` as shown by nbdinfo, nbdcopy and qemu-img.
+//! Tests of holes: `base:allocation` as shown by nbdinfo, nbdcopy and qemu-img.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,4 +1,4 @@
-//! Backend `nbd:` in use: a copy reaches the server behind it.
+//! Tests of the backend `nbd:` in use: a copy reaches the server behind it.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

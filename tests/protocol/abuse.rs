@@ -1,7 +1,7 @@
-//! Bad input from users and from NBD clients, one test for each violation. Each gets a clear error
-//! or has its connection closed, while an innocent client on the same front continues undisturbed
-//! and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for wrong usage. Violations
-//! of RTRS peers have their own tests.
+//! Tests of bad input from users and from NBD clients, one test for each violation. Each gets a
+//! clear error or has its connection closed, while an innocent client on the same front continues
+//! undisturbed and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for wrong usage.
+//! Violations of RTRS peers have their own tests.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! Wire format as an independent program sees it: tshark captures a session and a ping on the
-//! loopback and must decode them as iWARP, with every checksum correct.
+//! Tests of the wire format as an independent program sees it: tshark captures a session and a ping
+//! on loopback and must decode them as iWARP, with every checksum correct.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
@@ -49,7 +49,7 @@ pub(crate) fn can_capture() -> bool {
     if !requires(&["tshark", "dumpcap"]) {
         return false;
     }
-    // Capturing on the loopback needs CAP_NET_RAW.
+    // Capturing on loopback needs CAP_NET_RAW.
     is_root() || requires(&["(capturing: run as root)"])
 }
 

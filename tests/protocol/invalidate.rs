@@ -1,6 +1,6 @@
-//! `always-invalidate` from the view of a hand-driven peer: with it on, the key of a chunk is valid
-//! for one request, and a peer that reuses it loses its path without having changed any data; with
-//! it off, keys stay valid.
+//! Tests of `always-invalidate` from the view of a hand-driven peer: with it on, the key of a chunk
+//! is valid for one request, and a peer that reuses it loses its path without having changed any
+//! data; with it off, keys stay valid.
 //!
 //! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
 //! scenario `invalidate` runs it there.

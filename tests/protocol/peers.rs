@@ -1,7 +1,7 @@
-//! Violations by RTRS peers, on the server's real wire: raw bytes and hand-driven clients against a
-//! real server, one test for each family of violations. In each an innocent session continues
-//! undisturbed; every violation is answered with its errno or ends only that path; afterwards the
-//! server still runs, with its descriptors and memory unchanged.
+//! Tests of violations by RTRS peers, on the server's real wire: raw bytes and hand-driven clients
+//! against a real server, one test for each family of violations. In each an innocent session
+//! continues undisturbed; every violation is answered with its errno or ends only that path;
+//! afterwards the server still runs, with its descriptors and memory unchanged.
 //!
 //! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
 //! scenarios `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,

@@ -1,5 +1,5 @@
-//! `rtrs-client ping` and `doctor` against real servers, closed ports, and other services; also the
-//! byte sequence of rping against `rtrs-server --rping`.
+//! Tests of `rtrs-client ping` and `doctor` against real servers, closed ports, and other services;
+//! also the byte sequence of rping against `rtrs-server --rping`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

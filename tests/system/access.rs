@@ -1,5 +1,5 @@
-//! Access lists: permission to read or to write by client address, and loss of access when the
-//! lists change.
+//! Tests of access lists: permission to read or to write by client address, and loss of access when
+//! the lists change.
 
 use std::fs;
 use std::path::Path;

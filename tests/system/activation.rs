@@ -1,4 +1,5 @@
-//! Sockets that the service manager passes: the port is open before the daemon and after it.
+//! Tests of sockets that the service manager passes: the port is open before the daemon and after
+//! it.
 
 use std::io::Read;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
-//! Operator commands on a running server, as real processes on the loopback: listing and ending
-//! sessions, taking an export over from a dead client, draining for an upgrade; under load, and
-//! with a backend that never answers.
+//! Tests of operator commands on a running server, as real processes on loopback: listing and
+//! ending sessions, taking an export over from a dead client, draining for an upgrade; under load,
+//! and with a backend that never answers.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,5 @@
-//! `rtrs-client apply`, `diff` and `save`: the sessions of a host from a file, with real daemons.
+//! Tests of `rtrs-client apply`, `diff` and `save`: the sessions of a host from a file, with real
+//! daemons.
 
 use std::fs::{self, File};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Paths that do not work: `attach` names them, and `--require-paths` demands them.
+//! Tests of paths that do not work: `attach` names them, and `--require-paths` demands them.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! Command lines in documents: each has commands, options and values that our programs know. Lines
-//! that start a daemon are also run with `--print-config`, which shows that their settings fit
-//! together, opens nothing and works on any machine.
+//! Tests of the command lines in documents: each has commands, options and values that our programs
+//! know. Lines that start a daemon are also run with `--print-config`, which shows that their
+//! settings fit together, opens nothing and works on any machine.
 //!
 //! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt

@@ -1,4 +1,4 @@
-//! `--check` of both daemons: problems that a start would have.
+//! Tests of `--check` of both daemons: problems that a start would have.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Command-line input and output: results for programs, and messages about wrong input.
+//! Tests of command-line input and output: results for programs, and messages about wrong input.
 
 use std::fs::File;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! `copy` and `compare`: volumes, files and streams, through the server as users run it.
+//! Tests of `copy` and `compare`: volumes, files and streams, through the server as users run it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,5 +1,5 @@
-//! Daemons and commands as real processes on the loopback: attach, list, status, stats, detach,
-//! bench; signals and restarts; resource usage of idle and busy daemons.
+//! Tests of daemons and commands as real processes on the loopback interface: attach, list, status,
+//! stats, detach, bench; signals and restarts; resource usage of idle and busy daemons.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::Command;

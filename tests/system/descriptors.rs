@@ -1,4 +1,4 @@
-//! Daemons that run out of descriptors: they say so, and serve again when some are free.
+//! Tests of daemons that run out of descriptors: they say so, and serve again when some are free.
 
 use std::fs;
 use std::net::TcpStream;

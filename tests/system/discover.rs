@@ -1,4 +1,4 @@
-//! `rtrs-client discover` against real servers.
+//! Tests of `rtrs-client discover` against real servers.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A client that was away while another one wrote: its old requests change nothing.
+//! Tests of a client that was away while another one wrote: its old requests change nothing.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Documents that packages install with the daemons: manual pages that man reads without
-//! warnings, and completions that the shells accept. Also the text of `--version`.
+//! Tests of the documents that packages install with the daemons: manual pages that man reads
+//! without warnings, and completions that the shells accept. Also the text of `--version`.
 
 use std::fs;
 use std::path::Path;

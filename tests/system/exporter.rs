@@ -1,4 +1,4 @@
-//! `rtrs-client exporter`: one address for the metrics of all sessions of a host.
+//! Tests of `rtrs-client exporter`: one address for the metrics of all sessions of a host.
 
 use std::os::unix::net::UnixStream;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Changes of exports while the server runs: by commands, and by reloading the configuration.
+//! Tests of changes to exports of a running server, by commands and by a reload.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! IO that the server fails: `list`, `status` and `logs` of the client show it.
+//! Tests of IO that the server fails: `list`, `status` and `logs` of the client show it.
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Server, consts, free_port, wait_for,

@@ -1,6 +1,7 @@
-//! Faults in real daemons on the loopback, under load: a server that is stopped or killed, networks
-//! that drop, delay, cut and corrupt messages, and a disk that holds a write. No IO ends with an
-//! error within the time of the no-path policy, and every read returns the acknowledged data.
+//! Tests of faults in real daemons on loopback, under load: a server that is stopped or killed,
+//! networks that drop, delay, cut and corrupt messages, and a disk that holds a write. No IO ends
+//! with an error within the time of the no-path policy, and every read returns the acknowledged
+//! data.
 //!
 //! The tests assert outcomes, counts and order. The duration of IO stalls is only printed, as a
 //! line of a table for each fault:

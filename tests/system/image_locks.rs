@@ -1,4 +1,4 @@
-//! Locks of exported images against qemu, with its real programs.
+//! Tests of the locks of exported images against qemu, with its real programs.
 
 use std::fs::File;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Instructions of the hot paths against the stored baseline.
+//! Tests that compare the instructions of the hot paths with the stored baseline.
 
 use std::process::Command;
 

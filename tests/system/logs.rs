@@ -1,4 +1,4 @@
-//! Logs of both daemons: their content, format and location.
+//! Tests of the logs of both daemons: their content, format and location.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

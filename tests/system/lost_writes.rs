@@ -1,5 +1,5 @@
-//! Writes that a server loses while no process of the volume runs: the next process reports them,
-//! whatever happened in between, and reports none where none could be lost.
+//! Tests of writes that a server loses while no process of the volume runs: the next process
+//! reports them, whatever happened in between, and reports none where none could be lost.
 
 use std::fs;
 use std::io::{ErrorKind, Read};

@@ -1,5 +1,5 @@
-//! Limit of chunk memory (`memory-max`): what it counts, which sessions get a smaller queue depth,
-//! and which are refused. Chunks of 64 KiB count in groups of three, 204 KiB.
+//! Tests of the limit of chunk memory (`memory-max`): what it counts, which sessions get a smaller
+//! queue depth, and which are refused. Chunks of 64 KiB count in groups of three, 204 KiB.
 
 use std::net::SocketAddr;
 

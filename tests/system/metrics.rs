@@ -1,4 +1,5 @@
-//! Metrics: scrapes of both daemons, and agreement of documents and rules with the declarations.
+//! Tests of metrics: scrapes of both daemons, and agreement of documents and rules with the
+//! declarations.
 //!
 //! To regenerate the tables of docs/reference/metrics.md after a change of a declaration:
 //! `UPDATE_DOCS=1 cargo test -p rtrs-tests --test system metrics::`

@@ -1,5 +1,5 @@
-//! Two clients that write to one export at the same time, as during a live migration: both write
-//! bytes of one block, and no write is undone.
+//! Tests of two clients that write to one export at the same time, as during a live migration: both
+//! write bytes of one block, and no write is undone.
 
 use std::path::Path;
 use std::thread;

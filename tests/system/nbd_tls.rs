@@ -1,4 +1,4 @@
-//! NBD clients over TLS (`nbd-tls`): third-party programs, and refused clients.
+//! Tests of NBD clients over TLS (`nbd-tls`): third-party programs, and refused clients.
 
 use std::fs;
 use std::io::{Read, Write};

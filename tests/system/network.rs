@@ -1,6 +1,6 @@
-//! Link events at the client: when the kernel reports that a link is up again, a path that is down
-//! is retried at once, however long it would have waited. The tests need root: they run on two
-//! simulated hosts with a cable between them.
+//! Tests of link events at the client: when the kernel reports that a link is up again, a path that
+//! is down is retried at once, however long it would have waited. The tests need root: they run on
+//! two simulated hosts with a cable between them.
 
 use std::time::{Duration, Instant};
 

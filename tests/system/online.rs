@@ -1,5 +1,6 @@
-//! Changes of paths and policy of an attached session by real commands under load: no IO fails.
-//! Also events that must not change them: a machine without a free processor, a server that pauses.
+//! Tests of changes to the paths and policy of an attached session by real commands under load: no
+//! IO fails. Also events that must not change them: a machine without a free processor, a server
+//! that pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

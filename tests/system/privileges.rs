@@ -1,4 +1,4 @@
-//! `--user`: a server that starts as root and continues as another user.
+//! Tests of `--user`: a server that starts as root and continues as another user.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};

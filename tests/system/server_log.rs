@@ -1,4 +1,4 @@
-//! Server log: exports, opens, and refusals with their reasons.
+//! Tests of the server log: exports, opens, and refusals with their reasons.
 
 use rtrs_tests::raw_mpa::{CRC, ENHANCED, REFUSED, REQUEST_KEY, start_data, start_frame};
 use rtrs_tests::{COMMAND_TIME_MAX, Client, RawMpa, STOP_TIME_MAX, Server, wait_for};

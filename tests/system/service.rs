@@ -1,4 +1,4 @@
-//! Daemons as services: their messages to the service manager, by sd_notify(3).
+//! Tests of daemons as services: their messages to the service manager, by sd_notify(3).
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;

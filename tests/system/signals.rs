@@ -1,5 +1,6 @@
-//! A daemon and its environment: signals with a function, those that must not end a daemon, what a
-//! starter leaves to a program, and what a session in the background keeps of its caller.
+//! Tests of a daemon and its environment: signals with a function, those that must not end a
+//! daemon, what a starter leaves to a program, and what a session in the background keeps of its
+//! caller.
 
 use std::fs;
 use std::io::Read;

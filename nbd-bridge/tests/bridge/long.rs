@@ -1,5 +1,5 @@
-//! Requests longer than one chunk of a reply: they are handled in pieces, with memory for one
-//! piece, and an error in the middle is reported or ends the connection.
+//! Tests of requests longer than one chunk of a reply: they are handled in pieces, with memory for
+//! one piece, and an error in the middle is reported or ends the connection.
 
 use std::io::Read;
 use std::sync::atomic::Ordering::SeqCst;

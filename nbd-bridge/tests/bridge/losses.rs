@@ -1,4 +1,4 @@
-//! Losses of acknowledged writes, and the flushes that report them to clients.
+//! Tests of losses of acknowledged writes, and the flushes that report them to clients.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,6 +1,6 @@
-//! Requests of all kinds in pieces, with devices that hang, fill up, give up and fail, and clients
-//! that disconnect: in every combination the bridge accounts for its rows and buffers and answers
-//! each request once.
+//! Tests of requests of all kinds in pieces, with devices that hang, fill up, give up and fail, and
+//! clients that disconnect: in every combination the bridge accounts for its rows and buffers and
+//! answers each request once.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};

@@ -1,5 +1,5 @@
-//! Requests that are not aligned to the device's blocks: what they read and change, and that no
-//! adjacent change is lost.
+//! Tests of requests that are not aligned to the device's blocks: what they read and change, and
+//! that no adjacent change is lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};

@@ -1,4 +1,4 @@
-//! Independent clients: the `nbd` crate, and common NBD programs if they are installed.
+//! Tests with independent clients: the `nbd` crate, and common NBD programs if they are installed.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A device whose size changes while clients are connected.
+//! Tests of a device whose size changes while clients are connected.
 
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,5 +1,5 @@
-//! Peers that violate the protocol: their connection ends or their message is dropped, and other
-//! peers are not affected.
+//! Tests of peers that violate the protocol: their connection ends or their message is dropped, and
+//! other peers are not affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

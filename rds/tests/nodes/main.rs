@@ -1,4 +1,4 @@
-//! Nodes on the loopback, with real connections: messages of all sizes, limits, losses, and peers
+//! Nodes on loopback, with real connections: messages of all sizes, limits, losses, and peers
 //! that violate the protocol.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Sockets as their users see them.
+//! Tests of sockets as their users see them.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};

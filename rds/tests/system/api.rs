@@ -1,4 +1,4 @@
-//! Results of the socket API over the library, compared with those of the kernel.
+//! Tests of the results of the socket API over the library, compared with those of the kernel.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Send and receive buffers of programs: payload only, until it is acknowledged or read, with the
-//! numbers of the kernel.
+//! Tests of send and receive buffers of programs: payload only, until it is acknowledged or read,
+//! with the numbers of the kernel.
 
 use crate::preload::python;
 

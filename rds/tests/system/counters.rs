@@ -1,4 +1,4 @@
-//! Counters and TCP connections, as programs with the library see them.
+//! Tests of counters and TCP connections, as programs with the library see them.
 
 use crate::preload::python;
 

@@ -1,5 +1,5 @@
-//! Processes that hold a socket with `librds_preload.so`: without their former privileges, forked,
-//! started by another program, or given a descriptor.
+//! Tests of processes that hold a socket with `librds_preload.so`: without their former privileges,
+//! forked, started by another program, or given a descriptor.
 
 use crate::preload::python;
 

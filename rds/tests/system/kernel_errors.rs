@@ -1,4 +1,5 @@
-//! Options and errors of sockets as those of the kernel, as programs with the library see them.
+//! Tests that options and errors of sockets are those of the kernel, as programs with the library
+//! see them.
 
 use crate::preload::python;
 

@@ -1,4 +1,4 @@
-//! Latencies of received messages (SO_RDS_MSG_RXPATH_LATENCY) with the library.
+//! Tests of the latencies of received messages (SO_RDS_MSG_RXPATH_LATENCY) with the library.
 
 use crate::preload::python;
 

@@ -1,4 +1,4 @@
-//! Operation of daemons: settings that change while nodes run, and metrics.
+//! Tests of the operation of daemons: settings that change while nodes run, and metrics.
 
 use std::os::unix::net::UnixStream;
 

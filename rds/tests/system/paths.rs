@@ -1,4 +1,4 @@
-//! Daemons that use several connections for a pair of nodes.
+//! Tests of daemons that use several connections for a pair of nodes.
 
 use rtrs_tests::{free_port, wait_for};
 use serde_json::Value;

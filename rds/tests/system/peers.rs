@@ -1,4 +1,4 @@
-//! Peers that send raw bytes to a daemon.
+//! Tests of peers that send raw bytes to a daemon.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Third-party programs with `librds_preload.so`: Python's `socket` module and qperf.
+//! Tests with third-party programs and `librds_preload.so`: Python's `socket` module and qperf.
 
 use std::path::PathBuf;
 

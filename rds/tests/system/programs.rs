@@ -1,4 +1,4 @@
-//! `rds node` and the commands that use it.
+//! Tests of `rds node` and the commands that use it.
 
 use rtrs_tests::{bin, free_port, run, wait_for};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Rings through which programs pass messages to their node (`rds/src/channel/ring.rs`).
+//! Tests of rings through which programs pass messages to their node (`rds/src/channel/ring.rs`).
 
 use crate::preload::python;
 

@@ -1,4 +1,4 @@
-//! Daemons of nodes on the loopback, in a directory of their own.
+//! Daemons of nodes on loopback, in a directory of their own.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Messages of the `rds` commands when something is missing, has ended or is impossible.
+//! Tests of the messages of the `rds` commands when something is missing, has ended or is
+//! impossible.
 
 use std::os::unix::fs::FileTypeExt;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! MSG_ZEROCOPY in programs that use the library.
+//! Tests of MSG_ZEROCOPY in programs that use the library.
 
 use crate::preload::python;
 

@@ -1,4 +1,4 @@
-//! The fio engine, built from the source of this machine's fio.
+//! Tests of the fio engine, built from the source of this machine's fio.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

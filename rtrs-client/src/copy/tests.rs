@@ -1,4 +1,4 @@
-//! Copies and comparisons of files, and of ends in memory that fail or lie.
+//! Tests of copies and comparisons of files, and of ends in memory that fail or lie.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,4 +1,4 @@
-//! The configuration file: errors with their line, and old names.
+//! Tests of the configuration file: errors with their line, and old names.
 
 use std::path::Path;
 

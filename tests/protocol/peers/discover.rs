@@ -1,4 +1,4 @@
-//! DISCOVER: invalid cursors, answers without room, floods.
+//! Tests of DISCOVER: invalid cursors, answers without room, floods.
 
 use rtrs_core::wire::{AccessMode, Discover, Page, WriteMsg, errno};
 use rtrs_tests::{Data, PeerOptions, read_message};

@@ -1,4 +1,5 @@
-//! CON_REQ and INFO_REQ: each check of docs/PROTOCOL.md, with its errno or the end of the path.
+//! Tests of CON_REQ and INFO_REQ: each check of docs/PROTOCOL.md, with its errno or the end of the
+//! path.
 
 use rtrs_core::wire::{ConnReq, errno};
 use rtrs_tests::{Peer, PeerOptions, wait_for};

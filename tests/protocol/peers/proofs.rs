@@ -1,5 +1,5 @@
-//! CHALLENGE and AUTH at a real server: over RDMA valid and invalid proofs, and a `reload` that
-//! removes a key from the list; over TCP there are no proofs.
+//! Tests of CHALLENGE and AUTH at a real server: over RDMA valid and invalid proofs, and a `reload`
+//! that removes a key from the list; over TCP there are no proofs.
 
 use std::fs;
 use std::path::Path;

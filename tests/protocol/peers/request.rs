@@ -1,5 +1,5 @@
-//! Requests: an error that can be answered returns its errno and keeps the path; a message that
-//! identifies no request to answer ends the path.
+//! Tests of requests: an error that can be answered returns its errno and keeps the path; a message
+//! that identifies no request to answer ends the path.
 
 use rtrs_core::wire::{
     AccessMode, IoHeader, Name, Open, OpenRsp, Rw, SessInfo, SgDesc, WriteMsg, errno,

@@ -1,5 +1,5 @@
-//! Start of a connection on the wire: invalid MPA start-up frames, silence at each step, and more
-//! of both than the server has room for.
+//! Tests of the start of a connection on the wire: invalid MPA start-up frames, silence at each
+//! step, and more of both than the server has room for.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Frames after the start-up: violations of MPA, DDP or RDMAP end the connection, with the
+//! Tests of frames after the start-up: violations of MPA, DDP or RDMAP end the connection, with the
 //! Terminate and its reason where the RFCs define one. Also frames that come early, and a peer that
 //! sends requests endlessly and reads no answer.
 

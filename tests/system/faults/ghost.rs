@@ -1,6 +1,6 @@
-//! NBD clients that close their connection with writes on a silent path, reconnect and write the
-//! same blocks: acknowledged data stays, even when the path is given up and its requests are
-//! resent.
+//! Tests of NBD clients that close their connection with writes on a silent path, reconnect and
+//! write the same blocks: acknowledged data stays, even when the path is given up and its requests
+//! are resent.
 
 use std::thread::sleep;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Writes held by the disk while their path dies: the client's copy of such a write waits for it,
-//! so that the write that follows the first is the last one to run. Or all paths die, and the
-//! client reports the write as failed: later IO to the same place waits for it too, and other IO
-//! does not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs this in
-//! a thousand variations (`rtrs-sim --held`).
+//! Tests of writes held by the disk while their path dies: the client's copy of such a write waits
+//! for it, so that the write that follows the first is the last one to run. Or all paths die, and
+//! the client reports the write as failed: later IO to the same place waits for it too, and other
+//! IO does not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs this
+//! in a thousand variations (`rtrs-sim --held`).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Queues whose session is played by the test.
+//! Tests of queues whose session is played by the test.
 
 use std::os::fd::AsFd;
 use std::rc::Rc;

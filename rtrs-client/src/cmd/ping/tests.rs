@@ -1,4 +1,4 @@
-//! Output of a ping for known figures.
+//! Tests of the output of a ping for known figures.
 
 use clap::Parser;
 

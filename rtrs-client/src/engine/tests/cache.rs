@@ -1,4 +1,4 @@
-//! A server that lost its cache with acknowledged writes: a flush reports the loss once.
+//! Tests of a server that lost its cache with acknowledged writes: a flush reports the loss once.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::status::IoStatus;

@@ -1,4 +1,4 @@
-//! Connecting: the order of steps, and every refusal or invalid message of a server.
+//! Tests of connecting: the order of steps, and every refusal or invalid message of a server.
 
 use std::net::{IpAddr, SocketAddr};
 

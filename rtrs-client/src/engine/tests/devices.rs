@@ -1,4 +1,5 @@
-//! The device table as the only source of geometry, and a shard's behavior for removed devices.
+//! Tests of the device table as the only source of geometry, and a shard's behavior for removed
+//! devices.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Detaching: closes the device, then every connection, in time whatever the server does.
+//! Tests of detaching: it closes the device, then every connection, in time whatever the server
+//! does.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::CloseReason;

@@ -1,4 +1,4 @@
-//! Exports of the scripted server besides its first device.
+//! Tests of the exports of the scripted server besides its first device.
 
 use rtrs_core::gateway::Standing;
 use rtrs_core::identity::ExportId;

@@ -1,4 +1,4 @@
-//! Paths that fail and return while they carry IO.
+//! Tests of paths that fail and return while they carry IO.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::{BindMode, LinkOptions};

@@ -1,4 +1,4 @@
-//! Shares of permits and IO rows of each device while others use as much as they can.
+//! Tests of the shares of permits and IO rows of each device while others use as much as they can.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;

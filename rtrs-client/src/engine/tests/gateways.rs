@@ -1,4 +1,5 @@
-//! Two servers that share an export: which one is selected and when, and repeated requests.
+//! Tests of two servers that share an export: which one is selected and when, and repeated
+//! requests.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::gateway::Standing;

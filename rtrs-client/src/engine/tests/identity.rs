@@ -1,4 +1,5 @@
-//! Another server or disk behind the session's address, and the proof that an eviction needs.
+//! Tests of another server or disk behind the session's address, and the proof that an eviction
+//! needs.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::{ExportId, Identity, ServerId};

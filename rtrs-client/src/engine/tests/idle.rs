@@ -1,5 +1,5 @@
-//! Heartbeats of an idle path to a server that accepts announcements: rare while idle, and at the
-//! usual rate from the first request on.
+//! Tests of heartbeats of an idle path to a server that accepts announcements: rare while idle, and
+//! at the usual rate from the first request on.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;

@@ -1,4 +1,4 @@
-//! Successful IO: keys, splitting and permits, and errors reported by the server.
+//! Tests of successful IO: keys, splitting and permits, and errors reported by the server.
 
 use std::collections::BTreeMap;
 

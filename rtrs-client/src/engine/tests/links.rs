@@ -1,4 +1,4 @@
-//! Network changes of the host: paths that are down are tried at once, within limits.
+//! Tests of network changes of the host: paths that are down are tried at once, within limits.
 
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::time::{Duration, Instant};

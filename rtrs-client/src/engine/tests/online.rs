@@ -1,5 +1,5 @@
-//! Paths that are added, removed, disconnected and reconnected under load, and changes of the
-//! policy.
+//! Tests of paths that are added, removed, disconnected and reconnected under load, and changes of
+//! the policy.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Missing proofs: an end that requires one ends the path without it. Proofs themselves are tested
-//! in `tests/sim/proofs.rs`, with the real server.
+//! Tests of missing proofs: an end that requires one ends the path without it. Proofs themselves
+//! are tested in `tests/sim/proofs.rs`, with the real server.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! CHANGED: a device that grows or shrinks, or whose export is removed, during a connected session.
+//! Tests of CHANGED: a device that grows or shrinks, or whose export is removed, during a connected
+//! session.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ExportId;

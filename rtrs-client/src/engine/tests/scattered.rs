@@ -1,4 +1,5 @@
-//! IO whose memory is a list of pieces, as front ends for guests and for vectors submit it.
+//! Tests of IO whose memory is a list of pieces, as front ends for guests and for vectors submit
+//! it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

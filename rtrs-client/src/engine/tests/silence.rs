@@ -1,4 +1,4 @@
-//! Heartbeats: sent, answered, measured, and missed within the configured limit.
+//! Tests of heartbeats: sent, answered, measured, and missed within the configured limit.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::LinkOptions;

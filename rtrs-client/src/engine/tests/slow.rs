@@ -1,5 +1,5 @@
-//! A disk that does not answer behind a path that works: the path stays, and the request is
-//! reported.
+//! Tests of a disk that does not answer behind a path that works: the path stays, and the request
+//! is reported.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::ids::PathId;

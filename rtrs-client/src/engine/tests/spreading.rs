@@ -1,4 +1,4 @@
-//! Distribution of IO over two paths by each policy.
+//! Tests of the distribution of IO over two paths by each policy.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::LinkOptions;

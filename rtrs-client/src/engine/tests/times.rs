@@ -1,4 +1,4 @@
-//! Breakdown of an IO's time, with the server's report of its part.
+//! Tests of the breakdown of an IO's time, with the server's report of its part.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;

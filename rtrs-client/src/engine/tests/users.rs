@@ -1,4 +1,4 @@
-//! Users of a session's other devices, and sessions with several volumes.
+//! Tests of the users of a session's other devices, and sessions with several volumes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Servers that send invalid requests, answers and keys.
+//! Tests of servers that send invalid requests, answers and keys.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::sim::BindMode;

@@ -1,4 +1,4 @@
-//! Several volumes in one session: an event of one volume does not affect the others.
+//! Tests of several volumes in one session: an event of one volume does not affect the others.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::{ExportId, Identity, ServerId};

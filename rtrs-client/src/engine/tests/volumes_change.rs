@@ -1,4 +1,4 @@
-//! Volumes that are added to and closed in a running session.
+//! Tests of volumes that are added to and closed in a running session.
 
 use rtrs_core::block::{BlockDevice, IoOp};
 use rtrs_core::identity::{Identity, ServerId, ServerProcess};

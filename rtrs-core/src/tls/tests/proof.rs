@@ -1,4 +1,4 @@
-//! Proofs: valid ones, and every way in which one is invalid for a path.
+//! Tests of proofs: valid ones, and every way in which one is invalid for a path.
 
 use super::*;
 use crate::fabric::Who;

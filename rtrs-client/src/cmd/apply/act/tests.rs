@@ -1,4 +1,5 @@
-//! Flags of a session that `apply` starts, and requests to a session of several volumes.
+//! Tests of the flags of a session that `apply` starts, and requests to a session of several
+//! volumes.
 
 use std::sync::Arc;
 

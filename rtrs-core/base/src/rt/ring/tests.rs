@@ -1,4 +1,4 @@
-//! Operations over sockets and files, cancellation, sleep and registered memory.
+//! Tests of operations over sockets and files, cancellation, sleep and registered memory.
 
 use std::os::unix::net::UnixStream;
 

@@ -1,5 +1,5 @@
-//! Records around MPA, from a peer that has the keys of a TLS session and otherwise violates the
-//! protocol at will. Part of the fuzz target `tls` (`tls/fuzz.rs`).
+//! Tests of records around MPA, from a peer that has the keys of a TLS session and otherwise
+//! violates the protocol at will. Part of the fuzz target `tls` (`tls/fuzz.rs`).
 //!
 //! The input is a small program: records with frames as in `fuzz.rs`, with raw bytes, of any
 //! content type, with new keys, damaged in transit, or bytes that are not a record. The target

@@ -1,4 +1,4 @@
-//! The example bytes of docs/PROTOCOL.md, as the machine produces and accepts them.
+//! Tests of the example bytes of docs/PROTOCOL.md, as the machine produces and accepts them.
 
 use super::{End, PD, hex, terms};
 use crate::fabric::iwarp::ddp::{self, Untagged};

@@ -1,4 +1,5 @@
-//! Scattered memory: writes from pieces, into pieces, read responses, and the frames of these.
+//! Tests of scattered memory: writes from pieces, into pieces, read responses, and the frames of
+//! these.
 
 use super::{End, PD, Pair, terms};
 use crate::fabric::iwarp::batch::{PARTS_PER_FRAME, SEGMENT_MAX};

@@ -1,5 +1,5 @@
-//! Limits of connections that send no request: their number, their time, and which one is closed to
-//! make room.
+//! Tests of the limits of connections that send no request: their number, their time, and which one
+//! is closed to make room.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};

@@ -1,4 +1,5 @@
-//! The provider over TLS: refused peers and the alerts they receive, and peers that misuse records.
+//! Tests of the provider over TLS: refused peers and the alerts they receive, and peers that misuse
+//! records.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
