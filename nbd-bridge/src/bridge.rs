@@ -50,7 +50,7 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Creates a bridge that serves `device` under `name` on this shard only.
+    /// Creates a bridge that serves `device` under `name` only on this shard.
     ///
     /// # Errors
     /// Same as [`Bridge::seated`].

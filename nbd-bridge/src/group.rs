@@ -9,7 +9,7 @@
 //! its sockets once, so that a close that preceded the connection is seen first, even when unread
 //! bytes of the old connection remain (`Conn::look`).
 //!
-//! A shard that makes no progress holds up new connections only, for at most [`ROUND_TIMEOUT`].
+//! A shard that makes no progress holds up only new connections, for at most [`ROUND_TIMEOUT`].
 //! Then they are closed, since serving them would not be safe. The kernel's connections keep
 //! waiting.
 

@@ -433,7 +433,7 @@ pub(crate) struct PathInfo {
     /// Reason why the connected path does not serve this volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
-    /// Whether that reason, or else that of the last end, is another server or export.
+    /// Whether that reason, or else that of the last end, is a different server or export.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) mismatch: bool,
     /// Whether the path is left out because it is far slower than others.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of a front end on one shard since it was made. Those that a kind of front end does not
-/// have stay 0.
+/// Counters of a front end on one shard since it was created. Those that a kind of front end does
+/// not have stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrontEndStats {

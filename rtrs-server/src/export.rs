@@ -165,7 +165,7 @@ pub enum AddError {
     /// Another export has the same name, apart from leading slashes.
     #[error("there is an export of this name already")]
     NameTaken,
-    /// The name is empty or consists of slashes only.
+    /// The name is empty or consists only of slashes.
     #[error("the name is empty")]
     NoName,
     /// All slots are in use.

@@ -528,7 +528,7 @@ mod tests {
         let state = StateDir::open(Some(&scratch.0), None);
         let epoch = state.epoch("vol", false).unwrap();
         let (before, dir) = (epoch.number(), scratch.0.join("epochs"));
-        // The file can be neither written nor cleared: it is open for reading only, and a directory
+        // The file can be neither written nor cleared: it is open only for reading, and a directory
         // has its place.
         let claims = state.store.as_ref().unwrap().claims.lock();
         let claim = claims.values().find_map(Weak::upgrade).unwrap();

@@ -12,7 +12,7 @@ sk_counted() { # device paths
         rxe_sent "rxa$path" >"$LAB_WORK/after$path"
         idle=$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" |
             awk '{ sent = ($3 - $2 + 16777216) % 16777216 } sent < 50' | wc -l)
-        # The service connection has heartbeats only.
+        # The service connection has only heartbeats.
         expect_num "path $path: every connection for IO sent packets" "$idle" -le 1
         expect_eq "path $path: no connection was replaced" \
             "$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" | wc -l)" "$(($(nproc) + 1))"

@@ -322,7 +322,7 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
     // Nor does a first volume whose socket has no directory, or is not the export that it was.
     let nowhere = socket("none/gone");
     let moved = format!("{}, identity: -/{:032x}", socket("gone"), 7);
-    for (place, why) in [(nowhere, "does not exist; create it"), (moved, "is another disk")] {
+    for (place, why) in [(nowhere, "does not exist; create it"), (moved, "is a different disk")] {
         let file = [file[0].replacen(&socket("gone"), &place, 1)];
         let done = host.with(&file, &["apply"]).code(1).says(why);
         let rows = results(&done);
@@ -362,7 +362,7 @@ fn a_session_without_service_is_reported_and_stays() {
         host.with(&online, &["apply"]).code(1).says("it was changed, and serves no IO: no-path");
     assert_eq!(host.get("vol0", "reconnect-max"), "100ms");
 
-    // Memory of a restarted server is another export.
+    // Memory of a restarted server is a different export.
     let server = Server::builder().export("vol0=mem:16M").listen(&host.paths[0]);
     host.server = Some(server.start());
     serves_no_io(&host, &online, "identity-mismatch");

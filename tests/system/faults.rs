@@ -94,7 +94,7 @@ fn a_server_kill_and_restart_causes_only_a_pause() {
     scene.end();
 }
 
-/// Shuts the first of two paths in these directions until it is given up, then opens it again.
+/// Shuts the first of two paths in these directions until it is given up, then reopens it.
 fn silent(ways: &[Way], what: &str) {
     let scene = Scene::proxied(2, &[]);
     let mut longest = Vec::new();

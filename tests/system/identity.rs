@@ -219,7 +219,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     let moved = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     assert_ne!(moved, identity);
     assert_eq!(first_byte(client.front()), Some(byte));
-    // The option applied to the attach only: from then on the session stays with its server.
+    // The option applied only to the attach: from then on the session stays with its server.
     new.crash();
     let old = disks.server("one", "a", 0);
     refused(&client, 0, "it is server ");

@@ -99,7 +99,7 @@ fn state(server: &Server, name: &str) -> String {
     found["state"].as_str().expect("a state").to_owned()
 }
 
-/// A virtual machine that is restarted lets go of its image for a moment.
+/// A virtual machine that restarts releases its image for a moment.
 #[test]
 fn an_image_is_opened_once_its_holder_has_released_it_for_good() {
     let scratch = Scratch::new();

@@ -30,7 +30,7 @@ impl Volume {
         volume
     }
 
-    /// Kills the server, which loses the content of the export, and starts it again.
+    /// Kills the server, which loses the content of the export, and restarts it.
     fn restart_server(&mut self) {
         self.server.take().into_iter().for_each(Server::crash);
         let server = Server::builder().export(&self.export).export("vol1=mem:16M");

@@ -48,7 +48,7 @@ pub(super) fn parse(text: &str) -> Exposition {
     Exposition::parse(text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
-/// Checks that a text has declared metrics only, with their types and labels.
+/// Checks that a text has only declared metrics, with their types and labels.
 pub(super) fn assert_declared(exposition: &Exposition, metrics: &[&Metric]) {
     for family in &exposition.0 {
         let metric = metrics.iter().find(|metric| metric.name == family.name);

@@ -212,7 +212,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     let _ = place.nbdinfo("tls").ok();
     // A revoked certificate, without a restart.
     let wait_admitted = |admitted: bool| {
-        wait_for("the list to be read again", COMMAND_TIME_MAX, || {
+        wait_for("the list to be reread", COMMAND_TIME_MAX, || {
             ((place.nbdinfo("tls").code == Some(0)) == admitted).then_some(())
         });
     };
@@ -221,7 +221,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     place.authority.revoke(&tls, &[]);
     wait_admitted(true);
     fs::remove_file(tls.join("ca-crl.pem")).expect("the list");
-    // Time to read it again.
+    // Time to reread it.
     std::thread::sleep(Duration::from_millis(1100));
     let _ = place.nbdinfo("tls").ok();
     place.finish();

@@ -1,5 +1,5 @@
 //! Tests of `rtrs-client save`: no volume is lost from the file, and its volumes return to their
-//! exports, also those of random sessions after a restart of the host.
+//! exports, including those of random sessions after a restart of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

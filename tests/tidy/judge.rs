@@ -226,7 +226,7 @@ pub(crate) fn long_lines(path: &str, text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns paths that exist on one machine only, and hosts of package registries.
+/// Returns paths that exist only on one machine, and hosts of package registries.
 pub(crate) fn foreign_places(text: &str) -> Vec<(usize, &'static str)> {
     const PATHS: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
     const HOSTS: [&str; 6] = [

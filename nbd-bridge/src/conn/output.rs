@@ -92,7 +92,7 @@ impl Output {
         let Self { replies, dropped, cut_short, .. } = self;
         let before = replies.len();
         replies.retain(|row| {
-            // The rest of a simple reply may not fail anymore.
+            // The rest of a simple reply can no longer fail.
             let drops = *cut_short != Some(*row) && drop(*row);
             dropped.extend(drops.then_some(*row));
             !drops

@@ -30,7 +30,7 @@ pub(crate) const OPTIONS_MAX: u32 = 1024;
 /// Maximum number of bytes from the client in one handshake, including announced option data.
 pub(crate) const RECEIVED_MAX: u64 = 1 << 20;
 
-/// The exports that clients may see. Used during the handshake only.
+/// The exports that clients may see. Used only during the handshake.
 pub trait Exports {
     /// Calls `visit` for every export, in a stable order.
     fn list(&self, visit: &mut dyn FnMut(&ExportInfo));

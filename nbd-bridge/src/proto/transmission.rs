@@ -63,7 +63,7 @@ pub struct Validated {
     pub no_hole: bool,
     /// Write zeroes must fail with [`NbdError::NotSup`] unless it is quicker than a write.
     pub fast_only: bool,
-    /// Block status needs to report the first extent only.
+    /// Block status needs to report only the first extent.
     pub one: bool,
     /// The read must be answered with one chunk.
     pub one_chunk: bool,

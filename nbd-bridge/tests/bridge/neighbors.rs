@@ -114,7 +114,7 @@ impl Many {
     }
 }
 
-/// A read that may not be split waits, and gets its memory when others have held it for too long.
+/// A read that must not be split waits, and gets its memory when others have held it for too long.
 #[test]
 fn a_long_chunk_gets_memory_despite_a_hanging_volume() {
     let mut many = Many::new(3, config());

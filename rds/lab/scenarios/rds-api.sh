@@ -6,7 +6,7 @@
 # groups: rds ours
 # guest: spoiled
 
-# Prints the names of results that differ between two outputs, or are in one only.
+# Prints the names of results that differ between two outputs, or are in only one.
 different() { # output output
     awk '/^#/ { next } FNR == NR { of[$1] = $2; next } { there[$1] }
         of[$1] != $2 { print $1 } END { for (name in of) if (!(name in there)) print name }' \

@@ -1,4 +1,4 @@
-//! Tests of send and receive buffers of programs: payload only, until it is acknowledged or read,
+//! Tests of send and receive buffers of programs: only payload, until it is acknowledged or read,
 //! with the numbers of the kernel.
 
 use crate::preload::python;

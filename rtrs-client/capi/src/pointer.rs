@@ -69,8 +69,8 @@ impl<T> Handle<T> {
     /// Frees an object that [`Out::give`] has returned to the program. Does nothing for NULL.
     pub(crate) fn free(self) {
         if !self.0.is_null() {
-            // SAFETY: by the rules of this module, the object was made by `Out::give`, and this is
-            // its last use.
+            // SAFETY: by the rules of this module, the object was created by `Out::give`, and this
+            // is its last use.
             drop(unsafe { Box::from_raw(self.0) });
         }
     }
@@ -88,7 +88,8 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Gives an object to the program, which frees it with [`Handle::free`]. `clear` has succeeded.
+    /// Passes an object to the program, which frees it with [`Handle::free`]. `clear` has
+    /// succeeded.
     pub(crate) fn give(&self, object: T) {
         self.set(Box::into_raw(Box::new(object)));
     }

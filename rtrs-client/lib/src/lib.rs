@@ -27,9 +27,9 @@
 //! and [`Queue::poll`] returns a [`Completion`] with the memory of the request.
 //!
 //! # Memory
-//! A request owns its memory, a [`Buffer`], until it completes. Buffers are made of vectors without
-//! a copy. Over TCP and TLS data is sent from them and received into them; over RDMA it is copied
-//! through registered memory, `queue-depth` times `io-max` bytes for each queue.
+//! A request owns its memory, a [`Buffer`], until it completes. Buffers are made from vectors
+//! without a copy. Over TCP and TLS data is sent from them and received into them; over RDMA it is
+//! copied through registered memory, `queue-depth` times `io-max` bytes for each queue.
 //!
 //! # Threads and processes
 //! A [`Queue`] can be moved to another thread, but not shared; a [`Volume`] can be shared. After

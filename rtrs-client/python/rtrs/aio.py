@@ -291,7 +291,7 @@ class Volume(BaseVolume):
         return self._events.popleft()
 
     def _note_event(self, ended: asyncio.Future[Event | None]) -> None:
-        """Keeps an event, also if its waiter has been canceled."""
+        """Keeps an event, even if its waiter has been canceled."""
         self._watching = None
         if not ended.cancelled() and ended.exception() is None:
             found = ended.result()

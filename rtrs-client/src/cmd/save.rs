@@ -145,7 +145,7 @@ impl Saved {
 }
 
 /// Adds the export that the volume is bound to, so that the next attach accepts no other. Memory of
-/// a restarted server is another export.
+/// a restarted server is a different export.
 fn with_identity(mut plan: AttachPlan, status: &Status) -> AttachPlan {
     let bound = status.identity.map(|identity| UsedExport { identity, memory: status.memory });
     let identity = &mut plan.session.settings.identity;

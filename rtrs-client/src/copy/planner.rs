@@ -106,7 +106,7 @@ pub(super) struct Piece {
 pub(super) struct PieceSizes {
     /// Longest piece with data.
     pub(super) data: u64,
-    /// Longest piece that is a hole of the source only.
+    /// Longest piece that is a hole only in the source.
     pub(super) zeroes: u64,
 }
 

@@ -122,7 +122,7 @@ pub(crate) fn connect(
     Ok(device)
 }
 
-/// Lets udev make the links of the device, and waits for that.
+/// Lets udev create the links of the device, and waits for that.
 pub(crate) fn announce(device: &KernelDevice) {
     device.announce();
     if !settle(UDEV_PATIENCE) {

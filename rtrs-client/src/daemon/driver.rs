@@ -33,7 +33,7 @@ use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket};
 /// Message to a shard, from another shard or from the rest of the process.
 pub(crate) enum Message {
     Engine(ClientMessage),
-    /// Gives a socket to the front end of a device.
+    /// Passes a socket to the front end of a device.
     Socket(DeviceIndex, FrontSocket),
     /// Adds the front end of an added device, which may carry the kernel's IO.
     AddFront {

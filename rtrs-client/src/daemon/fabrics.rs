@@ -90,7 +90,7 @@ impl FabricRegistry {
         self.first.iter().map(|scheme| Ok((*scheme, self.make(*scheme, ring)?))).collect()
     }
 
-    /// Makes sure that providers of a scheme can be made.
+    /// Makes sure that providers of a scheme can be created.
     pub(crate) fn open(&self, scheme: Scheme) -> Result<(), String> {
         if scheme == Scheme::Rdma && self.rdma.get().is_none() {
             let opened = Rdma::open().map_err(|missing| missing.to_string())?;
@@ -102,7 +102,7 @@ impl FabricRegistry {
         Ok(())
     }
 
-    /// Makes one shard's provider of a scheme.
+    /// Creates one shard's provider of a scheme.
     pub(crate) fn make(&self, scheme: Scheme, ring: &Rc<Ring>) -> io::Result<Box<dyn Fabric>> {
         let (shared, iwarp) = (Arc::clone(&self.shared), self.iwarp.clone());
         match (scheme, self.rdma.get()) {

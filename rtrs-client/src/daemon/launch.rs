@@ -173,7 +173,7 @@ impl ShardHandle {
         Ok(())
     }
 
-    /// Returns the shards for which front ends are made.
+    /// Returns the shards for which front ends are created.
     fn wake(senders: &[Sender<Message>]) -> Shards {
         let count = u16::try_from(senders.len()).unwrap_or(u16::MAX);
         let senders = senders.to_vec();

@@ -127,7 +127,7 @@ fn add_ops(out: &mut Samples, [volume, export]: Labels<'_>, total: &DeviceStats)
     }
 }
 
-/// Adds the breakdown of times for the session only: five parts of each of many paths would be too
+/// Adds the breakdown of times only for the session: five parts of each of many paths would be too
 /// many samples.
 fn add_parts(out: &mut Samples, [volume, export]: Labels<'_>, reports: &[ClientShardReport]) {
     let mut total = Parts::default();

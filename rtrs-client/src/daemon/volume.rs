@@ -334,7 +334,7 @@ mod tests {
             assert!(error.starts_with("cannot attach: the dead process used "), "{error}");
             assert_eq!(pin(&plan(front, Some(GIVEN), true)), Ok(None), "{front}");
         }
-        // Memory of a restarted server is another export.
+        // Memory of a restarted server is a different export.
         saved.save_export(UsedExport { identity: left, memory: true });
         let server = Pinned { export: None, ..left };
         assert_eq!(pin(&plan("socket: /s", None, false)), Ok(Some(server)));

@@ -465,7 +465,7 @@ impl AttachPlan {
         Ok(Settings { session: session.settings, attach: settings.attach, place, bench })
     }
 
-    /// Returns the settings from which this plan can be made again, given the same name.
+    /// Returns the settings from which this plan can be recreated, given the same name.
     pub(crate) fn printed(&self) -> Settings {
         let run_dir = Some(self.run_dir.path().to_path_buf());
         Settings {

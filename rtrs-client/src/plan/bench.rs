@@ -55,7 +55,7 @@ impl BenchPlan {
         Ok(Self { session, settings: set, block_bytes, run_dir, output })
     }
 
-    /// Returns the settings from which this plan can be made again, given the same name and output.
+    /// Returns the settings from which this plan can be recreated, given the same name and output.
     pub(crate) fn printed(&self) -> Settings {
         let SessionPlan { name, export_name, .. } = &self.session;
         let export = Some(export_name.clone()).filter(|export| export != name);

@@ -390,7 +390,7 @@ fn plan(name: &str, map: Mapping, run_dir: &RunDir) -> Result<AttachPlan, Error>
     AttachPlan::new(name, settings, Output::Text)
 }
 
-/// Returns the session for the file from which this plan can be made, without default values.
+/// Returns the session for the file from which this plan can be created, without default values.
 pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     let (name, run_dir) = (&plan_wanted.session.name, &plan_wanted.run_dir);
     let mut map = print(&plan_wanted.session.settings);
@@ -426,7 +426,7 @@ fn names_in_file(plan: &AttachPlan) -> Mapping {
     names
 }
 
-/// Returns the session for the file from which the plans of these volumes can be made, without
+/// Returns the session for the file from which the plans of these volumes can be created, without
 /// default values. The volumes stay in their order, except that the first is one whose settings the
 /// others inherit. Also returns the names of volumes that differ from what they inherit.
 pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {

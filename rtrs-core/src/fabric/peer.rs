@@ -84,7 +84,7 @@ impl Proof {
     }
 }
 
-/// Compares the evidence only, regardless of when it was checked.
+/// Compares only the evidence, regardless of when it was checked.
 impl PartialEq for Proof {
     fn eq(&self, other: &Self) -> bool {
         self.chain == other.chain

@@ -249,7 +249,7 @@ fn raw_keys_identify_both_ends() {
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     let (_, at_server) = handshake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
-    // The server is another one, or the client is unknown.
+    // The server is a different one, or the client is unknown.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
     let text = failure(handshake(&pinned, &known).1);
     assert_eq!(text, "the client does not know the key of this server: its server-key differs");

@@ -191,7 +191,7 @@ pub struct OpenRspTail {
     pub secret: EvictionSecret,
     /// State of the server as a gateway, if the export can move between servers. A client that does
     /// not support this ([`ClientExtensions::gateways`](super::ClientExtensions::gateways)) can
-    /// open active ones only.
+    /// open only active ones.
     pub standing: Option<Standing>,
 }
 

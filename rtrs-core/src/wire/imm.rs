@@ -50,7 +50,7 @@ pub enum Imm {
     /// HB_ACK: answer to HB_MSG.
     HeartbeatAck,
     /// CHANGED, server to client, an extension: the size of this device has changed, or its export
-    /// was removed. The client must open the export again. Sent only to a client that supports it.
+    /// was removed. The client must reopen the export. Sent only to a client that supports it.
     Changed {
         /// ID of the device in the session, below 2^28.
         device: u32,

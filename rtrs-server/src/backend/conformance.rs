@@ -518,5 +518,5 @@ fn a_dropped_device_releases_memory(source: &dyn BlockSource) {
         ring.turn_or_sleep(Some(Duration::from_millis(5))).expect("the ring turns");
     }
     let mut again = Rig::on(ring, source, 0);
-    assert_eq!(again.read(0, block).len(), block, "the core can open it again");
+    assert_eq!(again.read(0, block).len(), block, "the core can reopen it");
 }

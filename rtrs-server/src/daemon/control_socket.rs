@@ -456,8 +456,8 @@ enum FirstFlush {
     Failed(io::Error),
 }
 
-/// Flushes all exports after their last request. If an earlier flush is still running, waits for
-/// it too: a loss is reported to one flush only.
+/// Flushes all exports after their last request. If an earlier flush is still running, waits for it
+/// too: a loss is reported to only one flush.
 fn last_flush(
     earlier: Option<FirstFlush>,
     exports: &Arc<ExportTable>,

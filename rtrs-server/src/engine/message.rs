@@ -251,7 +251,7 @@ pub enum ControlMessage {
     },
     /// Result of a finder: the export, or the errno of the open.
     Found(Box<(Search, Result<Arc<Export>, u16>)>),
-    /// A signature was made or checked for a path.
+    /// A signature was created or verified for a path.
     Proof(Box<ProofDone>),
     /// No requests of a session that closed an export remain on this shard.
     Retired {

@@ -21,7 +21,7 @@ pub trait WriterStore: fmt::Debug + Send + Sync {
     fn save(&self, lists: &WriterLists);
 }
 
-/// Hash of a session's ID, because the ID itself is known to the client and the server only.
+/// Hash of a session's ID, because the ID itself is known only to the client and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionHash(pub u64);
 

@@ -82,7 +82,7 @@ scenario() {
     cell kernel-client "a server with keys: admitted only by kernel@NETWORK"
     assert_true "a known key attaches again" attach vol --path "$PORTAL" --device auto "${known[@]}"
     assert_true "its key leaves the list" sed -i 's/^db1 /#/' "$LAB_WORK/clients"
-    assert_true "the server reads it again" timeout 20 rtrs-server reload
+    assert_true "the server rereads it" timeout 20 rtrs-server reload
     assert_within 20 "its path is gone" are_connected vol 0
     expect_match "the client gives the reason" "$(client_json status vol '.paths[0].last_error')" \
         "does not accept this client|lost|closed"

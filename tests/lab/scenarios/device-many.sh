@@ -19,7 +19,7 @@ scenario() {
         >server.out 2>server.log &
     SERVER=$!
     assert_within 20 "the server listens" grep -q listening server.out
-    # The kernel is slow to make the threads that read the devices' sockets.
+    # The kernel is slow to create the threads that read the devices' sockets.
     for number in 1 2 3 4; do
         (while :; do :; done) &
         burners+=($!)

@@ -31,7 +31,7 @@ scenario() {
     local disk pki=$LAB_WORK/pki
     disk=$(brd_disk 64) || exit 1
     modprobe nbd nbds_max=2 max_part=8
-    assert_true "certtool makes the certificates" certificates
+    assert_true "certtool creates the certificates" certificates
     start_server --export "vol0=$disk" --listen tcp://10.0.0.2:1234
     assert_true "the volume attaches with an NBD server over TLS" attach vol0 \
         --path tcp://10.0.0.1@10.0.0.2 --listen 127.0.0.1:10809 --nbd-tls require \

@@ -162,8 +162,8 @@ other_disk() {
     kill -9 "$(holder)" "$SERVER"
     wait $SERVER
     serve
-    expect_match "a takeover with another disk is refused" \
-        "$(attach 2>&1)" 'another'
+    expect_match "a takeover with a different disk is refused" \
+        "$(attach 2>&1)" 'a different'
     expect_true "the device is still connected" test -e /sys/block/nbd0/pid
     assert_true "--accept-new-identity allows the takeover" attach --accept-new-identity
     expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct

@@ -92,7 +92,7 @@ fn connections_that_do_not_match_their_path() {
     let mut beside = Peer::up(scene.server, PeerOptions { local: 9, ..second }, "fits");
     beside.check_alive("a second path");
     peer.check_alive("a second path");
-    // The path's UUID in another session is another path.
+    // The path's UUID in another session is a different path.
     let other = PeerOptions { path: options.path, ..scene.options() };
     let mut other = Peer::up(scene.server, other, "other");
     other.check_alive("a uuid that another session has too");

@@ -283,7 +283,7 @@ impl Cluster {
         saved
     }
 
-    /// Kills the server while it saves an epoch, in some runs, and starts it again soon.
+    /// Kills the server while it saves an epoch, in some runs, and restarts it soon.
     pub(super) fn kill_while_saving(&mut self, now: Instant) -> Result<(), Failure> {
         if self.kept.kills(now) && !self.server.is_empty() {
             self.act(Act::StopServer { power: false })?;

@@ -157,8 +157,8 @@ fn change_in_order(
     Ok(())
 }
 
-/// Detaches a volume and attaches it again. Anything that would prevent the attach is found before
-/// the detach.
+/// Detaches a volume and reattaches it. Anything that would prevent the attach is found before the
+/// detach.
 fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error> {
     let session = turn.session;
     wanted.plan.session.check()?;

@@ -260,7 +260,7 @@ impl Channel {
         };
         let received = matches!(wc.op, WcOp::Recv | WcOp::RecvRdmaWithImm);
         let event = service.on_completion(wc, fabric);
-        // A heartbeat from the server tests one direction only: it would be sent even if nothing
+        // A heartbeat from the server tests only one direction: it would be sent even if nothing
         // from this end arrived. Answers to this end's heartbeats are counted separately from use.
         let beat =
             matches!(event, Ok(ServiceEvent::HeartbeatAsked | ServiceEvent::HeartbeatAnswered));

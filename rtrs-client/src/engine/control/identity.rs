@@ -44,7 +44,7 @@ pub(crate) enum Mismatch {
 }
 
 impl Mismatch {
-    /// Whether it is another server, which no volume of the session can use.
+    /// Whether it is a different server, which no volume of the session can use.
     pub(super) fn is_of_server(self) -> bool {
         matches!(self, Self::Server { .. } | Self::NewServer)
     }
@@ -168,7 +168,7 @@ impl PinnedExport {
         self.opened_at = Some((id, process));
     }
 
-    /// Whether the last open was at this server. A server without an ID is another one after a
+    /// Whether the last open was at this server. A server without an ID is a different one after a
     /// restart.
     pub(super) fn was_open_at(&self, id: Option<ServerId>, process: ServerProcess) -> bool {
         self.opened_at.is_some_and(|(last, at)| match (last, id) {

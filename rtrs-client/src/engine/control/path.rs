@@ -443,7 +443,7 @@ impl Path {
                     self.attempts.begin_anew(ctx.now);
                 }
             },
-            // `Standby` occurs in listings only.
+            // `Standby` occurs only in listings.
             PathState::Gone | PathState::Standby => {
                 return Err(ChangeError::PathEnded(self.channel.name().to_owned()));
             }

@@ -158,7 +158,7 @@ impl Paths {
     /// Whether another path is asking the server to create the session. Two paths that ask at the
     /// same time can get a session each from a kernel server (6.1, rtrs-srv.c:get_or_create_srv
     /// does not hold its lock from the look-up to the insertion). A server that does not answer
-    /// delays the others for a limited time only.
+    /// delays the others only for a limited time.
     pub(super) fn another_opens_the_session(&self, now: Instant, id: PathId) -> bool {
         let opens = |path: &Path| {
             path.state() == PathState::Connecting

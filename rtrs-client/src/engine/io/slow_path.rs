@@ -38,7 +38,7 @@ const GOOD_RATIO: u64 = 2;
 const GOOD_NANOS: u64 = SLOW_NANOS / 2;
 /// Number of good windows that bring a path back; a bad one cancels two.
 const GOOD_WINDOWS: u32 = 4;
-/// Minimum and maximum time between two requests on a path for comparison only.
+/// Minimum and maximum time between two requests that a path gets only for comparison.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
 /// Limits of such requests: one in this number of those in flight, and this number at once.

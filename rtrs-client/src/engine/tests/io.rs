@@ -260,7 +260,7 @@ fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
         assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "599040 bytes of 126976 at most");
         assert!(cleared.iter().all(|(op, header)| *op == wanted && header.rw.is_fua()));
 
-        // Fast zeroes may not be emulated, and no server has promised them.
+        // Fast zeroes must not be emulated, and no server has promised them.
         let flags = IoFlags { fast_only: true, ..IoFlags::default() };
         let quick = fixture.submit_io(1, TestIo::new(IoOp::WriteZeroes, 0, 512).flags(flags));
         fixture.drain(SEC);

@@ -367,7 +367,7 @@ fn a_path_to_the_address_of_another_is_refused() {
     let refused = fixture.change(alias(0, &["other"])).expect_err("a duplicate").to_string();
     assert!(refused.starts_with("path alias would duplicate path path0"), "{refused}");
     assert_eq!(names(&fixture), ["path0"]);
-    // From another address of this host it is another path, as is one to a further address.
+    // From another address of this host it is a different path, and so is one to a further address.
     let other = PathTarget { local: None, ..target(0) };
     assert!(!other.duplicates(&target(0)) && !target(0).duplicates(&other));
     let both = [target(0), target(1)].iter().flat_map(|path| path.remotes.clone()).collect();

@@ -62,7 +62,7 @@ fn a_device_that_grows_is_used_at_once() {
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::Ok));
     fixture.read(1, 2 * OLD - 4096, 4096);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
-    // Over one path only, as if the other notification was lost.
+    // Only over one path, as if the other notification had been lost.
     fixture.set_size(3 * OLD);
     fixture.send_changed(1);
     fixture.run(200 * MS);

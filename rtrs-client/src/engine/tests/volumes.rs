@@ -311,7 +311,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     assert_eq!(fixture.client.control.failure(), None);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     fixture.read(0, 0, 4096);
-    // Paths that return do not open it again.
+    // Paths that return do not reopen it.
     let opens = fixture.server.more.named("vol1").opens;
     fixture.restart_path(0);
     fixture.read(1, 0, 4096);
@@ -386,7 +386,7 @@ fn a_flush_and_its_reports_concern_only_its_volume() {
         fixture.drain(SEC);
         fixture.client.status(tag)
     };
-    // A failed flush is a loss of its volume only; its paths and the other volume continue.
+    // A failed flush is a loss only of its volume; its paths and the other volume continue.
     fixture.submit(0, IoOp::Write, 0, 4096);
     fixture.drain(SEC);
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);

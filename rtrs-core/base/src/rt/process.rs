@@ -391,7 +391,7 @@ pub fn become_account(account: &Account) -> io::Result<()> {
 }
 
 /// While this guard exists, its thread opens, creates and removes files as an account, with the
-/// rights of that account only; created files belong to the account. Threads started meanwhile do
+/// rights only of that account; created files belong to the account. Threads started meanwhile do
 /// so permanently.
 #[derive(Debug)]
 pub struct FilesAs {

@@ -13,7 +13,7 @@ pub fn parse_address(text: &str) -> Option<SocketAddr> {
     }
     let (inner, port) = text.strip_prefix('[')?.rsplit_once("]:")?;
     let (ip, _) = inner.split_once('%')?;
-    // Numeric, so that the system resolves the zone only.
+    // Numeric, so that the system resolves only the zone.
     ip.parse::<Ipv6Addr>().ok()?;
     (inner, port.parse().ok()?).to_socket_addrs().ok()?.next()
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::fabric::{Access, FabricError, Sge};
 
-/// Domain number and local key, since keys are unique per device only.
+/// Domain number and local key, since keys are unique only per device.
 type Key = (u64, u32);
 
 #[derive(Clone, Copy, Debug)]

@@ -177,7 +177,7 @@ mod tests {
         let torn = torn.recv_timeout(PATIENCE).unwrap();
         let here = thread::current().id();
         let names = made.iter().map(|(name, thread)| {
-            assert_ne!(thread, here, "{name} was made on the thread that asked");
+            assert_ne!(thread, here, "{name} was called on the thread that asked");
             name
         });
         (names.collect(), torn)

@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn unrelated_failures_leave_windows_untried() {
         let tried = [
-            // Memory may not be locked.
+            // Memory cannot be locked.
             StandIn { register: Some(libc::ENOMEM), ..StandIn::default() },
             // Another process uses all windows.
             StandIn { alloc: Some(libc::ENOMEM), ..StandIn::default() },

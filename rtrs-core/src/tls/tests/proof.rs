@@ -231,7 +231,7 @@ fn other_versions_and_signature_schemes_are_refused() {
     let later = ChallengeRsp { version: 2, ..answer.clone() };
     client.answer(facts(), None, &challenge, &later).expect_err("a later version");
     let good = client.answer(facts(), None, &challenge, &answer).unwrap();
-    // RSA with PKCS#1, which TLS 1.3 permits for certificates only; the wrong curve; invalid
+    // RSA with PKCS#1, which TLS 1.3 permits only for certificates; the wrong curve; invalid
     // values.
     for scheme in [0x0401, 0x0403, 0x0000, 0xffff_u16] {
         let proof = SignedProof { scheme, ..SignedProof::decode(&good).unwrap() };

@@ -263,7 +263,7 @@ impl BlockSource for FileSource {
         // the flush of a client must not miss it because it was reported here.
         match (open_again(&self.shared.file), &self.shared.spare) {
             (Ok(file), _) => file.sync_data(),
-            // A server that has dropped its privileges may not be able to open it again. The spare
+            // A server that has dropped its privileges may not be able to reopen it. The spare
             // descriptor can report a failure that a client knows already, but never hides one.
             (Err(_), Some(spare)) => spare.sync_data(),
             (Err(error), None) => Err(error),

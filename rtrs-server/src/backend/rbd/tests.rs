@@ -62,7 +62,7 @@ fn an_image_is_identified_by_its_id() {
     ceph.run("rbd", &["rename", "rbd/known", "rbd/renamed"]);
     assert_eq!(id("rbd:rbd/renamed,ro"), known);
     assert!(!known.is_weak() && id("rbd:rbd/other,ro") != known);
-    assert_ne!(id("rbd:rbd/renamed@s,ro"), known, "a snapshot is another disk");
+    assert_ne!(id("rbd:rbd/renamed@s,ro"), known, "a snapshot is a different disk");
 }
 
 #[test]

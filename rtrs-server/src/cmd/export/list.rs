@@ -84,7 +84,7 @@ fn target_text(state: ExportState) -> &'static str {
              was renamed, rename it back\n"
         }
         ExportState::Cut => {
-            "  its target was made shorter: the size is the old one, and IO beyond the end of the \
+            "  its target was truncated: the size is the old one, and IO beyond the end of the \
              target fails; restore it, or accept its size with `export resize` (with --force while \
              it is open)\n"
         }

@@ -24,7 +24,7 @@ pub struct ResizeArgs {
 
     /// Make it smaller: data beyond the new end is lost
     ///
-    /// Also accepts a file or disk that was made shorter while sessions have it open.
+    /// Also accepts a file or disk that was truncated while sessions have it open.
     #[arg(long)]
     pub force: bool,
 

@@ -19,7 +19,7 @@ const DELAY_MIN: Duration = Duration::from_secs(1);
 const DELAY_MAX: Duration = Duration::from_secs(30);
 /// Maximum time between looks whether another program still holds an image.
 const HELD_DELAY_MAX: Duration = Duration::from_secs(60);
-/// Time after which an image that its holder has let go of must still be free.
+/// Time after which an image that its holder has released must still be free.
 const STILL_FREE: Duration = Duration::from_secs(10);
 /// Time after which an attempt that still runs is reported.
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);

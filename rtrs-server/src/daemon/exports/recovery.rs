@@ -6,8 +6,8 @@
 //! clients wait, and `rtrs-client attach --retry-for` tries again.
 //!
 //! An image that another program holds is only looked at until it has been free for some time: a
-//! virtual machine that is restarted lets go of its image for a moment, in which the server must
-//! not take it. Commands and reloads open it at once.
+//! virtual machine that restarts releases its image for a moment, in which the server must not take
+//! it. Commands and reloads open it at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
 }
 
 /// Starts to open the target of an export that has failed for this reason. An image that another
-/// program has held is only looked at, unless the program has let go of it before.
+/// program has held is only looked at, unless the program has released it before.
 fn begin_careful_attempt(
     exports: &Exports,
     spec: &ExportSpec,

@@ -118,7 +118,7 @@ fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A deleted file in whose place is another one. That is known once it was examined.
+/// A deleted file that has been replaced by another one. That is known once it has been examined.
 #[derive(Debug)]
 struct Deleted {
     memory: MemorySource,

@@ -27,7 +27,7 @@ pub(super) fn targets(passed: &[PassedSocket], scheme: Scheme) -> Vec<Target> {
 /// Logs the sockets that no portal uses.
 ///
 /// # Errors
-/// [`ErrorKind::Listen`] if one has the address of an RDMA portal only.
+/// [`ErrorKind::Listen`] if one has the address of a portal that is only for RDMA.
 pub(super) fn check(passed: &[PassedSocket], targets: &[Target]) -> Result<(), Error> {
     let is_used = |socket: &&PassedSocket| {
         targets.iter().any(|target| target.scheme != Scheme::Rdma && is_at(socket, target))

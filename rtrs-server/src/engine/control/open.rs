@@ -62,7 +62,7 @@ impl Opens {
 
     /// Processes OPEN of a name with this result of its lookup, from a session with this name.
     /// Returns `None` if the finder was asked, whose answer arrives as a message, or the examiner,
-    /// which sends the request again.
+    /// which resends the request.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
@@ -105,7 +105,7 @@ impl Opens {
     }
 
     /// Whether an open requests an export that was removed while the session had it open. Even if
-    /// the name is in use again, it is another export.
+    /// the name is in use again, it is a different export.
     pub(super) fn is_removed(&self, session: SessionId, name: &Name, mode: OpenMode) -> bool {
         mode.compares && self.removed.contains(session, name.as_bytes())
     }
@@ -328,7 +328,7 @@ impl Opens {
         }
     }
 
-    /// Gives back the exports that an ended session had open.
+    /// Returns the exports that an ended session had open.
     pub(super) fn session_ended(
         &mut self,
         session: &SessionShared,

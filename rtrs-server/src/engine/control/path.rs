@@ -224,7 +224,7 @@ impl Path {
         Some(deadline)
     }
 
-    /// Announces that a device changed its size or was removed, so the client must open it again.
+    /// Announces that a device changed its size or was removed, so the client must reopen it.
     /// Nothing is sent on a path that does not serve yet or whose client has not authenticated,
     /// because it opens the device later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {

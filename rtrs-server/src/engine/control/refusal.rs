@@ -74,7 +74,7 @@ pub(crate) enum Refusal {
     /// The server stops.
     #[error("the server stops")]
     Stopping,
-    /// The server answers pings only.
+    /// The server answers only pings.
     #[error("the server answers pings only (--ping-only)")]
     PingOnly,
     /// The operator evicted the session.

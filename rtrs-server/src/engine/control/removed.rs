@@ -1,7 +1,7 @@
 //! Exports that sessions had open when the operator removed them by force.
 //!
 //! Such a session continues with its other exports. A client that compares what it opens ends its
-//! device permanently when it learns of the removal (EIDRM). It must not open the name again, even
+//! device permanently when it learns of the removal (EIDRM). It must not reopen the name, even
 //! after it has lost all its paths, because another export may have the name by then. A kernel
 //! client does not support such an end; it opens the export that has the name when it reconnects,
 //! as after a restart of the server. The session's unflushed writes are kept for that (`ended.rs`).
@@ -25,7 +25,7 @@ struct RemovedOpen {
     export: Known,
     /// Device ID of the export, until the session ends or closes it.
     device: Option<DeviceId>,
-    /// Whether the client may not open the name again.
+    /// Whether the client may not reopen the name.
     refused: bool,
 }
 

@@ -1,7 +1,7 @@
 //! A disk with a volatile cache. Each IO takes effect, and later completes, when the test requests
 //! it.
 //!
-//! A failed sync drops the contents of the cache and reports that to this sync only, as Linux does
+//! A failed sync drops the contents of the cache and reports that only to this sync, as Linux does
 //! with write-back errors.
 
 use std::collections::VecDeque;

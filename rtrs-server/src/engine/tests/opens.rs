@@ -195,7 +195,7 @@ fn overwrite(fixture: &mut Fixture, new: &mut Peer) {
 fn an_export_is_released_when_the_last_write_before_the_close_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut old, mut new) = closed_over_a_write(&mut fixture);
-    // No more of its requests begin, and it cannot open the export again until then.
+    // No more of its requests begin, and it cannot reopen the export until then.
     old.send_write((2, 8), io(Rw::WRITE, 0, 512), &[3; 512]);
     assert_eq!(old.reply(&mut fixture).errno, errno::ENOTCONN);
     let opened = old.open_device(&mut fixture, "vol", AccessMode::ReadOnly);

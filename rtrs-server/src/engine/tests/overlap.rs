@@ -186,7 +186,7 @@ fn a_replay_waits_for_its_original_but_other_requests_do_not() {
     b.send_read((1, 6), io(Rw::READ, 8, 512));
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     assert_eq!(waiting(&fixture), (0, 0));
-    // Now the client sends the same write again.
+    // Now the client resends the same write.
     change(&mut b, (2, 6), write(1), 8..16);
     fixture.pass(50 * MS);
     assert_eq!((b.replies(&mut fixture), waiting(&fixture)), (vec![], (1, 1)));

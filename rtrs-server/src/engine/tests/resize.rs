@@ -64,7 +64,7 @@ fn every_path_is_notified_once_until_it_reopens() {
     fixture.resize(4 * OLD);
     assert_eq!(first.immediates(&mut fixture), []);
     assert_eq!(open_again(&mut first, &mut fixture), Ok(4 * OLD));
-    // A later change is announced on this path only.
+    // A later change is announced only on this path.
     fixture.resize(5 * OLD);
     assert_eq!(first.immediates(&mut fixture), [CHANGED]);
     assert_eq!(second.immediates(&mut fixture), []);

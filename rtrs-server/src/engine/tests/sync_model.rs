@@ -3,7 +3,7 @@
 //! The shards' devices, the steps of their IOs, the epoch of the export and the ledger of the
 //! session are those of the server; only the disk and the loop of a shard belong to the model. One
 //! shard acknowledges a write. On a second, a flush of another session fails: the disk loses all
-//! data that was not durable, and reports that to this sync only. On a third, a flush of the first
+//! data that was not durable, and reports that only to this sync. On a third, a flush of the first
 //! session succeeds and is checked.
 
 use std::collections::VecDeque;

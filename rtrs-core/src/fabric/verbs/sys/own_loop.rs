@@ -10,7 +10,7 @@ use rdma_sys::{ibv_gid, ibv_port_attr, ibv_port_state, ibv_qp_attr_mask as mask,
 use super::device::Context;
 use super::qp::Qp;
 
-/// `IBV_LINK_LAYER_ETHERNET`: the port is addressed by global identifiers only.
+/// `IBV_LINK_LAYER_ETHERNET`: the port is addressed only by global identifiers.
 const LINK_LAYER_ETHERNET: u8 = 2;
 /// Local ACK timeout, 4.096 us times two to this power: 67 ms. Unused, since nothing is sent.
 const ACK_TIMEOUT: u8 = 14;
