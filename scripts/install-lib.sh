@@ -4,10 +4,9 @@
 #
 #   scripts/install-lib.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--from DIR]
 #
-#   --prefix DIR   [default: /usr/local]
-#   --libdir DIR   [default: PREFIX/lib]
-#   --destdir DIR  put in front of each path, to make a package
-#   --from DIR     install the library that cargo has built in this directory
+#   --prefix DIR   [default: /usr/local] --libdir DIR   [default: PREFIX/lib] --destdir DIR  prefix
+#   of each path, to build a package --from DIR     install the library that cargo has built in this
+#   directory
 #
 # Run ldconfig afterwards if LIBDIR is one of its directories. Environment: CARGO_TARGET_DIR.
 set -euo pipefail
@@ -37,7 +36,7 @@ done
 libdir=${libdir:-$prefix/lib}
 
 if [ -z "$from" ]; then
-    # A panic must not end the program: the profile of the daemons does not suit.
+    # A panic must not end the program, so the daemons' profile is unsuitable.
     cargo rustc --profile release-lib --locked -p rtrs-capi --crate-type cdylib,staticlib
     from=${CARGO_TARGET_DIR:-$PWD/target}/release-lib
 fi

@@ -1,8 +1,8 @@
-//! The build script of the programs: makes `RTRS_VERSION`, the text that `--version` prints.
+//! The build script of the programs: sets `RTRS_VERSION`, the text that `--version` prints.
 //!
-//! It names the features, but for `rds`, which has none, and in a release build the git revision.
-//! Other builds leave the revision out: it would compile the programs again with each commit. A
-//! tree that is not the top of a git work tree, such as an unpacked archive, has no revision.
+//! It names the features, except for `rds`, which has none, and in a release build the git
+//! revision. Other builds leave the revision out: it would recompile the programs with each commit.
+//! A tree that is not the top of a git work tree, such as an unpacked archive, has no revision.
 
 use std::env;
 use std::path::Path;
@@ -12,7 +12,7 @@ fn main() {
     println!("cargo::rerun-if-changed=../scripts/version.rs");
     let text = |name| env::var(name).unwrap_or_default();
     let build = if text("PROFILE") == "release" {
-        // Also for what is not committed: the daemons are compiled again for these anyway.
+        // Also for uncommitted changes: the daemons are recompiled for these anyway.
         for path in ["src", "../rtrs-core/src", "../nbd-bridge/src", "../Cargo.lock"] {
             println!("cargo::rerun-if-changed={path}");
         }
@@ -40,7 +40,7 @@ pub(crate) fn revision(root: &Path) -> Option<String> {
     if places.next()?.canonicalize().ok()? != root.canonicalize().ok()? {
         return None;
     }
-    // A file that is not there would run this script in every build.
+    // A missing file would cause this script to run in every build.
     for place in places.filter(|place| place.exists()) {
         println!("cargo::rerun-if-changed={}", place.display());
     }

@@ -24,7 +24,7 @@ use crate::requests::ConnId;
 use crate::shared::Shared;
 
 /// Time for which a bridge waits for memory that others hold before it switches to other memory.
-/// Others hold memory far less long, unless their device hangs.
+/// Others hold memory for a much shorter time, unless their device hangs.
 const SQUEEZED_MAX: Duration = Duration::from_secs(1);
 
 /// Time after which a connection that is still in its handshake gives way to a new one. A handshake
@@ -156,7 +156,7 @@ impl Bridge {
     }
 
     /// Closes the oldest connection that has been in its handshake for a while, or whose client is
-    /// gone, so that clients that send nothing do not keep out others. [`Relays`](crate::Relays)
+    /// gone, so that clients that send nothing do not keep others out. [`Relays`](crate::Relays)
     /// may have closed it just now for the new connection. Returns false if there is none.
     fn close_silent(&mut self, now: Instant) -> bool {
         let conns = self.conns.iter_mut().flatten();

@@ -177,8 +177,8 @@ impl Conn {
         }
     }
 
-    /// Handles a client that has disconnected or will send nothing more: as [`Conn::end`], and its
-    /// changes in flight also hold up overlapping requests of other connections.
+    /// Handles a client that has disconnected or will send nothing more: like [`Conn::end`], and
+    /// its changes in flight also hold up overlapping requests of other connections.
     pub(crate) fn depart(&mut self, port: &Port, shared: &mut Shared) {
         if !matches!(self.phase, Phase::Ended) {
             self.end(port, shared);
@@ -237,7 +237,7 @@ impl Conn {
     }
 
     /// Handles a row whose reply was sent or can no longer be delivered. The device may still work
-    /// on a row that it gave up. A piece of a long read is followed by the next one.
+    /// on a row that it gave up on. A piece of a long read is followed by the next one.
     fn told(&mut self, row: u32, shared: &mut Shared) {
         let entry = shared.requests.row(row);
         if entry.is_between() {
@@ -279,7 +279,7 @@ impl Conn {
     }
 
     /// Handles a hangup of the client, or the end of what it sends. A receive in progress finds the
-    /// end by itself, behind the bytes that were sent before.
+    /// end by itself, after the bytes that were sent before.
     pub(crate) fn on_hangup(&mut self, port: &Port, shared: &mut Shared) {
         self.link.watch_ended();
         if self.link.is_broken() || self.link.is_receiving() {

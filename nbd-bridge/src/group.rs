@@ -158,7 +158,7 @@ mod tests {
         group.leave(2);
         assert!(group.is_over(round), "its connections have ended");
         group.join(2);
-        assert_eq!(group.due(2), None, "a new bridge has none of before");
+        assert_eq!(group.due(2), None, "a new bridge has none from before");
     }
 
     #[test]

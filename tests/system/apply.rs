@@ -608,7 +608,7 @@ fn a_byte_order_mark_is_ignored() {
 }
 
 #[test]
-fn a_saved_session_of_several_volumes_is_applied_again() {
+fn a_saved_session_of_several_volumes_is_reapplied() {
     let server = Server::builder().export("a=mem:1M").export("b=mem:1M").export("c=mem:1M").start();
     let scratch = Scratch::new();
     let (run_dir, file) = (scratch.text("run"), scratch.text("saved.yaml"));

@@ -107,7 +107,7 @@ fn relative_paths_in_a_removed_directory_are_named() {
 }
 
 #[test]
-fn a_check_beside_the_running_server_does_not_try_its_metrics_address() {
+fn a_check_next_to_the_running_server_does_not_try_its_metrics_address() {
     let metrics = format!("127.0.0.1:{}", free_port());
     let listen = format!("tcp://127.0.0.1:{}", free_port());
     let words = ["--metrics", &metrics];

@@ -279,7 +279,7 @@ fn detach_and_attach_again() {
 }
 
 #[test]
-fn a_killed_session_is_listed_as_dead_and_can_be_attached_again() {
+fn a_killed_session_is_listed_as_dead_and_can_be_reattached() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let client = Client::attach("vol0").path(server.portal()).start();
     client.signal("KILL");

@@ -35,7 +35,7 @@ fn export(server: &Server, name: &str) -> Value {
 }
 
 #[test]
-fn exports_are_added_and_removed_beside_others() {
+fn exports_are_added_and_removed_alongside_others() {
     let scratch = Scratch::new();
     let server = Server::builder().export("vol0=mem:16M").start();
     let beside = attach(&server, "vol0", &[]);
@@ -575,7 +575,7 @@ fn hundreds_of_exports_are_reloaded() {
 }
 
 #[test]
-fn an_export_that_a_change_has_closed_is_tried_again() {
+fn an_export_that_a_change_has_closed_is_retried() {
     let scratch = Scratch::new();
     let (file, old) = (scratch.path("v.img"), scratch.path("old.img"));
     sparse_file(&file, 1 << 20);

@@ -46,7 +46,7 @@ fn only_the_usual_signals_end_a_daemon() {
 }
 
 #[test]
-fn removed_control_sockets_are_created_again() {
+fn removed_control_sockets_are_recreated() {
     let mut stand = Stand::memory("16M");
     let files = fs::read_dir(stand.server.run_dir()).expect("the run directory");
     let files = files.map(|file| file.expect("a file").path());

@@ -1,4 +1,5 @@
-//! Attribution of IO time to the network or the disk, as shown by `stats` and the metrics.
+//! Tests of the attribution of IO time to the network or the disk, as shown by `stats` and the
+//! metrics.
 
 use std::time::{Duration, Instant};
 
@@ -125,7 +126,7 @@ fn each_path_has_separate_times() {
         paths.iter().all(|path| path["state"] == "connected").then_some(())
     });
     let mut raw = RawNbd::go(client.front(), "vol0");
-    // So long that a busy machine does not make the other path as slow.
+    // Long enough that a busy machine does not make the other path just as slow.
     let delay = Duration::from_millis(500);
     proxy.delay(delay);
     for at in 0..6 {

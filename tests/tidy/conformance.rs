@@ -18,8 +18,8 @@ enum Name<'a> {
     Test(&'a str),
 }
 
-/// Returns the names in a cell: `path.rs:name`, and the words behind `test` or `tests` that
-/// can only be the names of functions.
+/// Returns the names in a cell: `path.rs:name`, and the words after `test` or `tests` that can only
+/// be the names of functions.
 fn names(cell: &str) -> Vec<Name<'_>> {
     let mut names = Vec::new();
     let mut is_test = false;

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_is_checked_again_before_serving() {
+    fn the_shape_is_rechecked_before_serving() {
         for (name, sectors, cache, serves) in [
             ("same", "2048", "write back", true),
             ("longer", "4096", "write back", false),

@@ -386,7 +386,7 @@ head! {
 }
 
 head! {
-    /// Head of a request; a write has `len` bytes of data behind it.
+    /// Head of a request; after it, a write has `len` bytes of data.
     RequestHeader, 28, magic::REQUEST as u32, {
         /// [`cmd_flags`].
         flags: u16,
@@ -402,7 +402,7 @@ head! {
 }
 
 head! {
-    /// Extended head of a request; a write has `len` bytes of data behind it.
+    /// Extended head of a request; after it, a write has `len` bytes of data.
     ExtendedRequest, 32, magic::EXTENDED_REQUEST as u32, {
         /// [`cmd_flags`].
         flags: u16,

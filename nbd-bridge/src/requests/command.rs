@@ -78,8 +78,8 @@ impl Command {
         self.first_extent_only
     }
 
-    /// Size of the memory for the extents that the device lists. A client that wants one extent
-    /// gets no answer from the others, and searching for them would cost it most of the time.
+    /// Size of the memory for the extents that the device lists. A client that wants one extent has
+    /// no use for the others, and searching for them would take most of its time.
     pub(crate) fn extents_len(&self) -> usize {
         if self.first_extent_only { extents::LEN_MIN } else { extents::LEN_MAX }
     }

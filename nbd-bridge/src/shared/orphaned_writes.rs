@@ -48,7 +48,7 @@ impl OrphanedWrites {
         }
     }
 
-    /// Ends the wait of the first row, at or behind place `at` of the list, whose bytes no orphaned
+    /// Ends the wait of the first row, at or after place `at` of the list, whose bytes no orphaned
     /// write can change anymore. Advances `at` to the place of that row.
     pub(super) fn release(&mut self, at: &mut usize, requests: &mut Requests) -> Option<u32> {
         while let Some(&index) = self.deferred.get(*at) {

@@ -284,7 +284,7 @@ fn no_further_io_starts_for_a_closed_client() {
 
 /// The first block of the orphaned write is done, and its last block still waits.
 #[test]
-fn a_partial_write_completes_beside_an_orphaned_write() {
+fn a_partial_write_completes_alongside_an_orphaned_write() {
     let mut two = Two::new();
     let mut blocker = two.shards[1].client();
     let mut gone = two.shards[0].client();

@@ -1,5 +1,5 @@
-//! Functions that make, duplicate and close descriptors, which the program calls in place of those
-//! of the C library.
+//! Functions that create, duplicate and close descriptors, which the program calls in place of
+//! those of the C library.
 
 use libc::{c_int, c_void};
 

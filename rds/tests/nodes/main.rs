@@ -1,5 +1,5 @@
-//! Nodes on loopback, with real connections: messages of all sizes, limits, losses, and peers
-//! that violate the protocol.
+//! Tests of nodes on loopback, with real connections: messages of all sizes, limits, losses, and
+//! peers that violate the protocol.
 #![forbid(unsafe_code)]
 
 mod hostile;

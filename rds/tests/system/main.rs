@@ -1,4 +1,4 @@
-//! RDS: the simulator of its nodes, its programs, and third-party programs.
+//! Tests of RDS: the simulator of its nodes, its programs, and third-party programs.
 #![forbid(unsafe_code)]
 
 mod api;

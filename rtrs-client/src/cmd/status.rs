@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_connected_again_shows_its_last_error() {
+    fn a_reconnected_path_shows_its_last_error() {
         let flapped =
             PathInfo { errors: 3, last_error_age_ms: Some(5000), ..path("connected", 3, 3) };
         let shown = path_text(&flapped);

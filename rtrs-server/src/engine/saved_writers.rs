@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_knows_displaced_sessions_and_lets_others_in() {
+    fn the_next_process_knows_displaced_sessions_and_admits_others() {
         let saved = Arc::new(Mutex::new(Vec::new()));
         let start = || {
             let last = saved.lock().last().cloned().unwrap_or_default();

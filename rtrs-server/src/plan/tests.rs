@@ -69,7 +69,7 @@ fn a_start_waits_for_missing_targets_as_its_settings_say() {
 }
 
 #[test]
-fn a_missing_file_below_the_search_path_needs_the_list_of_the_server_too() {
+fn a_missing_file_below_the_search_path_also_needs_the_servers_list() {
     let dir = std::env::temp_dir().join(format!("rtrs-below-{}", std::process::id()));
     let (below, beside) = (dir.join("below"), dir.join("beside"));
     fs::create_dir_all(&below).unwrap();

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_is_opened_again_knows_its_last_writers() {
+    fn a_reopened_export_knows_its_last_writers() {
         let scratch = Scratch::new("again");
         let state = scratch.open();
         for n in 1..6 {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_save_is_tried_again_and_a_stop_waits_for_it() {
+    fn a_failed_save_is_retried_and_a_stop_waits_for_it() {
         let scratch = Scratch::new("failed");
         let state = scratch.open();
         let (_epoch, writers) = state.epoch_and_writers("vol", false).unwrap();

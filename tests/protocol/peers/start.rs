@@ -151,7 +151,7 @@ fn connect_from(host: u8, server: SocketAddr) -> Option<TcpStream> {
 /// Unproven sessions hold the maximum number of connections, at both steps of a handshake. A
 /// session that has an export open reconnects nevertheless.
 #[test]
-fn a_session_reconnects_beside_a_thousand_handshakes() {
+fn a_session_reconnects_amid_a_thousand_handshakes() {
     const COUNT: usize = 1024;
     assert!(raise_descriptors(2600) >= 2600, "too few descriptors are left for this test");
     let minutes = Duration::from_secs(300);

@@ -1,4 +1,4 @@
-//! Real sockets and real TLS, with the test in place of the engine.
+//! Tests with real sockets and real TLS, and the test in place of the engine.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -251,40 +251,40 @@ fn plain_text_after_starttls_is_discarded() {
 fn only_unrevoked_certificates_of_the_ca_are_accepted() {
     let place = Place::patient(TlsMode::Require);
     let dir = &place.dir.0;
-    let let_in = || {
+    let is_admitted = || {
         let (mut client, mut engine) = place.greeted();
         starttls(&mut client);
         let mut client = secure(dir, client);
         let _ = client.write_all(&option(opt::EXPORT_NAME, b"disk"));
         let _ = client.flush();
-        let let_in = engine.read_exact(&mut [0; 20]).is_ok();
+        let is_admitted = engine.read_exact(&mut [0; 20]).is_ok();
         drop(engine);
-        let_in
+        is_admitted
     };
-    assert!(let_in());
+    assert!(is_admitted());
     Authority::new().issue(dir, &Wanted::CLIENT);
-    assert!(!let_in(), "another CA");
+    assert!(!is_admitted(), "another CA");
     place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::CLIENT });
-    assert!(!let_in(), "it has expired");
+    assert!(!is_admitted(), "it has expired");
     place.authority.issue(dir, &Wanted::CLIENT);
-    assert!(let_in());
+    assert!(is_admitted());
     // The files are reread after a moment.
     place.authority.revoke(dir, &[Wanted::CLIENT.serial]);
     std::thread::sleep(REREAD);
-    assert!(!let_in(), "it is revoked");
+    assert!(!is_admitted(), "it is revoked");
     // An unusable directory changes nothing.
     place.authority.revoke(dir, &[]);
     std::thread::sleep(REREAD);
-    assert!(let_in());
+    assert!(is_admitted());
     // Neither does another certificate that has expired; a startup refuses it too.
     place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     std::thread::sleep(REREAD);
-    assert!(let_in());
+    assert!(is_admitted());
     let error = Relays::new(TlsMode::Require, TlsDir(dir.clone()), 1).unwrap_err();
     assert!(error.to_string().contains("expired on 2021-01-01"), "{error}");
     std::fs::remove_file(dir.join("server-key.pem")).unwrap();
     std::thread::sleep(REREAD);
-    assert!(let_in());
+    assert!(is_admitted());
     place.wait_gone();
 }
 

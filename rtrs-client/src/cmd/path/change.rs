@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_removed_or_disconnected_in_the_end() {
+    fn a_path_is_eventually_removed_or_disconnected() {
         let before = path("connected", 0, 0);
         let watch = Watch { goal: Goal::Removed, path: "p", before: Some(&before) };
         assert_eq!(watch.outcome(Some(&before)), None);

@@ -182,7 +182,7 @@ fn attempts_back_off_and_keep_their_uuids() {
 }
 
 #[test]
-fn a_second_path_does_not_open_the_session_again() {
+fn a_second_path_does_not_reopen_the_session() {
     let mut fixture = Fixture::new(|s| s.paths = 2);
     fixture.link_down(1);
     fixture

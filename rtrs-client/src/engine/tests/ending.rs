@@ -35,7 +35,7 @@ fn the_device_is_closed_before_the_connections_end() {
 }
 
 #[test]
-fn a_detach_while_a_path_opens_again_closes_the_device() {
+fn a_detach_while_a_path_reopens_closes_the_device() {
     for paths in [1, 2] {
         let mut fixture = Fixture::open(|s| s.paths = paths);
         fixture.server.how.hold_control = true;

@@ -17,7 +17,7 @@ fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
 }
 
 #[test]
-fn the_last_path_closes_the_device_and_opens_it_again() {
+fn the_last_path_closes_the_device_and_reopens_it() {
     let mut fixture = Fixture::open(|_| {});
     fixture.link_down(0);
     fixture.until("the end of the path", SEC, |s| {
@@ -70,7 +70,7 @@ fn reconnect(fixture: &mut Fixture, path: usize) {
 }
 
 #[test]
-fn a_path_that_is_connected_again_keeps_its_errors() {
+fn a_reconnected_path_keeps_its_errors() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     (0..6).for_each(|_| reconnect(&mut fixture, 0));
     let status = fixture.client.control.view().paths().remove(0);
@@ -218,7 +218,7 @@ fn the_first_io_after_a_long_idle_time_succeeds() {
 }
 
 #[test]
-fn a_refused_reopen_is_tried_again() {
+fn a_refused_reopen_is_retried() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.open_errno = 1;
     fixture.server.end_path(fixture.now(), 0);
@@ -307,7 +307,7 @@ fn a_removed_export_ends_its_io_permanently() {
 }
 
 #[test]
-fn an_export_that_was_removed_meanwhile_is_not_opened_again() {
+fn an_export_that_was_removed_meanwhile_is_not_reopened() {
     let mut fixture = Fixture::open(|s| s.config.no_path = NoPath::Queue);
     fixture.server.how.open_errno = errno::EIDRM;
     fixture.server.end_path(fixture.now(), 0);
@@ -331,7 +331,7 @@ fn a_client_does_not_return_after_another_writer() {
 }
 
 #[test]
-fn a_device_of_another_size_is_another_device() {
+fn a_device_of_a_different_size_is_a_different_device() {
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.open_rsp = Some(Box::new(|rsp| OpenRsp { nsectors: 16, ..rsp }));
     fixture.server.end_path(fixture.now(), 0);
@@ -344,7 +344,7 @@ fn a_device_of_another_size_is_another_device() {
 }
 
 #[test]
-fn a_device_with_stricter_requirements_is_another_device() {
+fn a_device_with_stricter_requirements_is_a_different_device() {
     for (was, lie, words) in [
         (false, None, "a write cache and had none before"),
         (true, Some(4096), "blocks of 4096 bytes and had 512 before"),
@@ -381,7 +381,7 @@ fn a_session_survives_a_server_crash() {
 }
 
 #[test]
-fn a_session_the_server_forgot_is_opened_again() {
+fn a_session_the_server_forgot_is_reopened() {
     let mut fixture = Fixture::open(|s| {
         s.paths = 2;
         (s.config.heartbeat.interval, s.heartbeat.interval) = (2 * SEC, 2 * SEC);
@@ -548,7 +548,7 @@ fn io_is_canceled_only_if_no_part_was_sent() {
 }
 
 #[test]
-fn a_read_whose_window_does_not_close_is_read_again_and_never_succeeds() {
+fn a_read_whose_window_does_not_close_is_resent_and_never_succeeds() {
     let mut fixture = Fixture::open(|s| {
         (s.paths, s.how.fence, s.world.bind) = (2, true, BindMode::InUse);
     });

@@ -107,7 +107,7 @@ fn an_id_that_appears_is_pinned() {
 }
 
 #[test]
-fn an_id_is_not_pinned_beside_a_path_that_did_not_report_it() {
+fn an_id_is_not_pinned_alongside_a_path_that_did_not_report_it() {
     let nothing = (None, None);
     for (before, beside) in [
         (nothing, (Some(HOME), None)),
@@ -152,7 +152,7 @@ fn a_weak_id_holds_until_the_servers_host_reboots() {
 }
 
 #[test]
-fn a_configured_identity_is_required_of_the_first_path_too() {
+fn a_configured_identity_is_required_even_of_the_first_path() {
     let asked = |server: [u8; 16], name: &str| {
         let identity = Identity { server: ServerId::from_bytes(server), export: export(name) };
         Fixture::new(|s| {

@@ -126,7 +126,7 @@ fn a_refused_volume_is_omitted_and_the_others_continue() {
 }
 
 #[test]
-fn a_volume_that_was_open_is_tried_again_on_the_path_that_lacks_it() {
+fn a_volume_that_was_open_is_retried_on_the_path_that_lacks_it() {
     let mut fixture = with_second(|s| s.paths = 2);
     let mut second = Users::of(&fixture, SECOND);
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;

@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_socket_is_created_again() {
+    fn a_removed_socket_is_recreated() {
         let scratch = Scratch::new("control-again");
         let path = scratch.0.join("s.ctl");
         let control = ControlSocket::bind(&path).unwrap();

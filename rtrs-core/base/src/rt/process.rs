@@ -2,7 +2,7 @@
 //!
 //! A process that serves a block device of the kernel must not wait for that device: neither for a
 //! page of its own that was written there, nor for memory that is freed by writing there. The calls
-//! for that are made once at start, before threads are created, which inherit the settings.
+//! for that are made once at startup, before threads are created, which inherit the settings.
 //!
 //! A server started by root can switch to another user ([`Account`], [`become_account`]).
 
@@ -79,9 +79,9 @@ pub fn replace_stderr(file: &impl AsRawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Excludes all descriptors of the process but its standard streams from programs that are executed
-/// from now on (FD_CLOEXEC). Programs of this process receive only what is passed to them, and not
-/// what the process itself inherited, such as the lock or the pipe of a shell.
+/// Excludes all descriptors of the process except its standard streams from programs that are
+/// executed from now on (FD_CLOEXEC). Programs of this process receive only what is passed to them,
+/// and not what the process itself inherited, such as the lock or the pipe of a shell.
 ///
 /// # Errors
 /// The system's error if /proc cannot be read.

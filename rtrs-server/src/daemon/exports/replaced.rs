@@ -130,8 +130,8 @@ impl Exports {
         due
     }
 
-    /// Opens an export again if that is to be done, and no session uses the export. A running
-    /// change of the export does that itself.
+    /// Reopens an export if that is due, and no session uses the export. A running change of the
+    /// export does that itself.
     pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
         let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
         let _ = self.follow_all(&[name.to_owned()], false);
@@ -194,9 +194,9 @@ impl Exports {
         }
     }
 
-    /// Opens an unused export that has become read-only again, so that the locks of a writer end: a
-    /// virtual machine may write to the file then. One whose path does not lead to its file anymore
-    /// stays as it is. The caller has the turn of the export.
+    /// Reopens an unused export that has become read-only, so that the locks of a writer end: a
+    /// virtual machine may then write to the file. One whose path no longer leads to its file stays
+    /// as it is. The caller has the turn of the export.
     pub(super) fn give_up_writer_locks(&self, name: &str) {
         let entry = self.entry(name).filter(Entry::keeps_writer_locks);
         let Some(entry) = entry.filter(|_| self.is_open(name) == Ok(false)) else { return };
@@ -248,7 +248,7 @@ impl Exports {
     }
 
     /// Publishes an opened target instead of the old one, and waits up to `within` for the release
-    /// of that. Errors of the release are logged.
+    /// of the old one. Errors of the release are logged.
     fn reopen(
         &self,
         entry: &Entry,

@@ -297,7 +297,7 @@ fn file(name: &str) -> (TestDir, PathBuf) {
 }
 
 #[test]
-fn an_export_whose_last_flush_fails_is_opened_again() {
+fn an_export_whose_last_flush_fails_is_reopened() {
     let (_dir, path) = file("exports-flush");
     with_source(Broken::new(true), &path, |exports, commands| {
         let changed = commands.set("vol", &["delay=1ms".to_owned()], false).unwrap();
@@ -407,7 +407,7 @@ fn a_list_has_an_export_that_is_opened_meanwhile() {
 }
 
 #[test]
-fn an_export_that_a_reload_has_closed_is_tried_again() {
+fn an_export_that_a_reload_has_closed_is_retried() {
     let (dir, path) = file("exports-reload");
     with_reload(false, &path, |rig, settings| {
         // The path leads to a file that another program has locked.
@@ -423,7 +423,7 @@ fn an_export_that_a_reload_has_closed_is_tried_again() {
 }
 
 #[test]
-fn an_export_that_a_reload_cannot_rename_in_use_is_tried_again() {
+fn an_export_that_a_reload_cannot_rename_in_use_is_retried() {
     let (_dir, path) = file("exports-rename");
     with_reload(true, &path, |rig, settings| {
         let done = rig.reload(&settings("b")).unwrap();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn all_paths_of_a_session_fit_beside_other_memory() {
+    fn all_paths_of_a_session_fit_alongside_other_memory() {
         let memory = Memory::new(100);
         let may = |paths, used, reserved_by_others| {
             let share = SessionMemory { paths, path_bytes: 25, used, reserved_by_others };

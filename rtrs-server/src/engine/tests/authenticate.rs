@@ -379,7 +379,7 @@ fn a_session_has_a_single_client() {
 }
 
 #[test]
-fn a_reload_checks_proofs_again() {
+fn a_reload_rechecks_proofs() {
     let mut fixture = Fixture::new(StandOptions::default());
     let queue = AuthQueue::install(&mut fixture, &[1, 2]);
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };

@@ -299,7 +299,7 @@ fn a_missing_new_export_does_not_prevent_other_changes() {
 
 /// Without room in the table, or with another export of the name, neither can be published.
 #[test]
-fn an_export_that_cannot_be_published_again_has_failed() {
+fn an_export_that_cannot_be_republished_has_failed() {
     let (_dir, path) = file("exchange");
     let memory = MemorySource::new(1 << 20, 512);
     let replaced = Deleted { memory, is_known: AtomicBool::new(true) };
