@@ -86,7 +86,7 @@ check() { # text command...
     fi
 }
 
-# Makes a bare system in $1 from the cache.
+# Creates a bare system in $1 from the cache.
 bare() { # directory
     local base
     base=$LAB_CACHE/package-test/$SUITE-$(cksum <<<"$INCLUDE" | cut -d' ' -f1)

@@ -1,4 +1,5 @@
-//! Any bytes into every decoder of RTRS and RNBD; the body is `rtrs_core::wire::fuzz`.
+//! Fuzz target: any bytes go into every decoder of RTRS and RNBD. The body is
+//! `rtrs_core::wire::fuzz`.
 
 #![no_main]
 

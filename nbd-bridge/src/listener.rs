@@ -106,7 +106,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Binds and listens. A unix socket on which no process listens any more is replaced.
+    /// Binds and listens. A unix socket on which no process listens anymore is replaced.
     ///
     /// # Errors
     /// The system's error; `AddrInUse` when another process listens there, `AlreadyExists` when the
@@ -160,7 +160,7 @@ impl Bound {
         &self.endpoint
     }
 
-    /// Starts to accept on this shard's ring.
+    /// Starts accepting on this shard's ring.
     pub fn serve(self, ring: &Rc<Ring>) -> Listener {
         let Self { socket, endpoint, file, relays } = self;
         let listener = Listener {

@@ -60,8 +60,8 @@ impl SyncOrder {
         others.into_iter().all(|(_, other)| other.0.load(Ordering::SeqCst) >= horizon)
     }
 
-    /// Counts a sync that begins or ends to wait for others. It must check [`Self::is_clear`] after
-    /// the count.
+    /// Counts a sync that begins or stops waiting for others. It must check [`Self::is_clear`]
+    /// after the count.
     pub fn count_waiting(&self, begins: bool) {
         if begins {
             self.waiting.fetch_add(1, Ordering::SeqCst);

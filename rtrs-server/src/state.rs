@@ -598,7 +598,7 @@ mod tests {
         let second = &states[1];
         thread::scope(|scope| {
             let waiting = scope.spawn(|| second.epoch("vol=/a/b", false).map(drop).is_ok());
-            // Time to begin to wait.
+            // Time to begin waiting.
             thread::sleep(Duration::from_millis(50));
             let (opened, other) = mpsc::channel();
             scope.spawn(move || opened.send(second.epoch("other=/a/c", false).is_ok()));

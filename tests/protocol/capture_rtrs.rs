@@ -1,9 +1,9 @@
-//! Sessions with the kernel, captured on soft RoCE by the lab's scenario interop-capture, read with
-//! our own wire code: every message is decoded and checked against the rules of docs/PROTOCOL.md,
-//! in order and with the keys valid at its time.
+//! Tests of sessions with the kernel, captured on soft RoCE by the lab's scenario interop-capture,
+//! read with our own wire code: every message is decoded and checked against the rules of
+//! docs/PROTOCOL.md, in order and with the keys valid at the time.
 //!
-//! The files are classic pcap with packets cut after 700 bytes, which omits the data of reads and
-//! long writes and keeps every header.
+//! The files are classic pcap with packets truncated after 700 bytes, which omits the data of reads
+//! and long writes and keeps every header.
 
 mod roce;
 mod session;
@@ -27,7 +27,7 @@ fn our_client_with_the_kernels_server() {
     let seen = counts("our-client-kernel-server");
     assert_eq!((seen.connections, seen.accepts, seen.ends), (2, 2, 2));
     assert_eq!(seen.session_name, "goldn");
-    assert!(seen.new_rkey && !seen.keeps_lengths, "as the kernel is by default");
+    assert!(seen.new_rkey && !seen.keeps_lengths, "like the kernel by default");
     assert_eq!((seen.chunks, seen.descriptors), (16, 16));
     assert_eq!((seen.opens, seen.closes), (1, 1));
     let io = (seen.reads, seen.writes, seen.flushes, seen.discards);

@@ -73,7 +73,7 @@ fn a_used_key_is_refused_when_on() {
     let mut second = peer(address, 2);
     assert_eq!(read(&mut second), [1; BLOCK as usize], "the refused request wrote");
     write(&mut second, 2);
-    assert_eq!(second.answer().errno, 0, "the server serves on");
+    assert_eq!(second.answer().errno, 0, "the server continues to serve");
     drop(second);
     let _ = server.stop(PATIENCE);
 }

@@ -224,7 +224,7 @@ impl PlayedClient {
             peer_name: None,
         };
         let now = (self.clock)();
-        let qp = self.fabric.connect(now, &self.pd, &params).expect("start to connect");
+        let qp = self.fabric.connect(now, &self.pd, &params).expect("start connecting");
         self.fabric.flush(now);
         qp
     }

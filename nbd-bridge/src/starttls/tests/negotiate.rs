@@ -1,4 +1,4 @@
-//! Clients in raw bytes, in front of the engine's own handshake.
+//! Tests of clients in raw bytes, in front of the engine's own handshake.
 
 use std::io::Cursor;
 

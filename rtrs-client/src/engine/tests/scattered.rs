@@ -97,7 +97,7 @@ fn pieces_hold_the_bytes_of_an_io() {
             let seen: Vec<u8> = read.iter().flat_map(MemSlice::to_vec).collect();
             assert!(fixture.server.disk[at..at + seen.len()] == seen, "{} pieces", read.len());
             let others = memory.whole().to_vec().iter().filter(|&&byte| byte != 0xEE).count();
-            assert!(others <= seen.len(), "bytes beside the pieces were written");
+            assert!(others <= seen.len(), "bytes outside the pieces were written");
         }
     }
 }

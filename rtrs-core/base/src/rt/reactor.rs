@@ -1,12 +1,12 @@
 //! Main loop of a shard. Each turn collects completions, lets the shard work and submits once. An
 //! idle shard sleeps, and first polls for a while if polling has paid off recently.
 //!
-//! The poll budget adapts as KVM's halt polling does: a sleep that ended sooner than the largest
-//! budget would have been caught by polling, so the budget grows; a longer one makes it shrink. An
-//! idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any other thread
-//! that wants it, and stops polling when one did: polling does not cost throughput when shards are
-//! scarce. With few requests in flight, a turn's submissions are held for one more turn, so that
-//! they can be combined with a sleep that may follow: one system call instead of two.
+//! The poll budget adapts like that of KVM's halt polling: a sleep that ended sooner than the
+//! largest budget would have been caught by polling, so the budget grows; a longer one makes it
+//! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
+//! other thread that wants it, and stops polling when one did: polling does not cost throughput
+//! when shards are scarce. With few requests in flight, a turn's submissions are held for one more
+//! turn, so that they can be combined with a sleep that may follow: one system call instead of two.
 
 use std::io;
 use std::rc::Rc;

@@ -208,7 +208,7 @@ mod tests {
         let first = turns.of("a", Duration::ZERO).unwrap();
         thread::scope(|scope| {
             let preview = scope.spawn(|| turns.to_preview(LONG).is_some());
-            // The preview begins to wait at some time meanwhile.
+            // The preview begins waiting at some time meanwhile.
             for _ in 0..100 {
                 assert!(turns.of("b", Duration::ZERO).is_some());
                 thread::sleep(Duration::from_millis(1));

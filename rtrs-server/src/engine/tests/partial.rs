@@ -1,4 +1,4 @@
-//! Tests of writes of parts of blocks, and of the changes that take turns with them.
+//! Tests of writes to parts of blocks, and of the changes that take turns with them.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ServerProcess;

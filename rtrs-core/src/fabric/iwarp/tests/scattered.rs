@@ -84,7 +84,7 @@ fn succeeded(pair: &mut Pair) {
     assert!(pair.left.machine.failure.is_none() && pair.right.machine.failure.is_none());
 }
 
-/// Makes a pair with or without checksums.
+/// Creates a pair with or without checksums.
 fn pair(crc: bool) -> Pair {
     let all = Access { local_write: true, remote_write: true, remote_read: true };
     let [left, right] =
@@ -144,7 +144,7 @@ fn writes_are_placed_in_pieces() {
             succeeded(&mut pair);
             assert!(slice.to_vec() == bytes, "{lens:?}");
             let rest = pair.right.bytes(0, 1 << 20).iter().filter(|&&b| b != 0xEE).count();
-            assert!(rest <= bytes.len(), "{lens:?}: bytes beside the pieces were written");
+            assert!(rest <= bytes.len(), "{lens:?}: bytes outside the pieces were written");
         }
         let large = pair.right.core.counters.bytes_direct;
         assert!(large > LEN as u64, "large pieces are received in place: {large}");
