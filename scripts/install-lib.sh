@@ -4,9 +4,10 @@
 #
 #   scripts/install-lib.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--from DIR]
 #
-#   --prefix DIR   [default: /usr/local] --libdir DIR   [default: PREFIX/lib] --destdir DIR  prefix
-#   of each path, to build a package --from DIR     install the library that cargo has built in this
-#   directory
+#   --prefix DIR   [default: /usr/local]
+#   --libdir DIR   [default: PREFIX/lib]
+#   --destdir DIR  prefix of each path, to build a package
+#   --from DIR     install the library that cargo has built in this directory
 #
 # Run ldconfig afterwards if LIBDIR is one of its directories. Environment: CARGO_TARGET_DIR.
 set -euo pipefail

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # lab: proofs over RDMA: our client with a known key, with others; the kernel's client only by list
-# topology: one paths: 1 limit: 150 groups: issue ours interop
+# topology: one
+# paths: 1
+# limit: 150
+# groups: issue ours interop
 
 # shellcheck source=tests/lab/interop.sh
 . tests/lab/interop.sh

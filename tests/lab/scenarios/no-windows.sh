@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# lab: a device that reports memory windows that its provider library cannot make or bind topology:
-# one paths: 1 limit: 200 groups: issue ours
+# lab: a device that reports memory windows that its provider library cannot create or bind
+# topology: one
+# paths: 1
+# limit: 200
+# groups: issue ours
 
 # A server whose provider lacks the calls, and a client on it. A case is alloc (both calls are
 # missing) or bind.
