@@ -4,13 +4,13 @@
 //! device accepts it, and never with more bytes per IO than the device's limits allow. Rows for
 //! which the device queue is full wait in order; until they have been submitted, no new requests
 //! are taken from clients. Rows that overlap an orphaned write are deferred until it has ended
-//! (`group`). A row that the device gives up is answered with an error at once; the device keeps
+//! (`group`). A row that the device gives up on is answered with an error at once; the device keeps
 //! the row and its memory until the IO ends, and a change counts as an orphaned write from then on.
 //! Changes to parts of blocks take turns with overlapping requests (`fragments`).
 //!
 //! This file passes rows from one part to the next: `orphaned_writes`, `turns` and `device_queue`
 //! each own the rows that wait there. Called by connections and by the shard's turn in `bridge`.
-//! After startup, memory is allocated only when a client disconnects or the device gives up IO.
+//! After startup, memory is allocated only when a client disconnects or the device gives up on IO.
 
 mod device_queue;
 mod first_reader;
@@ -153,7 +153,7 @@ impl Shared {
         false
     }
 
-    /// Drops the data of a finished read, which is to be read again. Returns false if the row holds
+    /// Drops the data of a finished read, which is to be reread. Returns false if the row holds
     /// no such data.
     pub(crate) fn drop_data(&mut self, row: u32, memory: &mut ReadMemory) -> bool {
         let entry = self.requests.row(row);
@@ -229,9 +229,9 @@ impl Shared {
         }
     }
 
-    /// Handles a row that the device gives up in part: the client gets an error now. Bytes already
-    /// submitted may still take effect, so a change holds up overlapping requests until it ends, as
-    /// an orphaned write does. The row and its memory stay until then.
+    /// Handles a row on part of which the device gives up: the client gets an error now. Bytes
+    /// already submitted may still take effect, so a change holds up overlapping requests until it
+    /// ends, as an orphaned write does. The row and its memory stay until then.
     fn give_up(&mut self, index: u32) {
         self.leave_queues(index);
         let row = self.requests.row(index);
@@ -253,12 +253,12 @@ impl Shared {
         self.drop_turns(index);
     }
 
-    /// Collects the IOs that the device gives up. Returns true when there was one.
+    /// Collects the IOs that the device gives up on. Returns true when there was one.
     fn take_given_up(&mut self) -> bool {
         let mut any = false;
         while let Some(tag) = self.queue.device_mut().take_given_up() {
             any = true;
-            if !self.is_at_device(tag, "the device gave up an IO that it does not have") {
+            if !self.is_at_device(tag, "the device gave up on an IO that it does not have") {
                 continue;
             }
             let (index, _) = row_of(tag);

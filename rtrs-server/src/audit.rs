@@ -32,7 +32,7 @@ pub enum AuditKind {
     Evict,
     /// A command ended a path, whose client may connect it again.
     SessionDisconnect,
-    /// The configuration was read again.
+    /// The configuration was reread.
     Reload,
     /// An export could not be opened at startup, or was opened later.
     ExportOpen,

@@ -75,7 +75,7 @@ def make_file(path, size):
                 out.write(block[:size - at])
             os.fsync(out.fileno())
     except OSError as error:
-        raise BenchError(f"cannot make the {size} byte file {path}: {error}") from error
+        raise BenchError(f"cannot create the {size}-byte file {path}: {error}") from error
 
 
 def parse_size(text):

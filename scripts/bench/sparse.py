@@ -64,7 +64,7 @@ TABLES = {"job": [
 
 def run(args):
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
-        raise BenchError(f"cannot make a network namespace: {os.strerror(ctypes.get_errno())}; "
+        raise BenchError(f"cannot create a network namespace: {os.strerror(ctypes.get_errno())}; "
                          "run as root")
     command("ip", "link", "set", "lo", "up")
     path = f"{args.scratch}/vol.img"

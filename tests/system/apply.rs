@@ -499,7 +499,7 @@ fn one_failing_volume_does_not_block_others() {
     }
     let bad = host.entry("vol2", &[0], "  polcy: x\n");
     let _ = host.with(&[bad], &["diff"]).code(2).says("did you mean");
-    // A session that died is attached again.
+    // A session that died is reattached.
     host.kill("vol1");
     let good = [file[0].clone(), file[2].clone()];
     let again = host.with(&good, &["diff"]).code(1);

@@ -83,7 +83,7 @@ fn a_server_kill_and_restart_causes_only_a_pause() {
         }
         longest.push(scene.load.longest());
     }
-    print_longest("server killed and started again, two paths", longest);
+    print_longest("server killed and restarted, two paths", longest);
     let after = scene.status();
     for key in ["session_id", "pid", "size"] {
         assert_eq!(before[key], after[key], "{key}");

@@ -1,7 +1,7 @@
 //! Memory of a client that does not read its replies.
 //!
 //! When another client waits for memory, the data of finished reads that are not being sent is
-//! dropped. It is read again, a limited amount at a time, once the client has read what was sent
+//! dropped. It is reread, a limited amount at a time, once the client has read what was sent
 //! before; until then, no further requests of the client are taken. The data of a read may be as of
 //! any time before its reply, so this is invisible to the client.
 
@@ -14,7 +14,7 @@ use crate::shared::Shared;
 
 /// Time for which a send must have been running before its client counts as one that does not read.
 const STALLED_AFTER: Duration = Duration::from_millis(200);
-/// Number of buffers for which dropped data is read again at once.
+/// Number of buffers for which dropped data is reread at once.
 const AGAIN_MAX: usize = 16;
 
 impl Conn {
@@ -38,7 +38,7 @@ impl Conn {
                 replies,
                 left_out,
                 "NBD client does not read its replies: other clients get their memory, and the \
-                 data is read again later"
+                 data is reread later"
             );
         }
         true

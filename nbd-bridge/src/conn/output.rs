@@ -32,7 +32,7 @@ pub(super) struct Output {
     greeting: Vec<u8>,
     replies: VecDeque<u32>,
     in_send: Vec<u32>,
-    /// Rows whose data was dropped and must be read again.
+    /// Rows whose data was dropped and must be reread.
     dropped: VecDeque<u32>,
     /// Row of a simple reply that has been sent in part.
     cut_short: Option<u32>,
@@ -86,7 +86,7 @@ impl Output {
         self.replies.pop_front().or_else(|| self.dropped.pop_front())
     }
 
-    /// Moves rows from the waiting replies to those that must be read again, if `drop` has dropped
+    /// Moves rows from the waiting replies to those that must be reread, if `drop` has dropped
     /// their data. Returns the number of such rows.
     pub(super) fn drop_data(&mut self, mut drop: impl FnMut(u32) -> bool) -> usize {
         let Self { replies, dropped, cut_short, .. } = self;
@@ -100,12 +100,12 @@ impl Output {
         before - replies.len()
     }
 
-    /// First row whose data must be read again.
+    /// First row whose data must be reread.
     pub(super) fn first_dropped(&self) -> Option<u32> {
         self.dropped.front().copied()
     }
 
-    /// Removes the first row whose data must be read again.
+    /// Removes the first row whose data must be reread.
     pub(super) fn pop_dropped(&mut self) {
         self.dropped.pop_front();
     }

@@ -70,7 +70,7 @@ pub fn check_device(choice: DeviceChoice, backend: &str) -> Result<(), DeviceErr
 }
 
 /// Disconnects devices that an exited process had connected with one of our identifiers, so that
-/// their IO fails and they can be connected again. Returns their numbers.
+/// their IO fails and they can be reconnected. Returns their numbers.
 ///
 /// # Errors
 /// All devices are tried; the first that could not be freed in time is [`DeviceError::Stuck`].

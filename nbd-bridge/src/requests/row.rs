@@ -237,7 +237,7 @@ impl NbdRow {
         }
     }
 
-    /// Whether the losses must be counted again before a change is answered. A loss since the first
+    /// Whether the losses must be recounted before a change is answered. A loss since the first
     /// of the row's IOs completed may have taken the data of that IO and may have been reported
     /// already, so flushes after the answer must report it again. Losses of single writes and these
     /// repetitions do not count.

@@ -132,7 +132,7 @@ pub(crate) struct ControlWriter<'a> {
 }
 
 impl<'a> ControlWriter<'a> {
-    /// Starts to write control messages into the buffer of a receive.
+    /// Begins to write control messages into the buffer of a receive.
     ///
     /// # Safety
     /// The control buffer that `message` points to is writable as long as the writer exists.

@@ -1,4 +1,4 @@
-//! The library `rtrs` with servers as real processes.
+//! Tests of the library `rtrs` with servers as real processes.
 #![forbid(unsafe_code)]
 
 #[path = "../examples/copy.rs"]

@@ -39,7 +39,7 @@ pub struct CopyArgs {
 
     /// Read DST after the flush and compare it with SRC
     ///
-    /// SRC must not change meanwhile. Not with -, which cannot be read again.
+    /// SRC must not change meanwhile. Not with -, which cannot be reread.
     #[arg(long)]
     pub verify: bool,
 

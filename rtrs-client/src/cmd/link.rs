@@ -79,7 +79,7 @@ impl Link {
                 let endpoint = TlsEndpoint::client(tls.load()?);
                 let endpoint = endpoint.map_err(system("cannot start a thread"))?;
                 let fabric = IwarpFabric::with_tls(&ring, IwarpShared::new(), options, endpoint);
-                Box::new(fabric.map_err(system("cannot make a mailbox"))?)
+                Box::new(fabric.map_err(system("cannot create a mailbox"))?)
             }
             Scheme::Rdma => {
                 let failed = |e| Error::with_source(ErrorKind::Path, "cannot use rdma://", e);

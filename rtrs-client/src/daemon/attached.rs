@@ -451,7 +451,7 @@ impl AttachedSession {
         self.leave(at, within);
     }
 
-    /// Starts to detach a volume, or shortens its detach: requests in flight must finish within
+    /// Begins to detach a volume, or shortens its detach: requests in flight must finish within
     /// this time. The last volume ends the session.
     pub(super) fn leave(&mut self, at: usize, within: Duration) {
         if self.volumes[at].waits_for_paths.is_some() {

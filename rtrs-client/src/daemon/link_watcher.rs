@@ -92,7 +92,7 @@ pub(crate) struct LinkWatcher {
 }
 
 impl LinkWatcher {
-    /// Starts to report changes.
+    /// Starts reporting changes.
     ///
     /// # Errors
     /// Fails with the system's error if netlink is missing in this kernel or denied to this

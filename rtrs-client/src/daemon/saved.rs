@@ -330,7 +330,7 @@ impl Saved {
 }
 
 /// Returns the volumes that a dead process left of the session with this name. Unreadable ones are
-/// logged and omitted, and so are volumes that are attached again.
+/// logged and omitted, and so are volumes that are attached anew.
 pub(crate) fn left_of(run_dir: &RunDir, session: &str) -> Vec<SavedVolume> {
     let in_use = |volume: &SavedVolume| {
         let state = socket_state(&run_dir.control_socket(&volume.name));

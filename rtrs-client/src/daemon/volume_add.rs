@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::Front;
 
 impl AttachedSession {
-    /// Starts to attach another volume. The command gets a reply when it is served or has failed.
+    /// Begins to attach another volume. The command gets a reply when it is served or has failed.
     pub(super) fn on_add(&mut self, add: Add) {
         match self.begin(&add) {
             Ok(()) => {

@@ -281,7 +281,7 @@ impl AttachPlan {
         if set.export.is_some() {
             check_name("volume name", name)?;
         }
-        // These paths are read again after the process has moved to the background.
+        // These paths are reread after the process has moved to the background.
         make_absolute([&mut set.nbd_tls_dir])
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use nbd-tls-dir", e))?;
         let size = set.buffer_size;

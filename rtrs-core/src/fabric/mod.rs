@@ -457,7 +457,7 @@ impl Capabilities {
 
 /// Listening half of a shard's provider: its addresses, and the requests that arrive there.
 pub trait Listener: fmt::Debug {
-    /// Starts to listen. Returns the address actually used (port 0 selects a free port).
+    /// Starts listening. Returns the address actually used (port 0 selects a free port).
     ///
     /// # Errors
     /// `System` with the address if the port is in use or not permitted.
@@ -538,7 +538,7 @@ pub trait Fabric: Listener {
         None
     }
 
-    /// Starts to connect. The attempt ends with `Established` or `ConnectFailed`.
+    /// Starts connecting. The attempt ends with `Established` or `ConnectFailed`.
     ///
     /// # Errors
     /// `System` if the attempt cannot be started.

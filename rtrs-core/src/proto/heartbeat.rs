@@ -142,7 +142,7 @@ impl Heartbeat {
         self.announces
     }
 
-    /// Starts to probe the current silence.
+    /// Starts probing the current silence.
     fn doubt(&mut self, now: Instant) {
         (self.missed, self.late, self.doubted) = (1, 0, now);
         self.asked.get_or_insert(now);

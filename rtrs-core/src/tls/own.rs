@@ -63,7 +63,7 @@ impl TlsServerConfig {
         self.sources.lists.older_than(&before.sources.lists)
     }
 
-    /// Like [`Self::check_own`], for files that are read again. The certificate already in use is
+    /// Like [`Self::check_own`], for files that are reread. The certificate already in use is
     /// not refused, because otherwise no client could be revoked once it has expired. Returns the
     /// problem with that certificate, if there is one.
     ///

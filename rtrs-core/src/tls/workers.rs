@@ -161,7 +161,7 @@ impl TlsEndpoint {
         }
     }
 
-    /// Checks whether a configuration that was read again can replace the current one of a server.
+    /// Checks whether a configuration that was reread can replace the current one of a server.
     /// Returns the problem with its certificate, if that is the one in use.
     ///
     /// # Errors

@@ -42,7 +42,7 @@ fn settings(text: &str) {
 fn rule(text: &str) {
     let Ok(rule) = text.parse::<AccessRule>() else { return };
     let printed = rule.to_string();
-    let Ok(again) = printed.parse::<AccessRule>() else { panic!("{printed:?} is not read again") };
+    let Ok(again) = printed.parse::<AccessRule>() else { panic!("{printed:?} is not parsed") };
     assert_eq!(rule, again);
 }
 

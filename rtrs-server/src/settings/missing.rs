@@ -1,9 +1,9 @@
-//! Reaction of a start to exports that cannot be opened.
+//! Reaction at startup to exports that cannot be opened.
 
 use rtrs_core::settings::choices;
 
 choices! {
-    /// Reaction of a start to exports that cannot be opened.
+    /// Reaction at startup to exports that cannot be opened.
     #[derive(Default)]
     pub enum OnMissing as "on-missing" {
         /// [`OnMissing::Wait`] with a configuration file. Without one, do not start if nothing

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the kernel's client on our server: stopped, killed and started again, remap_device
+# lab: the kernel's client on our server: stopped, killed and restarted, remap_device
 # topology: one
 # paths: 2
 # limit: 150
@@ -73,7 +73,7 @@ scenario() {
         expect_match "$which: one reconnect" \
             "$(cat "$KS_CLIENT/$which"/paths/*/stats/reconnects)" '^1 '
     done
-    cell kernel-client "server stopped or killed and started again: reconnects, device continues"
+    cell kernel-client "server stopped or killed and restarted: reconnects, device continues"
     assert_within 60 "moved: the session is back" ks_states_are moved "1 connected"
     expect_true "moved: its device stays closed" ks_dev_state_is "${DEV[moved]}" closed
     mv "$vols/away" "$vols/vol"

@@ -113,7 +113,7 @@ fn over_tcp_proofs_are_refused() {
     peer.send_challenge((0, 0), &keys.config().challenge([7; 32]), ROOM);
     assert_eq!(peer.answer().errno, errno::EINVAL, "a challenge");
     assert_eq!(auth(&mut peer, &[0; 64]), errno::EINVAL, "a proof");
-    peer.open("vol1", AccessMode::ReadWrite).expect("the list lets anyone in");
+    peer.open("vol1", AccessMode::ReadWrite).expect("the list admits anyone");
     let shown = scene.stand.server.list();
     assert!(!shown.to_string().contains("key:db1"), "{shown}");
     peer.check_alive("a proof over TCP");

@@ -29,7 +29,7 @@ pub(super) enum Renewal {
     Refused { why: String, cut_off: BTreeMap<String, Error> },
 }
 
-/// Ends the session of a group whose volumes must all be attached again, if the file lists all.
+/// Ends the session of a group whose volumes must all be reattached, if the file lists all.
 pub(super) fn renew(group: &Group<'_>) -> Renewal {
     match sharers(group) {
         Ok(None) => Renewal::NotNeeded,
@@ -59,7 +59,7 @@ fn sharers(group: &Group<'_>) -> Result<Option<Vec<Session>>, Error> {
     Ok(None)
 }
 
-/// Status of a volume that cannot be attached again without the others of its session.
+/// Status of a volume that cannot be reattached without the others of its session.
 fn shared_session(group: &Group<'_>, item: &Item) -> Result<Option<Status>, Error> {
     let Some(wanted) = item.wanted.as_ref().filter(|_| item.error.is_none()) else {
         return Ok(None);
@@ -110,7 +110,7 @@ fn end_all(group: &Group<'_>, sharers: Vec<Session>) -> Renewal {
     Renewal::Ended { cut_off }
 }
 
-/// Checks whether a volume can be detached, and attached again.
+/// Checks whether a volume can be detached and reattached.
 fn check(group: &Group<'_>, session: &Session) -> Result<Status, Error> {
     let item = group.items.iter().find(|item| item.name == session.name);
     let wanted = item.and_then(|item| item.wanted.as_ref());

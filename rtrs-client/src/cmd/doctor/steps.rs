@@ -353,7 +353,7 @@ fn run_ping(
     };
     let mut clients = [PingClient::new(config)];
     let mut watch = Silent::default();
-    let (_, stop) = mailbox().map_err(system("cannot make a mailbox"))?;
+    let (_, stop) = mailbox().map_err(system("cannot create a mailbox"))?;
     link.ping(&mut clients, &mut watch, stop, limit).map_err(system("the ping's thread failed"))?;
     let [client] = clients;
     Ok((client, watch))

@@ -90,7 +90,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
 
 /// Creates a mailbox that gets a message for each termination signal, and its sender.
 fn signals() -> Result<(Sender<()>, Mailbox<()>), Error> {
-    let (sender, mailbox) = mailbox().map_err(system("cannot make a mailbox"))?;
+    let (sender, mailbox) = mailbox().map_err(system("cannot create a mailbox"))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(system("cannot handle signals"))?;
     let to_stop = sender.clone();

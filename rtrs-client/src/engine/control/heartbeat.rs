@@ -65,7 +65,7 @@ impl HeartbeatMonitor {
         Self { settings, beat: None, seen, confirmed: None, server_idle_max: Duration::ZERO, count }
     }
 
-    /// Starts to monitor the path. `ours` means that the server is `rtrs-server`; `server_idle_max`
+    /// Starts monitoring the path. `ours` means that the server is `rtrs-server`; `server_idle_max`
     /// is the longest interval that it accepts on an idle path, zero for only the usual one.
     pub(super) fn start(&mut self, now: Instant, ours: bool, server_idle_max: Duration) {
         (self.seen, self.confirmed, self.server_idle_max) = (now, None, server_idle_max);

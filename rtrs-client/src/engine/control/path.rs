@@ -391,7 +391,7 @@ impl Path {
         }
     }
 
-    /// Time at which `due` must be checked again.
+    /// Time at which `due` must be rechecked.
     pub(super) fn deadline(&self, may_start: bool) -> Option<Instant> {
         let own = match self.state {
             PathState::Connected => {

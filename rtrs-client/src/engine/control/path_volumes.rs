@@ -97,7 +97,7 @@ impl PathVolumes {
         channel.post(ctx, |service, fabric| service.post_move(Move { device_id, away }, fabric))
     }
 
-    /// Starts to carry IO in this attempt. Returns the message for the shards.
+    /// Begins to carry IO in this attempt. Returns the message for the shards.
     pub(super) fn bring_up(&mut self, epoch: u32) -> Option<ShardMessage> {
         let chunks: Arc<[RemoteMem]> = self.fence.release()?;
         let served: Arc<[Served]> = self.terms.served().collect();

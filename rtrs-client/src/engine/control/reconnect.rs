@@ -56,7 +56,7 @@ impl Reconnect {
         if more || at_once { now } else { now + self.backoff.wait() }
     }
 
-    /// Counts an end, whether or not the path is tried again.
+    /// Counts an end, whether or not the path is retried.
     pub(super) fn ended(&mut self) {
         self.failed += 1;
     }

@@ -179,7 +179,7 @@ impl SessionControl {
 
 // Closes.
 impl SessionControl {
-    /// Starts to end the session: closes the volumes in order, then every path.
+    /// Begins to end the session: closes the volumes in order, then every path.
     pub(crate) fn detach(&mut self, ctx: &mut Ctx<'_>) {
         if !self.closing.begin() {
             return;

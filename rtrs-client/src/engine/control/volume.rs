@@ -247,7 +247,7 @@ impl Volume {
         self.state = State::Closed;
     }
 
-    /// Starts to close the volume; shards report when its IO has ended.
+    /// Begins to close the volume; shards report when its IO has ended.
     pub(super) fn settle(&mut self, shards: u16) {
         self.state = State::Settling(vec![false; usize::from(shards)]);
     }

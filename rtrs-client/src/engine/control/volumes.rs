@@ -139,7 +139,7 @@ impl Volumes {
         self.iter().any(Volume::is_closing)
     }
 
-    /// Starts to close a volume that its user has released. Returns its index.
+    /// Begins to close a volume that its user has released. Returns its index.
     pub(super) fn settle(&mut self, export: &str) -> Result<DeviceIndex, ChangeError> {
         let at = self.named(export).ok_or_else(|| ChangeError::NoVolume(export.to_owned()))?;
         if self.used().nth(1).is_none() {

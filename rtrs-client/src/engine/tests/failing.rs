@@ -122,7 +122,7 @@ fn an_answer_that_never_comes_ends_a_path_that_cannot_be_probed_and_waiting_io()
     for tag in &tags {
         assert_eq!(fixture.client.status(*tag), Some(IoStatus::TimedOut));
     }
-    assert!(fixture.server.ios().count() >= 6, "the path was ended and tried again");
+    assert!(fixture.server.ios().count() >= 6, "the path was ended and retried");
     assert_eq!(fixture.client.done.len(), 5);
     fixture.server.how.hold = false;
     fixture.until("the path", 5 * SEC, Fixture::is_whole);
@@ -262,14 +262,14 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     fixture.run(60 * SEC);
     assert_eq!(fixture.server.connects().len(), tried, "no path tries again");
     let path = Leaving { path: "path0".into(), within: SEC, force: false };
-    let refused = fixture.change(Change::Reconnect(path)).expect_err("no path is tried again");
+    let refused = fixture.change(Change::Reconnect(path)).expect_err("no path is retried");
     let refused = refused.to_string();
     assert!(refused.starts_with("evicted by the server's operator"), "{refused}");
     fixture.detach();
     fixture.until("the detach", SEC, |s| s.client.control.view().is_done());
 }
 
-/// Checks that nothing waits for a path, none is tried again, and the reason is reported.
+/// Checks that nothing waits for a path, none is retried, and the reason is reported.
 fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     assert_ended(fixture, tags, &SessionFailure::Removed, "operator removed the export");
 }

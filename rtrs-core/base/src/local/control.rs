@@ -132,7 +132,7 @@ impl SocketRenewal {
         match self.0.renew() {
             Ok(false) => {}
             Ok(true) => {
-                tracing::info!("control socket {} created again", self.0.path.display());
+                tracing::info!("control socket {} recreated", self.0.path.display());
             }
             Err(error) => tracing::warn!(
                 "cannot create the control socket {} again: {error}",

@@ -100,7 +100,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Starts to listen on an address, with the socket that the service manager has for it, if any.
+    /// Starts listening on an address, with the socket that the service manager has for it, if any.
     pub(super) fn listen(
         &mut self,
         env: &Env<'_>,

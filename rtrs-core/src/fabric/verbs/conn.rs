@@ -107,7 +107,7 @@ impl Resolver {
         Self { local, remote, attempts: 0 }
     }
 
-    /// Starts to resolve the peer's address. The kernel retries only when the neighbor table
+    /// Starts resolving the peer's address. The kernel retries only when the neighbor table
     /// changes or when the timeout expires, and misses a change that happens before it waits (on a
     /// link that answers at once). So the first timeouts are short, and the call is repeated.
     fn resolve(&mut self, id: &CmId) -> io::Result<()> {
@@ -170,7 +170,7 @@ impl VerbsConn {
         }
     }
 
-    /// Starts to resolve the peer's address.
+    /// Starts resolving the peer's address.
     pub(super) fn resolve(&mut self) -> io::Result<()> {
         self.resolver.as_mut().ok_or(io::ErrorKind::InvalidInput)?.resolve(&self.id)
     }

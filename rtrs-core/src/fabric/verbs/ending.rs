@@ -47,7 +47,7 @@ impl VerbsFabric {
         self.dispatch();
     }
 
-    /// Starts to take a connection down, once.
+    /// Begins to take a connection down, once.
     pub(super) fn begin_end(&mut self, name: QpNum, end: End) {
         self.tear_down(name, Last::Report(end));
     }

@@ -209,7 +209,7 @@ impl VerbsFabric {
             let (QpLimits { send_max, recv_max }, device) = (limits, pd.context().name());
             FabricError::system(
                 format!(
-                    "cannot make a queue pair of {send_max} requests and {recv_max} receives on \
+                    "cannot create a queue pair of {send_max} requests and {recv_max} receives on \
                      {device}"
                 ),
                 e,

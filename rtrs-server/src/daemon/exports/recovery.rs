@@ -29,14 +29,14 @@ use crate::stats::TRIES_AGAIN;
 /// Time that the retry thread waits for the turn of an export; then it tries again.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
-/// Starts to open the target of a failed export, after the checks of a start. Returns false if an
+/// Begins to open the target of a failed export, after the checks of a start. Returns false if an
 /// attempt with the same settings exists.
 fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
     let open = open_checked(exports);
     exports.attempts.begin(spec, open)
 }
 
-/// Starts to open the target of an export that has failed for this reason. An image that another
+/// Begins to open the target of an export that has failed for this reason. An image that another
 /// program has held is only looked at, unless the program has released it before.
 fn begin_careful_attempt(
     exports: &Exports,
@@ -153,7 +153,7 @@ pub(in crate::daemon) fn note_failed(
     exports.attempts.wake();
 }
 
-/// Starts to open the failed exports whose next attempt is due, and exports those that are open.
+/// Begins to open the failed exports whose next attempt is due, and exports those that are open.
 /// Returns the time until the next attempt, or `None` if no failed export is left.
 pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
     for (spec, why) in exports.failed.due(Instant::now()) {

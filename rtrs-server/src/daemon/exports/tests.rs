@@ -50,7 +50,7 @@ fn proved(n: u8) -> PeerIdentity {
     server.check(&exchange, &data).unwrap()
 }
 
-/// A certificate may expire, or a file change, long before anything is read again.
+/// A certificate may expire, or a file change, long before anything is reread.
 #[test]
 fn an_access_change_disconnects_clients_with_invalid_credentials() {
     let (sender, inbox) = mailbox().unwrap();

@@ -198,7 +198,7 @@ fn one_key_for_all_chunks_is_dropped_with_its_path() {
         let old = back.chunks[6];
         back.leave(&mut fixture);
         back = Peer::up(&mut fixture, path(0, life), "sess");
-        assert_eq!(fixture.pools(), [first], "the same memory, registered again");
+        assert_eq!(fixture.pools(), [first], "the same memory, reregistered");
         assert_ne!(back.chunks[6].key, old.key);
         works(&mut fixture, &mut back, life as u8);
         assert_eq!(fixture.registered(), bytes);

@@ -149,7 +149,7 @@ fn a_missing_volume_joins_its_running_session() {
     let fake = Fake::new("join", "s", &["a"], 1);
     assert_eq!(fake.act(&second, &attach, "a"), Ok(Some("attached")));
     let expected = [ADD_B, ADD_B].map(str::to_owned);
-    assert_eq!(fake.requests(), expected, "refused once, and tried again");
+    assert_eq!(fake.requests(), expected, "refused once, and retried");
     // The first volume joins too, if others run.
     let fake = Fake::new("join-first", "s", &["b"], 0);
     assert_eq!(fake.act(&first, &attach, "b"), Ok(Some("attached")));
