@@ -109,7 +109,7 @@ impl EventList {
     }
 }
 
-/// Adds the changes of the geometry that users have to know.
+/// Adds the changes to the geometry that users have to know.
 fn list_changes(events: &EventList, before: &Geometry, now: &Geometry) {
     if before.size != now.size {
         events.add(VolumeEvent::Resized(now.size));

@@ -75,7 +75,7 @@ pub(crate) fn acquire_for_command(socket: &Path) -> Result<File, Error> {
 }
 
 /// Acquires the lock of a directory for a command, so that commands to two servers do not overwrite
-/// each other's changes of a file.
+/// each other's changes to a file.
 ///
 /// # Errors
 /// [`ErrorKind::System`] if the directory cannot be opened, or another process holds the lock for

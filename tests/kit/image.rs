@@ -15,7 +15,7 @@ use crate::{COMMAND_TIME_MAX, COPY_TIME_MAX};
 /// # Panics
 /// Panics when the file cannot be created.
 pub fn sparse_file(path: &Path, size: u64) {
-    let file = File::create(path).expect("make a file");
+    let file = File::create(path).expect("create a file");
     file.set_len(size).expect("set its size");
 }
 
@@ -40,7 +40,7 @@ pub fn fill_pattern(bytes: &mut [u8], offset: u64, seed: u64) {
 /// # Panics
 /// Panics when the file cannot be created.
 pub fn pattern_file(path: &Path, size: u64, seed: u64) {
-    let mut file = File::create(path).expect("make a file");
+    let mut file = File::create(path).expect("create a file");
     let mut block = vec![0; 1 << 20];
     let mut offset = 0;
     while offset < size {

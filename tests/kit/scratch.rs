@@ -23,7 +23,7 @@ impl Scratch {
         let mut builder = tempfile::Builder::new();
         builder.prefix("rtrs-");
         let dir = if shm.is_dir() { builder.tempdir_in(shm) } else { builder.tempdir() };
-        Self { dir: dir.expect("make a scratch directory") }
+        Self { dir: dir.expect("create a scratch directory") }
     }
 
     /// Returns the directory itself.

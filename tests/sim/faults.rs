@@ -229,7 +229,7 @@ pub(super) fn reconnects(
     }
 }
 
-/// Draws an operator's changes of the session's paths between `from` and `until`, in order of time.
+/// Draws an operator's changes to the session's paths between `from` and `until`, in order of time.
 pub(super) fn operate(
     paths: std::ops::Range<usize>,
     from: Instant,

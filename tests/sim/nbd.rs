@@ -8,7 +8,7 @@
 //!
 //! A workload that uses parts of blocks does not identify as the kernel, and half of its writes are
 //! sent twice, the second time without the first bytes, so that the copy begins within a block. As
-//! changes of a block are executed in order of arrival, this changes nothing; if they were not, the
+//! changes to a block are executed in order of arrival, this changes nothing; if they were not, the
 //! block could get its earlier content back.
 
 mod stalls;

@@ -235,7 +235,7 @@ fn the_revision_is_that_of_the_work_tree_root() {
     fs::write(scratch.path("file"), "2").expect("write a file");
     let dirty = format!("{}-dirty", commit.get(..12).expect("a commit"));
     assert_eq!(version::revision(scratch.dir()), Some(dirty));
-    fs::create_dir(scratch.path("unpacked")).expect("make a directory");
+    fs::create_dir(scratch.path("unpacked")).expect("create a directory");
     assert_eq!(
         version::revision(&scratch.path("unpacked")),
         None,

@@ -6,7 +6,7 @@
 //! `attach_paths.rs` paths that do not work · `blocks.rs` command lines of documents · `admin.rs`
 //! and `online.rs` the operator's work under load · `settings.rs` agreement of flags, files and
 //! documents · `discover.rs` lists of exports · `documents.rs` manual pages, completions, versions
-//! · `exporter.rs` scrapes of all sessions of a host · `exports.rs` changes of exports ·
+//! · `exporter.rs` scrapes of all sessions of a host · `exports.rs` changes to exports ·
 //! `failed_io.rs` IO that fails · `faults.rs` faults under load · `identity.rs` other servers under
 //! one name · `instructions.rs` the cost of hot paths · `limits.rs` rate limits of exports ·
 //! `logs.rs` the logs of both daemons · `lost_writes.rs` writes that a server loses between two

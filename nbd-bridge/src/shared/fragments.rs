@@ -2,7 +2,7 @@
 //!
 //! If the device supports partial writes, a fragment is one such write; no concurrent change of the
 //! block is undone then, even by other users of the device. Otherwise the block is read, modified
-//! and written back. In both cases the fragment takes turns with other changes of the block, using
+//! and written back. In both cases the fragment takes turns with other changes to the block, using
 //! the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop supporting partial
 //! writes.
 //!

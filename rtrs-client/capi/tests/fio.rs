@@ -20,7 +20,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// Builds the engine. None, aloud, where fio or its source cannot be had.
+    /// Builds the engine. Returns None, with a message, where fio or its source is missing.
     fn new() -> Option<Self> {
         if !requires(&["fio"]) {
             return None;

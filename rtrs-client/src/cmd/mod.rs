@@ -111,7 +111,7 @@ pub enum Command {
     /// Print what apply would do
     ///
     /// Exits with 0 if nothing differs from the file, with 1 if something does, and with 2 after
-    /// every error, as diff(1).
+    /// every error, like diff(1).
     Diff(DiffArgs),
     /// Write a file for apply from the running sessions
     ///
@@ -196,7 +196,7 @@ pub enum Command {
     /// Compare two volumes, files or block devices
     ///
     /// A and B are as for copy; A can be - for stdin. Holes are not read and equal zeroes. Exits
-    /// with 0 if both are equal, with 1 if they differ, and with 2 after every error, as cmp(1).
+    /// with 0 if both are equal, with 1 if they differ, and with 2 after every error, like cmp(1).
     Compare(CompareArgs),
     /// Measure a session without NBD
     ///

@@ -239,7 +239,7 @@ pub(super) fn request_seconds(
     session: &SessionPlan,
 ) -> Result<u64, Error> {
     let SessionSettings { io_timeout, no_path, .. } = &session.settings;
-    // Maximum time of an IO. The kernel must not give up earlier: what it sends again may overtake
+    // Maximum time of an IO. The kernel must not give up earlier: what it resends may overtake
     // later requests.
     let bound = no_path.io_age_max(io_timeout.get());
     // A slow disk may take any time.

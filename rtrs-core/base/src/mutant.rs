@@ -144,7 +144,7 @@ mutants! {
         NbdFirstPartAnswers = "nbd-first-part-answers",
         /// The front end submits requests that overlap a write left by a closed connection.
         NbdOrphanForgotten = "nbd-orphan-forgotten",
-        /// Changes of one block run concurrently, at the front end or the server.
+        /// Changes to one block run concurrently, at the front end or the server.
         NbdTurnsSkipped = "nbd-turns-skipped",
         /// The front end rewrites whole blocks although the server accepts partial writes.
         PartialByClient = "partial-by-client",

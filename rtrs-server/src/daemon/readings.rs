@@ -44,7 +44,7 @@ impl Readings {
 }
 
 impl Reading<'_> {
-    /// Whether no later reading was applied. The caller holds the lock for changes of exports.
+    /// Whether no later reading was applied. The caller holds the lock for changes to exports.
     pub(super) fn may_apply(&self) -> bool {
         let mut state = self.readings.0.lock();
         let may = state.applied < self.number;

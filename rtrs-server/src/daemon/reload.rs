@@ -310,7 +310,7 @@ impl Reload {
     }
 }
 
-/// Changes of the server's exports.
+/// Changes to the server's exports.
 pub(super) struct Changes {
     pub(super) exports: Arc<Exports>,
     pub(super) commands: ExportCommands,

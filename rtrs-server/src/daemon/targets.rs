@@ -1,10 +1,9 @@
 //! Exports whose path has come to lead to another file or device.
 //!
-//! A thread has unused exports reopened by their path once a second, each on a thread of its own,
-//! because targets can hang. Others do that before the first
-//! session opens an export ([`Examiner`]), so that no session starts on the old file. The backend
-//! examines the target of the path (`backend/file/watch.rs`) on threads that may block; the wait
-//! for that is bounded.
+//! Once a second, a thread has unused exports reopened by their path, each on its own thread,
+//! because targets can hang. Others do that before the first session opens an export
+//! ([`Examiner`]), so that no session starts on the old file. The backend examines the target of
+//! the path (`backend/file/watch.rs`) on threads that may block; the wait for that is bounded.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Weak};

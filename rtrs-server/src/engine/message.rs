@@ -440,7 +440,7 @@ impl<T> fmt::Debug for AdminReplyTo<T> {
 pub enum Message {
     /// For the shard's IO engine.
     Shard(ShardMessage),
-    /// For the control engine; to shard 0 only.
+    /// For the control engine; only to shard 0.
     Control(ControlMessage),
     /// Connection request of a ping; to the last shard only.
     Ping(Box<PingOrder>),

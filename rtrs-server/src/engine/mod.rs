@@ -80,14 +80,14 @@ impl ServerEngine {
         }
     }
 
-    /// Sets the sink for audit events of clients. Has an effect on shard 0 only.
+    /// Sets the sink for audit events of clients. Has an effect only on shard 0.
     pub fn set_audit(&mut self, audit: AuditSink) {
         if let Some(control) = &mut self.control {
             control.set_audit(audit);
         }
     }
 
-    /// Requires clients that can authenticate to do so. Has an effect on shard 0 only.
+    /// Requires clients that can authenticate to do so. Has an effect only on shard 0.
     pub fn set_authenticator(&mut self, authenticator: Arc<dyn Authenticator>) {
         if let Some(control) = &mut self.control {
             control.set_authenticator(authenticator);
@@ -223,14 +223,14 @@ impl ServerEngine {
         self.away.take()
     }
 
-    /// Begins the shutdown of the server. Has an effect on shard 0 only.
+    /// Begins the shutdown of the server. Has an effect only on shard 0.
     pub fn shutdown(&mut self, now: Instant, fabrics: &mut Fabrics) {
         if self.control.is_some() {
             self.handle_message(now, Message::Control(ControlMessage::Shutdown), fabrics);
         }
     }
 
-    /// Whether a shutdown was requested; known on shard 0 only.
+    /// Whether a shutdown was requested; known only on shard 0.
     pub fn is_stopping(&self) -> bool {
         self.control.as_ref().is_some_and(Control::is_stopping)
     }

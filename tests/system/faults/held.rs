@@ -67,7 +67,7 @@ impl Stand {
     }
 
     fn command(&self, name: &str) {
-        let _ = File::create(self.dir.path(name)).expect("make a file");
+        let _ = File::create(self.dir.path(name)).expect("create a file");
     }
 
     /// Waits until the disk has created or removed a file.

@@ -1,4 +1,4 @@
-//! Changes of a running session, and the reasons why they are refused.
+//! Changes to a running session, and the reasons why they are refused.
 
 use rtrs_core::time::Duration;
 

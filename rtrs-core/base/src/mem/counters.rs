@@ -34,7 +34,7 @@ impl SharedCounters {
         self.word(number).load(Ordering::SeqCst)
     }
 
-    /// Adds to a counter. Returns its former value.
+    /// Adds to a counter. Returns its previous value.
     pub fn add(&self, number: usize, amount: u32) -> u32 {
         let before = self.word(number).fetch_add(amount, Ordering::SeqCst);
         fence(Ordering::SeqCst);

@@ -1,6 +1,6 @@
 //! Settings, each declared once: name, type with its range, default, help.
 //!
-//! Contains the traits behind [`settings!`](crate::settings!), which makes a struct from a list of
+//! Contains the traits behind [`settings!`](crate::settings!), which builds a struct from a list of
 //! declarations. Everything that is done with settings is a [`Visitor`] that gets each
 //! declaration with its value: flags (`flags.rs`), the configuration file (`reading.rs`),
 //! `--print-config` ([`print()`]), the tables of the documents ([`describe`]).

@@ -4,7 +4,7 @@
 //! (driver reloaded, `rdma link delete`), or the address moves to another device (bond failover),
 //! the listener ends with it, and the kernel does not create a new one. So the address is retried
 //! every second on a thread outside the shard: the device may be new, and then its windows are
-//! tested too. Listeners on the wildcard address are not affected by changes of devices.
+//! tested too. Listeners on the wildcard address are not affected by changes to devices.
 
 use std::io;
 use std::net::SocketAddr;

@@ -5,7 +5,7 @@
 //! connections is ignored. The connections may close later: a driver may take a minute to destroy a
 //! queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client that had to wait for that
 //! would consider the path of its FENCE dead too. Block IO of the path that runs at that time may
-//! continue: newer changes of the same bytes wait for it, and so do requests that the client
+//! continue: newer changes to the same bytes wait for it, and so do requests that the client
 //! resends (`engine/io/overlap.rs`). Runs on the control shard.
 //!
 //! A path to another process of the server is unknown here. Its requests can have no further effect

@@ -1,4 +1,4 @@
-//! The control engine, which runs on shard 0 only and manages sessions and paths.
+//! The control engine, which runs only on shard 0 and manages sessions and paths.
 //!
 //! The engine handles rare events, and favors safety over speed. Each part owns its state and does
 //! not depend on the others; this file connects them:
@@ -13,8 +13,8 @@
 //!   of former paths;
 //! - `client_log.rs` log messages about clients;
 //! - `open.rs` opens and closes of exports, with `open_modes.rs`, `close.rs` and `ended.rs`;
-//! - `exports.rs` changes of exports; `removed.rs` removed exports that sessions had open;
-//!   `announce.rs` devices that clients must open again;
+//! - `exports.rs` changes to exports; `removed.rs` removed exports that sessions had open;
+//!   `announce.rs` devices that clients must reopen;
 //! - `backlog.rs` queue of client requests; `requests.rs` their scheduling;
 //! - `discover.rs` DISCOVER; `fence.rs` FENCE; `gateway.rs` MOVE;
 //! - `ends.rs` ends of paths and sessions;
