@@ -1,4 +1,4 @@
-"""RDS over the loopback beside plain TCP: round trips of 64 bytes with a blocking ping-pong,
+"""RDS over loopback next to plain TCP: round trips of 64 bytes with a blocking ping-pong,
 messages of 8 KiB at depth 64 with a stream, and programs that are not ours, over librds_preload.so
 and `rds node`: flow.c, and qperf's rds_lat and rds_bw with its tcp_lat and tcp_bw."""
 
@@ -97,7 +97,7 @@ TABLES = {"row": [
     Row("round-trip", "round trip of 64 B, depth 1, mean", Stress("-q", "64", "-a", "64"),
         ("tcp", "rds"), MEAN, 2.0),
     Row("round-trip-p50", "the same, p50", None, ("tcp", "rds"), P50, 2.0, "round-trip"),
-    Row("stream", "8 KiB, depth 64, messages a second", STREAM, ("tcp", "rds"), RATE, 0.7),
+    Row("stream", "8 KiB, depth 64, messages per second", STREAM, ("tcp", "rds"), RATE, 0.7),
     Row("stream-unchecked", "the same, bytes not checked", STREAM, ("rds-unchecked",), RATE, 0.7,
         best_of="stream"),
     Row("library-one", "8 KiB stream of a program over the library, one node",
@@ -154,6 +154,6 @@ def run(args):
 
 
 COMPARISON = Comparison(
-    "RDS over the loopback with plain TCP", TABLES, run, programs=("rds", "librds_preload.so"),
+    "RDS over loopback with plain TCP", TABLES, run, programs=("rds", "librds_preload.so"),
     build=("-p=rds", "-p=rds-preload"),
     defaults=DEFAULTS | {"runtime": 3}, tools={"qperf": "qperf", "cc": "gcc"})

@@ -336,7 +336,7 @@ impl KernelDevice {
         if !await_that(NODE_PATIENCE, || places.has_node(index)) {
             let node = places.node(index);
             return odd(format!(
-                "{} does not lead to it; mount devtmpfs there, or make it with mknod",
+                "{} does not lead to it; mount devtmpfs there, or create it with mknod",
                 node.display()
             ));
         }

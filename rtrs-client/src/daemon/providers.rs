@@ -31,7 +31,7 @@ impl Providers {
         Ok(Self { registry, ring: Rc::clone(ring), fabrics, schemes })
     }
 
-    /// Returns this scheme's provider, and makes it if there is none.
+    /// Returns this scheme's provider, and creates it if there is none.
     ///
     /// # Errors
     /// Returns the reason why it cannot be made.

@@ -516,7 +516,7 @@ pub(crate) struct Ending {
 }
 
 // SAFETY: these are the only handles of their queue pairs, and libibverbs is thread-safe: a queue
-// pair may be destroyed on a thread other than the one that made it (ibv_destroy_qp(3), verbs(7)).
+// pair may be destroyed on a thread other than its creator's (ibv_destroy_qp(3), verbs(7)).
 unsafe impl Send for Ending {}
 
 impl Ending {
