@@ -181,7 +181,7 @@ pub(crate) struct Status {
     /// Volumes of the session; the one attached longest comes first.
     #[serde(default)]
     pub(crate) volumes: Vec<String>,
-    /// Name whose log contains the session's messages.
+    /// Name of the volume whose log contains the session's messages.
     #[serde(default)]
     pub(crate) log: String,
     /// State of the session.
@@ -231,7 +231,7 @@ pub(crate) struct Status {
     pub(crate) slow_io: SlowIo,
     /// Server and export that the volume is bound to.
     pub(crate) identity: Option<Identity>,
-    /// Whether the content of the export ends with the process of its server.
+    /// Whether the content of the export is lost when its server's process ends.
     #[serde(default)]
     pub(crate) memory: bool,
     /// Oldest waiting IO.

@@ -419,7 +419,7 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         Ok(TargetSize { bytes: self.geometry().size, was_cut: None, is_fixed: false })
     }
 
-    /// Returns true if the target was shortened from outside, as far as is known. Never blocks.
+    /// Returns true if the target was truncated from outside, as far as is known. Never blocks.
     fn is_cut(&self) -> bool {
         false
     }

@@ -4,7 +4,7 @@
 //! client's flags, then one option at a time with its replies, so that it always knows which side
 //! sends next. It answers STARTTLS itself, and in the mode `require` also every option that comes
 //! before STARTTLS. It reads exactly the bytes of each option: plain text that a client or an
-//! attacker sends behind STARTTLS is left for TLS, which refuses it.
+//! attacker sends after STARTTLS is left for TLS, which refuses it.
 //!
 //! Source: "Handshake", "TLS support" and "Option types" of the NBD document.
 

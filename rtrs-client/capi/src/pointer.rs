@@ -1,6 +1,6 @@
 //! Pointers of the program.
 //!
-//! Each type is one pointer argument of a function of the header. Only C callers make values of
+//! Each type is one pointer argument of a function of the header. Only C callers create values of
 //! them: the fields are private, and there are no constructors. So the methods rely on the rules of
 //! the header: a pointer that is not NULL points to a valid object of its type.
 
@@ -12,7 +12,7 @@ use crate::entry::Failure;
 use crate::layout::Growing;
 use crate::memory::Span;
 
-/// Largest size of a structure that may grow; larger sizes are no sizes.
+/// Largest size of a structure that may grow; larger sizes are invalid.
 const STRUCT_BYTES_MAX: usize = 4096;
 
 fn null(name: &str) -> Failure {

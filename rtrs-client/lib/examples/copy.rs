@@ -12,7 +12,7 @@ use rtrs::{Buffer, Builder, Completion, Queue, Request};
 const PIECE: u64 = 256 << 10;
 /// Requests in flight.
 const DEPTH: usize = 16;
-/// Range of which the extents are requested at a time.
+/// Range for which the extents are requested at a time.
 const RANGE: u64 = 1 << 30;
 /// Longest wait for a completion.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use rtrs_core::extents::Extent;
 
-/// Range of which extents are requested at a time.
+/// Range for which extents are requested at a time.
 const EXTENTS_RANGE: u64 = 1 << 31;
 /// Number of known ranges below which more extents are requested.
 const RANGES_LOW: usize = 64;

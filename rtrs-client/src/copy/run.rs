@@ -464,7 +464,7 @@ impl Run<'_> {
         }
     }
 
-    /// Notes a difference. Pieces behind it need no comparison.
+    /// Notes a difference. Pieces after it need no comparison.
     fn differ(&mut self, offset: u64) {
         let lowest = self.difference.map_or(offset, |other| other.min(offset));
         self.difference = Some(lowest);

@@ -38,7 +38,7 @@ pub(crate) struct Identity {
     pub(crate) export: String,
     /// Device in the session.
     pub(crate) index: DeviceIndex,
-    /// Name whose log contains the session's messages.
+    /// Name of the volume whose log contains the session's messages.
     pub(crate) log: String,
     pub(crate) session: String,
     pub(crate) session_id: String,

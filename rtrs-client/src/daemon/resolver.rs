@@ -1,5 +1,5 @@
 //! Resolution of the hosts of unreached paths, on threads of its own: the system's resolver may
-//! block for long.
+//! block for a long time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Resolver {
         Self { shards, in_progress: Arc::default() }
     }
 
-    /// Looks up the host of this path if it is a name, and gives the result to the session.
+    /// Looks up the host of this path if it is a name, and passes the result to the session.
     pub(super) fn resolve(&self, path: &str) {
         // The name of a path is its portal.
         let Ok(portal) = path.parse::<Portal>() else { return };

@@ -1,4 +1,4 @@
-//! Users of the device that close their NBD connections and connect again.
+//! Users of the device that close their NBD connections and reconnect.
 
 use rtrs_core::block::BlockDevice;
 use rtrs_core::time::Instant;

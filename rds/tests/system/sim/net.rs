@@ -147,7 +147,7 @@ impl Net {
         }
     }
 
-    /// Ends a connection at one end, behind the bytes that have arrived. Returns its node.
+    /// Ends a connection at one end, after the bytes that have arrived. Returns its node.
     pub(super) fn finish(&mut self, id: EndId) -> Option<usize> {
         let end = self.end(id).filter(|end| !end.closed)?;
         (end.ends, end.broken) = (true, true);

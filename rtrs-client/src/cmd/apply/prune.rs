@@ -1,5 +1,5 @@
-//! Foresight about the sessions that `--prune` detaches: which of them are in use, and whose places
-//! others take.
+//! Predictions about the sessions that `--prune` detaches: which of them are in use, and whose
+//! places others take.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ fn pruned(items: &[Item]) -> Vec<String> {
     items.iter().filter(|item| is_pruned(item)).map(|item| item.name.clone()).collect()
 }
 
-/// Gives sessions that are in use the error of their detach.
+/// Records the error of the detach for sessions that are in use.
 pub(super) fn foresee_refusals(items: &mut [Item], global: &GlobalArgs) {
     let errors = at_once(&pruned(items), AT_ONCE, |name| refusal(name, global).err());
     for (item, error) in items.iter_mut().filter(|item| is_pruned(item)).zip(errors) {

@@ -30,7 +30,7 @@ pub struct VolumeStatus {
     pub(crate) no_path: Option<NoPathWait>,
     /// Identity that the volume is pinned to.
     pub(crate) identity: Option<Identity>,
-    /// Whether the content of the export ends with the process of its server.
+    /// Whether the content of the export is lost when its server's process ends.
     pub(crate) memory: bool,
     /// Reasons why connected paths do not serve the volume, by path name.
     pub(crate) refusals: Vec<(String, PathEnd)>,

@@ -60,7 +60,7 @@ impl<'a> SessionView<'a> {
         Some(identity).filter(|identity| !identity.is_unknown())
     }
 
-    /// Whether the content of a volume's export ends with the process of its server.
+    /// Whether the content of a volume's export is lost when its server's process ends.
     pub(crate) fn is_memory(self, volume: DeviceIndex) -> bool {
         self.volumes.get(volume).is_some_and(Volume::is_memory)
     }

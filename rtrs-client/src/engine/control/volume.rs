@@ -85,7 +85,7 @@ impl Volume {
         &self.config.export
     }
 
-    /// Whether the content of the last opened device ends with the process of its server.
+    /// Whether the content of the last opened device is lost when its server's process ends.
     pub(super) fn is_memory(&self) -> bool {
         self.last.as_ref().is_some_and(|device| device.volatile)
     }

@@ -11,7 +11,7 @@ use crate::time::Duration;
 pub struct IwarpOptions {
     /// Request checksums. They are used if either side requests them.
     pub crc: bool,
-    /// Speak plain iWARP only (rping, siw): offer neither immediates nor peer-to-peer mode.
+    /// Speak only plain iWARP (rping, siw): offer neither immediates nor peer-to-peer mode.
     pub plain: bool,
     /// Timeout of each start-up step: the peer's request, its reply, its first frame.
     pub startup_timeout: Duration,

@@ -4,7 +4,7 @@
 //! rights, protection domains, queue limits, missing receives, flush on error, `Closed` last.
 //! Behavior that may differ between providers is an option of the world ([`WorldOptions`]): when
 //! sends complete, when binds are in force. [`LinkOptions`] and [`Fault`] describe the behavior of
-//! networks. Used by tests only, without threads, real clocks or iteration in hash order.
+//! networks. Used only by tests, without threads, real clocks or iteration in hash order.
 //!
 //! `world.rs` the public world · `net.rs` clock, queue of events, shards · `conn.rs` one connection
 //! · `arrive.rs` effects of messages on arrival · `memory.rs` keys and checks · `link.rs` ·

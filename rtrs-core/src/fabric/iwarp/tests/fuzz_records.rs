@@ -161,7 +161,7 @@ pub(crate) fn fuzz_records(data: &[u8]) {
             }
         }
         if sealed.is_right && in_step {
-            assert_eq!(sent, taken, "what was sealed is not what came");
+            assert_eq!(sent, taken, "what was sealed is not what arrived");
         }
     }
     check(&sent, &taken);
