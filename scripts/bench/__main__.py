@@ -20,6 +20,7 @@ sys.path.append(os.path.join(HERE, "../../rds/bench"))
 import builds
 import cluster
 import library
+import paths
 import peers
 import rds
 import scale
@@ -28,7 +29,7 @@ import tables
 import tls
 from processes import BenchError, end_on_signals, say, stop_all
 
-COMPARISONS = {"peers": peers.COMPARISON, "tls": tls.COMPARISON,
+COMPARISONS = {"peers": peers.COMPARISON, "paths": paths.COMPARISON, "tls": tls.COMPARISON,
                "library": library.COMPARISON, "sparse": sparse.COMPARISON,
                "cluster": cluster.COMPARISON, "rds": rds.COMPARISON,
                "scale": scale.COMPARISON, "builds": builds.COMPARISON}

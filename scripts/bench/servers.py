@@ -100,20 +100,23 @@ class NbdServer(Side):
 
 class Ours(Side):
     """rtrs-server over TCP and, with `attach`, rtrs-client between it and fio: one hop more than
-    the other servers have. `bench_flags` are for `rtrs-client bench`."""
+    the other servers have. `bench_flags` are for `rtrs-client bench`. The session has `paths`
+    paths, each to a loopback address of its own."""
 
     name = "rtrs"
     attach = True
+    paths = 1
     server_flags = ()
     bench_flags = ()
 
     def start(self):
-        self.portal = f"tcp://127.0.0.1:{self.port}"
+        portals = [f"tcp://127.0.0.{number + 1}:{self.port}" for number in range(self.paths)]
+        self.portal, self.path_flags = portals[0], [f"--path={portal}" for portal in portals]
         self.launch(f"{self.args.bin_dir}/rtrs-server", "--export", f"{EXPORT}={self.target}",
-                    "--listen", self.portal, "--run-dir", self.scratch("run"), "--state-dir",
+                    *(f"--listen={portal}" for portal in portals), "--run-dir", self.scratch("run"), "--state-dir",
                     self.scratch("state"), *self.server_flags, address=self.port)
         if self.attach:
-            self.start_client("--path", self.portal)
+            self.start_client(*self.path_flags, *self.bench_flags)
 
     def start_client(self, *flags):
         """Attaches the export, so that fio can open it at a unix socket."""
@@ -182,7 +185,7 @@ class Session:
         self.rw, self.block, self.depth, self.jobs = rw, block, depth, jobs
 
     def argv(self, side, seconds):
-        return [f"{side.args.bin_dir}/rtrs-client", "bench", EXPORT, "--path", side.portal, "--rw",
+        return [f"{side.args.bin_dir}/rtrs-client", "bench", EXPORT, *side.path_flags, "--rw",
                 self.rw, "--bs", self.block, "--numjobs", self.jobs, "--iodepth", self.depth,
                 "--runtime", f"{seconds}s", "--run-dir", side.scratch("bench"), "--yes", "-o",
                 "json", *side.bench_flags]

@@ -39,7 +39,7 @@ class OverScheme(Side):
         super().__init__(args)
         self.name, self.server = scheme, server
         port, keys = (server.port, ()) if scheme == "tcp" else (server.tls_port, server.keys)
-        self.portal = f"{scheme}://127.0.0.1:{port}"
+        self.path_flags = [f"--path={scheme}://127.0.0.1:{port}"]
         self.bench_flags = (*keys, "--access", "ro", "--log", "error")
 
     def pids(self):
@@ -50,7 +50,7 @@ class Bridge(OverScheme, Ours):
     """rtrs-client between fio and the session."""
 
     def start(self):
-        self.start_client("--path", self.portal, *self.bench_flags)
+        self.start_client(*self.path_flags, *self.bench_flags)
 
     def pids(self):
         return self.server.pids() + Ours.pids(self)
