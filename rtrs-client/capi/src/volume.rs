@@ -4,7 +4,7 @@ use std::sync::{Arc, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtrs::{Builder, Volume};
+use rtrs::{Builder, Event, Volume};
 
 use crate::entry::{Failure, Health};
 use crate::layout::{CEvent, CGeometry, CStats};
@@ -69,19 +69,9 @@ impl CVolume {
 
     /// Returns the next event; None if there is none within `timeout`.
     pub(crate) fn next_event(&self, timeout: Duration) -> Result<Option<CEvent>, Failure> {
-        let begin = Instant::now();
-        loop {
-            let left = timeout.saturating_sub(begin.elapsed());
-            let wait = left.min(EVENT_WAIT_MAX);
-            let event = self.with(|volume| Ok(volume.next_event(wait)?))?;
-            match event.map(|event| CEvent::new(&event)) {
-                Some(Some(event)) => return Ok(Some(event)),
-                // An event that the header does not have.
-                Some(None) => {}
-                None if left <= EVENT_WAIT_MAX => return Ok(None),
-                None => {}
-            }
-        }
+        await_event(timeout, |wait| {
+            self.with(|volume| Ok((volume.next_event(wait)?, volume.has_ended())))
+        })
     }
 
     /// Ends the session. Returns the number of requests that have not ended in time.
@@ -127,5 +117,45 @@ impl CVolume {
             }
             thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// Calls `next` with short times until it returns an event that the header has, `timeout` is over,
+/// or the session has ended: then `next` returns at once. `next` returns also whether the session
+/// has ended.
+fn await_event(
+    timeout: Duration,
+    mut next: impl FnMut(Duration) -> Result<(Option<Event>, bool), Failure>,
+) -> Result<Option<CEvent>, Failure> {
+    let begin = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(begin.elapsed());
+        let (event, ended) = next(left.min(EVENT_WAIT_MAX))?;
+        match event.map(|event| CEvent::new(&event)) {
+            Some(Some(event)) => return Ok(Some(event)),
+            // An event that the header does not have.
+            Some(None) => {}
+            None if ended || left <= EVENT_WAIT_MAX => return Ok(None),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_session_ends_the_wait_for_an_event() {
+        let mut calls = 0;
+        let begin = Instant::now();
+        let hour = Duration::from_secs(3600);
+        let waited = await_event(hour, |_| {
+            calls += 1;
+            assert!(begin.elapsed() < hour / 60, "it goes on after {calls} calls");
+            Ok((None, calls == 2))
+        });
+        assert!(matches!(waited, Ok(None)));
+        assert_eq!(calls, 2);
     }
 }

@@ -263,6 +263,12 @@ impl Volume {
         Ok(self.volume.next_event(timeout).map(Event::from))
     }
 
+    /// Returns whether the session has ended although the volume is open: it has failed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.volume.has_ended()
+    }
+
     /// Ends the session. Submitted requests have `grace`, at most an hour, to finish; those left
     /// then fail. Returns the number that failed. Queues take no more requests, but still
     /// return completions. Takes at most 20 s longer than `grace`.
