@@ -8,7 +8,7 @@
 #   scripts/test.sh [--quick | --ci | --full]
 #
 # The default runs 1,000 seeds of the simulator and the most important mutants, and the group
-# `smoke` of the lab in one boot: a device, a kernel client, a kernel server, a link that goes down.
+# `smoke` of the lab in one boot: a kernel client, a kernel server, a device whose link goes down.
 # --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the lints (clippy,
 # documentation, models of loom, the build of the fuzz targets: scripts/lints.sh) during the tests,
 # and a twentieth of the other scenarios; the other seeds and the twentieth change with each commit.

@@ -3,7 +3,7 @@
 # topology: one
 # paths: 1
 # limit: 240
-# groups: smoke device
+# groups: device
 
 PORTAL=tcp://127.0.0.1:1234
 

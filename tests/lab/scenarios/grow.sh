@@ -3,7 +3,7 @@
 # topology: one
 # paths: 2
 # limit: 200
-# groups: smoke device issue ours
+# groups: device issue ours
 
 MNT=$LAB_WORK/mnt
 SESSION=(vol --path tcp://10.0.0.1@10.0.0.2 --path tcp://10.0.1.1@10.0.1.2 --device /dev/nbd0
