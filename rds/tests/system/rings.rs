@@ -5,10 +5,18 @@ use crate::preload::python;
 /// Access to the words of the rings of this process, by the order of their sockets.
 const WORDS: &str = r#"
 LOCK, HEAD = 128, 256
-def ring(number):
+def maps():
     lines = [line for line in open("/proc/self/maps") if "memfd:rds-flow" in line]
-    found = {int(line.split()[4]): int(line.split("-")[0], 16) for line in lines}
-    return found[sorted(found)[number]]
+    return {int(line.split()[4]): int(line.split("-")[0], 16) for line in lines}
+# Inode numbers, which the system does not assign in order.
+rings = []
+def sock(address, port=0, sock=sock):
+    before = maps()
+    s = sock(address, port)
+    rings.extend(maps().keys() - before.keys())
+    return s
+def ring(number):
+    return maps()[rings[number]]
 def word(at, value=None, number=0):
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(ring(number) + at)
