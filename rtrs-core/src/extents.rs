@@ -70,6 +70,25 @@ pub fn all_data(room: &MemSlice, len: u64) {
     ExtentList::new(room).push(Extent { len, hole: false });
 }
 
+/// Returns the number of bytes that a list uses of its buffer, at most all.
+pub fn used_len(list: &MemSlice) -> usize {
+    let mut count = [0; 4];
+    let Some(head) = list.slice(0, count.len()) else { return list.len() };
+    head.copy_out(0, &mut count);
+    let count = usize::try_from(u32::from_le_bytes(count)).unwrap_or(usize::MAX);
+    count.saturating_mul(ENTRY).saturating_add(HEAD).min(list.len())
+}
+
+/// Size of a buffer for `count` extents, at most [`LEN_MAX`].
+pub fn room_for(count: usize) -> usize {
+    HEAD + ENTRY * count.clamp(1, COUNT_MAX)
+}
+
+/// Maximum number of extents in a buffer of `len` bytes.
+pub fn count_in(len: usize) -> usize {
+    len.min(LEN_MAX).saturating_sub(HEAD) / ENTRY
+}
+
 /// Visits the extents of a list for a range of `len` bytes, cut at the end of the range, until
 /// `visit` returns false. Returns false if the list is empty or invalid.
 pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) -> bool {
@@ -163,6 +182,21 @@ mod tests {
             assert!(extents.push(last), "the last one may become longer");
             assert_eq!(all(&list, u32::MAX).unwrap().len(), most);
         }
+    }
+
+    #[test]
+    fn a_list_uses_the_bytes_of_its_extents() {
+        let list = room(LEN_MAX);
+        assert_eq!(used_len(&list), LEN_MAX, "not beyond the buffer");
+        let mut extents = ExtentList::new(&list);
+        for count in 1..=COUNT_MAX {
+            assert!(extents.push(Extent { len: 512, hole: count % 2 == 0 }));
+            assert_eq!(used_len(&list), room_for(count));
+            assert_eq!(count_in(room_for(count)), count);
+        }
+        assert_eq!((room_for(0), room_for(COUNT_MAX + 1)), (LEN_MIN, LEN_MAX));
+        assert_eq!((count_in(0), count_in(LEN_MIN + 7), count_in(8192)), (0, 1, COUNT_MAX));
+        assert_eq!(used_len(&list.slice(0, 3).unwrap()), 3);
     }
 
     #[test]

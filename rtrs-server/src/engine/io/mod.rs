@@ -8,6 +8,7 @@
 //! The control shard controls the lifecycle of a path; this shard reports events (`Broken`,
 //! `Finished`, `Stopped`, `Drained`) and follows.
 
+mod answer;
 mod conn;
 mod delayed;
 mod device_errors;

@@ -599,6 +599,7 @@ impl Step<'_> {
                     ServerTimes::new(request.arrival.since, ctx.now, io.device_time.spent_ns());
                 self.devices.answered(io, errno == 0, took);
                 let reply = Reply::to_io(errno, io);
+                let request = Parsed { data_len: self.answer_len(&request, io), ..request };
                 self.finish(request, reply, ctx);
             }
             _ => self.path.internal_error("an answered request is not an IO", ctx.out),
@@ -672,16 +673,6 @@ impl Step<'_> {
         };
         if let Err(error) = conn.answer(answer, ctx.fabrics) {
             self.path.fail_by_fabric(&error, ctx.out);
-        }
-    }
-
-    /// Writes a response to the memory that the peer's read returns, followed by zeroes.
-    fn fill(&self, room: u32, bytes: &[u8]) {
-        let len = room as usize;
-        let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
-        if let Some(room) = chunk.slice(0, len) {
-            room.fill(0);
-            room.copy_in(0, &bytes[..bytes.len().min(len)]);
         }
     }
 
