@@ -474,6 +474,12 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Returns true if only devices of this source change the content. A known extent list then
+    /// holds until the next change of one of these devices.
+    fn is_sole_writer(&self) -> bool {
+        false
+    }
+
     /// Returns how errors of lost writes are shared between syncs. Where an error is reported only
     /// to the first sync, the success of a sync is conclusive only together with the concurrent
     /// ones.

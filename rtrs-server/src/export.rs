@@ -23,6 +23,7 @@ use crate::access_list::AccessPolicy;
 use crate::backend::FileId;
 use crate::engine::epoch::SyncEpoch;
 use crate::engine::finder::{Examiner, Finder};
+use crate::engine::io::change_watch::ChangeWatch;
 use crate::engine::io::overlap::OrphanedWrites;
 use crate::engine::io::throttle::Throttle;
 use crate::engine::saved_writers::SavedWriters;
@@ -84,6 +85,8 @@ pub struct Export {
     pub(crate) unexamined: AtomicBool,
     /// Ranges for changes that must take turns; created when a shard opens the export.
     pub(crate) turns: OnceLock<Arc<Ranges>>,
+    /// Changes that invalidate known extents; created when a shard opens the export.
+    pub(crate) changes: OnceLock<Arc<ChangeWatch>>,
 }
 
 impl Export {
@@ -108,12 +111,18 @@ impl Export {
             orphaned: AtomicBool::new(false),
             unexamined: AtomicBool::new(false),
             turns: OnceLock::new(),
+            changes: OnceLock::new(),
         }
     }
 
     /// Returns the ranges for changes that must take turns, on a server with `shards` shards.
     pub(crate) fn turns(&self, shards: u16) -> Arc<Ranges> {
         Arc::clone(self.turns.get_or_init(|| Arc::new(Ranges::new(usize::from(shards)))))
+    }
+
+    /// Returns the watch on changes, on a server with `shards` shards.
+    pub(crate) fn changes(&self, shards: u16) -> Arc<ChangeWatch> {
+        Arc::clone(self.changes.get_or_init(|| Arc::new(ChangeWatch::new(shards))))
     }
 
     /// Size, limits and capabilities as reported to clients.

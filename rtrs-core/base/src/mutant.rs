@@ -192,7 +192,7 @@ mutants! {
         /// A standby gateway receives IO like the active one.
         StandbyServes = "standby-serves",
     }
-    /// Rules of access rights and shares, which the tests of `rtrs-server` disable.
+    /// Rules of access rights, shares and extents, which the tests of `rtrs-server` disable.
     SERVER {
         /// A new configuration takes effect before the exports match it.
         ReloadGrantsFirst = "reload-grants-first",
@@ -200,6 +200,10 @@ mutants! {
         ControlUnbounded = "control-unbounded",
         /// A session may connect any number of paths, regardless of their cost.
         PathsUnbounded = "paths-unbounded",
+        /// An extent list is used after a change has begun.
+        ExtentsKept = "extents-kept",
+        /// An extent list is kept although a change was in flight when its search began.
+        ExtentsBesideChange = "extents-beside-change",
     }
     /// Rules of RDS nodes, which `rds/tests/system/sim` disables.
     RDS {

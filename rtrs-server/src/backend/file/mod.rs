@@ -202,6 +202,12 @@ impl BlockSource for FileSource {
         self.shared.exclusive
     }
 
+    /// A read-only target has no lock, so other programs may write to it. For a device this does
+    /// not matter, because it has no holes.
+    fn is_sole_writer(&self) -> bool {
+        self.shared.exclusive && !self.shared.geometry.read_only && !self.shared.device
+    }
+
     fn target_size(&self) -> io::Result<TargetSize> {
         self.shared.target_size()
     }

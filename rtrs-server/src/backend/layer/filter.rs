@@ -90,6 +90,10 @@ impl BlockSource for Layer {
         self.inner.is_exclusive()
     }
 
+    fn is_sole_writer(&self) -> bool {
+        self.inner.is_sole_writer()
+    }
+
     fn open(&self, core: &Core) -> io::Result<Box<dyn BlockDevice>> {
         let inner = self.inner.open(core)?;
         Ok(Box::new(LayerDevice {

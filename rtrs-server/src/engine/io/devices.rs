@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, SharedErrors};
+use rtrs_core::block::{BlockDevice, Completion, Core, Geometry, Io, IoOp, SharedErrors};
 use rtrs_core::ids::CoreIndex;
 use rtrs_core::mem::Region;
 use rtrs_core::ranges::Ranges;
@@ -17,6 +17,7 @@ use rtrs_core::time::{Instant, earliest};
 
 use super::delayed::Delayed;
 use super::device_errors::DeviceErrors;
+use super::known_extents::KnownExtents;
 use super::overlap::OrphanedWrites;
 use super::progress::IoProgress;
 use super::table::{PathRow, RequestRef};
@@ -50,6 +51,8 @@ struct OpenDevice {
     turns: Arc<Ranges>,
     /// Requests that wait for the limits of the export; None if there are no limits.
     delayed: Option<Box<Delayed>>,
+    /// None if other programs may change the content.
+    extents: Option<Box<KnownExtents>>,
     /// Keeps the export's index in the table from being reused.
     export: Arc<Export>,
 }
@@ -147,6 +150,10 @@ impl Devices {
                 let counters = export.counters.shard(self.core.index);
                 let turns = export.turns(self.cores);
                 let delayed = Delayed::new(&export.throttle);
+                let extents = export.source.is_sole_writer().then(|| {
+                    let shard = usize::from(self.core.index.0);
+                    Box::new(KnownExtents::new(export.changes(self.cores), shard))
+                });
                 turns.join(usize::from(self.core.index.0));
                 // A partial write may have been entered while this shard joined.
                 self.scanned_at = self.scanned_at.wrapping_sub(1);
@@ -161,6 +168,7 @@ impl Devices {
                     counters,
                     turns,
                     delayed,
+                    extents,
                     export,
                 })
             }
@@ -251,8 +259,20 @@ impl Devices {
     /// # Errors
     /// The IO, if the device is full.
     pub(super) fn submit(&mut self, export: ExportIndex, io: Io) -> Result<(), Io> {
-        self.begun += io.len as usize + IO_COST;
-        self.begin(export).device.submit(io)
+        let bytes = if io.op == IoOp::Extents { 0 } else { io.len as usize };
+        self.begun += bytes + IO_COST;
+        let OpenDevice { device, extents, .. } = self.begin(export);
+        match extents {
+            Some(extents) => extents.submit(io, &mut **device),
+            None => device.submit(io),
+        }
+    }
+
+    /// Records that the device has completed a step that changes its content.
+    pub(super) fn end_change(&mut self, export: ExportIndex) {
+        if let Some(extents) = &mut self.at_mut(export).extents {
+            extents.end_change();
+        }
     }
 
     /// Whether IOs worth [`TURN`] were submitted since the last [`begin_turn`](Self::begin_turn).
@@ -372,7 +392,11 @@ impl Devices {
 
     /// Returns the next completed IO of a device.
     pub(super) fn reap(&mut self, at: ExportIndex) -> Option<Completion> {
-        self.open[at.index()].as_mut()?.device.reap()
+        let OpenDevice { device, extents, .. } = self.open[at.index()].as_mut()?;
+        match extents {
+            Some(extents) => extents.reap(&mut **device),
+            None => device.reap(),
+        }
     }
 
     /// Marks a device to be closed when its last IO has ended, because no session has the export
@@ -392,7 +416,8 @@ impl Devices {
         let Some(open) = slot else { return false };
         let device = &open.device;
         let delays = open.delayed.as_ref().is_some_and(|delayed| !delayed.is_empty());
-        let busy = device.inflight() > 0 || !open.waiting.is_empty() || delays;
+        let answered = open.extents.as_ref().is_some_and(|extents| extents.has_answered());
+        let busy = device.inflight() > 0 || answered || !open.waiting.is_empty() || delays;
         if busy || !(open.closing || device.rests()) || open.closing && needs(at) {
             return false;
         }
@@ -426,7 +451,8 @@ impl Devices {
         let polled = self.polled.iter().filter_map(|at| self.open[at.index()].as_ref());
         polled.fold(self.suppressed_until, |at, open| {
             let delayed = open.delayed.as_ref().and_then(|delayed| delayed.deadline());
-            earliest(earliest(at, open.device.deadline()), delayed)
+            let answered = open.extents.as_ref().and_then(|extents| extents.deadline());
+            [open.device.deadline(), delayed, answered].into_iter().fold(at, earliest)
         })
     }
 }

@@ -9,11 +9,13 @@
 //! `Finished`, `Stopped`, `Drained`) and follows.
 
 mod answer;
+pub mod change_watch;
 mod conn;
 mod delayed;
 mod device_errors;
 pub mod devices;
 mod ending;
+mod known_extents;
 mod limits;
 pub mod overlap;
 mod path;

@@ -143,6 +143,9 @@ impl IoProgress {
         status: IoStatus,
         devices: &mut Devices,
     ) -> (Settling, bool) {
+        if self.may_change().is_some() {
+            devices.end_change(self.export);
+        }
         let mut end = Settling { status, horizon: 0, saved_by: 0, unsaved_at: now + SAVE_MAX };
         if !self.is_sync() {
             return (end, false);

@@ -21,8 +21,13 @@ impl Fixture {
     /// Exports one more disk.
     fn export(&self, name: &str, id: &str, disk: &Arc<Mutex<DeviceState>>) {
         let geometry = self.held("fixed").source.geometry();
-        let source =
-            TestSource { geometry, volatile: false, exclusive: true, state: Arc::clone(disk) };
+        let source = TestSource {
+            geometry,
+            volatile: false,
+            exclusive: true,
+            sole_writer: false,
+            state: Arc::clone(disk),
+        };
         let id = Some(ExportId::of_name(id));
         let export = Export { id, ..Export::new(name, Arc::new(source)) };
         self.exports.add(&Arc::new(export)).unwrap();

@@ -65,6 +65,7 @@ pub(super) struct TestSource {
     pub(super) geometry: Geometry,
     pub(super) volatile: bool,
     pub(super) exclusive: bool,
+    pub(super) sole_writer: bool,
     pub(super) state: Arc<Mutex<DeviceState>>,
 }
 
@@ -88,6 +89,9 @@ impl BlockSource for TestSource {
     }
     fn is_exclusive(&self) -> bool {
         self.exclusive
+    }
+    fn is_sole_writer(&self) -> bool {
+        self.sole_writer
     }
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         self.state.lock().open += 1;
@@ -157,8 +161,11 @@ impl BlockDevice for TestDevice {
                         state.bytes[from..from + len].fill(0);
                     }
                     (IoOp::Extents, Some(room)) => {
-                        let hole = state.bytes[from..from + len].iter().all(|byte| *byte == 0);
-                        ExtentList::new(room).push(Extent { len: io.len.into(), hole });
+                        let mut list = ExtentList::new(room);
+                        let sectors = state.bytes[from..from + len].chunks(512);
+                        let is_hole = |sector: &[u8]| sector.iter().all(|byte| *byte == 0);
+                        let extents = sectors.map(|s| Extent { len: 512, hole: is_hole(s) });
+                        let _ = extents.map(|extent| list.push(extent)).all(|fits| fits);
                     }
                     (IoOp::Flush, None) => {}
                     other => panic!("no such IO: {other:?}"),
@@ -194,6 +201,8 @@ pub(super) struct StandOptions {
     pub(super) volatile: bool,
     /// Whether the exports are locked.
     pub(super) exclusive: bool,
+    /// Whether nothing but the devices changes the content.
+    pub(super) sole_writer: bool,
     /// Epoch of the exports.
     pub(super) epoch: Arc<SyncEpoch>,
 }
@@ -212,6 +221,7 @@ impl Default for StandOptions {
             search: false,
             volatile: false,
             exclusive: true,
+            sole_writer: false,
             epoch: Arc::default(),
             geometry: Geometry {
                 discard: true,
@@ -286,6 +296,7 @@ impl Fixture {
                 geometry: options.geometry.clone(),
                 volatile: options.volatile,
                 exclusive: options.exclusive,
+                sole_writer: options.sole_writer,
                 state: Arc::clone(state),
             };
             let (id, epoch) = (Some(ExportId::of_name(name)), Arc::clone(&options.epoch));

@@ -2,7 +2,7 @@
 //!
 //! `fixture.rs` the server under test · `peer.rs` the client · `handshake.rs` · `admission.rs`
 //! admission control · `io.rs` requests and their answers · `chains.rs` exact work requests ·
-//! `violations.rs` protocol violations · `discover.rs` lists of exports · `opens.rs` opens below a
+//! `extents.rs` extents that shards know · `violations.rs` protocol violations · `discover.rs` lists of exports · `opens.rs` opens below a
 //! search path · `ends.rs` replays, dead paths, silence, shutdown · `overlap.rs` orphaned writes;
 //! `partial.rs` writes of parts of blocks · `syncs.rs` reports of failed syncs; `losses.rs` the
 //! same in every order, on the disk of `lossy_disk.rs` · `idle.rs` heartbeats of idle paths ·
@@ -24,6 +24,7 @@ mod device;
 mod discover;
 mod ends;
 mod exports;
+mod extents;
 mod fixture;
 mod gateways;
 mod handshake;

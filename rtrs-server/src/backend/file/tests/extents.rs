@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use rtrs_core::block::{Io, IoOp};
+use rtrs_core::block::{BlockSource, Io, IoOp};
 use rtrs_core::extents;
 use rtrs_core::rt::blkdev;
 use rtrs_core::skip::skip;
@@ -55,6 +55,18 @@ fn holes_are_found_and_none_beyond_the_end() {
         file.set_len(6 * MIB + 100).unwrap();
         let cut = extents_of(&mut rig, 4 * MIB, 8 * MIB, 4096);
         assert_eq!(cut, [(2 * MIB, true), (2 * MIB, false)]);
+    }
+}
+
+/// Other programs may write to a file that this server has not locked.
+#[test]
+fn only_a_locked_writable_file_has_a_sole_writer() {
+    let scratch = Scratch::disk();
+    let path = scratch.file("written", MIB);
+    for (read_only, no_lock) in [(true, false), (true, true), (false, true), (false, false)] {
+        let how = FileOptions { read_only, no_lock, ..FileOptions::default() };
+        let source = FileSource::open(&path, how).unwrap();
+        assert_eq!(source.is_sole_writer(), !read_only && !no_lock, "{how:?}");
     }
 }
 
