@@ -474,8 +474,8 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Returns true if only devices of this source change the content. A known extent list then
-    /// holds until the next change of one of these devices.
+    /// Returns true if only devices of this source change the content, at any time. A known extent
+    /// list then holds until the next change of one of these devices.
     fn is_sole_writer(&self) -> bool {
         false
     }

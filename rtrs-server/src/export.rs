@@ -125,6 +125,13 @@ impl Export {
         Arc::clone(self.changes.get_or_init(|| Arc::new(ChangeWatch::new(shards))))
     }
 
+    /// Makes shards search again for the extents that they know.
+    pub(crate) fn forget_extents(&self) {
+        if let Some(changes) = self.changes.get() {
+            changes.invalidate();
+        }
+    }
+
     /// Size, limits and capabilities as reported to clients.
     pub fn geometry(&self) -> Geometry {
         let mut geometry = self.source.geometry();

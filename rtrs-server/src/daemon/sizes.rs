@@ -37,6 +37,8 @@ fn look(table: &Weak<ExportTable>, control: &ControlShard) {
         thread::sleep(LOOK_EVERY);
         let Some(table) = table.upgrade() else { return };
         for (at, export) in table.all() {
+            // Another program may have ignored the lock and written to the file.
+            export.forget_extents();
             if export.note_size() {
                 announce(&export, at, control);
             }
@@ -116,6 +118,7 @@ impl ExportCommands {
             let resized = export.source.resize(to, &lost);
             resized.map_err(|error| cannot(error.to_string()))?;
             self.exports.entries.note_size(&export.name, to);
+            export.forget_extents();
             export.note_size();
             announce(&export, at, self.exports.control());
         }

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
 
 use rtrs_core::block::WakeHandle;
 use rtrs_core::extents::{Extent, ExtentList};
@@ -17,6 +18,8 @@ use rtrs_core::mem::MemSlice;
 use rtrs_core::rt::blkdev;
 use rtrs_core::status::{IoStatus, Outcome};
 
+/// Time after which a search returns the extents that it has found.
+const SEARCH_MAX: Duration = Duration::from_millis(20);
 /// Maximum number of queued jobs of all shards.
 const JOBS_MAX: usize = 256;
 
@@ -101,16 +104,20 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
     }
 }
 
-/// Lists the extents of a range, as many as fit; the last one may go beyond the range. Only whole
-/// blocks are holes. The range beyond the end of the file is not a hole, because it cannot be read.
+/// Lists the extents of a range, as many as fit and are found in time, at least one; the last one
+/// may go beyond the range. Only whole blocks are holes. The range beyond the end of the file is not
+/// a hole, because it cannot be read.
 fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let (mut at, to) = (range.start, range.end);
-    while at < to {
+    let begun = Instant::now();
+    while at < to && (at == range.start || begun.elapsed() < SEARCH_MAX) {
         let data = match blkdev::next_data(file, at) {
             Ok(data) => data,
             // Holes are not supported here.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Some(at),
+            // What was found before is an answer.
+            Err(_) if at > range.start => break,
             Err(error) => return Err(error),
         };
         let hole_end = match data {
@@ -125,8 +132,9 @@ fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> i
             Some(data) => blkdev::next_hole(file, data).unwrap_or(None).unwrap_or(to),
             None => to,
         };
-        let data_end = data_end.next_multiple_of(block).max(hole_end);
-        if data_end == at || !list.push(Extent { len: data_end - hole_end, hole: false }) {
+        // At least a block, even if the data was discarded since it was found.
+        let data_end = data_end.next_multiple_of(block).max(hole_end).max(at + block);
+        if !list.push(Extent { len: data_end - hole_end, hole: false }) {
             break;
         }
         at = data_end;

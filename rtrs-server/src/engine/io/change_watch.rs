@@ -58,7 +58,7 @@ impl ChangeWatch {
     }
 
     /// Invalidates all lists, before a change can take effect.
-    fn invalidate(&self) {
+    pub(crate) fn invalidate(&self) {
         if self.state.load(Ordering::SeqCst) & WATCHED != 0 {
             self.state.fetch_add(1, Ordering::SeqCst);
         }
@@ -88,6 +88,7 @@ impl ShardChanges {
 
     /// Ends a change that has taken effect, or was not submitted.
     pub(super) fn end(&mut self, watch: &ChangeWatch) {
+        debug_assert!(self.count > 0, "a change has ended twice");
         self.count = self.count.saturating_sub(1);
         if self.count == 0 {
             watch.mark(self.shard, false);

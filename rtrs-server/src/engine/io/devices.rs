@@ -152,7 +152,8 @@ impl Devices {
                 let delayed = Delayed::new(&export.throttle);
                 let extents = export.source.is_sole_writer().then(|| {
                     let shard = usize::from(self.core.index.0);
-                    Box::new(KnownExtents::new(export.changes(self.cores), shard))
+                    let (source, watch) = (Arc::clone(&export.source), export.changes(self.cores));
+                    Box::new(KnownExtents::new(source, watch, shard))
                 });
                 turns.join(usize::from(self.core.index.0));
                 // A partial write may have been entered while this shard joined.
@@ -387,7 +388,11 @@ impl Devices {
 
     /// Polls a device. Returns whether anything happened.
     pub(super) fn poll(&mut self, at: ExportIndex, now: Instant) -> bool {
-        self.open[at.index()].as_mut().is_some_and(|open| open.device.poll(now))
+        let Some(open) = self.open[at.index()].as_mut() else { return false };
+        if let Some(extents) = &mut open.extents {
+            extents.polled();
+        }
+        open.device.poll(now)
     }
 
     /// Returns the next completed IO of a device.

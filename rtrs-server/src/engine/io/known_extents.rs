@@ -16,7 +16,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rtrs_core::block::{BlockDevice, Completion, Io, IoOp};
+use rtrs_core::block::{BlockDevice, BlockSource, Completion, Geometry, Io, IoOp};
 use rtrs_core::extents::{self, Extent, ExtentList};
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::status::IoStatus;
@@ -45,6 +45,10 @@ struct Search {
     io: Io,
     /// Stamp of its list.
     stamp: Stamp,
+    /// Size of the device.
+    size: u64,
+    /// Whether it goes beyond the request.
+    is_ahead: bool,
 }
 
 /// Extents from a start on.
@@ -104,28 +108,29 @@ impl List {
         self.next = at.min(to)..at + 1;
     }
 
-    /// Takes the extents that the device has listed. Returns false if the list is invalid.
+    /// Takes the extents that the device has listed, up to its end: a file may be longer than what
+    /// is exported of it. Returns false if the list is invalid.
     fn take(&mut self, search: &Search) -> bool {
         self.known.clear();
         self.start = search.io.offset;
         let mut end = self.start;
         let known = &mut self.known;
         let is_valid = extents::read_all(&self.room, |Extent { len, hole }| {
-            end = end.saturating_add(len);
+            end = end.saturating_add(len).min(search.size);
             known.push(Known { end, hole });
-            true
+            end < search.size
         });
         self.stamp = is_valid.then_some(search.stamp);
         is_valid
     }
 
-    /// Plans a search for a request, which goes ahead of it if earlier lists were useful. The
-    /// device has `size` bytes in blocks of `block`.
-    fn plan(&self, io: &Io, size: u64, block: u64) -> Io {
+    /// Plans a search for a request, which goes ahead of it from level 1 on. The device has `size`
+    /// bytes in blocks of `block`.
+    fn plan(&self, io: &Io, level: u32, size: u64, block: u64) -> Io {
         let own = extents::count_in(io.buf.as_ref().map_or(0, MemSlice::len));
-        let count = (own << (3 * self.level)).min(COUNT_MAX);
+        let count = (own << (3 * level)).min(COUNT_MAX);
         let most = u64::from(u32::MAX).min(size.saturating_sub(io.offset)) / block * block;
-        let len = (u64::from(io.len) << (6 * self.level)).min(most);
+        let len = (u64::from(io.len) << (6 * level)).min(most);
         let buf = self.room.slice(0, extents::room_for(count));
         // Fits, because it is at most `most`.
         Io { len: u32::try_from(len).unwrap_or(io.len), buf, ..io.clone() }
@@ -135,20 +140,23 @@ impl List {
 /// Known extents of an export, and changes in flight, on one shard.
 #[derive(Debug)]
 pub(super) struct KnownExtents {
+    source: Arc<dyn BlockSource>,
     watch: Arc<ChangeWatch>,
     changes: ShardChanges,
     /// Empty until the first request for extents.
     lists: Vec<List>,
     /// Requests answered without the device.
     answered: VecDeque<Completion>,
+    /// Whether a request was resubmitted since the device was polled.
+    resubmitted: bool,
     /// Number of requests.
     clock: u64,
 }
 
 impl KnownExtents {
-    pub(super) fn new(watch: Arc<ChangeWatch>, shard: usize) -> Self {
+    pub(super) fn new(source: Arc<dyn BlockSource>, watch: Arc<ChangeWatch>, shard: usize) -> Self {
         let (changes, answered) = (ShardChanges::new(shard), VecDeque::new());
-        Self { watch, changes, lists: Vec::new(), answered, clock: 0 }
+        Self { source, watch, changes, lists: Vec::new(), answered, resubmitted: false, clock: 0 }
     }
 
     /// Submits an IO to the device, or answers it.
@@ -173,16 +181,31 @@ impl KnownExtents {
         if let Some(answered) = self.answered.pop_front() {
             return Some(answered);
         }
-        let done = device.reap()?;
-        let is_for = |list: &&mut List| list.search.as_ref().is_some_and(|s| s.io.tag == done.tag);
-        let Some(list) = self.lists.iter_mut().find(is_for) else { return Some(done) };
-        let search = list.search.take();
-        let Some(search) = search.filter(|_| done.status.is_ok()) else { return Some(done) };
-        if !list.take(&search) {
-            return Some(Completion::new(done.tag, IoStatus::Io));
+        loop {
+            let done = device.reap()?;
+            let is_for =
+                |list: &&mut List| list.search.as_ref().is_some_and(|s| s.io.tag == done.tag);
+            let Some(list) = self.lists.iter_mut().find(is_for) else { return Some(done) };
+            let Some(search) = list.search.take() else { return Some(done) };
+            if !done.status.is_ok() {
+                // What the request did not ask for may be at fault.
+                if search.is_ahead && device.submit(search.io).is_ok() {
+                    self.resubmitted = true;
+                    continue;
+                }
+                return Some(done);
+            }
+            if !list.take(&search) {
+                return Some(Completion::new(done.tag, IoStatus::Io));
+            }
+            list.answer(&search.io);
+            return Some(done);
         }
-        list.answer(&search.io);
-        Some(done)
+    }
+
+    /// Records that the device is polled.
+    pub(super) fn polled(&mut self) {
+        self.resubmitted = false;
     }
 
     /// Whether an answered request waits to be reaped.
@@ -190,14 +213,15 @@ impl KnownExtents {
         !self.answered.is_empty()
     }
 
-    /// Time of the poll that reaps answered requests.
+    /// Time of the poll that reaps answered requests and executes those that were resubmitted.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.has_answered().then_some(Instant::ZERO)
+        (self.has_answered() || self.resubmitted).then_some(Instant::ZERO)
     }
 
     fn submit_extents(&mut self, io: Io, device: &mut dyn BlockDevice) -> Result<(), Io> {
-        // The device refuses what is invalid.
-        if !device.geometry().check(&io).is_ok() || self.prepare(device).is_err() {
+        // The device refuses what is invalid. Another program has written to a truncated file.
+        let is_valid = device.geometry().check(&io).is_ok();
+        if !is_valid || self.source.is_cut() || self.prepare(device).is_err() {
             return device.submit(io);
         }
         let Self { watch, lists, answered, clock, .. } = self;
@@ -216,16 +240,16 @@ impl KnownExtents {
         };
         let was_useful = |list: &List| list.stamp.is_some_and(|stamp| watch.is_current(stamp));
         let level = follows.filter(|(_, list)| was_useful(list)).map(|(_, list)| list.level + 1);
+        let level = level.unwrap_or(0).min(LEVEL_MAX);
+        let Geometry { size, logical_block, .. } = *device.geometry();
         let list = &mut lists[at];
-        list.level = level.unwrap_or(0).min(LEVEL_MAX);
-        list.used = *clock;
-        let geometry = device.geometry();
-        let planned = list.plan(&io, geometry.size, geometry.logical_block.max(1).into());
+        let planned = list.plan(&io, level, size, logical_block.max(1).into());
+        let is_ahead = planned.len > io.len;
         if device.submit(planned).is_err() {
             return Err(io);
         }
-        list.stamp = None;
-        list.search = Some(Search { io, stamp });
+        (list.level, list.used, list.stamp) = (level, *clock, None);
+        list.search = Some(Search { io, stamp, size, is_ahead });
         Ok(())
     }
 

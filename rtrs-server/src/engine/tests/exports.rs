@@ -39,7 +39,7 @@ impl Fixture {
         Arc::new(Mutex::new(DeviceState { bytes, room: 64, ..DeviceState::default() }))
     }
 
-    fn held(&self, name: &str) -> Arc<Export> {
+    pub(super) fn held(&self, name: &str) -> Arc<Export> {
         let found = self.exports.find(name.as_bytes()).and_then(|at| self.exports.get(at));
         found.expect("an export")
     }

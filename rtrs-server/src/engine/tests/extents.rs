@@ -6,6 +6,7 @@ use rtrs_core::extents::{self, Extent};
 use rtrs_core::fabric::WrOp;
 use rtrs_core::mem::Region;
 use rtrs_core::mutant::{self, Mutant};
+use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Rw, WriteMsg};
 
 use super::fixture::{Fixture, StandOptions};
@@ -38,6 +39,7 @@ fn extents_at(
     let len = u32::try_from((range.end - range.start) * 512).unwrap();
     peer.clear_result();
     peer.ask_for((conn, 5), &io(Rw::EXTENTS, range.start, len).encode(), room);
+    fixture.pass(Duration::from_micros(10));
     assert_eq!(peer.reply(fixture).errno, 0);
     let list = Region::new(room).unwrap().slice(0, room).unwrap();
     list.copy_in(0, &peer.result(room));
@@ -259,4 +261,51 @@ fn nothing_is_kept_if_other_programs_may_write() {
         fixture.device.lock().bytes[512 * 8..512 * 16].fill(0);
     }
     assert_eq!(searches(&fixture), 3 * (1 + 3));
+}
+
+/// Another program ignores the lock, or truncates the file and writes it anew.
+#[test]
+fn what_another_program_writes_is_shown_once_it_is_noticed() {
+    let mut fixture = server(true);
+    let mut peer = open(&mut fixture, 1, AccessMode::ReadOnly);
+    map(&mut fixture, &mut peer, 1);
+    fill(&fixture, 100);
+    assert_ne!(map(&mut fixture, &mut peer, 1), holes(&fixture), "nothing is noticed yet");
+    fixture.held("vol").forget_extents();
+    assert_eq!(map(&mut fixture, &mut peer, 1), holes(&fixture));
+    fixture.device.lock().cut = true;
+    fixture.device.lock().bytes[512 * 300..512 * 400].fill(1);
+    assert_eq!(map(&mut fixture, &mut peer, 1), holes(&fixture));
+}
+
+#[test]
+fn a_search_ahead_that_fails_fails_no_request() {
+    let mut fixture = server(true);
+    fill(&fixture, 2048);
+    let mut peer = open(&mut fixture, 1, AccessMode::ReadOnly);
+    let bad = 200;
+    fixture.device.lock().unsearchable_from = Some(bad * 512);
+    for at in 0..bad - 8 {
+        let seen = extents_at(&mut fixture, &mut peer, 1, at..at + 8, extents::LEN_MIN);
+        assert_eq!(seen, [Extent { len: 512, hole: at % 2 == 1 }], "at {at}");
+    }
+    peer.ask_for((1, 5), &io(Rw::EXTENTS, bad, 4096).encode(), extents::LEN_MIN);
+    assert_eq!(peer.reply(&mut fixture).errno, rtrs_core::wire::errno::EIO);
+}
+
+/// A file may be longer than what is exported of it, and another program may write there.
+#[test]
+fn a_list_ends_where_the_export_does() {
+    let mut fixture = server(true);
+    let half = SECTORS / 2;
+    fixture.device.lock().size = Some(half * 512);
+    let mut peer = open(&mut fixture, 1, AccessMode::ReadOnly);
+    let seen = extents_at(&mut fixture, &mut peer, 1, half - 8..half, 4096);
+    assert_eq!(seen, [Extent { len: 8 * 512, hole: true }]);
+    fixture.device.lock().bytes[512 * 1500..512 * 1600].fill(1);
+    fixture.device.lock().size = None;
+    // Its open makes the shards notice the new size.
+    let mut peer = open(&mut fixture, 2, AccessMode::ReadOnly);
+    let seen = extents_at(&mut fixture, &mut peer, 1, 1500..1508, 4096);
+    assert_eq!(seen, [Extent { len: 8 * 512, hole: false }]);
 }

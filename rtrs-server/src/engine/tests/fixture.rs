@@ -57,6 +57,10 @@ pub(super) struct DeviceState {
     pub(super) size: Option<u64>,
     /// Maximum number of IOs executed in one turn.
     pub(super) most: usize,
+    /// Whether another program has truncated the file.
+    pub(super) cut: bool,
+    /// Offset from which searches for extents fail.
+    pub(super) unsearchable_from: Option<u64>,
 }
 
 /// A device of memory that tests can hold.
@@ -92,6 +96,9 @@ impl BlockSource for TestSource {
     }
     fn is_sole_writer(&self) -> bool {
         self.sole_writer
+    }
+    fn is_cut(&self) -> bool {
+        self.state.lock().cut
     }
     fn open(&self, _core: &Core) -> std::io::Result<Box<dyn BlockDevice>> {
         self.state.lock().open += 1;
@@ -172,7 +179,11 @@ impl BlockDevice for TestDevice {
                 }
             }
             let syncs = io.op == IoOp::Flush || io.flags.fua;
-            let status = state.lost.take_if(|_| syncs).unwrap_or(status);
+            let mut status = state.lost.take_if(|_| syncs).unwrap_or(status);
+            let end = io.offset + u64::from(io.len);
+            if io.op == IoOp::Extents && state.unsearchable_from.is_some_and(|from| end > from) {
+                status = IoStatus::Io;
+            }
             let to = if status.is_ok() { &mut self.done } else { &mut self.failed };
             to.push_back(Completion::new(io.tag, status));
         }
