@@ -5,8 +5,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, COPY_TIME_MAX, Scratch, Server, Stand, equal_prefix, fill_pattern, requires,
-    run,
+    COMMAND_TIME_MAX, COPY_TIME_MAX, Client, Scratch, Server, Stand, equal_prefix, fill_pattern,
+    requires, run,
 };
 
 use crate::{MIB, each_front, file_stand};
@@ -154,4 +154,42 @@ fn qemu_img_maps_and_converts_sparse_files() {
         assert!(read < 64 * MIB, "{read} bytes were read");
         stand.finish();
     });
+}
+
+/// Starts of the data that qemu-img finds, which requests one extent after the other.
+fn data_starts(uri: &str) -> Vec<u64> {
+    let json = ["map", "--output=json", "-f", "raw", uri];
+    let map = run("qemu-img", &json, COMMAND_TIME_MAX).ok().json();
+    let data = map.as_array().expect("a list").iter().filter(|extent| extent["data"] == true);
+    data.map(|extent| extent["start"].as_u64().expect("a number")).collect()
+}
+
+/// The server keeps extents of the maps before.
+#[test]
+fn a_map_shows_what_another_client_has_written_since_the_last_one() {
+    if !requires(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let (stand, exported) = file_stand(GIB, |c| c, &[]);
+    let mut expected: Vec<u64> = (0..100).map(|n| n * 4 * MIB).collect();
+    fill(&exported, &expected);
+    let attach = |access, name| {
+        let args = ["--access", access, "--session-name", name];
+        Client::attach("vol0").path(stand.server.portal()).args(&args).start()
+    };
+    let (reader, second) = (attach("ro", "reader"), attach("migration", "second"));
+    let uris = [stand.uri(), reader.uri(), second.uri()];
+    for round in 0..8 {
+        for uri in &uris {
+            assert_eq!(data_starts(uri), expected, "round {round}");
+        }
+        let at = (100 + round) * 4 * MIB;
+        let writer = &uris[if round % 2 == 0 { 0 } else { 2 }];
+        let write = format!("write {at} 64k");
+        let _ = run("qemu-io", &["-f", "raw", writer, "-c", &write], COMMAND_TIME_MAX).ok();
+        expected.push(at);
+    }
+    second.detach();
+    reader.detach();
+    stand.finish();
 }
