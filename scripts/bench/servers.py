@@ -113,8 +113,9 @@ class Ours(Side):
         portals = [f"tcp://127.0.0.{number + 1}:{self.port}" for number in range(self.paths)]
         self.portal, self.path_flags = portals[0], [f"--path={portal}" for portal in portals]
         self.launch(f"{self.args.bin_dir}/rtrs-server", "--export", f"{EXPORT}={self.target}",
-                    *(f"--listen={portal}" for portal in portals), "--run-dir", self.scratch("run"), "--state-dir",
-                    self.scratch("state"), *self.server_flags, address=self.port)
+                    *(f"--listen={portal}" for portal in portals),
+                    "--run-dir", self.scratch("run"), "--state-dir", self.scratch("state"),
+                    *self.server_flags, address=self.port)
         if self.attach:
             self.start_client(*self.path_flags, *self.bench_flags)
 

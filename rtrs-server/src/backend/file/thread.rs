@@ -105,8 +105,8 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
 }
 
 /// Lists the extents of a range, as many as fit and are found in time, at least one; the last one
-/// may go beyond the range. Only whole blocks are holes. The range beyond the end of the file is not
-/// a hole, because it cannot be read.
+/// may go beyond the range. Only whole blocks are holes. The range beyond the end of the file is no
+/// hole, because it cannot be read.
 fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let (mut at, to) = (range.start, range.end);

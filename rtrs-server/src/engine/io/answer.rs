@@ -3,6 +3,7 @@
 use rtrs_core::block::IoOp;
 use rtrs_core::extents;
 use rtrs_core::ids::ChunkIndex;
+use rtrs_core::mem::MemSlice;
 
 use super::pipeline::Step;
 use super::progress::IoProgress;
@@ -18,15 +19,14 @@ impl Step<'_> {
             room.copy_in(0, &bytes[..bytes.len().min(len)]);
         }
     }
+}
 
-    /// Number of bytes that answer an IO: its data, or the used part of an extent list.
-    pub(super) fn answer_len(&self, request: &Parsed, io: &IoProgress) -> u32 {
-        if io.op != IoOp::Extents {
-            return request.data_len;
-        }
-        let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
-        let list = chunk.slice(0, request.data_len as usize);
-        let used = list.and_then(|list| u32::try_from(extents::used_len(&list)).ok());
-        used.unwrap_or(request.data_len)
+/// Number of bytes that answer an IO from its chunk: its data, or the used part of an extent list.
+pub(super) fn answer_len(chunk: &MemSlice, request: &Parsed, io: &IoProgress) -> u32 {
+    if io.op != IoOp::Extents {
+        return request.data_len;
     }
+    let list = chunk.slice(0, request.data_len as usize);
+    let used = list.and_then(|list| u32::try_from(extents::used_len(&list)).ok());
+    used.unwrap_or(request.data_len)
 }

@@ -29,6 +29,7 @@ use rtrs_core::wire::{
     UserMessage, WireError, errno,
 };
 
+use super::answer::answer_len;
 use super::conn::{Conn, WorkId};
 use super::device_errors::is_device_error;
 use super::devices::Devices;
@@ -599,7 +600,8 @@ impl Step<'_> {
                     ServerTimes::new(request.arrival.since, ctx.now, io.device_time.spent_ns());
                 self.devices.answered(io, errno == 0, took);
                 let reply = Reply::to_io(errno, io);
-                let request = Parsed { data_len: self.answer_len(&request, io), ..request };
+                let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
+                let request = Parsed { data_len: answer_len(&chunk, &request, io), ..request };
                 self.finish(request, reply, ctx);
             }
             _ => self.path.internal_error("an answered request is not an IO", ctx.out),

@@ -171,8 +171,8 @@ impl BlockDevice for TestDevice {
                         let mut list = ExtentList::new(room);
                         let sectors = state.bytes[from..from + len].chunks(512);
                         let is_hole = |sector: &[u8]| sector.iter().all(|byte| *byte == 0);
-                        let extents = sectors.map(|s| Extent { len: 512, hole: is_hole(s) });
-                        let _ = extents.map(|extent| list.push(extent)).all(|fits| fits);
+                        let mut extents = sectors.map(|s| Extent { len: 512, hole: is_hole(s) });
+                        let _ = extents.all(|extent| list.push(extent));
                     }
                     (IoOp::Flush, None) => {}
                     other => panic!("no such IO: {other:?}"),
