@@ -17,6 +17,7 @@ const CRATES: &[&str] = &[
     "rtrs-client",
     "rtrs-core",
     "rtrs-server",
+    "vhost-bridge",
 ];
 
 /// Names that engines must not use, and the reasons.

@@ -1,0 +1,176 @@
+//! Event descriptors of a ring: kicks of the driver, and calls to it.
+//!
+//! The monitor passes any descriptors. So they are read and written through the shard's ring of
+//! the kernel, where a descriptor that blocks does not block the shard.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::rt::{Fd, Op, Port, Ring};
+
+use crate::fault::Fault;
+
+/// Position of a descriptor that has none.
+const NO_POSITION: u64 = u64::MAX;
+const EAGAIN: i32 = 11;
+
+/// Word of an event descriptor.
+fn word(value: u64) -> io::Result<MemSlice> {
+    let memory = Region::new(8)?;
+    memory.copy_in(0, &value.to_ne_bytes());
+    memory.slice(0, 8).ok_or_else(|| io::Error::other("a region of less than 8 bytes"))
+}
+
+/// Descriptor that the driver's kicks arrive at.
+#[derive(Debug)]
+pub(crate) struct Kick {
+    port: Port,
+    fd: Fd,
+    word: MemSlice,
+}
+
+impl Kick {
+    /// Reads kicks from now on.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn new(ring: &Rc<Ring>, fd: OwnedFd) -> io::Result<Self> {
+        let kick = Self { port: ring.port(), fd: Fd::new(fd), word: word(0)? };
+        kick.read();
+        Ok(kick)
+    }
+
+    fn read(&self) {
+        let op = Op::Read { fd: self.fd.clone(), buf: self.word.clone(), offset: NO_POSITION };
+        self.port.submit(op, 0);
+    }
+
+    /// Takes kicks. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The fault of a descriptor that cannot be read.
+    pub(crate) fn take(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        while let Some(done) = self.port.take() {
+            match (&done.op, done.result) {
+                (Op::Read { .. }, 8) => {
+                    any = true;
+                    self.read();
+                }
+                // Another process has read the kick, or the kernel does not wait here.
+                (Op::Read { .. }, result) if result == -EAGAIN => {
+                    self.port.submit(Op::readable(self.fd.clone()), 0);
+                }
+                (Op::Poll { .. }, 1..) => self.read(),
+                _ => return Err(Fault::Kick),
+            }
+        }
+        Ok(any)
+    }
+}
+
+/// Descriptor that events are signaled at. One write is in flight at a time.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    port: Port,
+    fd: Fd,
+    word: MemSlice,
+    is_writing: bool,
+    /// Whether to write again after the write in flight, which may be before the last event.
+    is_due: bool,
+}
+
+impl Bell {
+    /// Takes over a descriptor.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn new(ring: &Rc<Ring>, fd: OwnedFd) -> io::Result<Self> {
+        let (port, word) = (ring.port(), word(1)?);
+        Ok(Self { port, fd: Fd::new(fd), word, is_writing: false, is_due: false })
+    }
+
+    /// Signals an event.
+    pub(crate) fn ring(&mut self) {
+        if self.is_writing {
+            self.is_due = true;
+            return;
+        }
+        self.is_writing = true;
+        let (fd, buf) = (self.fd.clone(), self.word.clone());
+        self.port.submit(Op::Write { fd, buf, offset: NO_POSITION, dsync: false }, 0);
+    }
+
+    /// Notes writes that have ended. A failed one is not repeated: the driver does not listen.
+    pub(crate) fn turn(&mut self) {
+        while self.port.take().is_some() {
+            self.is_writing = false;
+        }
+        if !self.is_writing && std::mem::take(&mut self.is_due) {
+            self.ring();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rtrs_core::time::Duration;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn turn(ring: &Ring) {
+        ring.turn_or_sleep(Some(Duration::from_secs(20))).unwrap();
+    }
+
+    #[test]
+    fn kicks_are_taken_from_any_event_descriptor() {
+        for flags in [EventfdFlags::empty(), EventfdFlags::NONBLOCK] {
+            let ring = Ring::new(8).unwrap();
+            let fd = eventfd(0, flags).unwrap();
+            let mut kick = Kick::new(&ring, fd.try_clone().unwrap()).unwrap();
+            ring.turn().unwrap();
+            for _ in 0..3 {
+                assert_eq!(kick.take(), Ok(false));
+                rustix::io::write(&fd, &1_u64.to_ne_bytes()).unwrap();
+                while kick.take() != Ok(true) {
+                    turn(&ring);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_descriptor_without_events_is_a_fault() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let ring = Ring::new(8).unwrap();
+        let mut kick = Kick::new(&ring, null.into()).unwrap();
+        while kick.take() == Ok(false) {
+            turn(&ring);
+        }
+        assert_eq!(kick.take(), Ok(false));
+    }
+
+    #[test]
+    fn events_during_a_write_are_signaled_after_it() {
+        let ring = Ring::new(8).unwrap();
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let mut bell = Bell::new(&ring, fd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let count = || {
+            let mut word = [0; 8];
+            rustix::io::read(&fd, &mut word).map(|_| u64::from_ne_bytes(word)).unwrap_or(0)
+        };
+        (0..3).for_each(|_| bell.ring());
+        let mut seen = 0;
+        while bell.is_writing || bell.is_due {
+            turn(&ring);
+            bell.turn();
+            seen += count();
+        }
+        assert_eq!(seen, 2, "one write for the first event, one for the others");
+    }
+}

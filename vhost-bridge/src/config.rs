@@ -1,0 +1,173 @@
+//! Features and configuration space of the device.
+
+use rtrs_core::block::Geometry;
+use vhost::vhost_user::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+/// Sector of the protocol, which does not depend on the block size.
+pub(crate) const SECTOR: u64 = 512;
+/// Maximum number of rings.
+pub(crate) const RINGS_MAX: u16 = 64;
+/// Pieces of data of a request that the driver is asked for: with header and status, as many as a
+/// scattered buffer has.
+const SEG_MAX: u32 = 126;
+/// Length of the configuration space that has a meaning.
+const CONFIG_LEN: usize = 60;
+/// Maximum length that a monitor may read.
+const CONFIG_MAX: u32 = 256;
+/// Offset of the cache mode.
+const WCE_AT: u32 = 32;
+
+/// Returns whether a feature was negotiated.
+pub(crate) fn has(features: u64, bit: u32) -> bool {
+    features >> bit & 1 != 0
+}
+
+/// Returns the features of a device with this geometry.
+pub(crate) fn features(geometry: &Geometry) -> u64 {
+    let optional = [
+        (VIRTIO_BLK_F_RO, geometry.read_only),
+        (VIRTIO_BLK_F_DISCARD, geometry.discard && geometry.discard_max > 0),
+        (VIRTIO_BLK_F_WRITE_ZEROES, geometry.write_zeroes && geometry.zeroes_max > 0),
+    ];
+    let always = [
+        VIRTIO_F_VERSION_1,
+        VIRTIO_RING_F_INDIRECT_DESC,
+        VIRTIO_RING_F_EVENT_IDX,
+        VIRTIO_BLK_F_BLK_SIZE,
+        VIRTIO_BLK_F_CONFIG_WCE,
+        VIRTIO_BLK_F_FLUSH,
+        VIRTIO_BLK_F_MQ,
+        VIRTIO_BLK_F_SEG_MAX,
+        VIRTIO_BLK_F_TOPOLOGY,
+    ];
+    let optional = optional.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit);
+    let bits = always.into_iter().chain(optional).fold(0, |bits, bit| bits | 1 << bit);
+    bits | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+}
+
+/// Returns the protocol features.
+pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::RESET_DEVICE
+}
+
+/// Sectors that a discard or write zeroes of at most this many bytes has.
+pub(crate) fn sectors_max(bytes: u32) -> u32 {
+    bytes / SECTOR as u32
+}
+
+/// Returns the configuration space.
+fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_LEN] {
+    let mut space = [0; CONFIG_LEN];
+    let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+    let block = geometry.logical_block.max(SECTOR as u32);
+    let physical = geometry.physical_block.max(block);
+    put(0, &(geometry.size / SECTOR).to_le_bytes());
+    put(12, &SEG_MAX.to_le_bytes());
+    put(20, &block.to_le_bytes());
+    // Exponent of the physical block in logical blocks.
+    put(24, &[u8::try_from((physical / block).ilog2()).unwrap_or(0)]);
+    let io_min = u16::try_from(physical / block).unwrap_or(u16::MAX);
+    put(26, &io_min.to_le_bytes());
+    put(WCE_AT as usize, &[u8::from(writeback)]);
+    put(34, &queues.to_le_bytes());
+    if geometry.discard {
+        let unit = geometry.discard_granularity.max(block) / SECTOR as u32;
+        put(36, &sectors_max(geometry.discard_max).to_le_bytes());
+        put(40, &1_u32.to_le_bytes());
+        put(44, &unit.to_le_bytes());
+    }
+    if geometry.write_zeroes {
+        put(48, &sectors_max(geometry.zeroes_max).to_le_bytes());
+        put(52, &1_u32.to_le_bytes());
+        put(56, &[1]);
+    }
+    space
+}
+
+/// Returns the requested part of the configuration space; what has no meaning is zero. None if it
+/// is longer than any space.
+pub(crate) fn read(
+    geometry: &Geometry,
+    queues: u16,
+    writeback: bool,
+    offset: u32,
+    size: u32,
+) -> Option<Vec<u8>> {
+    let end = offset.checked_add(size).filter(|end| *end <= CONFIG_MAX)?;
+    let mut bytes = space(geometry, queues, writeback).to_vec();
+    bytes.resize((end as usize).max(CONFIG_LEN), 0);
+    bytes.truncate(end as usize);
+    Some(bytes.split_off(offset as usize))
+}
+
+/// Returns the cache mode that a write to the configuration space sets. None if the write is not
+/// allowed.
+pub(crate) fn written(offset: u32, bytes: &[u8]) -> Option<bool> {
+    let at = usize::try_from(WCE_AT.checked_sub(offset)?).ok()?;
+    match (bytes.get(at)?, bytes.len() <= CONFIG_MAX as usize) {
+        (0, true) => Some(false),
+        (1, true) => Some(true),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry() -> Geometry {
+        Geometry {
+            logical_block: 4096,
+            discard: true,
+            discard_granularity: 8192,
+            write_zeroes: true,
+            ..Geometry::plain(1 << 30)
+        }
+    }
+
+    #[test]
+    fn the_space_has_the_geometry() {
+        let all = read(&geometry(), 3, true, 0, 100).unwrap();
+        let word = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(4)), ((1 << 30) / 512, 0));
+        assert_eq!((word(8), word(12), word(20)), (0, 126, 4096));
+        assert_eq!((all[24], all[32], all[34]), (0, 1, 3));
+        assert_eq!((word(36), word(40), word(44)), ((1 << 30) / 512, 1, 16));
+        assert_eq!((word(48), word(52), all[56]), ((1 << 30) / 512, 1, 1));
+        assert_eq!(all[60..], [0; 40]);
+        let plain = Geometry { physical_block: 4096, ..Geometry::plain(4096) };
+        let all = read(&plain, 1, false, 0, 60).unwrap();
+        assert_eq!((all[20..24].to_vec(), all[24], all[26], all[32]), (vec![0, 2, 0, 0], 3, 8, 0));
+        assert_eq!(all[36..60], [0; 24]);
+    }
+
+    #[test]
+    fn any_part_of_the_space_can_be_read() {
+        let part = |offset, size| read(&geometry(), 1, true, offset, size);
+        assert_eq!(part(32, 2), Some(vec![1, 0]));
+        assert_eq!(part(58, 4), Some(vec![0; 4]));
+        assert_eq!(part(256, 0), Some(vec![]));
+        assert_eq!((part(1, 256), part(u32::MAX, 2)), (None, None));
+    }
+
+    #[test]
+    fn only_the_cache_mode_can_be_written() {
+        assert_eq!((written(32, &[0]), written(32, &[1])), (Some(false), Some(true)));
+        let mut all = [0; 60];
+        assert_eq!(written(0, &all), Some(false));
+        all[32] = 2;
+        assert_eq!((written(0, &all), written(33, &[0]), written(0, &[1])), (None, None, None));
+    }
+}

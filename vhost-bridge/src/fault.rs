@@ -1,0 +1,51 @@
+//! Faults of a ring: breaches by its driver, which stop the ring.
+
+/// Breach of the protocol of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fault {
+    /// The ring does not lie in memory of the guest.
+    #[error("the ring lies outside the memory of the guest, or is not aligned")]
+    Ring,
+    /// The ring has a size that is not allowed.
+    #[error("a ring of {0} descriptors; it must be a power of two up to 32768")]
+    Size(u32),
+    /// The driver offers more requests than the ring has room for.
+    #[error("more requests are available than the ring has descriptors")]
+    AvailableIndex,
+    /// A descriptor that the table does not have.
+    #[error("descriptor {0} of a table of {1}")]
+    Index(u16, u32),
+    /// A chain that has a loop, or is too long.
+    #[error("a chain of more than 1024 descriptors")]
+    TooLong,
+    /// A descriptor without memory.
+    #[error("a descriptor of zero bytes")]
+    Empty,
+    /// Memory that the guest does not have.
+    #[error("memory at {0:#x}, which the guest does not have")]
+    Address(u64),
+    /// A descriptor for the device to read behind one for it to write.
+    #[error("a descriptor to read behind one to write")]
+    Order,
+    /// An indirect table in an indirect table.
+    #[error("an indirect table in an indirect table")]
+    Nested,
+    /// An indirect table that is empty or ends within a descriptor.
+    #[error("an indirect table of {0} bytes")]
+    TableLength(u32),
+    /// A request without its header.
+    #[error("a request of {0} bytes; the header has 16")]
+    Header(u64),
+    /// A request without memory for its status.
+    #[error("a request without memory for its status")]
+    NoStatus,
+    /// The kick descriptor cannot be read.
+    #[error("the kick descriptor cannot be read")]
+    Kick,
+    /// The record of requests in flight does not belong to the ring.
+    #[error("the record of requests in flight does not fit the ring")]
+    Inflight,
+    /// The same request is in flight twice, or more are than the ring has descriptors.
+    #[error("more requests in flight than the ring has descriptors")]
+    TooMany,
+}

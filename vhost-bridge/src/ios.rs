@@ -1,0 +1,412 @@
+//! Requests in flight on a shard, and the IOs that they consist of.
+//!
+//! A read is placed in memory of the guest, through a buffer of a scattered pool. The data of a
+//! write is copied to the buffer's own memory first: the guest may change it at any time, and what
+//! is sent has a checksum, and may be sent again. A request that is larger than a buffer, or has
+//! more pieces than one, is split at blocks of the device.
+
+use std::io;
+
+use rtrs_core::block::{BlockDevice, Completion, Io, IoOp};
+use rtrs_core::mem::{MemSlice, PIECES_MAX, Pool};
+use rtrs_core::status::IoStatus;
+
+use crate::pieces::Pieces;
+use crate::request::{Command, Status};
+
+/// Length of a buffer.
+pub(crate) const BUFFER_LEN: usize = 256 << 10;
+/// Pieces that a request has room for from the start.
+const USUAL_PIECES: usize = 130;
+
+/// Request of a driver, while it is in flight.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// Ring of the shard.
+    pub(crate) ring: usize,
+    /// Number that the ring has for the request.
+    pub(crate) head: u16,
+    pub(crate) command: Command,
+    /// Memory of the data.
+    pub(crate) data: Vec<MemSlice>,
+    /// Memory of the status byte. None while no request has this place.
+    pub(crate) status: Option<MemSlice>,
+    /// Flush once the IO is done, because the device cannot do both at once.
+    pub(crate) then_flush: bool,
+    /// First failure.
+    pub(crate) outcome: IoStatus,
+    /// The request was answered before its IO ended.
+    pub(crate) is_abandoned: bool,
+    /// Whether all IO was submitted.
+    is_submitted: bool,
+    /// Number of bytes that were submitted.
+    done: u64,
+    /// Number of IOs that have not ended.
+    parts: u32,
+}
+
+/// IO in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Part {
+    request: u32,
+    /// Offset in the request.
+    from: u64,
+    len: usize,
+    /// Copy from the buffer to the request's memory at the end.
+    is_copied: bool,
+    /// Whether the IO has not ended.
+    is_running: bool,
+}
+
+/// Counters of IO.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IoCounters {
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes_written: u64,
+    pub(crate) bytes_read: u64,
+}
+
+/// Requests of a shard, and its device.
+#[derive(Debug)]
+pub(crate) struct Ios {
+    device: Box<dyn BlockDevice>,
+    /// Buffers; the number of a buffer is the tag of its IO.
+    pool: Pool,
+    /// Use of each buffer.
+    parts: Vec<Part>,
+    requests: Vec<Request>,
+    free: Vec<u32>,
+    /// Written requests that wait for their flush to be submitted.
+    due: Vec<u32>,
+    /// IO that the device has refused because it was full.
+    refused: Option<Io>,
+    /// Tag of an IO that was refused and is not to be submitted again.
+    withdrawn: Option<u64>,
+    counters: IoCounters,
+}
+
+impl Ios {
+    /// Takes over the device, with this much memory, for this many rings.
+    ///
+    /// # Errors
+    /// The system's error if the memory cannot be allocated or registered.
+    pub(crate) fn new(
+        mut device: Box<dyn BlockDevice>,
+        memory: usize,
+        rings: usize,
+    ) -> io::Result<Self> {
+        let buffers = u32::try_from((memory / BUFFER_LEN).max(1)).unwrap_or(u32::MAX);
+        let pool = Pool::scattered(buffers, BUFFER_LEN)?;
+        device.attach_region(pool.region())?;
+        let parts = vec![Part::default(); buffers as usize];
+        // A request has a buffer, except one of each ring that waits for its next one.
+        let count = buffers + u32::try_from(rings).unwrap_or(0);
+        let requests = (0..count).map(|_| Request::free()).collect();
+        let (free, due) = ((0..count).rev().collect(), Vec::with_capacity(count as usize));
+        let counters = IoCounters::default();
+        Ok(Self {
+            device,
+            pool,
+            parts,
+            requests,
+            free,
+            due,
+            refused: None,
+            withdrawn: None,
+            counters,
+        })
+    }
+
+    /// Device of the shard.
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        &*self.device
+    }
+
+    /// Device of the shard, to be polled.
+    pub(crate) fn device_mut(&mut self) -> &mut dyn BlockDevice {
+        &mut *self.device
+    }
+
+    /// Counters since the start.
+    pub(crate) fn counters(&self) -> IoCounters {
+        self.counters
+    }
+
+    /// Whether a request can be begun.
+    pub(crate) fn has_room(&self) -> bool {
+        self.refused.is_none()
+            && self.due.is_empty()
+            && self.pool.available() > 0
+            && !self.free.is_empty()
+    }
+
+    /// Number of requests whose IO has not ended.
+    pub(crate) fn inflight(&self) -> usize {
+        self.requests.len() - self.free.len()
+    }
+
+    /// Begins a request, whose data is taken from `data`. Submit it with [`Self::advance`].
+    pub(crate) fn begin(
+        &mut self,
+        ring: usize,
+        head: u16,
+        command: Command,
+        status: MemSlice,
+        data: &mut Vec<MemSlice>,
+    ) -> Option<u32> {
+        let id = self.free.pop()?;
+        let request = &mut self.requests[id as usize];
+        std::mem::swap(&mut request.data, data);
+        (request.ring, request.head, request.command) = (ring, head, command);
+        (request.status, request.outcome) = (Some(status), IoStatus::Ok);
+        (request.is_abandoned, request.is_submitted, request.done) = (false, false, 0);
+        let geometry = self.device.geometry();
+        let is_volatile = geometry.write_cache && !geometry.fua;
+        request.then_flush = command.flags.fua && is_volatile;
+        request.command.flags.fua &= geometry.fua;
+        Some(id)
+    }
+
+    /// Returns a request in flight.
+    pub(crate) fn request(&self, id: u32) -> &Request {
+        &self.requests[id as usize]
+    }
+
+    /// Submits IO of a request. Returns whether all was submitted; if not, there is no room.
+    pub(crate) fn advance(&mut self, id: u32) -> bool {
+        loop {
+            let request = &self.requests[id as usize];
+            if request.is_submitted {
+                return true;
+            }
+            if self.refused.is_some() {
+                return false;
+            }
+            let Some(buffer) = self.pool.take() else { return false };
+            let io = self.next_io(id, buffer);
+            self.submit(io);
+        }
+    }
+
+    fn submit(&mut self, io: Io) {
+        self.refused = self.device.submit(io).err();
+    }
+
+    /// Submits the IO that was refused. Returns whether there was one and it was accepted.
+    pub(crate) fn retry(&mut self) -> bool {
+        let Some(io) = self.refused.take() else { return false };
+        self.submit(io);
+        self.refused.is_none()
+    }
+
+    /// Makes the next IO of a request, in a taken buffer.
+    fn next_io(&mut self, id: u32, buffer: u32) -> Io {
+        let has_data = matches!(self.requests[id as usize].command.op, IoOp::Read | IoOp::Write);
+        let (len, buf) = match has_data {
+            true => self.next_data(id, buffer),
+            false => {
+                let from = self.requests[id as usize].done;
+                let is_copied = false;
+                self.parts[buffer as usize] =
+                    Part { request: id, from, len: 0, is_copied, is_running: true };
+                (self.requests[id as usize].command.len, None)
+            }
+        };
+        let request = &mut self.requests[id as usize];
+        let Command { op, flags, offset, .. } = request.command;
+        let offset = offset + request.done;
+        request.done += len;
+        request.is_submitted = request.done >= request.command.len;
+        request.parts += 1;
+        // Commands without data are as long as the device allows, in 32 bits.
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        Io { tag: buffer.into(), op, flags, offset, len, buf }
+    }
+
+    /// Makes the memory of the next IO that has data. Returns its length, too.
+    fn next_data(&mut self, id: u32, buffer: u32) -> (u64, Option<MemSlice>) {
+        let Self { pool, parts, requests, device, .. } = self;
+        let request = &requests[id as usize];
+        let geometry = device.geometry();
+        let block = geometry.logical_block as usize;
+        let max = BUFFER_LEN.min(geometry.io_max as usize) / block * block;
+        let left = request.command.len - request.done;
+        let whole = usize::try_from(left).map_or(max, |left| left.min(max));
+        let from = request.done;
+        let pieces = Pieces { all: &request.data, from };
+        let is_read = request.command.op == IoOp::Read;
+        let fits = if is_read { pieces.length(PIECES_MAX, whole) / block * block } else { 0 };
+        // Pieces that cannot be assigned leave the buffer its own memory.
+        let assigned = (fits > 0).then(|| pool.assign(buffer, pieces.cut(fits)).ok()).flatten();
+        let (len, is_copied) = if assigned.is_some() { (fits, false) } else { (whole, is_read) };
+        let buf = assigned.or_else(|| pool.slice(buffer).slice(0, len));
+        if let Some(buf) = buf.as_ref().filter(|_| !is_read) {
+            pieces.copy_to(buf);
+        }
+        parts[buffer as usize] = Part { request: id, from, len, is_copied, is_running: true };
+        (len as u64, buf)
+    }
+
+    /// Returns the next request whose IO has ended. It stays until [`Self::end`].
+    pub(crate) fn reap(&mut self) -> Option<u32> {
+        while let Some(done) = self.next_completion() {
+            let Ok(buffer) = u32::try_from(done.tag) else { continue };
+            let part = self.parts[buffer as usize];
+            self.parts[buffer as usize].is_running = false;
+            let request = &self.requests[part.request as usize];
+            self.counters.count(request.command.op, part.len, done.status);
+            if part.is_copied && done.status.is_ok() && !request.is_abandoned {
+                let read = self.pool.slice(buffer).slice(0, part.len);
+                let pieces = Pieces { all: &request.data, from: part.from };
+                read.iter().for_each(|read| pieces.copy_from(read));
+            }
+            self.pool.give(buffer);
+            if self.requests[part.request as usize].part_ended(done.status) {
+                return Some(part.request);
+            }
+            if self.requests[part.request as usize].is_flush_due() {
+                self.due.push(part.request);
+            }
+        }
+        None
+    }
+
+    fn next_completion(&mut self) -> Option<Completion> {
+        match self.withdrawn.take() {
+            Some(tag) => Some(Completion::new(tag, IoStatus::Aborted)),
+            None => self.device.reap(),
+        }
+    }
+
+    /// Submits flushes that follow writes. Returns whether there was one.
+    pub(crate) fn submit_due(&mut self) -> bool {
+        let mut any = false;
+        while let Some(id) = self.due.pop() {
+            if !self.advance(id) {
+                self.due.push(id);
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Ends a request. Its place is free.
+    pub(crate) fn end(&mut self, id: u32) {
+        let request = &mut self.requests[id as usize];
+        request.data.clear();
+        request.status = None;
+        self.free.push(id);
+    }
+
+    /// Gives up the requests of a ring that were not given up before: their memory is no longer
+    /// used, except by a system call that is running. Calls `each` with them.
+    pub(crate) fn abandon(&mut self, ring: usize, mut each: impl FnMut(&Request)) {
+        for id in 0..self.requests.len() {
+            let request = &mut self.requests[id];
+            if request.status.is_none() || request.ring != ring {
+                continue;
+            }
+            if !std::mem::replace(&mut request.is_abandoned, true) {
+                each(request);
+            }
+            (request.is_submitted, request.then_flush) = (true, false);
+            if request.parts == 0 {
+                let id = u32::try_from(id).unwrap_or_else(|_| unreachable!("counted in 32 bits"));
+                self.due.retain(|due| *due != id);
+                self.end(id);
+            }
+        }
+        let Self { device, pool, parts, requests, .. } = self;
+        let is_left = |tag: u64| {
+            let part = usize::try_from(tag).ok().and_then(|buffer| parts.get(buffer));
+            let is_running = |part: &&Part| part.is_running;
+            part.filter(is_running).is_some_and(|part| requests[part.request as usize].ring == ring)
+        };
+        device.cancel(&is_left);
+        for (buffer, part) in (0..).zip(parts.iter()) {
+            if part.is_running && requests[part.request as usize].ring == ring {
+                // No pieces break no rule.
+                drop(pool.assign(buffer, []));
+            }
+        }
+        if self.refused.as_ref().is_some_and(|io| is_left(io.tag)) {
+            self.withdraw();
+        }
+    }
+
+    /// Cancels all IO that has not begun.
+    pub(crate) fn cancel_all(&mut self) {
+        self.device.cancel(&|_| true);
+        self.withdraw();
+    }
+
+    /// Ends the IO that the device has refused.
+    fn withdraw(&mut self) {
+        let refused = self.refused.take().map(|io| io.tag);
+        self.withdrawn = refused.or(self.withdrawn);
+    }
+}
+
+impl IoCounters {
+    fn count(&mut self, op: IoOp, bytes: usize, status: IoStatus) {
+        self.completed += 1;
+        match op {
+            _ if !status.is_ok() => self.failed += 1,
+            IoOp::Read => self.bytes_read += bytes as u64,
+            IoOp::Write => self.bytes_written += bytes as u64,
+            _ => {}
+        }
+    }
+}
+
+impl Request {
+    /// Returns a place for a request.
+    fn free() -> Self {
+        Self {
+            ring: 0,
+            head: 0,
+            command: Command::FLUSH,
+            data: Vec::with_capacity(USUAL_PIECES),
+            status: None,
+            then_flush: false,
+            outcome: IoStatus::Ok,
+            is_abandoned: false,
+            is_submitted: true,
+            done: 0,
+            parts: 0,
+        }
+    }
+
+    /// Number of bytes that an answer with this status reports as written, without the status.
+    pub(crate) fn bytes_read(&self, status: Status) -> u32 {
+        match (status, self.command.op) {
+            (Status::Ok, IoOp::Read) => u32::try_from(self.command.len).unwrap_or(u32::MAX),
+            _ => 0,
+        }
+    }
+
+    /// Notes the end of an IO. Returns whether the request has ended.
+    fn part_ended(&mut self, status: IoStatus) -> bool {
+        self.parts -= 1;
+        if !status.is_ok() {
+            if self.outcome.is_ok() {
+                self.outcome = status;
+            }
+            // The rest is not submitted.
+            (self.is_submitted, self.then_flush) = (true, false);
+        }
+        self.parts == 0 && self.is_submitted && !self.then_flush
+    }
+
+    /// Turns a written request into its flush, if one follows and the write has ended.
+    fn is_flush_due(&mut self) -> bool {
+        let is_due = self.parts == 0 && self.is_submitted && self.then_flush;
+        if is_due {
+            (self.command, self.done) = (Command::FLUSH, 0);
+            (self.is_submitted, self.then_flush) = (false, false);
+        }
+        is_due
+    }
+}

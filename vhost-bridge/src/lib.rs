@@ -1,0 +1,42 @@
+//! A library that serves any block device to a virtual machine by vhost-user-blk: the guest's
+//! memory is shared, and requests and answers pass through rings in it.
+//!
+//! Map of the crate:
+//! - `service`: the socket, and the thread that reads the messages of the virtual machine monitor;
+//!   `monitor` handles them, with `config` for features and the configuration space.
+//! - `command`: commands of that thread to the shards. A ring belongs to one shard; `shared` has
+//!   what both sides read.
+//! - `queues`: the rings of a shard; takes requests and answers them. `bells` are their event
+//!   descriptors.
+//! - `vring`: one ring, with `chain` for the memory of a request, `request` for its content, and
+//!   `inflight` for the record that outlives the process. `fault` has the breaches by a driver.
+//! - `ios`: requests in flight and the IOs that they consist of; `pieces` is their memory.
+//! - `driver`: a monitor and driver for tests.
+//! - `memory`: memory of the guest, the only module with `unsafe` (`memory.rs`).
+
+#![deny(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
+mod bells;
+mod chain;
+mod command;
+mod config;
+#[cfg(any(test, feature = "test-util"))]
+pub mod driver;
+mod fault;
+mod inflight;
+mod ios;
+mod memory;
+mod monitor;
+mod pieces;
+mod queues;
+mod request;
+mod service;
+mod shared;
+mod vring;
+
+pub use queues::Queues;
+pub use service::{Bound, Seat};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Memory of a guest: regions of files that the monitor shares, by guest address.
+//!
+//! The regions are those of `rtrs-core`, so that reads are placed in pages of the guest and stay
+//! mapped until the last IO that names them has ended. For rings they implement the traits of
+//! `vm-memory`, which makes the atomic accesses.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rtrs_core::mem::{MemSlice, Region};
+use vm_memory::guest_memory::Error;
+use vm_memory::{
+    Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestRegionCollection, MemoryRegionAddress, VolatileSlice,
+};
+
+use crate::fault::Fault;
+
+/// Maximum number of regions of a guest.
+pub(crate) const REGIONS_MAX: usize = 512;
+
+/// Memory of a guest, sorted by address.
+pub(crate) type GuestMemory = GuestRegionCollection<GuestRegion>;
+
+/// Part of a file, at an address of the guest.
+#[derive(Debug)]
+pub(crate) struct GuestRegion {
+    start: GuestAddress,
+    len: u64,
+    memory: Arc<Region>,
+}
+
+impl GuestRegion {
+    /// Maps a part of a file that the monitor shares.
+    ///
+    /// # Errors
+    /// The system's error; `InvalidInput` for a part that the file does not have, whose first
+    /// access would kill the process.
+    pub(crate) fn map(start: u64, file: &File, offset: u64, len: u64) -> io::Result<Self> {
+        let bad = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let end =
+            offset.checked_add(len).ok_or_else(|| bad("a region beyond the address space"))?;
+        let found = file.metadata()?;
+        if !found.is_file() || found.len() < end {
+            return Err(bad("a region beyond the end of its file"));
+        }
+        let length = usize::try_from(len).map_err(io::Error::other)?;
+        let memory = Region::shared(file.as_fd(), offset, length)?;
+        Ok(Self { start: GuestAddress(start), len, memory })
+    }
+}
+
+impl GuestMemoryRegion for GuestRegion {
+    type B = ();
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        self.start
+    }
+
+    fn bitmap(&self) {}
+
+    #[allow(unsafe_code)]
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> Result<VolatileSlice<'_>, Error> {
+        let wrong = || Error::InvalidBackendAddress;
+        let at = usize::try_from(offset.raw_value()).map_err(|_| wrong())?;
+        let end = at.checked_add(count).ok_or_else(wrong)?;
+        if u64::try_from(end).map_err(|_| wrong())? > self.len {
+            return Err(wrong());
+        }
+        let address = self.memory.address(at);
+        // SAFETY: the range lies in the region, which the borrow of `self` keeps mapped. All code
+        // accesses the memory of a region by copies and without references.
+        Ok(unsafe { VolatileSlice::new(address, count) })
+    }
+}
+
+impl GuestMemoryRegionBytes for GuestRegion {}
+
+/// Appends the memory of a range of the guest, in as many pieces as it has regions.
+///
+/// # Errors
+/// The fault of a range that is not memory of the guest.
+pub(crate) fn add_pieces(
+    memory: &GuestMemory,
+    start: GuestAddress,
+    len: u32,
+    pieces: &mut Vec<MemSlice>,
+) -> Result<(), Fault> {
+    let (mut at, mut left) = (start, u64::from(len));
+    while left > 0 {
+        let region = memory.find_region(at).ok_or(Fault::Address(start.raw_value()))?;
+        let offset = at.raw_value() - region.start.raw_value();
+        let count = left.min(region.len - offset);
+        let slice = match (usize::try_from(offset), usize::try_from(count)) {
+            (Ok(offset), Ok(count)) => region.memory.slice(offset, count),
+            _ => None,
+        };
+        pieces.push(slice.ok_or(Fault::Address(start.raw_value()))?);
+        left -= count;
+        at = match at.checked_add(count) {
+            Some(next) => next,
+            None if left == 0 => at,
+            None => return Err(Fault::Address(start.raw_value())),
+        };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    fn file(len: u64) -> File {
+        let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, len).unwrap();
+        File::from(fd)
+    }
+
+    #[test]
+    fn a_range_is_split_at_its_regions() {
+        let file = file(0x4000);
+        let region = |start, offset| GuestRegion::map(start, &file, offset, 0x1000).unwrap();
+        let memory = GuestMemory::from_regions(vec![
+            region(0, 0x1000),
+            region(0x1000, 0),
+            region(0x3000, 0),
+        ])
+        .unwrap();
+        let mut pieces = Vec::new();
+        add_pieces(&memory, GuestAddress(0xff0), 0x20, &mut pieces).unwrap();
+        let lens: Vec<_> = pieces.iter().map(|piece| (piece.offset(), piece.len())).collect();
+        assert_eq!(lens, [(0xff0, 0x10), (0, 0x10)]);
+        memory.write_slice(&[7; 0x20], GuestAddress(0xff0)).unwrap();
+        assert_eq!(pieces[1].to_vec(), [7; 0x10]);
+        memory.store(0x0102_u16, GuestAddress(0xffe), Ordering::Release).unwrap();
+        assert_eq!(pieces[0].to_vec()[14..], [2, 1]);
+        for (start, len) in [(0x1fff, 2), (0x2000, 1), (0x4000, 1), (u64::MAX, 2)] {
+            let fault = add_pieces(&memory, GuestAddress(start), len, &mut pieces).unwrap_err();
+            assert_eq!(fault, Fault::Address(start));
+        }
+    }
+
+    #[test]
+    fn a_region_lies_in_its_file() {
+        let file = file(0x2000);
+        for (offset, len) in [(0x1000, 0x1001), (0x2000, 1), (u64::MAX, 2), (0, 0), (1, 0x1000)] {
+            assert!(GuestRegion::map(0, &file, offset, len).is_err(), "{offset} {len}");
+        }
+        let null = File::open("/dev/null").unwrap();
+        assert!(GuestRegion::map(0, &null, 0, 1).is_err());
+    }
+}

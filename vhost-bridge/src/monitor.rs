@@ -1,0 +1,446 @@
+//! Messages of a monitor: what it asks the device for, and the rings that it sets up.
+//!
+//! The crate `vhost` reads messages and checks their form. An error of this handler ends the
+//! connection.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use rtrs_core::rt::Sender;
+use rtrs_core::time::Duration;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
+    VhostUserVirtioFeatures,
+};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vm_memory::{GuestAddress, GuestMemoryRegion};
+
+use crate::command::{Action, Command, RingStart, Stopped};
+use crate::config::{self, RINGS_MAX, has};
+use crate::inflight::{Area, AreaSize};
+use crate::memory::{GuestMemory, GuestRegion, REGIONS_MAX};
+use crate::shared::Shared;
+use crate::vring::RingSetup;
+
+/// Time that requests in flight have when a monitor stops a ring. The monitor, and often the whole
+/// guest, does nothing else meanwhile.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Address of memory in this process, which a monitor asks for during post-copy migration.
+type Base = u64;
+
+/// Memory region, and its address in the monitor.
+#[derive(Debug)]
+struct Mapped {
+    region: Arc<GuestRegion>,
+    monitor_address: u64,
+}
+
+impl Mapped {
+    /// Maps a region that the monitor shares.
+    fn new(region: &VhostUserMemoryRegion, file: &File) -> Result<Self> {
+        let VhostUserMemoryRegion { guest_phys_addr, memory_size, user_addr, mmap_offset } =
+            *region;
+        let region = GuestRegion::map(guest_phys_addr, file, mmap_offset, memory_size);
+        let region = Arc::new(region.map_err(Error::ReqHandlerError)?);
+        Ok(Self { region, monitor_address: user_addr })
+    }
+
+    /// Converts an address of the monitor.
+    fn guest_address(&self, address: u64) -> Option<GuestAddress> {
+        let offset = address.checked_sub(self.monitor_address)?;
+        let inside = offset < self.region.len();
+        inside.then(|| GuestAddress(self.region.start_addr().0 + offset))
+    }
+}
+
+/// Ring as the monitor has set it up.
+#[derive(Debug, Default)]
+struct RingConfig {
+    size: u32,
+    /// Descriptors, available ring and used ring, as addresses of the guest.
+    addresses: Option<[GuestAddress; 3]>,
+    base: u16,
+    call: Option<OwnedFd>,
+    fault: Option<OwnedFd>,
+    is_enabled: bool,
+    is_started: bool,
+}
+
+/// Connection of a monitor.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    shared: Arc<Shared>,
+    shards: Vec<Sender<Command>>,
+    /// Features that the driver has accepted.
+    features: u64,
+    mapped: Vec<Mapped>,
+    memory: Arc<GuestMemory>,
+    area: Option<Area>,
+    rings: Vec<RingConfig>,
+}
+
+impl Monitor {
+    pub(crate) fn new(shared: &Arc<Shared>, shards: &[Sender<Command>]) -> Self {
+        shared.set_writeback(true);
+        Self {
+            shared: Arc::clone(shared),
+            shards: shards.to_vec(),
+            features: 0,
+            mapped: Vec::new(),
+            memory: Arc::default(),
+            area: None,
+            rings: (0..RINGS_MAX).map(|_| RingConfig::default()).collect(),
+        }
+    }
+
+    fn send(&self, ring: u16, action: Action) {
+        let shard = usize::from(ring) % self.shards.len();
+        self.shards[shard].send(Command { ring, action });
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut RingConfig> {
+        let index = usize::try_from(index).map_err(|_| Error::InvalidParam)?;
+        self.rings.get_mut(index).ok_or(Error::InvalidParam)
+    }
+
+    /// Ring that does not run, so that its setup may change.
+    fn stopped_ring(&mut self, index: u32) -> Result<&mut RingConfig> {
+        let ring = self.ring(index)?;
+        match ring.is_started {
+            true => Err(Error::InvalidOperation("the ring is running")),
+            false => Ok(ring),
+        }
+    }
+
+    /// Adopts the mapped regions as memory of the guest.
+    fn adopt_memory(&mut self) -> Result<()> {
+        self.mapped.sort_by_key(|mapped| mapped.region.start_addr());
+        let regions = self.mapped.iter().map(|mapped| Arc::clone(&mapped.region)).collect();
+        self.memory = match self.mapped.is_empty() {
+            true => Arc::default(),
+            false => {
+                let memory = GuestMemory::from_arc_regions(regions);
+                Arc::new(memory.map_err(|_| Error::InvalidOperation("memory regions overlap"))?)
+            }
+        };
+        for ring in (0..).zip(&self.rings).filter(|(_, ring)| ring.is_started).map(|(at, _)| at) {
+            self.send(ring, Action::Memory(Arc::clone(&self.memory)));
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, index: u16, kick: OwnedFd) -> Result<()> {
+        let record = match &self.area {
+            Some(area) => Some(area.record(index).ok_or(Error::InvalidOperation(
+                "the record of requests in flight has no place for the ring",
+            ))?),
+            None => None,
+        };
+        let has_enable = has(self.features, PROTOCOL_FEATURES_BIT);
+        let (event_idx, memory) =
+            (has(self.features, VIRTIO_RING_F_EVENT_IDX), Arc::clone(&self.memory));
+        let ring = self.ring(index.into())?;
+        let [descriptors, available, used] =
+            ring.addresses.ok_or(Error::InvalidOperation("a ring without addresses"))?;
+        let (size, base) = (ring.size, ring.base);
+        let setup =
+            RingSetup { size, descriptors, available, used, base, event_idx, memory, record };
+        // Monitors do not enable a ring again that they have started again.
+        let is_enabled = ring.is_enabled || !has_enable;
+        let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let call = copy(&ring.call).map_err(Error::ReqHandlerError)?;
+        let fault = copy(&ring.fault).map_err(Error::ReqHandlerError)?;
+        ring.is_started = true;
+        let start = RingStart { setup, kick, call, fault, is_enabled };
+        self.send(index, Action::Start(Box::new(start)));
+        Ok(())
+    }
+
+    /// Stops rings, all at once. Requests in flight end first, within a time if there is one.
+    fn stop(&mut self, rings: impl Iterator<Item = u16>, within: Option<Duration>) {
+        let mut replies = Vec::new();
+        for at in rings.filter(|at| self.rings[usize::from(*at)].is_started) {
+            let (reply, stopped) = mpsc::channel();
+            self.send(at, Action::Stop { within, reply });
+            replies.push((at, stopped));
+        }
+        for (at, stopped) in replies {
+            let ring = &mut self.rings[usize::from(at)];
+            ring.is_started = false;
+            // A shard that has ended has answered what it could.
+            if let Ok(Stopped { next }) = stopped.recv() {
+                ring.base = next;
+            }
+        }
+    }
+
+    /// Ends the connection: stops the rings once the requests in flight have ended. Returns whether
+    /// there was a running ring.
+    pub(crate) fn end(&mut self) -> bool {
+        let any = self.rings.iter().any(|ring| ring.is_started);
+        self.stop(0..RINGS_MAX, None);
+        any
+    }
+}
+
+/// Number of the feature with which a ring is enabled by a message.
+const PROTOCOL_FEATURES_BIT: u32 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits().ilog2();
+
+/// Fails with an operation that the device does not offer.
+fn not_offered<T>() -> Result<T> {
+    Err(Error::InvalidOperation("the device does not offer this"))
+}
+
+impl VhostUserBackendReqHandlerMut for Monitor {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Deprecated, and of no use to a device that serves one monitor at a time.
+    fn reset_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.stop(0..RINGS_MAX, Some(DRAIN));
+        self.features = 0;
+        self.shared.set_writeback(true);
+        self.rings.iter_mut().for_each(|ring| *ring = RingConfig::default());
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(config::features(&self.shared.geometry.lock()))
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !config::features(&self.shared.geometry.lock()) != 0 {
+            return Err(Error::InvalidOperation("a feature that was not offered"));
+        }
+        self.features = features;
+        // A driver that cannot flush expects that writes are durable.
+        if !has(features, VIRTIO_BLK_F_FLUSH) {
+            self.shared.set_writeback(false);
+        }
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<Base>>> {
+        let mapped = regions.iter().zip(&files).map(|(region, file)| Mapped::new(region, file));
+        self.mapped = mapped.collect::<Result<_>>()?;
+        self.adopt_memory().map(|()| None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        self.stopped_ring(index)?.size = num;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let guest = |address| {
+            let found = self.mapped.iter().find_map(|mapped| mapped.guest_address(address));
+            found.ok_or(Error::InvalidOperation("a ring outside the memory of the guest"))
+        };
+        let addresses = [guest(descriptor)?, guest(available)?, guest(used)?];
+        self.stopped_ring(index)?.addresses = Some(addresses);
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        self.stopped_ring(index)?.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let at = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
+        self.ring(index)?;
+        self.stop(std::iter::once(at), Some(DRAIN));
+        Ok(VhostUserVringState::new(index, self.ring(index)?.base.into()))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = fd.ok_or(Error::InvalidOperation("a ring without kicks"))?.into();
+        match self.ring(index.into())?.is_started {
+            true => self.send(index.into(), Action::Kick(fd)),
+            false => self.start(index.into(), fd)?,
+        }
+        Ok(())
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let ring = self.ring(index.into())?;
+        ring.call = fd.map(OwnedFd::from);
+        if ring.is_started {
+            let call = ring.call.as_ref().map(OwnedFd::try_clone).transpose();
+            self.send(index.into(), Action::Call(call.map_err(Error::ReqHandlerError)?));
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let ring = self.ring(index.into())?;
+        ring.fault = fd.map(OwnedFd::from);
+        if ring.is_started {
+            let fault = ring.fault.as_ref().map(OwnedFd::try_clone).transpose();
+            self.send(index.into(), Action::Fault(fault.map_err(Error::ReqHandlerError)?));
+        }
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(config::protocol_features())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        match features & !config::protocol_features().bits() {
+            0 => Ok(()),
+            _ => Err(Error::InvalidOperation("a protocol feature that was not offered")),
+        }
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(RINGS_MAX.into())
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let ring = self.ring(index)?;
+        ring.is_enabled = enable;
+        if ring.is_started {
+            let at = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
+            self.send(at, Action::Enable(enable));
+        }
+        Ok(())
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        let Shared { geometry, shards, .. } = &*self.shared;
+        let is_writeback = self.shared.is_writeback();
+        let part = config::read(&geometry.lock(), *shards, is_writeback, offset, size);
+        part.ok_or(Error::InvalidParam)
+    }
+
+    fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        let text = "a write to the configuration space other than of the cache mode";
+        let is_writeback = config::written(offset, buf).ok_or(Error::InvalidOperation(text))?;
+        self.shared.set_writeback(is_writeback);
+        // The monitor does not repeat this for the next process.
+        self.area.iter().for_each(|area| area.note_write_through(!is_writeback));
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        not_offered()
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        inflight: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
+        let VhostUserInflight { num_queues: rings, queue_size: descriptors, .. } = *inflight;
+        let size = checked(AreaSize { rings, descriptors })?;
+        let (area, file) = Area::create(size).map_err(Error::ReqHandlerError)?;
+        self.area = Some(area);
+        Ok((VhostUserInflight::new(size.bytes(), 0, rings, descriptors), file))
+    }
+
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *inflight;
+        let size = checked(AreaSize { rings: num_queues, descriptors: queue_size })?;
+        if mmap_size < size.bytes() {
+            return Err(Error::InvalidOperation("a record shorter than its rings need"));
+        }
+        let area = Area::map(size, &file, mmap_offset).map_err(Error::ReqHandlerError)?;
+        if area.is_write_through() {
+            self.shared.set_writeback(false);
+        }
+        self.area = Some(area);
+        Ok(())
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGIONS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Base>> {
+        if self.mapped.len() >= REGIONS_MAX {
+            return Err(Error::InvalidOperation("too many memory regions"));
+        }
+        self.mapped.push(Mapped::new(region, &file)?);
+        self.adopt_memory().map(|()| None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let is_it = |mapped: &Mapped| {
+            (mapped.region.start_addr().0, mapped.region.len(), mapped.monitor_address)
+                == (region.guest_phys_addr, region.memory_size, region.user_addr)
+        };
+        let found = self.mapped.iter().position(is_it);
+        let at = found.ok_or(Error::InvalidOperation("no such memory region"))?;
+        self.mapped.remove(at);
+        self.adopt_memory()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        not_offered()
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        not_offered()
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        not_offered()
+    }
+}
+
+/// Checks the size of a record that the monitor wants.
+fn checked(size: AreaSize) -> Result<AreaSize> {
+    let is_usable = (1..=RINGS_MAX).contains(&size.rings) && size.descriptors > 0;
+    is_usable.then_some(size).ok_or(Error::InvalidParam)
+}

@@ -1,0 +1,485 @@
+//! Rings of a device on one shard: takes requests of the driver, and answers them.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use rtrs_core::block::{BlockDevice, Geometry};
+use rtrs_core::front_end::FrontEndStats;
+use rtrs_core::mem::MemSlice;
+use rtrs_core::rt::{Inbox, Ring};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Instant, earliest};
+
+use crate::bells::{Bell, Kick};
+use crate::chain::Chain;
+use crate::command::{Action, Command, RingStart, Stopped};
+use crate::config::RINGS_MAX;
+use crate::fault::Fault;
+use crate::ios::{Ios, Request};
+use crate::request::{Status, Work, parse, put_name};
+use crate::service::{Seat, Service};
+use crate::shared::Shared;
+use crate::vring::Vring;
+
+/// Use of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// No new requests are taken.
+    Stopping,
+    /// Requests in flight end without their IO.
+    Aborted,
+}
+
+/// Rings of a device on one shard.
+#[derive(Debug)]
+pub struct Queues {
+    shared: Arc<Shared>,
+    shard: u16,
+    ring: Rc<Ring>,
+    inbox: Inbox<Command>,
+    /// Service of the socket, on shard 0 until the end.
+    service: Option<Service>,
+    /// Rings by number; those of other shards are never started.
+    slots: Vec<Slot>,
+    ios: Ios,
+    chain: Chain,
+    phase: Phase,
+    /// First ring of the next turn, so that one does not get all buffers.
+    first: usize,
+    /// Geometry that the monitor sees; on shard 0.
+    geometry: Geometry,
+}
+
+/// Place of a ring.
+#[derive(Debug, Default)]
+struct Slot {
+    kick: Option<Kick>,
+    call: Option<Bell>,
+    fault: Option<Bell>,
+    vring: Option<Vring>,
+    is_enabled: bool,
+    /// The driver has broken the rules: the ring is not used until it is started again.
+    is_broken: bool,
+    /// Request of which a part was submitted.
+    current: Option<u32>,
+    stop: Option<Stop>,
+    /// Index of the next available request of a ring that could not be started.
+    next: u16,
+}
+
+/// Stop of a ring that waits for its requests.
+#[derive(Debug)]
+struct Stop {
+    by: Option<Instant>,
+    reply: mpsc::Sender<Stopped>,
+}
+
+impl Slot {
+    /// Ring, if it takes requests.
+    fn active(&mut self) -> Option<&mut Vring> {
+        let is_active = self.is_active();
+        self.vring.as_mut().filter(|_| is_active)
+    }
+
+    fn is_active(&self) -> bool {
+        // Requests of an earlier process count as in flight.
+        let takes = |vring: &Vring| self.stop.is_none() || vring.has_repeated();
+        self.is_enabled && !self.is_broken && self.vring.as_ref().is_some_and(takes)
+    }
+
+    /// Stops the ring because of its driver.
+    fn break_ring(&mut self, shared: &Shared, number: usize, fault: Fault) {
+        if !std::mem::replace(&mut self.is_broken, true) {
+            tracing::warn!("{}: ring {number} is stopped: {fault}", shared.name);
+            self.fault.iter_mut().for_each(Bell::ring);
+        }
+    }
+
+    /// Whether nothing is in flight. Requests of an earlier process count if they are taken.
+    fn is_drained(&self, phase: Phase) -> bool {
+        let takes = self.is_enabled && !self.is_broken && phase == Phase::Serving;
+        let is_done = |vring: &Vring| vring.inflight() == 0 && !(takes && vring.has_repeated());
+        self.vring.as_ref().is_none_or(is_done)
+    }
+}
+
+impl Queues {
+    /// Takes over the device of a shard. `memory` is the size of the buffers.
+    ///
+    /// # Errors
+    /// The system's error if memory or a descriptor cannot be had.
+    pub fn new(
+        ring: &Rc<Ring>,
+        device: Box<dyn BlockDevice>,
+        seat: Seat,
+        memory: usize,
+    ) -> io::Result<Self> {
+        let Seat { shared, shard, mailbox, service } = seat;
+        let geometry = device.geometry().clone();
+        if shard == 0 {
+            *shared.geometry.lock() = geometry.clone();
+        }
+        let rings = usize::from(RINGS_MAX.div_ceil(shared.shards.max(1)));
+        Ok(Self {
+            inbox: mailbox.arm(ring)?,
+            ios: Ios::new(device, memory, rings)?,
+            ring: Rc::clone(ring),
+            service,
+            slots: Vec::with_capacity(rings),
+            chain: Chain::default(),
+            phase: Phase::Serving,
+            first: 0,
+            geometry,
+            shared,
+            shard,
+        })
+    }
+
+    /// Lets a monitor connect. Does nothing on shards without the socket.
+    ///
+    /// # Errors
+    /// The system's error if no thread can be started.
+    pub fn serve(&mut self) -> io::Result<()> {
+        self.service.as_mut().map_or(Ok(()), Service::start)
+    }
+
+    /// Does all pending work. Returns whether anything happened.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        let mut any = self.take_commands(now);
+        any |= self.ios.device_mut().poll(now);
+        self.look_at_geometry();
+        any |= self.ios.retry();
+        any |= self.reap();
+        any |= self.take_requests();
+        self.end_stops(now);
+        self.call();
+        any
+    }
+
+    /// Whether a request is available that no event of the kernel's ring reports.
+    pub fn has_input(&self) -> bool {
+        let has_input =
+            |slot: &Slot| slot.is_active() && slot.vring.as_ref().is_some_and(Vring::has_input);
+        let may_take = self.phase == Phase::Serving && self.ios.has_room();
+        may_take && self.slots.iter().any(has_input)
+    }
+
+    /// Asks the drivers for kicks. Returns false if a request is available.
+    pub fn prepare_sleep(&mut self) -> bool {
+        if self.phase != Phase::Serving || !self.ios.has_room() {
+            return true;
+        }
+        let mut is_quiet = true;
+        for at in 0..self.slots.len() {
+            let number = self.number(at);
+            let slot = &mut self.slots[at];
+            match slot.active().map_or(Ok(false), Vring::ask_kicks) {
+                Ok(has_more) => is_quiet &= !has_more,
+                Err(fault) => slot.break_ring(&self.shared, number, fault),
+            }
+        }
+        is_quiet
+    }
+
+    /// Time at which [`Self::turn`] must be called even if nothing happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let stops = self.slots.iter().filter_map(|slot| slot.stop.as_ref()?.by);
+        stops.fold(None, |at, by| earliest(at, Some(by)))
+    }
+
+    /// Takes no more requests; those in flight end. The monitor is disconnected after that.
+    pub fn stop(&mut self) {
+        if self.phase == Phase::Serving {
+            self.phase = Phase::Stopping;
+        }
+        self.service = None;
+    }
+
+    /// Ends the requests in flight without their IO.
+    pub fn abort(&mut self) {
+        self.phase = Phase::Aborted;
+        self.service = None;
+        self.ios.cancel_all();
+    }
+
+    /// Whether no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.ios.inflight() == 0
+    }
+
+    /// Whether a guest uses the device, and connects to the next process. False on shards without
+    /// the socket.
+    pub fn is_in_use(&self) -> bool {
+        self.shard == 0 && self.shared.is_in_use()
+    }
+
+    /// Returns the process of the connected monitor, if there is a monitor: 0 if the process is
+    /// unknown. None on shards without the socket.
+    pub fn monitor(&self) -> Option<u32> {
+        self.shared.monitor().filter(|_| self.shard == 0)
+    }
+
+    /// Returns the counters.
+    pub fn stats(&self) -> FrontEndStats {
+        let io = self.ios.counters();
+        let monitors = u64::from(self.monitor().is_some());
+        FrontEndStats {
+            connections: monitors,
+            clients: monitors,
+            completed: io.completed,
+            failed: io.failed,
+            bytes_received: io.bytes_written,
+            bytes_sent: io.bytes_read,
+            ..FrontEndStats::default()
+        }
+    }
+
+    /// Number of the ring in a slot.
+    fn number(&self, at: usize) -> usize {
+        at * usize::from(self.shared.shards) + usize::from(self.shard)
+    }
+
+    fn look_at_geometry(&mut self) {
+        let geometry = self.ios.device().geometry();
+        if self.shard == 0 && self.geometry != *geometry {
+            self.geometry = geometry.clone();
+            *self.shared.geometry.lock() = geometry.clone();
+        }
+    }
+
+    fn take_commands(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(Command { ring, action }) = self.inbox.take_or_watch() {
+            any = true;
+            let at = usize::from(ring / self.shared.shards);
+            while self.slots.len() <= at {
+                self.slots.push(Slot::default());
+            }
+            if let Err(error) = self.handle(now, at, action) {
+                tracing::warn!("{}: ring {ring} cannot be served: {error}", self.shared.name);
+                self.slots[at].is_broken = true;
+            }
+        }
+        any
+    }
+
+    fn handle(&mut self, now: Instant, at: usize, action: Action) -> io::Result<()> {
+        let number = self.number(at);
+        let (ring, slot) = (&self.ring, &mut self.slots[at]);
+        let bell = |fd: Option<_>| fd.map(|fd| Bell::new(ring, fd)).transpose();
+        match action {
+            Action::Start(start) => return self.start(at, *start),
+            Action::Kick(fd) => slot.kick = Some(Kick::new(ring, fd)?),
+            Action::Call(fd) => slot.call = bell(fd)?,
+            Action::Fault(fd) => slot.fault = bell(fd)?,
+            Action::Enable(is_enabled) => slot.is_enabled = is_enabled,
+            Action::Memory(memory) => {
+                let set = slot.vring.as_mut().map_or(Ok(()), |vring| vring.set_memory(memory));
+                if let Err(fault) = set {
+                    slot.break_ring(&self.shared, number, fault);
+                }
+            }
+            Action::Stop { within, reply } => {
+                slot.stop = Some(Stop { by: within.map(|within| now + within), reply });
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, at: usize, start: RingStart) -> io::Result<()> {
+        let number = self.number(at);
+        let RingStart { setup, kick, call, fault, is_enabled } = start;
+        let bell = |fd: Option<_>| fd.map(|fd| Bell::new(&self.ring, fd)).transpose();
+        let next = setup.base;
+        let mut slot = Slot {
+            kick: Some(Kick::new(&self.ring, kick)?),
+            call: bell(call)?,
+            fault: bell(fault)?,
+            is_enabled,
+            next,
+            ..Slot::default()
+        };
+        match Vring::start(setup) {
+            Ok(vring) => slot.vring = Some(vring),
+            Err(fault) => slot.break_ring(&self.shared, number, fault),
+        }
+        self.slots[at] = slot;
+        Ok(())
+    }
+
+    /// Answers requests whose IO has ended. Returns whether there was one.
+    fn reap(&mut self) -> bool {
+        let mut any = false;
+        while let Some(id) = self.ios.reap() {
+            any = true;
+            let number = self.number(self.ios.request(id).ring);
+            let request = self.ios.request(id);
+            let slot = &mut self.slots[request.ring];
+            if slot.current == Some(id) {
+                slot.current = None;
+            }
+            if let Some(vring) = slot.vring.as_mut().filter(|_| !request.is_abandoned) {
+                // The next process repeats what it finds recorded.
+                let is_left = self.phase == Phase::Aborted && vring.is_recorded();
+                let answered = match request.outcome {
+                    IoStatus::Aborted if is_left => {
+                        vring.drop_request(request.head);
+                        Ok(())
+                    }
+                    outcome => answer_request(vring, request, outcome.into()),
+                };
+                if let Err(fault) = answered {
+                    slot.break_ring(&self.shared, number, fault);
+                }
+            }
+            self.ios.end(id);
+        }
+        self.ios.submit_due() | any
+    }
+
+    /// Takes requests of all rings while there is room. Returns whether there was one.
+    fn take_requests(&mut self) -> bool {
+        let count = self.slots.len();
+        let mut any = false;
+        for turn in 0..count {
+            let at = (self.first + turn) % count;
+            any |= self.take_from(at);
+        }
+        self.first = if count > 0 { (self.first + 1) % count } else { 0 };
+        any
+    }
+
+    fn take_from(&mut self, at: usize) -> bool {
+        let number = self.number(at);
+        let Self { slots, ios, chain, shared, phase, .. } = self;
+        let slot = &mut slots[at];
+        let mut any = false;
+        match slot.kick.as_mut().map_or(Ok(false), Kick::take) {
+            Ok(is_kicked) => any |= is_kicked,
+            Err(fault) => slot.break_ring(shared, number, fault),
+        }
+        if let Some(id) = slot.current {
+            if !ios.advance(id) {
+                return any;
+            }
+            slot.current = None;
+        }
+        while *phase == Phase::Serving && slot.current.is_none() && ios.has_room() {
+            let Some(vring) = slot.active() else { break };
+            let taken = match vring.take(chain) {
+                Ok(None) => break,
+                Ok(Some(head)) => begin(vring, at, head, chain, ios, shared),
+                Err(fault) => Err(fault),
+            };
+            any = true;
+            match taken {
+                Ok(id) => slot.current = id.filter(|id| !ios.advance(*id)),
+                Err(fault) => slot.break_ring(shared, number, fault),
+            }
+        }
+        any
+    }
+
+    /// Replies to stops whose requests have ended, or whose time is over.
+    fn end_stops(&mut self, now: Instant) {
+        for at in 0..self.slots.len() {
+            let number = self.number(at);
+            let slot = &mut self.slots[at];
+            let Some(by) = slot.stop.as_ref().map(|stop| stop.by) else { continue };
+            let is_over = by.is_some_and(|by| by <= now);
+            if !is_over && !slot.is_drained(self.phase) {
+                continue;
+            }
+            if let Some(vring) = slot.vring.as_mut().filter(|vring| vring.inflight() > 0) {
+                let count = vring.inflight();
+                tracing::warn!("{}: ring {number}: {count} requests failed", self.shared.name);
+                let mut fault = None;
+                self.ios.abandon(at, |request| {
+                    fault = answer_request(vring, request, Status::Failed).err().or(fault);
+                });
+                fault.into_iter().for_each(|fault| slot.break_ring(&self.shared, number, fault));
+            }
+            call(slot, &self.shared, number);
+            let next = slot.vring.as_ref().map_or(slot.next, Vring::next_available);
+            let call = slot.call.take();
+            if let Some(Stop { reply, .. }) = std::mem::take(slot).stop {
+                // The thread of the socket may have ended.
+                let _ = reply.send(Stopped { next });
+            }
+            // Writes of this descriptor may not have begun.
+            slot.call = call;
+        }
+    }
+
+    /// Calls drivers that have answers.
+    fn call(&mut self) {
+        for at in 0..self.slots.len() {
+            let number = self.number(at);
+            let slot = &mut self.slots[at];
+            slot.call.iter_mut().chain(&mut slot.fault).for_each(Bell::turn);
+            call(slot, &self.shared, number);
+        }
+    }
+}
+
+/// Calls the driver of a ring if it has answers.
+fn call(slot: &mut Slot, shared: &Shared, number: usize) {
+    match slot.vring.as_mut().map_or(Ok(false), Vring::needs_call) {
+        Ok(true) => slot.call.iter_mut().for_each(Bell::ring),
+        Ok(false) => {}
+        Err(fault) => slot.break_ring(shared, number, fault),
+    }
+}
+
+/// Begins the request in the chain, or answers it. Returns the number of its IO, if it has any.
+fn begin(
+    vring: &mut Vring,
+    ring: usize,
+    head: u16,
+    chain: &mut Chain,
+    ios: &mut Ios,
+    shared: &Shared,
+) -> Result<Option<u32>, Fault> {
+    let parsed = parse(chain, ios.device().geometry());
+    let parsed = parsed.inspect_err(|_| vring.drop_request(head))?;
+    let mut command = match parsed.work {
+        Work::Io(command) => command,
+        Work::Name => {
+            let written = put_name(&shared.name, &chain.writable);
+            return answer(vring, head, &parsed.status, Status::Ok, written).map(|()| None);
+        }
+        Work::Answer(status) => {
+            return answer(vring, head, &parsed.status, status, 0).map(|()| None);
+        }
+    };
+    command.flags.fua = command.op.changes() && !shared.is_writeback();
+    let data = match command.op.changes() {
+        true => &mut chain.readable,
+        false => &mut chain.writable,
+    };
+    match ios.begin(ring, head, command, parsed.status.clone(), data) {
+        Some(id) => Ok(Some(id)),
+        None => answer(vring, head, &parsed.status, Status::Failed, 0).map(|()| None),
+    }
+}
+
+/// Answers a request whose IO has ended.
+fn answer_request(vring: &mut Vring, request: &Request, status: Status) -> Result<(), Fault> {
+    let Some(memory) = &request.status else { return Ok(()) };
+    answer(vring, request.head, memory, status, request.bytes_read(status))
+}
+
+/// Answers a request, in whose memory this many bytes were written before the status.
+fn answer(
+    vring: &mut Vring,
+    head: u16,
+    memory: &MemSlice,
+    status: Status,
+    written: u32,
+) -> Result<(), Fault> {
+    memory.copy_in(0, &[status.byte()]);
+    vring.answer(head, written.saturating_add(1))
+}

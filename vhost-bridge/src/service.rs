@@ -1,0 +1,240 @@
+//! Socket of a device: one monitor at a time is served, by a thread of its own.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rtrs_core::local::{SocketFile, bind_unix};
+use rtrs_core::log_limit::LogLimit;
+use rtrs_core::rt::{Clock, Mailbox, Sender, mailbox, peer_pid};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use crate::command::Command;
+use crate::monitor::Monitor;
+use crate::shared::Shared;
+
+/// Time in which a message that has begun has to arrive, and a monitor has to take an answer.
+const MESSAGE_TIME: Duration = Duration::from_secs(5);
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Reader of a monitor's messages.
+type Handler = BackendReqHandler<Mutex<Monitor>>;
+
+/// Place of a shard, before it has the device.
+#[derive(Debug)]
+pub struct Seat {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) shard: u16,
+    pub(crate) mailbox: Mailbox<Command>,
+    /// Service of the socket; on shard 0.
+    pub(crate) service: Option<Service>,
+}
+
+/// Bound socket, to which a monitor cannot connect yet.
+#[derive(Debug)]
+pub struct Bound {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl Bound {
+    /// Binds a socket. Replaces one that a dead process has left.
+    ///
+    /// # Errors
+    /// The system's error; `AddrInUse` if another process listens there.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let (listener, file) = bind_unix(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, file })
+    }
+
+    /// Returns the places of this many shards, at least one, of the volume with this name.
+    ///
+    /// # Errors
+    /// The system's error if there is no descriptor left.
+    pub fn seats(self, name: &str, shards: u16) -> io::Result<Vec<Seat>> {
+        let shared = Arc::new(Shared::new(name, shards));
+        let (senders, mailboxes): (Vec<_>, Vec<_>) =
+            (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let Self { listener, file } = self;
+        let serving = Serving {
+            listener,
+            stop: Arc::clone(&stop),
+            shared: Arc::clone(&shared),
+            shards: senders,
+            refused: LogLimit::default(),
+        };
+        let mut service = Some(Service { _file: file, stop, waiting: Some(serving) });
+        let seat = |(shard, mailbox)| {
+            let service = service.take();
+            Seat { shared: Arc::clone(&shared), shard, mailbox, service }
+        };
+        Ok((0..).zip(mailboxes).map(seat).collect())
+    }
+}
+
+/// Service of a socket. Dropping it stops the service: the monitor is disconnected once the
+/// requests in flight have ended.
+#[derive(Debug)]
+pub(crate) struct Service {
+    /// Removed with the service.
+    _file: SocketFile,
+    stop: Arc<OwnedFd>,
+    /// What the thread needs, until it runs.
+    waiting: Option<Serving>,
+}
+
+impl Service {
+    /// Starts the thread. Monitors that have connected before are served now.
+    pub(crate) fn start(&mut self) -> io::Result<()> {
+        let Some(mut serving) = self.waiting.take() else { return Ok(()) };
+        let run = move || {
+            if let Err(error) = serving.run() {
+                tracing::error!("{}: the socket is not served: {error}", serving.shared.name);
+            }
+        };
+        thread::Builder::new().name("rtrs-vhost".into()).spawn(run).map(drop)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // A full counter is readable already.
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Event that the thread waits for.
+enum Event {
+    Stop,
+    Message,
+    Connection,
+}
+
+/// Thread of the service.
+#[derive(Debug)]
+struct Serving {
+    listener: UnixListener,
+    stop: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    shards: Vec<Sender<Command>>,
+    /// Limit for lines about refused connections.
+    refused: LogLimit,
+}
+
+impl Serving {
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            match self.wait(None)? {
+                Event::Stop => return Ok(()),
+                Event::Message => {}
+                Event::Connection => {
+                    let Some(stream) = self.accept() else { continue };
+                    if !self.serve(stream)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the next event. A stop comes first, then messages.
+    fn wait(&self, stream: Option<&UnixStream>) -> io::Result<Event> {
+        loop {
+            let fds =
+                [Some(self.stop.as_fd()), stream.map(AsFd::as_fd), Some(self.listener.as_fd())];
+            let mut events = fds.map(|fd| {
+                let flags = if fd.is_some() { PollFlags::IN } else { PollFlags::empty() };
+                PollFd::from_borrowed_fd(fd.unwrap_or(self.stop.as_fd()), flags)
+            });
+            match poll(&mut events, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let found = events.iter().position(|event| !event.revents().is_empty());
+            match found {
+                Some(0) => return Ok(Event::Stop),
+                Some(1) => return Ok(Event::Message),
+                Some(_) => return Ok(Event::Connection),
+                None => {}
+            }
+        }
+    }
+
+    fn accept(&self) -> Option<UnixStream> {
+        match self.listener.accept() {
+            Ok((stream, _)) => Some(stream),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => {
+                tracing::warn!("{}: cannot accept a connection: {error}", self.shared.name);
+                // The connection stays in the queue if there is no descriptor left.
+                thread::sleep(ACCEPT_PAUSE);
+                None
+            }
+        }
+    }
+
+    /// Serves a monitor until it disconnects. Returns false if the service has to stop.
+    fn serve(&mut self, stream: UnixStream) -> io::Result<bool> {
+        stream.set_read_timeout(Some(MESSAGE_TIME))?;
+        stream.set_write_timeout(Some(MESSAGE_TIME))?;
+        let watched = stream.try_clone()?;
+        let monitor = Arc::new(Mutex::new(Monitor::new(&self.shared, &self.shards)));
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&monitor));
+        let pid = peer_pid(&watched).ok().filter(|pid| *pid != 0);
+        self.shared.connected(pid);
+        let name = &self.shared.name;
+        tracing::info!(pid, "{name}: a virtual machine monitor has connected");
+        let goes_on = self.handle(&watched, &mut handler);
+        let is_in_use = lock(&monitor).end();
+        self.shared.disconnected(is_in_use);
+        goes_on
+    }
+
+    /// Handles messages until the monitor disconnects. Returns false if the service has to stop.
+    fn handle(&mut self, stream: &UnixStream, handler: &mut Handler) -> io::Result<bool> {
+        loop {
+            match self.wait(Some(stream))? {
+                Event::Stop => return Ok(false),
+                Event::Connection => self.refuse(),
+                Event::Message => match handler.handle_request() {
+                    Ok(()) => {}
+                    Err(error) => {
+                        let name = &self.shared.name;
+                        match error {
+                            Error::Disconnected => {
+                                tracing::info!("{name}: the virtual machine monitor has gone");
+                            }
+                            error => {
+                                tracing::warn!("{name}: virtual machine monitor: {error}");
+                            }
+                        }
+                        return Ok(true);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Refuses a second monitor.
+    fn refuse(&mut self) {
+        let is_refused = self.accept().is_some();
+        if is_refused && let Some(repeated) = self.refused.admit(Clock.now()) {
+            let name = &self.shared.name;
+            tracing::warn!(repeated, "{name}: connection refused: a monitor is connected already");
+        }
+    }
+}
+
+/// Locks the monitor's state, whose thread is this one.
+fn lock(monitor: &Mutex<Monitor>) -> MutexGuard<'_, Monitor> {
+    monitor.lock().unwrap_or_else(PoisonError::into_inner)
+}

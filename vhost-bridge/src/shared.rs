@@ -1,0 +1,70 @@
+//! State that the shards of a device share with the thread that serves its socket.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use rtrs_core::block::Geometry;
+
+/// Device as its monitor sees it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Name of the volume, which the guest can read.
+    pub(crate) name: String,
+    /// Number of shards.
+    pub(crate) shards: u16,
+    /// Geometry that shard 0 has seen last, so that a monitor never waits for the session.
+    pub(crate) geometry: Mutex<Geometry>,
+    /// Whether the driver flushes; otherwise each write is durable when it is answered.
+    is_writeback: AtomicBool,
+    /// Process of the monitor, 0 if unknown.
+    monitor: AtomicU32,
+    is_connected: AtomicBool,
+    /// Whether the last monitor has disconnected without stopping its rings.
+    may_return: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(name: &str, shards: u16) -> Self {
+        Self {
+            name: name.to_owned(),
+            shards,
+            geometry: Mutex::new(Geometry::default()),
+            is_writeback: AtomicBool::new(true),
+            monitor: AtomicU32::new(0),
+            is_connected: AtomicBool::new(false),
+            may_return: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_writeback(&self) -> bool {
+        self.is_writeback.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_writeback(&self, is_writeback: bool) {
+        self.is_writeback.store(is_writeback, Ordering::Relaxed);
+    }
+
+    /// Notes a monitor that has connected, with its process if that is known.
+    pub(crate) fn connected(&self, monitor: Option<u32>) {
+        self.monitor.store(monitor.unwrap_or(0), Ordering::Relaxed);
+        self.is_connected.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the monitor has disconnected, and whether its guest still uses the device.
+    pub(crate) fn disconnected(&self, may_return: bool) {
+        self.may_return.store(may_return, Ordering::Relaxed);
+        self.is_connected.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a guest uses the device, with or without a connection.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let flags = [&self.is_connected, &self.may_return];
+        flags.iter().any(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Process of the connected monitor, if there is a monitor: 0 if the process is unknown.
+    pub(crate) fn monitor(&self) -> Option<u32> {
+        let is_connected = self.is_connected.load(Ordering::Relaxed);
+        is_connected.then(|| self.monitor.load(Ordering::Relaxed))
+    }
+}

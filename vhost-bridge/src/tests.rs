@@ -1,0 +1,7 @@
+//! Tests of a device with its socket and shards, against a monitor and driver written by hand.
+
+mod rig;
+
+mod data;
+mod hostile;
+mod restart;

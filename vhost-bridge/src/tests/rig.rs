@@ -1,0 +1,289 @@
+//! Device in memory, served on threads as those of the client.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use rtrs_core::block::{BlockDevice, Completion, Geometry, Io, IoOp};
+use rtrs_core::mem::Region;
+use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
+use rtrs_core::status::IoStatus;
+use rtrs_core::time::{Duration, Instant};
+
+use crate::{Bound, Queues};
+
+/// Buffers of a shard: few, so that requests wait for them.
+const BUFFERS: usize = 2 << 20;
+
+/// IO that the device has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ran {
+    pub(super) op: IoOp,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) fua: bool,
+    pub(super) no_unmap: bool,
+}
+
+/// Disk, and switches of its devices.
+#[derive(Debug, Default)]
+pub(super) struct Disk {
+    pub(super) bytes: Mutex<Vec<u8>>,
+    pub(super) ran: Mutex<Vec<Ran>>,
+    /// Nothing ends while this is set.
+    pub(super) holds: AtomicBool,
+    /// IO of this size fails; 0 for none.
+    pub(super) fails: AtomicU32,
+    /// Queue depth; 0 for no limit.
+    pub(super) depth: AtomicU32,
+    /// Number of IOs that were submitted.
+    pub(super) submitted: AtomicU32,
+}
+
+impl Disk {
+    /// Number of IOs that have run.
+    pub(super) fn count(&self) -> usize {
+        self.ran.lock().unwrap().len()
+    }
+
+    pub(super) fn take_ran(&self) -> Vec<Ran> {
+        std::mem::take(&mut self.ran.lock().unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct Device {
+    geometry: Geometry,
+    disk: Arc<Disk>,
+    queue: VecDeque<Io>,
+    done: VecDeque<Completion>,
+}
+
+impl Device {
+    fn run(&self, io: &Io) -> IoStatus {
+        let status = self.geometry.check(io);
+        let Io { op, flags, offset, len, .. } = *io;
+        let ran = Ran { op, offset, len, fua: flags.fua, no_unmap: flags.no_unmap };
+        self.disk.ran.lock().unwrap().push(ran);
+        if !status.is_ok() {
+            return status;
+        }
+        if self.disk.fails.load(Ordering::SeqCst) == len && len > 0 {
+            return IoStatus::Io;
+        }
+        let mut bytes = self.disk.bytes.lock().unwrap();
+        let range = offset as usize..offset as usize + len as usize;
+        match (op, &io.buf) {
+            (IoOp::Read, Some(buf)) => buf.copy_in(0, &bytes[range]),
+            (IoOp::Write, Some(buf)) => buf.copy_out(0, &mut bytes[range]),
+            (IoOp::WriteZeroes | IoOp::Discard, None) => bytes[range].fill(0),
+            _ => {}
+        }
+        IoStatus::Ok
+    }
+}
+
+impl BlockDevice for Device {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn attach_region(&mut self, _region: &Arc<Region>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn submit(&mut self, io: Io) -> Result<(), Io> {
+        let depth = self.disk.depth.load(Ordering::SeqCst) as usize;
+        if depth > 0 && self.inflight() >= depth {
+            return Err(io);
+        }
+        self.queue.push_back(io);
+        self.disk.submitted.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The newest IO ends first.
+    fn poll(&mut self, _now: Instant) -> bool {
+        let any = !self.queue.is_empty() && !self.disk.holds.load(Ordering::SeqCst);
+        while any && let Some(io) = self.queue.pop_back() {
+            let status = self.run(&io);
+            self.done.push_back(Completion::new(io.tag, status));
+        }
+        any
+    }
+
+    fn reap(&mut self) -> Option<Completion> {
+        self.done.pop_front()
+    }
+
+    fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
+        let done = &mut self.done;
+        self.queue.retain(|io| {
+            let is_kept = !fits(io.tag);
+            if !is_kept {
+                done.push_back(Completion::new(io.tag, IoStatus::Aborted));
+            }
+            is_kept
+        });
+    }
+
+    fn inflight(&self) -> usize {
+        self.queue.len() + self.done.len()
+    }
+}
+
+/// Order to a shard.
+enum Order {
+    /// Turn once more.
+    Look,
+    /// End as a process that is killed.
+    Kill,
+    /// End as a process that detaches the volume.
+    Stop,
+}
+
+struct TestShard {
+    queues: Queues,
+    inbox: Inbox<Order>,
+    is_stopping: bool,
+    is_done: bool,
+}
+
+impl Shard for TestShard {
+    type Message = Order;
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(order) = self.inbox.take() {
+            any = true;
+            match order {
+                Order::Look => {}
+                Order::Kill => self.is_done = true,
+                Order::Stop => {
+                    self.queues.stop();
+                    self.is_stopping = true;
+                }
+            }
+        }
+        if self.is_done {
+            return true;
+        }
+        any |= self.queues.turn(now);
+        self.is_done = self.is_stopping && self.queues.is_idle();
+        any
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.queues.deadline()
+    }
+
+    fn has_input(&self) -> bool {
+        self.queues.has_input()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.queues.prepare_sleep()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    fn inbox(&mut self) -> Option<&mut Inbox<Order>> {
+        Some(&mut self.inbox)
+    }
+}
+
+/// Device that is served at a socket.
+pub(super) struct Rig {
+    pub(super) socket: PathBuf,
+    pub(super) disk: Arc<Disk>,
+    shards: Vec<(Sender<Order>, JoinHandle<()>)>,
+}
+
+impl Rig {
+    /// Serves a new disk on this many shards.
+    pub(super) fn new(name: &str, geometry: &Geometry, shards: u16) -> Self {
+        let disk = Arc::new(Disk::default());
+        *disk.bytes.lock().unwrap() = vec![0; geometry.size as usize];
+        Self::on(name, geometry, shards, disk)
+    }
+
+    /// Serves a disk.
+    pub(super) fn on(name: &str, geometry: &Geometry, shards: u16, disk: Arc<Disk>) -> Self {
+        let file = format!("rtrs-vhost-{name}-{}", std::process::id());
+        let socket = std::env::temp_dir().join(file);
+        let seats = Bound::new(&socket).unwrap().seats("volume", shards).unwrap();
+        let start = |seat| {
+            let (sender, mailbox) = mailbox().unwrap();
+            let device = Device {
+                geometry: geometry.clone(),
+                disk: Arc::clone(&disk),
+                queue: VecDeque::new(),
+                done: VecDeque::new(),
+            };
+            let run = move || {
+                let ring = Ring::new(64).unwrap();
+                let inbox = mailbox.arm(&ring).unwrap();
+                let mut queues = Queues::new(&ring, Box::new(device), seat, BUFFERS).unwrap();
+                queues.serve().unwrap();
+                let mut shard = TestShard { queues, inbox, is_stopping: false, is_done: false };
+                let poll = PollPolicy { budget_max: Duration::from_micros(50) };
+                run(&ring, poll, &mut shard).unwrap();
+            };
+            (sender, thread::spawn(run))
+        };
+        let shards = seats.into_iter().map(start).collect();
+        Self { socket, disk, shards }
+    }
+
+    /// Lets the device end IO, or holds it.
+    pub(super) fn hold(&self, holds: bool) {
+        self.disk.holds.store(holds, Ordering::SeqCst);
+        self.look();
+    }
+
+    /// Waits until this many IOs were submitted since the start.
+    pub(super) fn wait_for(&self, submitted: u32) {
+        let begin = std::time::Instant::now();
+        while self.disk.submitted.load(Ordering::SeqCst) < submitted {
+            assert!(begin.elapsed().as_secs() < 60, "{submitted} IOs were not submitted");
+            thread::yield_now();
+        }
+    }
+
+    /// Turns the shards once more.
+    pub(super) fn look(&self) {
+        self.shards.iter().for_each(|(orders, _)| orders.send(Order::Look));
+    }
+
+    /// Ends the shards as those of a process that is killed.
+    pub(super) fn kill(self) -> Arc<Disk> {
+        self.end(|| Order::Kill)
+    }
+
+    /// Ends the shards as those of a process that detaches the volume.
+    pub(super) fn stop(self) -> Arc<Disk> {
+        self.end(|| Order::Stop)
+    }
+
+    fn end(self, order: fn() -> Order) -> Arc<Disk> {
+        for (orders, thread) in self.shards {
+            orders.send(order());
+            thread.join().unwrap();
+        }
+        self.disk
+    }
+}
+
+/// Returns the geometry of a disk with everything.
+pub(super) fn geometry() -> Geometry {
+    Geometry {
+        discard: true,
+        discard_granularity: 512,
+        write_zeroes: true,
+        ..Geometry::plain(16 << 20)
+    }
+}

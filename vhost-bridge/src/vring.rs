@@ -1,0 +1,237 @@
+//! Ring of requests in memory of the guest: requests that are available, and their answers.
+//!
+//! The indices and notifications are those of `virtio-queue`. This module adds the record of
+//! requests in flight, and checks that a driver offers a request once.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::chain::{Chain, Table};
+use crate::fault::Fault;
+use crate::inflight::Record;
+use crate::memory::GuestMemory;
+
+/// Maximum number of descriptors of a ring.
+const SIZE_MAX: u16 = 32_768;
+
+/// Place and state of a ring when it starts.
+#[derive(Debug)]
+pub(crate) struct RingSetup {
+    /// Number of descriptors.
+    pub(crate) size: u32,
+    pub(crate) descriptors: GuestAddress,
+    pub(crate) available: GuestAddress,
+    pub(crate) used: GuestAddress,
+    /// Index of the next available request, unless the record says otherwise.
+    pub(crate) base: u16,
+    pub(crate) event_idx: bool,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) record: Option<Record>,
+}
+
+/// Running ring.
+#[derive(Debug)]
+pub(crate) struct Vring {
+    queue: Queue,
+    memory: Arc<GuestMemory>,
+    record: Option<Record>,
+    /// Requests of an earlier process to be repeated, the first one last.
+    repeated: Vec<u16>,
+    /// Requests in flight, by head.
+    busy: Box<[bool]>,
+    inflight: usize,
+    /// Whether the driver was asked for kicks.
+    asks_kicks: bool,
+    /// Whether there are answers since the last call.
+    has_answers: bool,
+    /// Whether the driver has to be called whatever it asked for.
+    must_call: bool,
+}
+
+impl Vring {
+    /// Starts a ring where it was left.
+    ///
+    /// # Errors
+    /// The fault of a ring that cannot be used.
+    pub(crate) fn start(setup: RingSetup) -> Result<Self, Fault> {
+        let RingSetup { descriptors, available, used, memory, mut record, .. } = setup;
+        let wrong_size = Fault::Size(setup.size);
+        let size = u16::try_from(setup.size).map_err(|_| wrong_size)?;
+        let mut queue = Queue::new(SIZE_MAX).map_err(|_| wrong_size)?;
+        queue.try_set_size(size).map_err(|_| wrong_size)?;
+        queue.try_set_desc_table_address(descriptors).map_err(|_| Fault::Ring)?;
+        queue.try_set_avail_ring_address(available).map_err(|_| Fault::Ring)?;
+        queue.try_set_used_ring_address(used).map_err(|_| Fault::Ring)?;
+        queue.set_event_idx(setup.event_idx);
+        queue.set_ready(true);
+        if available.0 == 0 || !queue.is_valid(&*memory) {
+            return Err(Fault::Ring);
+        }
+        // The answers are counted in the ring itself, also after a restart of the guest's kernel.
+        let answers = queue.used_idx(&*memory, Ordering::Acquire).map_err(|_| Fault::Ring)?.0;
+        queue.set_next_used(answers);
+        let left = record.as_mut().map(|record| record.begin(answers, size)).transpose()?;
+        let mut repeated = left.flatten();
+        // Requests are answered in any order, but taken in one.
+        let next = repeated.as_ref().map_or(Ok(setup.base), |left| {
+            u16::try_from(left.len()).map(|count| answers.wrapping_add(count))
+        });
+        queue.set_next_avail(next.map_err(|_| Fault::Inflight)?);
+        repeated.iter_mut().for_each(|left| left.reverse());
+        let (repeated, busy) = (repeated.unwrap_or_default(), vec![false; size.into()].into());
+        // An earlier process may have died between an answer and its call.
+        let must_call = record.is_some();
+        let (inflight, asks_kicks, has_answers) = (0, true, false);
+        Ok(Self {
+            queue,
+            memory,
+            record,
+            repeated,
+            busy,
+            inflight,
+            asks_kicks,
+            has_answers,
+            must_call,
+        })
+    }
+
+    /// Adopts a changed memory.
+    ///
+    /// # Errors
+    /// The fault of a memory that no longer has the ring.
+    pub(crate) fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), Fault> {
+        self.memory = memory;
+        self.queue.is_valid(&*self.memory).then_some(()).ok_or(Fault::Ring)
+    }
+
+    /// Takes the next request, whose memory enters `chain`. Returns its head.
+    ///
+    /// # Errors
+    /// The driver's fault. The ring cannot be used further.
+    pub(crate) fn take(&mut self, chain: &mut Chain) -> Result<Option<u16>, Fault> {
+        let head = match self.repeated.pop() {
+            Some(head) => head,
+            None => {
+                let mut available =
+                    self.queue.iter(&*self.memory).map_err(|_| Fault::AvailableIndex)?;
+                let Some(next) = available.next() else { return Ok(None) };
+                let head = next.head_index();
+                let size = u32::from(self.queue.size());
+                let is_busy = self.busy.get(usize::from(head)).ok_or(Fault::Index(head, size))?;
+                if *is_busy {
+                    return Err(Fault::TooMany);
+                }
+                if let Some(record) = &mut self.record {
+                    record.take(head)?;
+                }
+                self.ignore_kicks()?;
+                head
+            }
+        };
+        let table =
+            Table { address: GuestAddress(self.queue.desc_table()), len: self.queue.size().into() };
+        chain.read(&self.memory, table, head)?;
+        self.busy[usize::from(head)] = true;
+        self.inflight += 1;
+        Ok(Some(head))
+    }
+
+    /// Enters the answer of a request, with the number of bytes written to its memory.
+    ///
+    /// # Errors
+    /// The fault of a ring that is no longer in the guest's memory.
+    pub(crate) fn answer(&mut self, head: u16, written: u32) -> Result<(), Fault> {
+        self.drop_request(head);
+        if let Some(record) = &self.record {
+            record.answering(head)?;
+        }
+        self.queue.add_used(&*self.memory, head, written).map_err(|_| Fault::Ring)?;
+        self.has_answers = true;
+        match &self.record {
+            Some(record) => record.answered(head, self.queue.next_used()),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a request without an answer. The record keeps it for the next process.
+    pub(crate) fn drop_request(&mut self, head: u16) {
+        if std::mem::take(&mut self.busy[usize::from(head)]) {
+            self.inflight -= 1;
+        }
+    }
+
+    /// Whether the driver has to be called because of answers since the last time.
+    ///
+    /// # Errors
+    /// The fault of a ring that is no longer in the guest's memory.
+    pub(crate) fn needs_call(&mut self) -> Result<bool, Fault> {
+        let must_call = std::mem::take(&mut self.must_call);
+        if !std::mem::take(&mut self.has_answers) {
+            return Ok(must_call);
+        }
+        // This orders the answers before the look at what the driver asks for.
+        let wanted = self.queue.needs_notification(&*self.memory).map_err(|_| Fault::Ring)?;
+        if must_call {
+            return Ok(true);
+        }
+        if self.queue.event_idx_enabled() {
+            return Ok(wanted);
+        }
+        let flags: u16 = self
+            .memory
+            .load(GuestAddress(self.queue.avail_ring()), Ordering::Relaxed)
+            .map_err(|_| Fault::Ring)?;
+        Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+    }
+
+    /// Whether a request is available.
+    pub(crate) fn has_input(&self) -> bool {
+        let index = self.queue.avail_idx(&*self.memory, Ordering::Relaxed);
+        !self.repeated.is_empty() || index.is_ok_and(|index| index.0 != self.queue.next_avail())
+    }
+
+    /// Asks the driver for a kick with its next request. Returns whether there is one already.
+    ///
+    /// # Errors
+    /// The fault of a ring that is no longer in the guest's memory.
+    pub(crate) fn ask_kicks(&mut self) -> Result<bool, Fault> {
+        self.asks_kicks = true;
+        let more = self.queue.enable_notification(&*self.memory).map_err(|_| Fault::Ring)?;
+        Ok(more || !self.repeated.is_empty())
+    }
+
+    /// Lets the driver leave out kicks: the ring is polled.
+    fn ignore_kicks(&mut self) -> Result<(), Fault> {
+        if !std::mem::take(&mut self.asks_kicks) {
+            return Ok(());
+        }
+        self.queue.disable_notification(&*self.memory).map_err(|_| Fault::Ring)
+    }
+
+    /// Whether the next process finds a request that is not answered here.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Number of requests that were taken and not answered.
+    pub(crate) fn inflight(&self) -> usize {
+        self.inflight
+    }
+
+    /// Whether requests of an earlier process were not taken yet.
+    pub(crate) fn has_repeated(&self) -> bool {
+        !self.repeated.is_empty()
+    }
+
+    /// Index of the next available request.
+    pub(crate) fn next_available(&self) -> u16 {
+        self.queue.next_avail()
+    }
+}
+
+#[cfg(test)]
+mod tests;
