@@ -177,24 +177,30 @@ rtrs_core::settings! {
         export: Option<String> = "name of the volume",
         /// Serve NBD on this unix socket
         ///
-        /// At most 107 bytes. Set one of device, socket and listen, or none if systemd passes a
-        /// socket. {name} in the path is replaced by the name of the volume.
+        /// At most 107 bytes. Set one of device, socket, listen and vhost-user, or none if systemd
+        /// passes a socket. {name} in the path is replaced by the name of the volume.
         socket: Option<PathBuf> = "",
+        /// Serve a virtual machine by vhost-user-blk on this unix socket
+        ///
+        /// At most 107 bytes. {name} in the path is replaced by the name of the volume. The memory
+        /// of the virtual machine must be shared. One virtual machine at a time can connect. Not
+        /// with slow-io fail. Set one of device, socket, listen and vhost-user.
+        vhost_user: Option<PathBuf> = "",
         /// Permissions of the unix socket, in octal, for example 660
         ///
         /// Anyone with write permission to the socket can connect. With a umask of 022, only the
-        /// owner has it. Needs socket.
+        /// owner has it. Needs socket or vhost-user.
         socket_mode: Option<SocketMode> = "777 without the umask",
         /// Owner of the unix socket: USER, USER:GROUP or :GROUP
         ///
-        /// Names from /etc/passwd and /etc/group, or numbers. Needs socket.
+        /// Names from /etc/passwd and /etc/group, or numbers. Needs socket or vhost-user.
         socket_owner: Option<SocketOwner> = "user and group of the process",
         /// Serve NBD on this TCP address, for example 127.0.0.1:10809
         ///
         /// A numeric address. The default port is 10809; with port 0 the system chooses one. Anyone
         /// who can connect can read and write, unless nbd-tls is require. An address that other
-        /// hosts can reach needs nbd-tls require, or insecure-open. Set one of device, socket and
-        /// listen.
+        /// hosts can reach needs nbd-tls require, or insecure-open. Set one of device, socket,
+        /// listen and vhost-user.
         listen: Option<NbdAddress> = "",
         /// Serve NBD without nbd-tls require on an address that other hosts can reach
         ///
@@ -216,7 +222,7 @@ rtrs_core::settings! {
         nbd_tls_dir: Option<PathBuf> = "",
         /// Create a block device on this host: /dev/nbdX, or auto for a free one
         ///
-        /// Needs root and the nbd kernel module. Set one of device, socket and listen.
+        /// Needs root and the nbd kernel module. Set one of device, socket, listen and vhost-user.
         device: Option<Device> = "",
         /// Time until the kernel gives up on a request
         ///
@@ -337,7 +343,13 @@ rtrs_core::settings! {
 impl AttachSettings {
     /// True if no device, socket or address is set.
     pub(crate) fn is_nowhere(&self) -> bool {
-        self.device.is_none() && self.socket.is_none() && self.listen.is_none()
+        let Self { device, socket, listen, vhost_user, .. } = self;
+        device.is_none() && socket.is_none() && listen.is_none() && vhost_user.is_none()
+    }
+
+    /// Unsets the place.
+    pub(crate) fn take_place(&mut self) {
+        (self.device, self.socket, self.listen, self.vhost_user) = (None, None, None, None);
     }
 }
 

@@ -55,8 +55,8 @@ pub struct AttachArgs {
     /// Attach in this session, which is already attached, together with its volumes
     ///
     /// The name of one of its volumes, or its name at the server. The paths and all else are as the
-    /// session has them; the volume has its own device, socket or listen, with the settings of
-    /// these, access, read-only and identity.
+    /// session has them; the volume has its own device, socket, listen or vhost-user, with the
+    /// settings of these, access, read-only and identity.
     #[arg(
         long,
         value_name = "SESSION",
@@ -154,16 +154,16 @@ impl Outcome {
 }
 
 impl AttachArgs {
-    /// Returns the flags laid over the configuration file. `socket`, `listen` and `device` replace
-    /// one another.
+    /// Returns the flags laid over the configuration file. `socket`, `listen`, `device` and
+    /// `vhost-user` replace one another.
     ///
     /// # Errors
     /// Returns errors of the file, and of flags with old names.
     pub fn settings(&self, global: &GlobalArgs) -> Result<Settings, Error> {
         let mut settings = self.source.settings(&self.of_session, global)?;
         let attach = &mut settings.attach;
-        if self.attach.any(&["socket", "listen", "device"]) {
-            (attach.socket, attach.listen, attach.device) = (None, None, None);
+        if self.attach.any(&["socket", "listen", "device", "vhost-user"]) {
+            attach.take_place();
         }
         self.attach.apply(attach)?;
         Ok(settings)
@@ -214,7 +214,7 @@ impl AttachArgs {
         let (mut session, mut attach) = (SessionSettings::default(), AttachSettings::default());
         self.of_session.apply(&mut session)?;
         self.attach.apply(&mut attach)?;
-        make_absolute([&mut attach.socket, &mut attach.nbd_tls_dir])
+        make_absolute([&mut attach.socket, &mut attach.vhost_user, &mut attach.nbd_tls_dir])
             .map_err(|e| Error::with_source(ErrorKind::Usage, "cannot use a path", e))?;
         let own = non_default(&session, &attach);
         match own.keys().find(|name| !OF_ADDED.contains(&name.as_str())) {

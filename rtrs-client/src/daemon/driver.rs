@@ -454,6 +454,14 @@ impl Shard for ClientShard {
         self.engine.inflight()
     }
 
+    fn has_input(&self) -> bool {
+        self.fronts.has_input()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.fronts.prepare_sleep()
+    }
+
     fn is_done(&self) -> bool {
         self.done
     }

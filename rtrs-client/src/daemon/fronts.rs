@@ -154,6 +154,16 @@ impl Fronts {
         any
     }
 
+    /// Whether a front end has input that no event of the ring reports.
+    pub(crate) fn has_input(&self) -> bool {
+        self.slots.iter().any(|slot| slot.front.has_input())
+    }
+
+    /// Prepares the front ends for a sleep. Returns false if one has input.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.slots.iter_mut().all(|slot| slot.front.prepare_sleep())
+    }
+
     /// Takes the next request of a front end to the driver.
     pub(crate) fn next_request(&mut self) -> Option<(DeviceIndex, FrontRequest)> {
         let request = |slot: &mut Slot| Some((slot.device, slot.front.next_request()?));

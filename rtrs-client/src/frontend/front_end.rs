@@ -31,6 +31,17 @@ pub(crate) trait FrontEnd {
     /// Does all pending work. Returns whether anything happened.
     fn turn(&mut self, now: Instant) -> bool;
 
+    /// Whether there is input that no event of the ring reports.
+    fn has_input(&self) -> bool {
+        false
+    }
+
+    /// Prepares a sleep, which such input has to end by an event of the ring. Returns false if
+    /// there is some already.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
     /// Takes the next request to the driver; called after each turn until there is none.
     fn next_request(&mut self) -> Option<FrontRequest>;
 

@@ -8,6 +8,7 @@
 //!
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
+//! - `vhost_user`: a virtual machine, at a unix socket.
 //! - `bench`: a workload, without NBD.
 //! - `queue`: queues of the program that has the session, without NBD.
 //!
@@ -23,6 +24,7 @@ mod kernel_nbd;
 mod nbd;
 mod pools;
 pub(crate) mod queue;
+mod vhost_user;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{
@@ -50,5 +52,6 @@ pub(crate) fn prepare(
         Front::Socket(path) => nbd::at_socket(plan, path, passed),
         Front::Tcp(address) => nbd::at_address(plan, *address, passed),
         Front::Device(_) => Ok(kernel_nbd::prepare(plan)),
+        Front::VhostUser(path) => vhost_user::prepare(plan, path),
     }
 }

@@ -54,6 +54,8 @@ pub enum Front {
     Tcp(SocketAddr),
     /// Block device of the kernel.
     Device(DeviceOptions),
+    /// Unix socket for a virtual machine, with a path as above.
+    VhostUser(PathBuf),
 }
 
 /// Validated settings of `attach`.
@@ -87,28 +89,54 @@ impl Front {
             ("socket-mode", settings.socket_mode.is_some()),
             ("socket-owner", settings.socket_owner.is_some()),
         ] {
-            if is_set && settings.socket.is_none() {
+            if is_set && settings.socket.is_none() && settings.vhost_user.is_none() {
                 return Err(usage(format!("{name} needs a unix socket; set socket too")));
             }
         }
         check_nbd_tls(settings)?;
         check_open_to_others(settings)?;
-        match (settings.socket.clone(), settings.listen, settings.device) {
-            (Some(path), None, None) => {
-                let path = absolute_path("socket", &path)?;
-                check_socket_path("socket", &path)?;
-                Ok(Self::Socket(path))
+        let AttachSettings { socket, listen, device, vhost_user, .. } = settings;
+        match (socket, listen, device, vhost_user) {
+            (Some(path), None, None, None) => socket_path("socket", path).map(Self::Socket),
+            (None, Some(address), None, None) => Ok(Self::Tcp(address.get())),
+            (None, None, Some(device), None) => {
+                device_options(settings, *device, session).map(Self::Device)
             }
-            (None, Some(address), None) => Ok(Self::Tcp(address.get())),
-            (None, None, Some(device)) => {
-                device_options(settings, device, session).map(Self::Device)
+            (None, None, None, Some(path)) => {
+                check_vhost_user(settings, session)?;
+                socket_path("vhost-user", path).map(Self::VhostUser)
             }
-            (None, None, None) => Err(usage(
-                "choose where to attach: --device auto, --socket PATH or --listen ADDR:PORT",
+            (None, None, None, None) => Err(usage(
+                "choose where to attach: --device auto, --socket PATH, --listen ADDR:PORT or \
+                 --vhost-user PATH",
             )),
-            _ => Err(usage("device, socket and listen exclude each other; set only one")),
+            _ => {
+                Err(usage("device, socket, listen and vhost-user exclude each other; set only one"))
+            }
         }
     }
+}
+
+/// Returns the absolute path of a socket.
+fn socket_path(setting: &str, path: &Path) -> Result<PathBuf, Error> {
+    let path = absolute_path(setting, path)?;
+    check_socket_path(setting, &path)?;
+    Ok(path)
+}
+
+/// Rejects settings that need more than a virtual machine's device has: its requests do not wait
+/// for earlier ones that may still run on the server.
+fn check_vhost_user(settings: &AttachSettings, session: &SessionPlan) -> Result<(), Error> {
+    if slow_io(settings) == SlowIo::Fail {
+        return Err(usage("vhost-user does not offer slow-io fail; use slow-io wait"));
+    }
+    if session.access == Access::Migration {
+        return Err(usage(
+            "vhost-user needs an access mode that excludes other writers, because requests of a \
+             dead process are repeated; use access auto, rw or ro",
+        ));
+    }
+    Ok(())
 }
 
 /// Rejects device settings without a device.
@@ -173,7 +201,7 @@ fn socket_of(path: &Path, run_dir: &RunDir, name: &str) -> PathBuf {
 /// Checks that the directory of a socket exists.
 fn check_directory(socket: &Path) -> Result<(), Error> {
     let Some(parent) = socket.parent() else { return Ok(()) };
-    let text = || format!("cannot serve NBD on the socket {}", socket.display());
+    let text = || format!("cannot serve the socket {}", socket.display());
     let found = std::fs::metadata(parent).map_err(|error| {
         let (text, dir) = (text(), parent.display());
         if error.kind() == io::ErrorKind::NotFound {
@@ -292,7 +320,9 @@ impl AttachPlan {
             )));
         }
         check_socket_path("control socket", &run_dir.control_socket(name))?;
-        set.socket = set.socket.map(|path| socket_of(&path, &run_dir, name));
+        for path in [&mut set.socket, &mut set.vhost_user] {
+            *path = path.take().map(|path| socket_of(&path, &run_dir, name));
+        }
         if set.quick_takeover {
             set.shards = quick_shards(set.shards)?;
         }
@@ -302,6 +332,7 @@ impl AttachPlan {
         let front = Front::new(&set, &session)?;
         match &front {
             Front::Socket(path) => set.socket = Some(path.clone()),
+            Front::VhostUser(path) => set.vhost_user = Some(path.clone()),
             Front::Tcp(_) => {}
             Front::Device(options) => {
                 set.takeover = options.takeover;
@@ -407,7 +438,7 @@ impl AttachPlan {
             );
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        if let Front::Socket(path) = &self.front
+        if let Front::Socket(path) | Front::VhostUser(path) = &self.front
             && !self.is_activated
             && socket_state(path)? == SocketState::InUse
         {
@@ -447,7 +478,7 @@ impl AttachPlan {
         self.session.check()?;
         let made = self.volumes().filter(|volume| !volume.is_activated);
         made.map(|volume| &volume.front).try_for_each(|front| match front {
-            Front::Socket(path) => check_directory(path),
+            Front::Socket(path) | Front::VhostUser(path) => check_directory(path),
             Front::Tcp(address) => check_address(*address),
             Front::Device(_) => Ok(()),
         })

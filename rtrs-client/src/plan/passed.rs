@@ -14,7 +14,7 @@ impl Front {
         passed.iter().find(|socket| match self {
             Self::Socket(path) => socket.path().is_some_and(|other| is_same(path, &other)),
             Self::Tcp(address) => socket.address() == Some(*address),
-            Self::Device(_) => false,
+            Self::Device(_) | Self::VhostUser(_) => false,
         })
     }
 }

@@ -46,12 +46,25 @@ fn assert_usage(error: &Error, text: &str) {
 #[test]
 fn values_and_combinations_of_attach_are_validated() {
     for (yaml, text) in [
-        ("", "choose where to attach: --device auto, --socket PATH or --listen ADDR:PORT"),
+        (
+            "",
+            "choose where to attach: --device auto, --socket PATH, --listen ADDR:PORT or \
+             --vhost-user PATH",
+        ),
         (
             "listen: 127.0.0.1\nsocket: /s",
-            "device, socket and listen exclude each other; set only one",
+            "device, socket, listen and vhost-user exclude each other; set only one",
         ),
-        ("device: auto\nsocket: /s", "device, socket and listen exclude each other; set only one"),
+        (
+            "device: auto\nsocket: /s",
+            "device, socket, listen and vhost-user exclude each other; set only one",
+        ),
+        (
+            "vhost-user: /v\nsocket: /s",
+            "device, socket, listen and vhost-user exclude each other; set only one",
+        ),
+        ("vhost-user: /v\nslow-io: fail", "vhost-user does not offer slow-io fail"),
+        ("vhost-user: /v\naccess: migration", "vhost-user needs an access mode that excludes"),
         (
             "device: auto\ndevice-timeout: 60s",
             "device-timeout 60s is too short for io-timeout 30s and no-path queue-for=1m; use \

@@ -18,7 +18,7 @@ use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// Settings of an added volume. All others are those of the session.
-pub(crate) const OF_ADDED: [&str; 12] = [
+pub(crate) const OF_ADDED: [&str; 13] = [
     "access",
     "device",
     "export",
@@ -31,6 +31,7 @@ pub(crate) const OF_ADDED: [&str; 12] = [
     "socket",
     "socket-mode",
     "socket-owner",
+    "vhost-user",
 ];
 
 /// Name of a volume on this host, and its export if that has another name.
@@ -138,7 +139,7 @@ impl AttachPlan {
     pub(crate) fn adding(&self, name: &str, own: &BTreeMap<String, String>) -> Result<Self, Error> {
         let (mut session, mut attach) = (self.session.settings.clone(), self.settings.clone());
         (session.access, session.read_only, session.identity) = (None, false, None);
-        (attach.device, attach.socket, attach.listen) = (None, None, None);
+        attach.take_place();
         (attach.socket_mode, attach.socket_owner) = (None, None);
         let AttachSettings { nbd_tls, nbd_tls_dir, insecure_open, require_paths, .. } =
             AttachSettings::default();
@@ -241,7 +242,8 @@ fn check_shared(settings: &Settings) -> Result<(), Error> {
     if attach.device.is_some_and(|device| device.get() != DeviceChoice::Auto) {
         return Err(usage("several volumes cannot have one device; use --device auto"));
     }
-    if let Some(path) = attach.socket.as_deref().filter(|path| !named(path)) {
+    let mut sockets = attach.socket.iter().chain(&attach.vhost_user);
+    if let Some(path) = sockets.find(|path| !named(path)) {
         return Err(usage(format!(
             "several volumes cannot have one socket {}; write {NAME} in the path, which stands \
              for the name of each",

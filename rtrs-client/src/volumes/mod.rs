@@ -24,7 +24,7 @@ use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// Settings of the export of a volume and of the place where it is served. A session has none of
 /// its own.
-const OF_ONE_VOLUME: [&str; 4] = ["device", "socket", "listen", EXPORT];
+const OF_ONE_VOLUME: [&str; 5] = ["device", "socket", "listen", "vhost-user", EXPORT];
 /// Key of a volume's export.
 const EXPORT: &str = "export";
 /// Keys of the lists of sessions and volumes.
@@ -37,7 +37,8 @@ const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
 /// Setting that `apply` itself decides.
 const FOREGROUND: &str = "foreground";
 /// Error for a volume that is no map.
-const NO_MAP: &str = "expected a map with export and device, socket or listen below volumes";
+const NO_MAP: &str =
+    "expected a map with export and device, socket, listen or vhost-user below volumes";
 
 /// Session in the file, with its first volume.
 #[derive(Debug, Clone, PartialEq)]

@@ -406,6 +406,7 @@ fn check_front(one: &Wanted, others: &[Wanted]) -> Result<(), Error> {
         let listen = set.listen.filter(|address| address.get().port() != 0);
         let front = match () {
             () if set.socket.is_some() && set.socket == has.socket => "socket",
+            () if set.vhost_user.is_some() && set.vhost_user == has.vhost_user => "socket",
             () if listen.is_some() && listen == has.listen => "listen address",
             () if device.is_some() && device == has.device => "device",
             () => continue,

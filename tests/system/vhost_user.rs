@@ -1,0 +1,226 @@
+//! Volumes that a virtual machine uses by vhost-user-blk, with a monitor and driver written by hand
+//! and with QEMU.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtrs_core::prng::Prng;
+use rtrs_tests::{
+    COMMAND_TIME_MAX, Client, Finished, Proc, Scratch, Server, requires, sparse_file,
+};
+use vhost_bridge::driver::{Guest, GuestRing, Request, SLOTS, kind};
+
+/// Size of the export.
+const SIZE: u64 = 64 << 20;
+
+/// Server with one export, and a client whose socket a virtual machine connects to.
+struct Stand {
+    server: Server,
+    client: Client,
+    image: PathBuf,
+    socket: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Stand {
+    fn new(args: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        let image = scratch.path("v.img");
+        sparse_file(&image, SIZE);
+        let server = Server::builder().export(format!("v={}", image.display())).start();
+        let client = Client::attach("v").unattached();
+        let socket = client.run_dir().join("v.vhost");
+        let stand = Self { server, client, image, socket, _scratch: scratch };
+        let _ = stand.attach(args).ok();
+        stand
+    }
+
+    fn attach(&self, args: &[&str]) -> Finished {
+        let socket = self.socket.display().to_string();
+        let words = ["attach", "v", "--path", self.server.portal(), "--vhost-user", &socket];
+        self.client.command(&[&words[..], args].concat())
+    }
+
+    /// Connects a guest with this many rings.
+    fn guest(&self, count: u16) -> (Guest, Vec<GuestRing>) {
+        let mut guest = Guest::recording();
+        let mut rings: Vec<_> = (0..count).map(|at| GuestRing::new(at, 256, 0)).collect();
+        rings.iter().for_each(|ring| ring.reset(&guest));
+        guest.connect(&self.socket, &mut rings);
+        (guest, rings)
+    }
+}
+
+#[test]
+fn a_virtual_machine_reads_writes_and_discards() {
+    for args in [&["--shards", "2"][..], &["--shards", "1", "--crc", "off"]] {
+        let stand = Stand::new(args);
+        let (mut guest, mut rings) = stand.guest(2);
+        assert_eq!(guest.config()[..8], (SIZE / 512).to_le_bytes());
+        let prng = &mut Prng::new(17);
+        for (at, ring) in (0_u64..).zip(&mut rings) {
+            let mut data = vec![0; 900 << 10];
+            prng.fill(&mut data);
+            let sector = 8 + at * 4096;
+            assert_eq!(ring.put(&guest, sector, &data), 0);
+            assert_eq!(ring.run(&guest, Request { kind: kind::FLUSH, sector: 0, len: 0 }), (0, 1));
+            let image = fs::read(&stand.image).expect("the image");
+            assert!(image[sector as usize * 512..][..data.len()] == data, "it is on the disk");
+            guest.write(GuestRing::data_at(0), &vec![0xEE; data.len()]);
+            assert!(ring.get(&guest, sector, data.len()) == data);
+            assert_eq!(ring.range(&guest, kind::ZEROES, sector, 64), 0);
+            assert_eq!(ring.get(&guest, sector, 64 * 512), vec![0; 64 * 512]);
+            assert_eq!(ring.range(&guest, kind::DISCARD, sector, 1600), 0);
+            assert_eq!(ring.get(&guest, sector, 1600 * 512), vec![0; 1600 * 512]);
+        }
+        let status = stand.client.status();
+        let pid = std::process::id();
+        assert_eq!(status["uri"], format!("vhost-user-blk:{}", stand.socket.display()));
+        let refused = stand.client.command(&["detach", "v"]).says(&format!("pid {pid}"));
+        assert!(refused.is_refused_for_users(), "{refused:?}");
+        stand.client.detach();
+        assert!(!stand.socket.exists());
+        guest.wait_for_cut("detach");
+    }
+}
+
+#[test]
+fn a_read_only_volume_is_read_only_for_the_guest() {
+    let stand = Stand::new(&["--access", "ro"]);
+    let (guest, mut rings) = stand.guest(1);
+    assert_eq!(rings[0].put(&guest, 0, &[1; 512]), 1);
+    assert_eq!(rings[0].get(&guest, 0, 512), [0; 512]);
+}
+
+#[test]
+fn a_socket_in_use_is_refused_and_its_access_is_set() {
+    use std::os::unix::fs::PermissionsExt;
+    let stand = Stand::new(&["--socket-mode", "600"]);
+    let mode = fs::metadata(&stand.socket).expect("the socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let other = Client::attach("v").unattached();
+    let socket = stand.socket.display().to_string();
+    let words = ["attach", "v", "--path", stand.server.portal(), "--vhost-user", &socket];
+    let _ = other.command(&words).code(1).says("is in use by another process");
+}
+
+/// Writes with a pattern that names its sector and its turn.
+fn pattern(sector: u64, turn: u64) -> Vec<u8> {
+    let words = [sector, turn].map(u64::to_le_bytes);
+    words.as_flattened().repeat(4096 / 16)
+}
+
+/// The process is killed under load, and the guest sees a pause only.
+#[test]
+fn a_killed_process_loses_no_request() {
+    let stand = Stand::new(&["--shards", "2"]);
+    let (mut guest, mut rings) = stand.guest(2);
+    let prng = &mut Prng::new(23);
+    // A slot writes to one place; the last answered write must be there.
+    let mut turns = vec![0_u64; usize::from(SLOTS)];
+    let start = |guest: &Guest, ring: &mut GuestRing, slot: u16, turn: u64| {
+        let sector = u64::from(slot) * 8;
+        guest.write(GuestRing::data_at(slot), &pattern(sector, turn));
+        ring.start(guest, slot, Request { kind: kind::WRITE, sector, len: 4096 });
+        ring.kick(guest, 1);
+    };
+    for slot in 0..SLOTS {
+        start(&guest, &mut rings[usize::from(slot % 2)], slot, 0);
+    }
+    for kill in 0..4 {
+        for _ in 0..500 + prng.index(500) {
+            for ring in &mut rings {
+                let (slot, status, _) = ring.finish(&guest);
+                assert_eq!(status, 0);
+                let turn = &mut turns[usize::from(slot)];
+                *turn += 1;
+                start(&guest, ring, slot, *turn);
+            }
+        }
+        if kill < 3 {
+            stand.client.signal("KILL");
+            stand.client.wait_gone(COMMAND_TIME_MAX);
+            guest.disconnect();
+            let _ = stand.attach(&["--shards", "2", "--retry-for", "30s"]).ok();
+            guest.connect(&stand.socket, &mut rings);
+        }
+    }
+    for ring in &mut rings {
+        for _ in 0..SLOTS / 2 {
+            assert_eq!(ring.finish(&guest).1, 0);
+        }
+        assert_eq!(ring.answer(&guest), None, "each request is answered once");
+    }
+    for slot in 0..SLOTS {
+        let sector = u64::from(slot) * 8;
+        let expected = pattern(sector, turns[usize::from(slot)]);
+        assert!(rings[0].get(&guest, sector, 4096) == expected, "slot {slot}");
+    }
+}
+
+/// Boot sector that copies the second sector to the third one through the firmware, and ends QEMU.
+fn boot_sector() -> Vec<u8> {
+    let code: &[u8] = &[
+        0x31, 0xc0, // xor ax, ax
+        0x8e, 0xd8, // mov ds, ax
+        0xbe, 0x00, 0x7d, // mov si, 0x7d00 (the packet)
+        0xb4, 0x42, // mov ah, 0x42 (read)
+        0xb2, 0x80, // mov dl, 0x80 (the first disk)
+        0xcd, 0x13, // int 0x13
+        0x72, 0x0f, // jc +15
+        0xbe, 0x10, 0x7d, // mov si, 0x7d10
+        0xb8, 0x00, 0x43, // mov ax, 0x4300 (write)
+        0xb2, 0x80, // mov dl, 0x80
+        0xcd, 0x13, // int 0x13
+        0x72, 0x03, // jc +3
+        0xb0, 0x20, // mov al, 0x20
+        0xa9, // test ax, imm16: skips the next instruction
+        0xb0, 0x11, // mov al, 0x11
+        0xba, 0xf4, 0x00, // mov dx, 0xf4
+        0xee, // out dx, al
+        0xf4, // hlt
+    ];
+    // Length, blocks, address 0:0x8000, first block.
+    let packet = |block: u8| [16, 0, 1, 0, 0, 0x80, 0, 0, block, 0, 0, 0, 0, 0, 0, 0];
+    let mut sector = vec![0; 512];
+    sector[..code.len()].copy_from_slice(code);
+    sector[0x100..0x110].copy_from_slice(&packet(1));
+    sector[0x110..0x120].copy_from_slice(&packet(2));
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+fn qemu(socket: &Path) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-accel", "tcg", "-display", "none", "-nodefaults", "-no-reboot"]);
+    command.args(["-object", "memory-backend-memfd,id=m,size=128M,share=on"]);
+    command.args(["-machine", "q35,memory-backend=m"]);
+    command.arg("-chardev").arg(format!("socket,id=c,path={},reconnect=1", socket.display()));
+    command.args(["-device", "vhost-user-blk-pci,chardev=c,num-queues=2,bootindex=0"]);
+    command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]);
+    command
+}
+
+#[test]
+fn qemu_boots_from_a_volume() {
+    if !requires(&["qemu-system-x86_64"]) {
+        return;
+    }
+    let stand = Stand::new(&["--shards", "2"]);
+    let (guest, mut rings) = stand.guest(1);
+    let second: Vec<u8> = (0..512).map(|at| (at * 7) as u8).collect();
+    assert_eq!(rings[0].put(&guest, 0, &[boot_sector(), second.clone()].concat()), 0);
+    drop(guest);
+    let finished = Proc::start(qemu(&stand.socket)).wait(COMMAND_TIME_MAX);
+    // The guest ends with (0x20 << 1) | 1.
+    let _ = finished.code(0x41);
+    let begin = Instant::now();
+    while fs::read(&stand.image).expect("the image")[1024..1536] != second {
+        assert!(begin.elapsed() < COMMAND_TIME_MAX, "the guest's write is not on the disk");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(stand.client.status()["state"], "open");
+}
