@@ -67,8 +67,18 @@ pub(crate) fn sectors_max(bytes: u32) -> u32 {
     bytes / SECTOR as u32
 }
 
+/// Content of the configuration space.
+#[derive(Clone, Copy)]
+pub(crate) struct Config<'a> {
+    pub(crate) geometry: &'a Geometry,
+    /// Number of rings that are of use.
+    pub(crate) rings: u16,
+    pub(crate) is_writeback: bool,
+}
+
 /// Returns the configuration space.
-fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_LEN] {
+fn space(config: Config<'_>) -> [u8; CONFIG_LEN] {
+    let Config { geometry, rings, is_writeback } = config;
     let mut space = [0; CONFIG_LEN];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     let block = geometry.logical_block.max(SECTOR as u32);
@@ -80,8 +90,8 @@ fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_LEN] 
     put(24, &[u8::try_from((physical / block).ilog2()).unwrap_or(0)]);
     let io_min = u16::try_from(physical / block).unwrap_or(u16::MAX);
     put(26, &io_min.to_le_bytes());
-    put(WCE_AT as usize, &[u8::from(writeback)]);
-    put(34, &queues.to_le_bytes());
+    put(WCE_AT as usize, &[u8::from(is_writeback)]);
+    put(34, &rings.to_le_bytes());
     if geometry.discard {
         let unit = geometry.discard_granularity.max(block) / SECTOR as u32;
         put(36, &sectors_max(geometry.discard_max).to_le_bytes());
@@ -96,20 +106,16 @@ fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_LEN] 
     space
 }
 
-/// Returns the requested part of the configuration space; what has no meaning is zero. None if it
-/// is longer than any space.
-pub(crate) fn read(
-    geometry: &Geometry,
-    queues: u16,
-    writeback: bool,
-    offset: u32,
-    size: u32,
-) -> Option<Vec<u8>> {
-    let end = offset.checked_add(size).filter(|end| *end <= CONFIG_MAX)?;
-    let mut bytes = space(geometry, queues, writeback).to_vec();
-    bytes.resize((end as usize).max(CONFIG_LEN), 0);
-    bytes.truncate(end as usize);
-    Some(bytes.split_off(offset as usize))
+impl Config<'_> {
+    /// Returns the requested part of the configuration space; what has no meaning is zero. None if
+    /// it is longer than any space.
+    pub(crate) fn read(self, offset: u32, size: u32) -> Option<Vec<u8>> {
+        let end = offset.checked_add(size).filter(|end| *end <= CONFIG_MAX)?;
+        let mut bytes = space(self).to_vec();
+        bytes.resize((end as usize).max(CONFIG_LEN), 0);
+        bytes.truncate(end as usize);
+        Some(bytes.split_off(offset as usize))
+    }
 }
 
 /// Returns the cache mode that a write to the configuration space sets. None if the write is not
@@ -137,9 +143,13 @@ mod tests {
         }
     }
 
+    fn read(geometry: &Geometry, is_writeback: bool, offset: u32, size: u32) -> Option<Vec<u8>> {
+        Config { geometry, rings: 3, is_writeback }.read(offset, size)
+    }
+
     #[test]
     fn the_space_has_the_geometry() {
-        let all = read(&geometry(), 3, true, 0, 100).unwrap();
+        let all = read(&geometry(), true, 0, 100).unwrap();
         let word = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().unwrap());
         assert_eq!((word(0), word(4)), ((1 << 30) / 512, 0));
         assert_eq!((word(8), word(12), word(20)), (0, 126, 4096));
@@ -148,14 +158,14 @@ mod tests {
         assert_eq!((word(48), word(52), all[56]), ((1 << 30) / 512, 1, 1));
         assert_eq!(all[60..], [0; 40]);
         let plain = Geometry { physical_block: 4096, ..Geometry::plain(4096) };
-        let all = read(&plain, 1, false, 0, 60).unwrap();
+        let all = read(&plain, false, 0, 60).unwrap();
         assert_eq!((all[20..24].to_vec(), all[24], all[26], all[32]), (vec![0, 2, 0, 0], 3, 8, 0));
         assert_eq!(all[36..60], [0; 24]);
     }
 
     #[test]
     fn any_part_of_the_space_can_be_read() {
-        let part = |offset, size| read(&geometry(), 1, true, offset, size);
+        let part = |offset, size| read(&geometry(), true, offset, size);
         assert_eq!(part(32, 2), Some(vec![1, 0]));
         assert_eq!(part(58, 4), Some(vec![0; 4]));
         assert_eq!(part(256, 0), Some(vec![]));

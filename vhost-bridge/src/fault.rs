@@ -45,7 +45,7 @@ pub(crate) enum Fault {
     /// The record of requests in flight does not belong to the ring.
     #[error("the record of requests in flight does not fit the ring")]
     Inflight,
-    /// The same request is in flight twice, or more are than the ring has descriptors.
+    /// A request that is in flight twice, or more of them than the ring has descriptors.
     #[error("more requests in flight than the ring has descriptors")]
     TooMany,
 }

@@ -11,28 +11,50 @@ use rtrs_core::block::{BlockDevice, Completion, Io, IoOp};
 use rtrs_core::mem::{MemSlice, PIECES_MAX, Pool};
 use rtrs_core::status::IoStatus;
 
+use crate::fault::Fault;
 use crate::pieces::Pieces;
 use crate::request::{Command, Status};
+use crate::vring::Vring;
 
 /// Length of a buffer.
 pub(crate) const BUFFER_LEN: usize = 256 << 10;
 /// Pieces that a request has room for from the start.
 const USUAL_PIECES: usize = 130;
 
+/// Request that a ring waits for.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    /// Number that the ring has for the request.
+    pub(crate) head: u16,
+    /// Memory of the status byte.
+    pub(crate) memory: MemSlice,
+}
+
+impl Unanswered {
+    /// Answers the request, in whose data this many bytes were written.
+    pub(crate) fn answer(
+        &self,
+        vring: &mut Vring,
+        status: Status,
+        written: u32,
+    ) -> Result<(), Fault> {
+        self.memory.copy_in(0, &[status.byte()]);
+        vring.answer(self.head, written.saturating_add(1))
+    }
+}
+
 /// Request of a driver, while it is in flight.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// Ring of the shard.
     pub(crate) ring: usize,
-    /// Number that the ring has for the request.
-    pub(crate) head: u16,
-    pub(crate) command: Command,
+    command: Command,
     /// Memory of the data.
-    pub(crate) data: Vec<MemSlice>,
-    /// Memory of the status byte. None while no request has this place.
-    pub(crate) status: Option<MemSlice>,
+    data: Vec<MemSlice>,
+    /// Answer to be given. None while no request has this place.
+    unanswered: Option<Unanswered>,
     /// Flush once the IO is done, because the device cannot do both at once.
-    pub(crate) then_flush: bool,
+    then_flush: bool,
     /// First failure.
     pub(crate) outcome: IoStatus,
     /// The request was answered before its IO ended.
@@ -147,25 +169,27 @@ impl Ios {
     }
 
     /// Begins a request, whose data is taken from `data`. Submit it with [`Self::advance`].
+    ///
+    /// # Errors
+    /// Returns the request if there is no room for it.
     pub(crate) fn begin(
         &mut self,
         ring: usize,
-        head: u16,
         command: Command,
-        status: MemSlice,
+        unanswered: Unanswered,
         data: &mut Vec<MemSlice>,
-    ) -> Option<u32> {
-        let id = self.free.pop()?;
+    ) -> Result<u32, Unanswered> {
+        let Some(id) = self.free.pop() else { return Err(unanswered) };
         let request = &mut self.requests[id as usize];
         std::mem::swap(&mut request.data, data);
-        (request.ring, request.head, request.command) = (ring, head, command);
-        (request.status, request.outcome) = (Some(status), IoStatus::Ok);
+        (request.ring, request.command) = (ring, command);
+        (request.unanswered, request.outcome) = (Some(unanswered), IoStatus::Ok);
         (request.is_abandoned, request.is_submitted, request.done) = (false, false, 0);
         let geometry = self.device.geometry();
         let is_volatile = geometry.write_cache && !geometry.fua;
         request.then_flush = command.flags.fua && is_volatile;
         request.command.flags.fua &= geometry.fua;
-        Some(id)
+        Ok(id)
     }
 
     /// Returns a request in flight.
@@ -296,7 +320,7 @@ impl Ios {
     pub(crate) fn end(&mut self, id: u32) {
         let request = &mut self.requests[id as usize];
         request.data.clear();
-        request.status = None;
+        request.unanswered = None;
         self.free.push(id);
     }
 
@@ -305,7 +329,7 @@ impl Ios {
     pub(crate) fn abandon(&mut self, ring: usize, mut each: impl FnMut(&Request)) {
         for id in 0..self.requests.len() {
             let request = &mut self.requests[id];
-            if request.status.is_none() || request.ring != ring {
+            if request.unanswered.is_none() || request.ring != ring {
                 continue;
             }
             if !std::mem::replace(&mut request.is_abandoned, true) {
@@ -366,10 +390,9 @@ impl Request {
     fn free() -> Self {
         Self {
             ring: 0,
-            head: 0,
             command: Command::FLUSH,
             data: Vec::with_capacity(USUAL_PIECES),
-            status: None,
+            unanswered: None,
             then_flush: false,
             outcome: IoStatus::Ok,
             is_abandoned: false,
@@ -379,12 +402,19 @@ impl Request {
         }
     }
 
-    /// Number of bytes that an answer with this status reports as written, without the status.
-    pub(crate) fn bytes_read(&self, status: Status) -> u32 {
-        match (status, self.command.op) {
+    /// Number that the ring has for the request.
+    pub(crate) fn head(&self) -> u16 {
+        self.unanswered.as_ref().map_or(0, |unanswered| unanswered.head)
+    }
+
+    /// Answers the request.
+    pub(crate) fn answer(&self, vring: &mut Vring, status: Status) -> Result<(), Fault> {
+        let written = match (status, self.command.op) {
             (Status::Ok, IoOp::Read) => u32::try_from(self.command.len).unwrap_or(u32::MAX),
             _ => 0,
-        }
+        };
+        let unanswered = self.unanswered.as_ref();
+        unanswered.map_or(Ok(()), |unanswered| unanswered.answer(vring, status, written))
     }
 
     /// Notes the end of an IO. Returns whether the request has ended.

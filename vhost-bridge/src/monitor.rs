@@ -24,15 +24,11 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{GuestAddress, GuestMemoryRegion};
 
 use crate::command::{Action, Command, RingStart, Stopped};
-use crate::config::{self, RINGS_MAX, has};
+use crate::config::{self, Config, RINGS_MAX, has};
 use crate::inflight::{Area, AreaSize};
 use crate::memory::{GuestMemory, GuestRegion, REGIONS_MAX};
 use crate::shared::Shared;
 use crate::vring::RingSetup;
-
-/// Time that requests in flight have when a monitor stops a ring. The monitor, and often the whole
-/// guest, does nothing else meanwhile.
-const DRAIN: Duration = Duration::from_secs(30);
 
 /// Address of memory in this process, which a monitor asks for during post-copy migration.
 type Base = u64;
@@ -211,7 +207,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.stop(0..RINGS_MAX, Some(DRAIN));
+        let drain = self.shared.drain;
+        self.stop(0..RINGS_MAX, Some(drain));
         self.features = 0;
         self.shared.set_writeback(true);
         self.rings.iter_mut().for_each(|ring| *ring = RingConfig::default());
@@ -277,7 +274,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
         self.ring(index)?;
-        self.stop(std::iter::once(at), Some(DRAIN));
+        let drain = self.shared.drain;
+        self.stop(std::iter::once(at), Some(drain));
         Ok(VhostUserVringState::new(index, self.ring(index)?.base.into()))
     }
 
@@ -342,8 +340,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
         let Shared { geometry, shards, .. } = &*self.shared;
-        let is_writeback = self.shared.is_writeback();
-        let part = config::read(&geometry.lock(), *shards, is_writeback, offset, size);
+        let (geometry, is_writeback) = (&geometry.lock(), self.shared.is_writeback());
+        let part = Config { geometry, rings: *shards, is_writeback }.read(offset, size);
         part.ok_or(Error::InvalidParam)
     }
 

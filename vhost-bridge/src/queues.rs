@@ -7,7 +7,6 @@ use std::sync::mpsc;
 
 use rtrs_core::block::{BlockDevice, Geometry};
 use rtrs_core::front_end::FrontEndStats;
-use rtrs_core::mem::MemSlice;
 use rtrs_core::rt::{Inbox, Ring};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Instant, earliest};
@@ -17,8 +16,8 @@ use crate::chain::Chain;
 use crate::command::{Action, Command, RingStart, Stopped};
 use crate::config::RINGS_MAX;
 use crate::fault::Fault;
-use crate::ios::{Ios, Request};
-use crate::request::{Status, Work, parse, put_name};
+use crate::ios::{Ios, Unanswered};
+use crate::request::{Parsed, Status, Work, parse, put_name};
 use crate::service::{Seat, Service};
 use crate::shared::Shared;
 use crate::vring::Vring;
@@ -326,10 +325,10 @@ impl Queues {
                 let is_left = self.phase == Phase::Aborted && vring.is_recorded();
                 let answered = match request.outcome {
                     IoStatus::Aborted if is_left => {
-                        vring.drop_request(request.head);
+                        vring.drop_request(request.head());
                         Ok(())
                     }
-                    outcome => answer_request(vring, request, outcome.into()),
+                    outcome => request.answer(vring, outcome.into()),
                 };
                 if let Err(fault) = answered {
                     slot.break_ring(&self.shared, number, fault);
@@ -371,7 +370,7 @@ impl Queues {
             let Some(vring) = slot.active() else { break };
             let taken = match vring.take(chain) {
                 Ok(None) => break,
-                Ok(Some(head)) => begin(vring, at, head, chain, ios, shared),
+                Ok(Some(head)) => begin(vring, at, head, &mut Place { chain, ios, shared }),
                 Err(fault) => Err(fault),
             };
             any = true;
@@ -398,7 +397,7 @@ impl Queues {
                 tracing::warn!("{}: ring {number}: {count} requests failed", self.shared.name);
                 let mut fault = None;
                 self.ios.abandon(at, |request| {
-                    fault = answer_request(vring, request, Status::Failed).err().or(fault);
+                    fault = request.answer(vring, Status::Failed).err().or(fault);
                 });
                 fault.into_iter().for_each(|fault| slot.break_ring(&self.shared, number, fault));
             }
@@ -434,52 +433,40 @@ fn call(slot: &mut Slot, shared: &Shared, number: usize) {
     }
 }
 
-/// Begins the request in the chain, or answers it. Returns the number of its IO, if it has any.
+/// Environment of a request besides its ring.
+struct Place<'a> {
+    chain: &'a mut Chain,
+    ios: &'a mut Ios,
+    shared: &'a Shared,
+}
+
+/// Begins the request of ring `at` whose memory is in the chain, or answers it. Returns the number
+/// of its IO, if it has any.
 fn begin(
     vring: &mut Vring,
-    ring: usize,
+    at: usize,
     head: u16,
-    chain: &mut Chain,
-    ios: &mut Ios,
-    shared: &Shared,
+    place: &mut Place<'_>,
 ) -> Result<Option<u32>, Fault> {
+    let Place { chain, ios, shared } = place;
     let parsed = parse(chain, ios.device().geometry());
-    let parsed = parsed.inspect_err(|_| vring.drop_request(head))?;
-    let mut command = match parsed.work {
+    let Parsed { work, status: memory } = parsed.inspect_err(|_| vring.drop_request(head))?;
+    let unanswered = Unanswered { head, memory };
+    let mut command = match work {
         Work::Io(command) => command,
         Work::Name => {
             let written = put_name(&shared.name, &chain.writable);
-            return answer(vring, head, &parsed.status, Status::Ok, written).map(|()| None);
+            return unanswered.answer(vring, Status::Ok, written).map(|()| None);
         }
-        Work::Answer(status) => {
-            return answer(vring, head, &parsed.status, status, 0).map(|()| None);
-        }
+        Work::Answer(status) => return unanswered.answer(vring, status, 0).map(|()| None),
     };
     command.flags.fua = command.op.changes() && !shared.is_writeback();
     let data = match command.op.changes() {
         true => &mut chain.readable,
         false => &mut chain.writable,
     };
-    match ios.begin(ring, head, command, parsed.status.clone(), data) {
-        Some(id) => Ok(Some(id)),
-        None => answer(vring, head, &parsed.status, Status::Failed, 0).map(|()| None),
+    match ios.begin(at, command, unanswered, data) {
+        Ok(id) => Ok(Some(id)),
+        Err(unanswered) => unanswered.answer(vring, Status::Failed, 0).map(|()| None),
     }
-}
-
-/// Answers a request whose IO has ended.
-fn answer_request(vring: &mut Vring, request: &Request, status: Status) -> Result<(), Fault> {
-    let Some(memory) = &request.status else { return Ok(()) };
-    answer(vring, request.head, memory, status, request.bytes_read(status))
-}
-
-/// Answers a request, in whose memory this many bytes were written before the status.
-fn answer(
-    vring: &mut Vring,
-    head: u16,
-    memory: &MemSlice,
-    status: Status,
-    written: u32,
-) -> Result<(), Fault> {
-    memory.copy_in(0, &[status.byte()]);
-    vring.answer(head, written.saturating_add(1))
 }

@@ -60,7 +60,12 @@ impl Bound {
     /// # Errors
     /// The system's error if there is no descriptor left.
     pub fn seats(self, name: &str, shards: u16) -> io::Result<Vec<Seat>> {
-        let shared = Arc::new(Shared::new(name, shards));
+        self.seats_of(Shared::new(name, shards))
+    }
+
+    /// Returns the places of the shards of a device.
+    pub(crate) fn seats_of(self, shared: Shared) -> io::Result<Vec<Seat>> {
+        let (shards, shared) = (shared.shards, Arc::new(shared));
         let (senders, mailboxes): (Vec<_>, Vec<_>) =
             (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -88,7 +93,7 @@ pub(crate) struct Service {
     /// Removed with the service.
     _file: SocketFile,
     stop: Arc<OwnedFd>,
-    /// What the thread needs, until it runs.
+    /// State of the thread, until it runs.
     waiting: Option<Serving>,
 }
 

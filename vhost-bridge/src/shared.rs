@@ -4,6 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
+use rtrs_core::time::Duration;
+
+/// Usual time for requests in flight when a ring is stopped.
+const DRAIN: Duration = Duration::from_secs(30);
 
 /// Device as its monitor sees it.
 #[derive(Debug)]
@@ -12,6 +16,9 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     /// Number of shards.
     pub(crate) shards: u16,
+    /// Time that requests in flight have when a monitor stops a ring. The monitor, and often the
+    /// whole guest, does nothing else meanwhile.
+    pub(crate) drain: Duration,
     /// Geometry that shard 0 has seen last, so that a monitor never waits for the session.
     pub(crate) geometry: Mutex<Geometry>,
     /// Whether the driver flushes; otherwise each write is durable when it is answered.
@@ -28,12 +35,20 @@ impl Shared {
         Self {
             name: name.to_owned(),
             shards,
+            drain: DRAIN,
             geometry: Mutex::new(Geometry::default()),
             is_writeback: AtomicBool::new(true),
             monitor: AtomicU32::new(0),
             is_connected: AtomicBool::new(false),
             may_return: AtomicBool::new(false),
         }
+    }
+
+    /// Sets the time for requests in flight.
+    #[cfg(test)]
+    pub(crate) fn with_drain(mut self, drain: Duration) -> Self {
+        self.drain = drain;
+        self
     }
 
     pub(crate) fn is_writeback(&self) -> bool {

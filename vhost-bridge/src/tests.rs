@@ -2,6 +2,7 @@
 
 mod rig;
 
+mod control;
 mod data;
 mod hostile;
 mod restart;

@@ -12,6 +12,7 @@ use rtrs_core::rt::{Inbox, PollPolicy, Ring, Sender, Shard, mailbox, run};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant};
 
+use crate::shared::Shared;
 use crate::{Bound, Queues};
 
 /// Buffers of a shard: few, so that requests wait for them.
@@ -38,11 +39,19 @@ pub(super) struct Disk {
     pub(super) fails: AtomicU32,
     /// Queue depth; 0 for no limit.
     pub(super) depth: AtomicU32,
+    /// IO cannot be canceled.
+    pub(super) keeps: AtomicBool,
     /// Number of IOs that were submitted.
     pub(super) submitted: AtomicU32,
 }
 
 impl Disk {
+    pub(super) fn new(geometry: &Geometry) -> Arc<Self> {
+        let disk = Arc::new(Self::default());
+        *disk.bytes.lock().unwrap() = vec![0; geometry.size as usize];
+        disk
+    }
+
     /// Number of IOs that have run.
     pub(super) fn count(&self) -> usize {
         self.ran.lock().unwrap().len()
@@ -119,6 +128,9 @@ impl BlockDevice for Device {
     }
 
     fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
+        if self.disk.keeps.load(Ordering::SeqCst) {
+            return;
+        }
         let done = &mut self.done;
         self.queue.retain(|io| {
             let is_kept = !fits(io.tag);
@@ -142,6 +154,8 @@ enum Order {
     Kill,
     /// End as a process that detaches the volume.
     Stop,
+    /// End as a process that detaches the volume and has no time left.
+    Abort,
 }
 
 struct TestShard {
@@ -163,6 +177,11 @@ impl Shard for TestShard {
                 Order::Kill => self.is_done = true,
                 Order::Stop => {
                     self.queues.stop();
+                    self.is_stopping = true;
+                }
+                Order::Abort => {
+                    self.queues.stop();
+                    self.queues.abort();
                     self.is_stopping = true;
                 }
             }
@@ -206,16 +225,19 @@ pub(super) struct Rig {
 impl Rig {
     /// Serves a new disk on this many shards.
     pub(super) fn new(name: &str, geometry: &Geometry, shards: u16) -> Self {
-        let disk = Arc::new(Disk::default());
-        *disk.bytes.lock().unwrap() = vec![0; geometry.size as usize];
-        Self::on(name, geometry, shards, disk)
+        Self::on(name, geometry, shards, Disk::new(geometry))
     }
 
     /// Serves a disk.
     pub(super) fn on(name: &str, geometry: &Geometry, shards: u16, disk: Arc<Disk>) -> Self {
+        Self::of(name, geometry, disk, Shared::new("volume", shards))
+    }
+
+    /// Serves a disk with this state.
+    pub(super) fn of(name: &str, geometry: &Geometry, disk: Arc<Disk>, shared: Shared) -> Self {
         let file = format!("rtrs-vhost-{name}-{}", std::process::id());
         let socket = std::env::temp_dir().join(file);
-        let seats = Bound::new(&socket).unwrap().seats("volume", shards).unwrap();
+        let seats = Bound::new(&socket).unwrap().seats_of(shared).unwrap();
         let start = |seat| {
             let (sender, mailbox) = mailbox().unwrap();
             let device = Device {
@@ -267,6 +289,11 @@ impl Rig {
     /// Ends the shards as those of a process that detaches the volume.
     pub(super) fn stop(self) -> Arc<Disk> {
         self.end(|| Order::Stop)
+    }
+
+    /// Ends the shards as those of a process that has no time left.
+    pub(super) fn abort(self) -> Arc<Disk> {
+        self.end(|| Order::Abort)
     }
 
     fn end(self, order: fn() -> Order) -> Arc<Disk> {

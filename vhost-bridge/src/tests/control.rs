@@ -1,0 +1,143 @@
+//! Rings that are stopped, paused and started again, and memory that changes.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use rtrs_core::time::Duration as Time;
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+use super::rig::{Disk, Rig, geometry};
+use crate::driver::{Guest, GuestRing, Request, kind};
+use crate::shared::Shared;
+
+const READ: Request = Request { kind: kind::READ, sector: 0, len: 512 };
+const WRITE: Request = Request { kind: kind::WRITE, sector: 0, len: 512 };
+/// Time in which something that must not happen would have happened.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+/// Guest with one ring on a device.
+fn connect(rig: &Rig, mut guest: Guest) -> (Guest, GuestRing) {
+    let mut rings = [GuestRing::new(0, 256, 0)];
+    rings[0].reset(&guest);
+    guest.connect(&rig.socket, &mut rings);
+    let [ring] = rings;
+    (guest, ring)
+}
+
+#[test]
+fn requests_that_do_not_end_in_time_fail() {
+    let disk = Disk::new(&geometry());
+    disk.holds.store(true, Ordering::SeqCst);
+    let shared = Shared::new("volume", 1).with_drain(Time::from_millis(100));
+    let rig = Rig::of("drain", &geometry(), disk, shared);
+    let (mut guest, mut ring) = connect(&rig, Guest::recording());
+    disk_has(&rig, &[7; 512]);
+    guest.write(GuestRing::data_at(0), &[9; 512]);
+    for (slot, request) in [(0, READ), (1, READ), (2, WRITE)] {
+        ring.start(&guest, slot, request);
+    }
+    ring.kick_always();
+    rig.wait_for(3);
+    rig.disk.keeps.store(true, Ordering::SeqCst);
+    assert_eq!(guest.monitor().get_vring_base(0).unwrap(), 3);
+    let mut answers = [0; 3].map(|_| ring.finish(&guest));
+    answers.sort_unstable();
+    assert_eq!(answers, [(0, 1, 1), (1, 1, 1), (2, 1, 1)], "failed");
+    // What comes late reaches no memory of the guest.
+    rig.hold(false);
+    while rig.disk.count() < 3 {
+        thread::yield_now();
+    }
+    ring.start_on(guest.monitor());
+    assert_eq!(guest.read(GuestRing::data_at(0), 512), [9; 512]);
+    assert_eq!(ring.get(&guest, 1, 512), [0; 512], "the ring goes on");
+    rig.stop();
+}
+
+fn disk_has(rig: &Rig, bytes: &[u8]) {
+    rig.disk.bytes.lock().unwrap()[..bytes.len()].copy_from_slice(bytes);
+}
+
+#[test]
+fn a_process_without_time_answers_what_is_not_recorded() {
+    for is_recording in [false, true] {
+        let rig = Rig::new(&format!("abort-{is_recording}"), &geometry(), 1);
+        let guest = if is_recording { Guest::recording() } else { Guest::default() };
+        let (mut guest, mut ring) = connect(&rig, guest);
+        rig.hold(true);
+        ring.start(&guest, 0, READ);
+        ring.kick_always();
+        rig.wait_for(1);
+        let disk = rig.abort();
+        if !is_recording {
+            assert_eq!(ring.finish(&guest), (0, 1, 1));
+            continue;
+        }
+        assert_eq!(ring.answer(&guest), None);
+        disk.holds.store(false, Ordering::SeqCst);
+        guest.disconnect();
+        let rig = Rig::on("abort", &geometry(), 1, disk);
+        guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
+        assert_eq!(ring.finish(&guest), (0, 0, 513));
+        rig.stop();
+    }
+}
+
+#[test]
+fn a_disabled_ring_pauses() {
+    let rig = Rig::new("pause", &geometry(), 1);
+    let (mut guest, mut ring) = connect(&rig, Guest::default());
+    guest.monitor().set_vring_enable(0, false).unwrap();
+    ring.start(&guest, 0, READ);
+    ring.kick_always();
+    rig.look();
+    thread::sleep(A_WHILE);
+    assert_eq!((ring.answer(&guest), rig.disk.count()), (None, 0));
+    guest.monitor().set_vring_enable(0, true).unwrap();
+    assert_eq!(ring.finish(&guest), (0, 0, 513));
+    rig.stop();
+}
+
+#[test]
+fn a_reset_device_begins_anew() {
+    let rig = Rig::new("reset", &geometry(), 1);
+    let (mut guest, mut ring) = connect(&rig, Guest::default());
+    assert_eq!(ring.put(&guest, 0, &[1; 512]), 0);
+    guest.set_writeback(false);
+    guest.monitor().reset_device().unwrap();
+    assert_eq!(guest.config()[32], 1, "the cache mode is the usual one");
+    ring.start(&guest, 0, READ);
+    ring.kick_always();
+    rig.look();
+    thread::sleep(A_WHILE);
+    assert_eq!(ring.answer(&guest), None);
+    let features = guest.monitor().get_features().unwrap();
+    guest.monitor().set_features(features).unwrap();
+    ring = GuestRing::new(0, 256, 0);
+    ring.use_events();
+    ring.reset(&guest);
+    ring.start_on(guest.monitor());
+    assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
+    rig.stop();
+}
+
+#[test]
+fn memory_may_change_while_requests_are_in_flight() {
+    let rig = Rig::new("table", &geometry(), 1);
+    let (mut guest, mut ring) = connect(&rig, Guest::default());
+    disk_has(&rig, &[3; 512]);
+    rig.hold(true);
+    ring.start(&guest, 0, READ);
+    ring.kick_always();
+    rig.wait_for(1);
+    // The same memory, mapped again.
+    let region = guest.region();
+    guest.monitor().set_mem_table(&[region]).unwrap();
+    rig.hold(false);
+    assert_eq!(ring.finish(&guest), (0, 0, 513));
+    assert_eq!(guest.read(GuestRing::data_at(0), 512), [3; 512]);
+    assert_eq!(ring.get(&guest, 0, 512), [3; 512]);
+    rig.stop();
+}
