@@ -5,10 +5,10 @@
 //! again.
 //!
 //! Besides `rtrs-base`, `rds-preload` and one file of `vhost-bridge`, this is the only crate of the
-//! workspace with `unsafe`. Here it is limited to memory shared with a device (`fabric/verbs/sys/cm.rs`,
-//! `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`, `fabric/verbs/sys/qp.rs`,
-//! `fabric/verbs/sys/queue.rs`) and to wrappers of a library that is loaded (`rbd.rs`,
-//! `rbd/lock.rs`); `tests/tidy/main.rs` has the list.
+//! workspace with `unsafe`. Here it is limited to memory shared with a device
+//! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
+//! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`) and to wrappers of a library that is
+//! loaded (`rbd.rs`, `rbd/lock.rs`); `tests/tidy/main.rs` has the list.
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

@@ -18,7 +18,8 @@
 //! manager · `signals.rs` effects of signals · `slow.rs` a disk that does not answer ·
 //! `snippets.rs` files in documents · `times.rs` network or disk · `tls.rs` tls:// with
 //! certificates and keys · `top.rs` the live view · `units.rs` the units of systemd · `volumes.rs`
-//! several volumes in a session · `vhost_user.rs` virtual machines. One file alone: `cargo test -p rtrs-tests --test system admin::`.
+//! several volumes in a session · `vhost_user.rs` virtual machines. One file alone: `cargo test -p
+//! rtrs-tests --test system admin::`.
 //!
 //! `checks.rs` configuration tests · `descriptors.rs` processes without free descriptors ·
 //! `image_locks.rs` qemu's locks of images · `last_copy.rs` deleted files that the server holds.

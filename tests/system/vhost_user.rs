@@ -2,6 +2,8 @@
 //! and with QEMU.
 
 use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -93,6 +95,24 @@ fn a_read_only_volume_is_read_only_for_the_guest() {
     let (guest, mut rings) = stand.guest(1);
     assert_eq!(rings[0].put(&guest, 0, &[1; 512]), 1);
     assert_eq!(rings[0].get(&guest, 0, 512), [0; 512]);
+}
+
+#[test]
+fn a_virtual_machine_learns_a_new_size() {
+    let stand = Stand::new(&[]);
+    let (mut guest, mut rings) = stand.guest(1);
+    let (mut channel, passed) = UnixStream::pair().expect("a channel");
+    channel.set_read_timeout(Some(COMMAND_TIME_MAX)).expect("a time limit");
+    guest.pass_channel(&passed);
+    let words = ["export", "resize", "v", "--size", "96M"];
+    let _ = stand.server.command(&words).ok();
+    let mut message = [0; 12];
+    channel.read_exact(&mut message).expect("a message");
+    assert_eq!(message[0], 2, "VHOST_USER_BACKEND_CONFIG_CHANGE_MSG");
+    let size = 96_u64 << 20;
+    assert_eq!(guest.config()[..8], (size / 512).to_le_bytes());
+    assert_eq!(rings[0].put(&guest, size / 512 - 8, &[7; 4096]), 0);
+    assert!(fs::read(&stand.image).expect("the image").ends_with(&[7; 4096]));
 }
 
 #[test]

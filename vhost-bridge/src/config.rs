@@ -60,6 +60,7 @@ pub(crate) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD
         | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::BACKEND_REQ
 }
 
 /// Sectors that a discard or write zeroes of at most this many bytes has.

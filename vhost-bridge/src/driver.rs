@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -132,9 +133,7 @@ impl Default for Guest {
 impl Guest {
     /// Makes a guest whose requests in flight are recorded.
     pub fn recording() -> Self {
-        let mut guest = Self::default();
-        guest.is_recording = true;
-        guest
+        Self { is_recording: true, ..Self::default() }
     }
 
     /// Connects a monitor, and starts these rings where they are.
@@ -235,6 +234,11 @@ impl Guest {
         let buffer = [0; 60];
         let flags = VhostUserConfigFlags::empty();
         self.monitor().get_config(0, 60, flags, &buffer).expect("the configuration").1
+    }
+
+    /// Passes a channel on which the device reports changes.
+    pub fn pass_channel(&mut self, channel: &UnixStream) {
+        self.monitor().set_backend_request_fd(channel).expect("the channel");
     }
 
     /// Sets the cache mode.

@@ -3,7 +3,8 @@
 //!
 //! Map of the crate:
 //! - `service`: the socket, and the thread that reads the messages of the virtual machine monitor;
-//!   `monitor` handles them, with `config` for features and the configuration space.
+//!   `monitor` handles them, with `config` for features and the configuration space. `channel` is
+//!   the way back.
 //! - `command`: commands of that thread to the shards. A ring belongs to one shard; `shared` has
 //!   what both sides read.
 //! - `queues`: the rings of a shard; takes requests and answers them. `bells` are their event
@@ -19,6 +20,7 @@
 
 mod bells;
 mod chain;
+mod channel;
 mod command;
 mod config;
 #[cfg(any(test, feature = "test-util"))]

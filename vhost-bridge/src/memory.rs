@@ -97,20 +97,21 @@ pub(crate) fn add_pieces(
     pieces: &mut Vec<MemSlice>,
 ) -> Result<(), Fault> {
     let (mut at, mut left) = (start, u64::from(len));
+    let outside = Fault::Address(start.raw_value());
     while left > 0 {
-        let region = memory.find_region(at).ok_or(Fault::Address(start.raw_value()))?;
+        let region = memory.find_region(at).ok_or(outside)?;
         let offset = at.raw_value() - region.start.raw_value();
         let count = left.min(region.len - offset);
         let slice = match (usize::try_from(offset), usize::try_from(count)) {
             (Ok(offset), Ok(count)) => region.memory.slice(offset, count),
             _ => None,
         };
-        pieces.push(slice.ok_or(Fault::Address(start.raw_value()))?);
+        pieces.push(slice.ok_or(outside)?);
         left -= count;
         at = match at.checked_add(count) {
             Some(next) => next,
             None if left == 0 => at,
-            None => return Err(Fault::Address(start.raw_value())),
+            None => return Err(outside),
         };
     }
     Ok(())

@@ -245,7 +245,7 @@ impl Queues {
         let geometry = self.ios.device().geometry();
         if self.shard == 0 && self.geometry != *geometry {
             self.geometry = geometry.clone();
-            *self.shared.geometry.lock() = geometry.clone();
+            self.shared.set_geometry(geometry);
         }
     }
 

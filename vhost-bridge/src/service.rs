@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::channel::Channel;
 use crate::command::Command;
 use crate::monitor::Monitor;
 use crate::shared::Shared;
@@ -60,7 +61,7 @@ impl Bound {
     /// # Errors
     /// The system's error if there is no descriptor left.
     pub fn seats(self, name: &str, shards: u16) -> io::Result<Vec<Seat>> {
-        self.seats_of(Shared::new(name, shards))
+        self.seats_of(Shared::new(name, shards)?)
     }
 
     /// Returns the places of the shards of a device.
@@ -76,6 +77,7 @@ impl Bound {
             shared: Arc::clone(&shared),
             shards: senders,
             refused: LogLimit::default(),
+            channel: None,
         };
         let mut service = Some(Service { _file: file, stop, waiting: Some(serving) });
         let seat = |(shard, mailbox)| {
@@ -122,6 +124,8 @@ enum Event {
     Stop,
     Message,
     Connection,
+    /// The geometry of the device has changed.
+    Change,
 }
 
 /// Thread of the service.
@@ -133,6 +137,8 @@ struct Serving {
     shards: Vec<Sender<Command>>,
     /// Limit for lines about refused connections.
     refused: LogLimit,
+    /// Channel to the connected monitor.
+    channel: Option<Channel>,
 }
 
 impl Serving {
@@ -141,6 +147,7 @@ impl Serving {
             match self.wait(None)? {
                 Event::Stop => return Ok(()),
                 Event::Message => {}
+                Event::Change => drop(self.shared.take_change()),
                 Event::Connection => {
                     let Some(stream) = self.accept() else { continue };
                     if !self.serve(stream)? {
@@ -154,11 +161,12 @@ impl Serving {
     /// Waits for the next event. A stop comes first, then messages.
     fn wait(&self, stream: Option<&UnixStream>) -> io::Result<Event> {
         loop {
-            let fds =
-                [Some(self.stop.as_fd()), stream.map(AsFd::as_fd), Some(self.listener.as_fd())];
+            let [stop, changed] = [self.stop.as_fd(), self.shared.changed.as_fd()];
+            let stream = stream.map(AsFd::as_fd);
+            let fds = [Some(stop), stream, Some(self.listener.as_fd()), Some(changed)];
             let mut events = fds.map(|fd| {
                 let flags = if fd.is_some() { PollFlags::IN } else { PollFlags::empty() };
-                PollFd::from_borrowed_fd(fd.unwrap_or(self.stop.as_fd()), flags)
+                PollFd::from_borrowed_fd(fd.unwrap_or(stop), flags)
             });
             match poll(&mut events, None) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -168,6 +176,7 @@ impl Serving {
             match found {
                 Some(0) => return Ok(Event::Stop),
                 Some(1) => return Ok(Event::Message),
+                Some(3) => return Ok(Event::Change),
                 Some(_) => return Ok(Event::Connection),
                 None => {}
             }
@@ -198,7 +207,10 @@ impl Serving {
         self.shared.connected(pid);
         let name = &self.shared.name;
         tracing::info!(pid, "{name}: a virtual machine monitor has connected");
+        // What has changed before, it reads now.
+        self.shared.take_change();
         let goes_on = self.handle(&watched, &mut handler);
+        self.channel = None;
         let is_in_use = lock(&monitor).end();
         self.shared.disconnected(is_in_use);
         goes_on
@@ -210,7 +222,8 @@ impl Serving {
             match self.wait(Some(stream))? {
                 Event::Stop => return Ok(false),
                 Event::Connection => self.refuse(),
-                Event::Message => match handler.handle_request() {
+                Event::Change => self.tell_change(),
+                Event::Message => match self.read(stream, handler) {
                     Ok(()) => {}
                     Err(error) => {
                         let name = &self.shared.name;
@@ -226,6 +239,26 @@ impl Serving {
                     }
                 },
             }
+        }
+    }
+
+    /// Reads and handles a message.
+    fn read(&mut self, stream: &UnixStream, handler: &mut Handler) -> Result<(), Error> {
+        let channel = Channel::passed(stream);
+        handler.handle_request()?;
+        if channel.is_some() {
+            self.channel = channel;
+        }
+        Ok(())
+    }
+
+    /// Reports to the monitor that the size of the device has changed.
+    fn tell_change(&mut self) {
+        if self.shared.take_change()
+            && let Some(channel) = &self.channel
+            && let Err(error) = channel.config_changed()
+        {
+            tracing::warn!("{}: the guest does not learn its new size: {error}", self.shared.name);
         }
     }
 

@@ -1,10 +1,13 @@
 //! State that the shards of a device share with the thread that serves its socket.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
 use rtrs_core::time::Duration;
+use rustix::event::{EventfdFlags, eventfd};
 
 /// Usual time for requests in flight when a ring is stopped.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -21,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) drain: Duration,
     /// Geometry that shard 0 has seen last, so that a monitor never waits for the session.
     pub(crate) geometry: Mutex<Geometry>,
+    /// Readable when the size has changed since the monitor was told.
+    pub(crate) changed: OwnedFd,
     /// Whether the driver flushes; otherwise each write is durable when it is answered.
     is_writeback: AtomicBool,
     /// Process of the monitor, 0 if unknown.
@@ -31,8 +36,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(name: &str, shards: u16) -> Self {
-        Self {
+    /// # Errors
+    /// The system's error if there is no descriptor left.
+    pub(crate) fn new(name: &str, shards: u16) -> io::Result<Self> {
+        Ok(Self {
             name: name.to_owned(),
             shards,
             drain: DRAIN,
@@ -41,7 +48,20 @@ impl Shared {
             monitor: AtomicU32::new(0),
             is_connected: AtomicBool::new(false),
             may_return: AtomicBool::new(false),
-        }
+            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Adopts a changed geometry.
+    pub(crate) fn set_geometry(&self, geometry: &Geometry) {
+        *self.geometry.lock() = geometry.clone();
+        // A full counter is readable already.
+        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+
+    /// Whether the geometry has changed since the last time.
+    pub(crate) fn take_change(&self) -> bool {
+        rustix::io::read(&self.changed, &mut [0; 8]).is_ok()
     }
 
     /// Sets the time for requests in flight.

@@ -1,5 +1,7 @@
 //! Rings that are stopped, paused and started again, and memory that changes.
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
@@ -30,7 +32,7 @@ fn connect(rig: &Rig, mut guest: Guest) -> (Guest, GuestRing) {
 fn requests_that_do_not_end_in_time_fail() {
     let disk = Disk::new(&geometry());
     disk.holds.store(true, Ordering::SeqCst);
-    let shared = Shared::new("volume", 1).with_drain(Time::from_millis(100));
+    let shared = Shared::new("volume", 1).unwrap().with_drain(Time::from_millis(100));
     let rig = Rig::of("drain", &geometry(), disk, shared);
     let (mut guest, mut ring) = connect(&rig, Guest::recording());
     disk_has(&rig, &[7; 512]);
@@ -120,6 +122,30 @@ fn a_reset_device_begins_anew() {
     ring.reset(&guest);
     ring.start_on(guest.monitor());
     assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
+    rig.stop();
+}
+
+#[test]
+fn a_monitor_learns_a_new_size() {
+    let rig = Rig::new("size", &geometry(), 1);
+    let (mut guest, mut ring) = connect(&rig, Guest::default());
+    let (mut mine, passed) = UnixStream::pair().unwrap();
+    mine.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    guest.pass_channel(&passed);
+    drop(passed);
+    for size in [32 << 20, 48_u64 << 20] {
+        rig.disk.bytes.lock().unwrap().resize(size as usize, 0);
+        rig.disk.size.store(size, Ordering::SeqCst);
+        rig.look();
+        let mut message = [0; 12];
+        mine.read_exact(&mut message).unwrap();
+        assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(guest.config()[..8], (size / 512).to_le_bytes());
+        assert_eq!(ring.put(&guest, size / 512 - 1, &[5; 512]), 0);
+    }
+    guest.disconnect();
+    mine.set_read_timeout(None).unwrap();
+    assert_eq!(mine.read(&mut [0; 12]).unwrap(), 0, "the channel ends with the connection");
     rig.stop();
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
@@ -39,6 +39,8 @@ pub(super) struct Disk {
     pub(super) fails: AtomicU32,
     /// Queue depth; 0 for no limit.
     pub(super) depth: AtomicU32,
+    /// Size in bytes from the next turn on; 0 for no change.
+    pub(super) size: AtomicU64,
     /// IO cannot be canceled.
     pub(super) keeps: AtomicBool,
     /// Number of IOs that were submitted.
@@ -115,6 +117,8 @@ impl BlockDevice for Device {
 
     /// The newest IO ends first.
     fn poll(&mut self, _now: Instant) -> bool {
+        let size = self.disk.size.load(Ordering::SeqCst);
+        self.geometry.size = if size > 0 { size } else { self.geometry.size };
         let any = !self.queue.is_empty() && !self.disk.holds.load(Ordering::SeqCst);
         while any && let Some(io) = self.queue.pop_back() {
             let status = self.run(&io);
@@ -230,7 +234,7 @@ impl Rig {
 
     /// Serves a disk.
     pub(super) fn on(name: &str, geometry: &Geometry, shards: u16, disk: Arc<Disk>) -> Self {
-        Self::of(name, geometry, disk, Shared::new("volume", shards))
+        Self::of(name, geometry, disk, Shared::new("volume", shards).unwrap())
     }
 
     /// Serves a disk with this state.
