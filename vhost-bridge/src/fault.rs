@@ -16,7 +16,7 @@ pub(crate) enum Fault {
     #[error("descriptor {0} of a table of {1}")]
     Index(u16, u32),
     /// A chain that has a loop, or is too long.
-    #[error("a chain of more than 1024 descriptors")]
+    #[error("a chain of more than 1024 descriptors, or 2048 pieces of memory")]
     TooLong,
     /// A descriptor without memory.
     #[error("a descriptor of zero bytes")]

@@ -21,6 +21,10 @@ use crate::fault::Fault;
 /// Maximum number of regions of a guest.
 pub(crate) const REGIONS_MAX: usize = 512;
 
+/// Maximum number of pieces of memory that a request may have to read or to write: a descriptor has
+/// one for each region that it lies in.
+const PIECES_MAX: usize = 2048;
+
 /// Memory of a guest, sorted by address.
 pub(crate) type GuestMemory = GuestRegionCollection<GuestRegion>;
 
@@ -99,6 +103,9 @@ pub(crate) fn add_pieces(
     let (mut at, mut left) = (start, u64::from(len));
     let outside = Fault::Address(start.raw_value());
     while left > 0 {
+        if pieces.len() == PIECES_MAX {
+            return Err(Fault::TooLong);
+        }
         let region = memory.find_region(at).ok_or(outside)?;
         let offset = at.raw_value() - region.start.raw_value();
         let count = left.min(region.len - offset);
@@ -153,6 +160,19 @@ mod tests {
             let fault = add_pieces(&memory, GuestAddress(start), len, &mut pieces).unwrap_err();
             assert_eq!(fault, Fault::Address(start));
         }
+    }
+
+    #[test]
+    fn a_request_in_too_many_regions_is_refused() {
+        let file = file(0x1000);
+        let region = |at: u64| GuestRegion::map(at * 0x1000, &file, 0, 0x1000).unwrap();
+        let memory = GuestMemory::from_regions((0..300).map(region).collect()).unwrap();
+        let mut pieces = Vec::new();
+        for _ in 0..6 {
+            add_pieces(&memory, GuestAddress(0), 300 * 0x1000, &mut pieces).unwrap();
+        }
+        let fault = add_pieces(&memory, GuestAddress(0), 300 * 0x1000, &mut pieces);
+        assert_eq!((fault, pieces.len()), (Err(Fault::TooLong), PIECES_MAX));
     }
 
     #[test]

@@ -22,6 +22,10 @@ use crate::service::{Seat, Service};
 use crate::shared::Shared;
 use crate::vring::Vring;
 
+/// Maximum number of requests that a turn takes from a ring: a driver that offers them as fast as
+/// they are answered must not keep the shard from its other work.
+const TAKEN_MAX: usize = 256;
+
 /// Use of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -366,7 +370,10 @@ impl Queues {
             }
             slot.current = None;
         }
-        while *phase == Phase::Serving && slot.current.is_none() && ios.has_room() {
+        for _ in 0..TAKEN_MAX {
+            if *phase != Phase::Serving || slot.current.is_some() || !ios.has_room() {
+                break;
+            }
             let Some(vring) = slot.active() else { break };
             let taken = match vring.take(chain) {
                 Ok(None) => break,
