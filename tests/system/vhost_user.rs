@@ -1,17 +1,16 @@
 //! Volumes that a virtual machine uses by vhost-user-blk, with a monitor and driver written by hand
 //! and with QEMU.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rtrs_core::prng::Prng;
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Finished, Proc, Scratch, Server, requires, sparse_file,
+    COMMAND_TIME_MAX, Client, Finished, Proc, Scratch, Server, requires, sparse_file, wait_for,
 };
 use vhost_bridge::driver::{Guest, GuestRing, Request, SLOTS, kind};
 
@@ -117,7 +116,6 @@ fn a_virtual_machine_learns_a_new_size() {
 
 #[test]
 fn a_socket_in_use_is_refused_and_its_access_is_set() {
-    use std::os::unix::fs::PermissionsExt;
     let stand = Stand::new(&["--socket-mode", "600"]);
     let mode = fs::metadata(&stand.socket).expect("the socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -181,24 +179,27 @@ fn a_killed_process_loses_no_request() {
     }
 }
 
-/// Boot sector that copies the second sector to the third one through the firmware, and ends QEMU.
+/// Boot sector that copies the second sector to the third one through the firmware, again and again
+/// until the second one begins with 0xAA. Then it ends QEMU.
 fn boot_sector() -> Vec<u8> {
     let code: &[u8] = &[
         0x31, 0xc0, // xor ax, ax
         0x8e, 0xd8, // mov ds, ax
-        0xbe, 0x00, 0x7d, // mov si, 0x7d00 (the packet)
+        0xbe, 0x00, 0x7d, // again: mov si, 0x7d00 (the packet)
         0xb4, 0x42, // mov ah, 0x42 (read)
         0xb2, 0x80, // mov dl, 0x80 (the first disk)
         0xcd, 0x13, // int 0x13
-        0x72, 0x0f, // jc +15
+        0x72, 0x16, // jc failed
         0xbe, 0x10, 0x7d, // mov si, 0x7d10
         0xb8, 0x00, 0x43, // mov ax, 0x4300 (write)
         0xb2, 0x80, // mov dl, 0x80
         0xcd, 0x13, // int 0x13
-        0x72, 0x03, // jc +3
+        0x72, 0x0a, // jc failed
+        0x80, 0x3e, 0x00, 0x80, 0xaa, // cmp byte [0x8000], 0xaa
+        0x75, 0xe2, // jne again
         0xb0, 0x20, // mov al, 0x20
         0xa9, // test ax, imm16: skips the next instruction
-        0xb0, 0x11, // mov al, 0x11
+        0xb0, 0x11, // failed: mov al, 0x11
         0xba, 0xf4, 0x00, // mov dx, 0xf4
         0xee, // out dx, al
         0xf4, // hlt
@@ -224,23 +225,37 @@ fn qemu(socket: &Path) -> Command {
     command
 }
 
+/// Writes the second sector, and waits until the guest has copied it.
+fn await_copy(stand: &Stand, second: &[u8]) {
+    let file = OpenOptions::new().write(true).open(&stand.image).expect("the image");
+    file.write_all_at(second, 512).expect("the second sector");
+    wait_for("the guest to copy the sector", COMMAND_TIME_MAX, || {
+        let image = fs::read(&stand.image).expect("the image");
+        (image[1024..1536] == *second).then_some(())
+    });
+}
+
 #[test]
-fn qemu_boots_from_a_volume() {
+fn qemu_goes_on_after_its_disk_was_killed() {
     if !requires(&["qemu-system-x86_64"]) {
         return;
     }
-    let stand = Stand::new(&["--shards", "2"]);
+    let args = ["--shards", "2", "--retry-for", "30s"];
+    let stand = Stand::new(&args);
     let (guest, mut rings) = stand.guest(1);
-    let second: Vec<u8> = (0..512).map(|at| (at * 7) as u8).collect();
-    assert_eq!(rings[0].put(&guest, 0, &[boot_sector(), second.clone()].concat()), 0);
+    assert_eq!(rings[0].put(&guest, 0, &boot_sector()), 0);
     drop(guest);
-    let finished = Proc::start(qemu(&stand.socket)).wait(COMMAND_TIME_MAX);
-    // The guest ends with (0x20 << 1) | 1.
-    let _ = finished.code(0x41);
-    let begin = Instant::now();
-    while fs::read(&stand.image).expect("the image")[1024..1536] != second {
-        assert!(begin.elapsed() < COMMAND_TIME_MAX, "the guest's write is not on the disk");
-        thread::sleep(Duration::from_millis(20));
+    let mut qemu = Proc::start(qemu(&stand.socket));
+    for kill in 1..4 {
+        await_copy(&stand, &[kill; 512]);
+        assert!(qemu.is_running(), "the guest copies again and again");
+        stand.client.signal("KILL");
+        stand.client.wait_gone(COMMAND_TIME_MAX);
+        let _ = stand.attach(&args).ok();
     }
+    await_copy(&stand, &[9; 512]);
+    await_copy(&stand, &[0xaa; 512]);
+    // The guest ends with (0x20 << 1) | 1.
+    let _ = qemu.wait(COMMAND_TIME_MAX).code(0x41);
     assert_eq!(stand.client.status()["state"], "open");
 }
