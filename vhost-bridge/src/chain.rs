@@ -51,6 +51,12 @@ impl Table {
 }
 
 impl Chain {
+    /// Releases the memory.
+    pub(crate) fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+
     /// Reads the chain that begins with this descriptor of the ring's table.
     ///
     /// # Errors
@@ -61,8 +67,7 @@ impl Chain {
         mut table: Table,
         head: u16,
     ) -> Result<(), Fault> {
-        self.readable.clear();
-        self.writable.clear();
+        self.clear();
         let (mut index, mut is_indirect) = (head, false);
         for _ in 0..DESCRIPTORS_MAX {
             // Copied once: the guest may change it meanwhile.

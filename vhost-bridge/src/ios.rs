@@ -1,14 +1,15 @@
 //! Requests in flight on a shard, and the IOs that they consist of.
 //!
-//! A read is placed in memory of the guest, through a buffer of a scattered pool. The data of a
-//! write is copied to the buffer's own memory first: the guest may change it at any time, and what
-//! is sent has a checksum, and may be sent again. A request that is larger than a buffer, or has
-//! more pieces than one, is split at blocks of the device.
+//! Data passes through buffers, and is copied between these and memory of the guest. The guest may
+//! change its memory at any time: data that is sent has a checksum and may be sent again, and data
+//! that is received is compared with its checksum where it was placed. A mismatch would end the
+//! path, with all volumes on it. A request that is larger than a buffer is split at blocks of the
+//! device.
 
 use std::io;
 
 use rtrs_core::block::{BlockDevice, Completion, Io, IoOp};
-use rtrs_core::mem::{MemSlice, PIECES_MAX, Pool};
+use rtrs_core::mem::{MemSlice, Pool};
 use rtrs_core::status::IoStatus;
 
 use crate::fault::Fault;
@@ -119,7 +120,7 @@ impl Ios {
         rings: usize,
     ) -> io::Result<Self> {
         let buffers = u32::try_from((memory / BUFFER_LEN).max(1)).unwrap_or(u32::MAX);
-        let pool = Pool::scattered(buffers, BUFFER_LEN)?;
+        let pool = Pool::new(buffers, BUFFER_LEN)?;
         device.attach_region(pool.region())?;
         let parts = vec![Part::default(); buffers as usize];
         // A request has a buffer, except one of each ring that waits for its next one.
@@ -256,17 +257,12 @@ impl Ios {
         let block = geometry.logical_block as usize;
         let max = BUFFER_LEN.min(geometry.io_max as usize) / block * block;
         let left = request.command.len - request.done;
-        let whole = usize::try_from(left).map_or(max, |left| left.min(max));
+        let len = usize::try_from(left).map_or(max, |left| left.min(max));
         let from = request.done;
-        let pieces = Pieces { all: &request.data, from };
-        let is_read = request.command.op == IoOp::Read;
-        let fits = if is_read { pieces.length(PIECES_MAX, whole) / block * block } else { 0 };
-        // Pieces that cannot be assigned leave the buffer its own memory.
-        let assigned = (fits > 0).then(|| pool.assign(buffer, pieces.cut(fits)).ok()).flatten();
-        let (len, is_copied) = if assigned.is_some() { (fits, false) } else { (whole, is_read) };
-        let buf = assigned.or_else(|| pool.slice(buffer).slice(0, len));
-        if let Some(buf) = buf.as_ref().filter(|_| !is_read) {
-            pieces.copy_to(buf);
+        let is_copied = request.command.op == IoOp::Read;
+        let buf = pool.slice(buffer).slice(0, len);
+        if let Some(buf) = buf.as_ref().filter(|_| !is_copied) {
+            Pieces { all: &request.data, from }.copy_to(buf);
         }
         parts[buffer as usize] = Part { request: id, from, len, is_copied, is_running: true };
         (len as u64, buf)
@@ -325,7 +321,7 @@ impl Ios {
     }
 
     /// Gives up the requests of a ring that were not given up before: their memory is no longer
-    /// used, except by a system call that is running. Calls `each` with them.
+    /// used. Calls `each` with them.
     pub(crate) fn abandon(&mut self, ring: usize, mut each: impl FnMut(&Request)) {
         for id in 0..self.requests.len() {
             let request = &mut self.requests[id];
@@ -342,19 +338,13 @@ impl Ios {
                 self.end(id);
             }
         }
-        let Self { device, pool, parts, requests, .. } = self;
+        let Self { device, parts, requests, .. } = self;
         let is_left = |tag: u64| {
             let part = usize::try_from(tag).ok().and_then(|buffer| parts.get(buffer));
             let is_running = |part: &&Part| part.is_running;
             part.filter(is_running).is_some_and(|part| requests[part.request as usize].ring == ring)
         };
         device.cancel(&is_left);
-        for (buffer, part) in (0..).zip(parts.iter()) {
-            if part.is_running && requests[part.request as usize].ring == ring {
-                // No pieces break no rule.
-                drop(pool.assign(buffer, []));
-            }
-        }
         if self.refused.as_ref().is_some_and(|io| is_left(io.tag)) {
             self.withdraw();
         }

@@ -86,7 +86,10 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     pub(crate) fn new(shared: &Arc<Shared>, shards: &[Sender<Command>]) -> Self {
-        shared.set_writeback(true);
+        // A guest that comes back keeps its cache mode.
+        if !shared.is_in_use() {
+            shared.set_cache(true);
+        }
         Self {
             shared: Arc::clone(shared),
             shards: shards.to_vec(),
@@ -210,7 +213,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         let drain = self.shared.drain;
         self.stop(0..RINGS_MAX, Some(drain));
         self.features = 0;
-        self.shared.set_writeback(true);
+        self.shared.set_cache(true);
         self.rings.iter_mut().for_each(|ring| *ring = RingConfig::default());
         Ok(())
     }
@@ -224,10 +227,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
             return Err(Error::InvalidOperation("a feature that was not offered"));
         }
         self.features = features;
-        // A driver that cannot flush expects that writes are durable.
-        if !has(features, VIRTIO_BLK_F_FLUSH) {
-            self.shared.set_writeback(false);
-        }
+        self.shared.set_flush(has(features, VIRTIO_BLK_F_FLUSH));
         Ok(())
     }
 
@@ -340,7 +340,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
         let Shared { geometry, shards, .. } = &*self.shared;
-        let (geometry, is_writeback) = (&geometry.lock(), self.shared.is_writeback());
+        let (geometry, is_writeback) = (&geometry.lock(), self.shared.has_cache());
         let part = Config { geometry, rings: *shards, is_writeback }.read(offset, size);
         part.ok_or(Error::InvalidParam)
     }
@@ -348,7 +348,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         let text = "a write to the configuration space other than of the cache mode";
         let is_writeback = config::written(offset, buf).ok_or(Error::InvalidOperation(text))?;
-        self.shared.set_writeback(is_writeback);
+        self.shared.set_cache(is_writeback);
         // The monitor does not repeat this for the next process.
         self.area.iter().for_each(|area| area.note_write_through(!is_writeback));
         Ok(())
@@ -369,6 +369,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         let VhostUserInflight { num_queues: rings, queue_size: descriptors, .. } = *inflight;
         let size = checked(AreaSize { rings, descriptors })?;
         let (area, file) = Area::create(size).map_err(Error::ReqHandlerError)?;
+        area.note_write_through(!self.shared.has_cache());
         self.area = Some(area);
         Ok((VhostUserInflight::new(size.bytes(), 0, rings, descriptors), file))
     }
@@ -381,7 +382,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         }
         let area = Area::map(size, &file, mmap_offset).map_err(Error::ReqHandlerError)?;
         if area.is_write_through() {
-            self.shared.set_writeback(false);
+            self.shared.set_cache(false);
         }
         self.area = Some(area);
         Ok(())

@@ -23,18 +23,6 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// Returns how many of the next `max` bytes lie in at most `count` pieces.
-    pub(crate) fn length(self, count: usize, max: usize) -> usize {
-        let mut skip = self.from;
-        let lengths = self.all.iter().map(move |piece| {
-            let begin = usize::try_from(skip).map_or(piece.len(), |skip| skip.min(piece.len()));
-            skip -= begin as u64;
-            piece.len() - begin
-        });
-        let sum: usize = lengths.filter(|len| *len > 0).take(count).sum();
-        sum.min(max)
-    }
-
     /// Copies the next bytes to memory in one piece, which they fill.
     pub(crate) fn copy_to(self, memory: &MemSlice) {
         self.each(memory, |part, piece| part.copy_from(piece));
@@ -78,11 +66,10 @@ mod tests {
                 let bytes = &text[from as usize..from as usize + len];
                 assert_eq!(slice.to_vec(), bytes, "{from} {len}");
                 let cut: Vec<u8> = pieces.cut(len).flat_map(|piece| piece.to_vec()).collect();
-                assert_eq!((cut, pieces.length(9, len)), (bytes.to_vec(), len));
+                assert_eq!(cut, bytes);
             }
         }
         let pieces = Pieces { all: &all, from: 2 };
-        assert_eq!((pieces.length(1, 8), pieces.length(2, 8), pieces.length(3, 4)), (1, 2, 4));
         buffer.copy_in(0, b"12345");
         pieces.copy_from(&buffer.slice(0, 5).unwrap());
         assert_eq!(memory.slice(0, 14).unwrap().to_vec(), b"2345efghi1----"[..]);

@@ -276,7 +276,11 @@ impl Queues {
         match action {
             Action::Start(start) => return self.start(at, *start),
             Action::Kick(fd) => slot.kick = Some(Kick::new(ring, fd)?),
-            Action::Call(fd) => slot.call = bell(fd)?,
+            Action::Call(fd) => {
+                slot.call = bell(fd)?;
+                // The last event of the earlier descriptor may not have been written.
+                slot.call.iter_mut().for_each(Bell::ring);
+            }
             Action::Fault(fd) => slot.fault = bell(fd)?,
             Action::Enable(is_enabled) => slot.is_enabled = is_enabled,
             Action::Memory(memory) => {
@@ -386,6 +390,8 @@ impl Queues {
                 Err(fault) => slot.break_ring(shared, number, fault),
             }
         }
+        // It would keep memory of the guest mapped.
+        chain.clear();
         any
     }
 

@@ -150,8 +150,13 @@ impl Serving {
                 Event::Change => drop(self.shared.take_change()),
                 Event::Connection => {
                     let Some(stream) = self.accept() else { continue };
-                    if !self.serve(stream)? {
-                        return Ok(());
+                    match self.serve(stream) {
+                        Ok(true) => {}
+                        Ok(false) => return Ok(()),
+                        Err(error) => {
+                            let name = &self.shared.name;
+                            tracing::warn!("{name}: cannot serve a connection: {error}");
+                        }
                     }
                 }
             }

@@ -26,8 +26,10 @@ pub(crate) struct Shared {
     pub(crate) geometry: Mutex<Geometry>,
     /// Readable when the size has changed since the monitor was told.
     pub(crate) changed: OwnedFd,
-    /// Whether the driver flushes; otherwise each write is durable when it is answered.
-    is_writeback: AtomicBool,
+    /// Cache mode that the driver has set.
+    has_cache: AtomicBool,
+    /// Whether the driver can flush.
+    has_flush: AtomicBool,
     /// Process of the monitor, 0 if unknown.
     monitor: AtomicU32,
     is_connected: AtomicBool,
@@ -44,7 +46,8 @@ impl Shared {
             shards,
             drain: DRAIN,
             geometry: Mutex::new(Geometry::default()),
-            is_writeback: AtomicBool::new(true),
+            has_cache: AtomicBool::new(true),
+            has_flush: AtomicBool::new(true),
             monitor: AtomicU32::new(0),
             is_connected: AtomicBool::new(false),
             may_return: AtomicBool::new(false),
@@ -71,12 +74,23 @@ impl Shared {
         self
     }
 
+    /// Whether the driver flushes; otherwise each write is durable when it is answered.
     pub(crate) fn is_writeback(&self) -> bool {
-        self.is_writeback.load(Ordering::Relaxed)
+        self.has_cache() && self.has_flush.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_writeback(&self, is_writeback: bool) {
-        self.is_writeback.store(is_writeback, Ordering::Relaxed);
+    /// Cache mode that the driver has set.
+    pub(crate) fn has_cache(&self) -> bool {
+        self.has_cache.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_cache(&self, has_cache: bool) {
+        self.has_cache.store(has_cache, Ordering::Relaxed);
+    }
+
+    /// Sets whether the driver can flush. One that cannot expects that writes are durable.
+    pub(crate) fn set_flush(&self, has_flush: bool) {
+        self.has_flush.store(has_flush, Ordering::Relaxed);
     }
 
     /// Notes a monitor that has connected, with its process if that is known.

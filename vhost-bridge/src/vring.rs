@@ -116,9 +116,13 @@ impl Vring {
         let head = match self.repeated.pop() {
             Some(head) => head,
             None => {
+                if !self.has_input() {
+                    return Ok(None);
+                }
                 let mut available =
                     self.queue.iter(&*self.memory).map_err(|_| Fault::AvailableIndex)?;
-                let Some(next) = available.next() else { return Ok(None) };
+                // There is a request, so the entry cannot be read.
+                let next = available.next().ok_or(Fault::Ring)?;
                 let head = next.head_index();
                 let size = u32::from(self.queue.size());
                 let is_busy = self.busy.get(usize::from(head)).ok_or(Fault::Index(head, size))?;
