@@ -33,7 +33,7 @@ pub(crate) enum Action {
     /// Use this memory of the guest.
     Memory(Arc<GuestMemory>),
     /// Stop once the requests in flight have ended, or at the latest after this time.
-    Stop { within: Option<Duration>, reply: mpsc::Sender<Stopped> },
+    Stop { within: Duration, reply: mpsc::Sender<Stopped> },
 }
 
 /// Ring to be started.

@@ -14,8 +14,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub(crate) const SECTOR: u64 = 512;
 /// Maximum number of rings.
 pub(crate) const RINGS_MAX: u16 = 64;
-/// Pieces of data of a request that the driver is asked for: with header and status, as many as a
-/// scattered buffer has.
+/// Pieces of data of a request that the driver is asked for, as by other devices.
 const SEG_MAX: u32 = 126;
 /// Length of the configuration space that has a meaning.
 const CONFIG_LEN: usize = 60;

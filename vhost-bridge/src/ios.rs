@@ -15,6 +15,7 @@ use rtrs_core::status::IoStatus;
 use crate::fault::Fault;
 use crate::pieces::Pieces;
 use crate::request::{Command, Status};
+use crate::shared::GivenUp;
 use crate::vring::Vring;
 
 /// Length of a buffer.
@@ -60,6 +61,8 @@ pub(crate) struct Request {
     pub(crate) outcome: IoStatus,
     /// The request was answered before its IO ended.
     pub(crate) is_abandoned: bool,
+    /// Whether later requests wait for the end of this one.
+    is_given_up: bool,
     /// Whether all IO was submitted.
     is_submitted: bool,
     /// Number of bytes that were submitted.
@@ -107,6 +110,7 @@ pub(crate) struct Ios {
     /// Tag of an IO that was refused and is not to be submitted again.
     withdrawn: Option<u64>,
     counters: IoCounters,
+    given_up: GivenUp,
 }
 
 impl Ios {
@@ -118,6 +122,7 @@ impl Ios {
         mut device: Box<dyn BlockDevice>,
         memory: usize,
         rings: usize,
+        given_up: &GivenUp,
     ) -> io::Result<Self> {
         let buffers = u32::try_from((memory / BUFFER_LEN).max(1)).unwrap_or(u32::MAX);
         let pool = Pool::new(buffers, BUFFER_LEN)?;
@@ -138,6 +143,7 @@ impl Ios {
             refused: None,
             withdrawn: None,
             counters,
+            given_up: given_up.clone(),
         })
     }
 
@@ -158,10 +164,8 @@ impl Ios {
 
     /// Whether a request can be begun.
     pub(crate) fn has_room(&self) -> bool {
-        self.refused.is_none()
-            && self.due.is_empty()
-            && self.pool.available() > 0
-            && !self.free.is_empty()
+        let is_free = self.pool.available() > 0 && !self.free.is_empty();
+        is_free && self.refused.is_none() && self.due.is_empty() && !self.given_up.any()
     }
 
     /// Number of requests whose IO has not ended.
@@ -317,6 +321,9 @@ impl Ios {
         let request = &mut self.requests[id as usize];
         request.data.clear();
         request.unanswered = None;
+        if std::mem::take(&mut request.is_given_up) {
+            self.given_up.remove();
+        }
         self.free.push(id);
     }
 
@@ -332,6 +339,10 @@ impl Ios {
                 each(request);
             }
             (request.is_submitted, request.then_flush) = (true, false);
+            if request.parts > 0 && request.command.op.changes() && !request.is_given_up {
+                request.is_given_up = true;
+                self.given_up.add();
+            }
             if request.parts == 0 {
                 let id = u32::try_from(id).unwrap_or_else(|_| unreachable!("counted in 32 bits"));
                 self.due.retain(|due| *due != id);
@@ -386,6 +397,7 @@ impl Request {
             then_flush: false,
             outcome: IoStatus::Ok,
             is_abandoned: false,
+            is_given_up: false,
             is_submitted: true,
             done: 0,
             parts: 0,

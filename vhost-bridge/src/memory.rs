@@ -1,8 +1,7 @@
 //! Memory of a guest: regions of files that the monitor shares, by guest address.
 //!
-//! The regions are those of `rtrs-core`, so that reads are placed in pages of the guest and stay
-//! mapped until the last IO that names them has ended. For rings they implement the traits of
-//! `vm-memory`, which makes the atomic accesses.
+//! The regions are those of `rtrs-core`, which stay mapped until the last request that names them
+//! has ended. For rings they implement the traits of `vm-memory`, which makes the atomic accesses.
 
 use std::fs::File;
 use std::io;

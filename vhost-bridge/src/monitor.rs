@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use rtrs_core::rt::Sender;
-use rtrs_core::time::Duration;
+use rtrs_core::rt::{Clock, Sender};
+use rtrs_core::time::Instant;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -82,6 +82,9 @@ pub(crate) struct Monitor {
     memory: Arc<GuestMemory>,
     area: Option<Area>,
     rings: Vec<RingConfig>,
+    /// End of the time for requests in flight, from the first stop to the next start: a monitor
+    /// stops its rings one after the other.
+    drained_by: Option<Instant>,
 }
 
 impl Monitor {
@@ -97,6 +100,7 @@ impl Monitor {
             mapped: Vec::new(),
             memory: Arc::default(),
             area: None,
+            drained_by: None,
             rings: (0..RINGS_MAX).map(|_| RingConfig::default()).collect(),
         }
     }
@@ -159,13 +163,18 @@ impl Monitor {
         let call = copy(&ring.call).map_err(Error::ReqHandlerError)?;
         let fault = copy(&ring.fault).map_err(Error::ReqHandlerError)?;
         ring.is_started = true;
+        self.drained_by = None;
         let start = RingStart { setup, kick, call, fault, is_enabled };
         self.send(index, Action::Start(Box::new(start)));
         Ok(())
     }
 
-    /// Stops rings, all at once. Requests in flight end first, within a time if there is one.
-    fn stop(&mut self, rings: impl Iterator<Item = u16>, within: Option<Duration>) {
+    /// Stops rings, all at once. Requests in flight end first, or fail when their time is over.
+    fn stop(&mut self, rings: impl Iterator<Item = u16>) {
+        let now = Clock.now();
+        let drain = self.shared.drain;
+        let by = *self.drained_by.get_or_insert_with(|| now + drain);
+        let within = by.since(now);
         let mut replies = Vec::new();
         for at in rings.filter(|at| self.rings[usize::from(*at)].is_started) {
             let (reply, stopped) = mpsc::channel();
@@ -186,7 +195,7 @@ impl Monitor {
     /// there was a running ring.
     pub(crate) fn end(&mut self) -> bool {
         let any = self.rings.iter().any(|ring| ring.is_started);
-        self.stop(0..RINGS_MAX, None);
+        self.stop(0..RINGS_MAX);
         any
     }
 }
@@ -210,8 +219,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        let drain = self.shared.drain;
-        self.stop(0..RINGS_MAX, Some(drain));
+        self.stop(0..RINGS_MAX);
         self.features = 0;
         self.shared.set_cache(true);
         self.rings.iter_mut().for_each(|ring| *ring = RingConfig::default());
@@ -274,8 +282,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let at = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
         self.ring(index)?;
-        let drain = self.shared.drain;
-        self.stop(std::iter::once(at), Some(drain));
+        self.stop(std::iter::once(at));
         Ok(VhostUserVringState::new(index, self.ring(index)?.base.into()))
     }
 

@@ -7,9 +7,9 @@ use std::sync::mpsc;
 
 use rtrs_core::block::{BlockDevice, Geometry};
 use rtrs_core::front_end::FrontEndStats;
-use rtrs_core::rt::{Inbox, Ring};
+use rtrs_core::rt::{Clock, Inbox, Ring};
 use rtrs_core::status::IoStatus;
-use rtrs_core::time::{Instant, earliest};
+use rtrs_core::time::{Duration, Instant, earliest};
 
 use crate::bells::{Bell, Kick};
 use crate::chain::Chain;
@@ -25,6 +25,9 @@ use crate::vring::Vring;
 /// Maximum number of requests that a turn takes from a ring: a driver that offers them as fast as
 /// they are answered must not keep the shard from its other work.
 const TAKEN_MAX: usize = 256;
+
+/// Pause between looks whether the changes that were given up have ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Use of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +79,7 @@ struct Slot {
 /// Stop of a ring that waits for its requests.
 #[derive(Debug)]
 struct Stop {
-    by: Option<Instant>,
+    by: Instant,
     reply: mpsc::Sender<Stopped>,
 }
 
@@ -128,7 +131,7 @@ impl Queues {
         let rings = usize::from(RINGS_MAX.div_ceil(shared.shards.max(1)));
         Ok(Self {
             inbox: mailbox.arm(ring)?,
-            ios: Ios::new(device, memory, rings)?,
+            ios: Ios::new(device, memory, rings, &shared.given_up)?,
             ring: Rc::clone(ring),
             service,
             slots: Vec::with_capacity(rings),
@@ -189,8 +192,10 @@ impl Queues {
 
     /// Time at which [`Self::turn`] must be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        let stops = self.slots.iter().filter_map(|slot| slot.stop.as_ref()?.by);
-        stops.fold(None, |at, by| earliest(at, Some(by)))
+        let stops = self.slots.iter().filter_map(|slot| Some(slot.stop.as_ref()?.by));
+        // No event reports that the changes given up on another shard have ended.
+        let look = self.shared.given_up.any().then(|| Clock.now() + LOOK_AGAIN);
+        stops.fold(look, |at, by| earliest(at, Some(by)))
     }
 
     /// Takes no more requests; those in flight end. The monitor is disconnected after that.
@@ -290,7 +295,7 @@ impl Queues {
                 }
             }
             Action::Stop { within, reply } => {
-                slot.stop = Some(Stop { by: within.map(|within| now + within), reply });
+                slot.stop = Some(Stop { by: now + within, reply });
             }
         }
         Ok(())
@@ -401,8 +406,7 @@ impl Queues {
             let number = self.number(at);
             let slot = &mut self.slots[at];
             let Some(by) = slot.stop.as_ref().map(|stop| stop.by) else { continue };
-            let is_over = by.is_some_and(|by| by <= now);
-            if !is_over && !slot.is_drained(self.phase) {
+            if by > now && !slot.is_drained(self.phase) {
                 continue;
             }
             if let Some(vring) = slot.vring.as_mut().filter(|vring| vring.inflight() > 0) {

@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
@@ -11,6 +12,25 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Usual time for requests in flight when a ring is stopped.
 const DRAIN: Duration = Duration::from_secs(30);
+
+/// Number of changes that were answered before their IO ended. They may still be executed, so
+/// nothing that comes later is begun meanwhile, on any shard.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GivenUp(Arc<AtomicUsize>);
+
+impl GivenUp {
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
 
 /// Device as its monitor sees it.
 #[derive(Debug)]
@@ -33,6 +53,7 @@ pub(crate) struct Shared {
     /// Process of the monitor, 0 if unknown.
     monitor: AtomicU32,
     is_connected: AtomicBool,
+    pub(crate) given_up: GivenUp,
     /// Whether the last monitor has disconnected without stopping its rings.
     may_return: AtomicBool,
 }
@@ -50,6 +71,7 @@ impl Shared {
             has_flush: AtomicBool::new(true),
             monitor: AtomicU32::new(0),
             is_connected: AtomicBool::new(false),
+            given_up: GivenUp::default(),
             may_return: AtomicBool::new(false),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })

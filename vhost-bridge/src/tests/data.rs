@@ -199,6 +199,11 @@ fn writes_are_durable_unless_the_driver_flushes() {
         guest.wanted = !(1 << VIRTIO_BLK_F_FLUSH);
         guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
         assert_eq!(ran(&guest, &mut ring), through);
+        // A firmware is such a driver, and its successor can flush.
+        guest.disconnect();
+        guest.wanted = u64::MAX;
+        guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
+        assert_eq!(ran(&guest, &mut ring), [write(false)]);
         rig.stop();
     }
 }
