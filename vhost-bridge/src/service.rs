@@ -1,6 +1,7 @@
 //! Socket of a device: one monitor at a time is served, by a thread of its own.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -24,6 +25,9 @@ use crate::shared::Shared;
 const MESSAGE_TIME: Duration = Duration::from_secs(5);
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Socket of the connected monitor.
+type Connection = Arc<parking_lot::Mutex<Option<UnixStream>>>;
 
 /// Reader of a monitor's messages.
 type Handler = BackendReqHandler<Mutex<Monitor>>;
@@ -69,6 +73,7 @@ impl Bound {
         let (shards, shared) = (shared.shards, Arc::new(shared));
         let (senders, mailboxes): (Vec<_>, Vec<_>) =
             (0..shards).map(|_| mailbox()).collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        let connection = Connection::default();
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let Self { listener, file } = self;
         let serving = Serving {
@@ -77,9 +82,10 @@ impl Bound {
             shared: Arc::clone(&shared),
             shards: senders,
             refused: LogLimit::default(),
+            connection: Arc::clone(&connection),
             channel: None,
         };
-        let mut service = Some(Service { _file: file, stop, waiting: Some(serving) });
+        let mut service = Some(Service { _file: file, stop, connection, waiting: Some(serving) });
         let seat = |(shard, mailbox)| {
             let service = service.take();
             Seat { shared: Arc::clone(&shared), shard, mailbox, service }
@@ -95,6 +101,7 @@ pub(crate) struct Service {
     /// Removed with the service.
     _file: SocketFile,
     stop: Arc<OwnedFd>,
+    connection: Connection,
     /// State of the thread, until it runs.
     waiting: Option<Serving>,
 }
@@ -114,6 +121,11 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        // A monitor that does not finish a message must not keep the thread. An error means that it
+        // has gone.
+        if let Some(stream) = &*self.connection.lock() {
+            let _ = stream.shutdown(Shutdown::Read);
+        }
         // A full counter is readable already.
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
     }
@@ -137,6 +149,7 @@ struct Serving {
     shards: Vec<Sender<Command>>,
     /// Limit for lines about refused connections.
     refused: LogLimit,
+    connection: Connection,
     /// Channel to the connected monitor.
     channel: Option<Channel>,
 }
@@ -206,6 +219,7 @@ impl Serving {
         stream.set_read_timeout(Some(MESSAGE_TIME))?;
         stream.set_write_timeout(Some(MESSAGE_TIME))?;
         let watched = stream.try_clone()?;
+        *self.connection.lock() = Some(stream.try_clone()?);
         let monitor = Arc::new(Mutex::new(Monitor::new(&self.shared, &self.shards)));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&monitor));
         let pid = peer_pid(&watched).ok().filter(|pid| *pid != 0);
@@ -216,6 +230,7 @@ impl Serving {
         self.shared.take_change();
         let goes_on = self.handle(&watched, &mut handler);
         self.channel = None;
+        *self.connection.lock() = None;
         let is_in_use = lock(&monitor).end();
         self.shared.disconnected(is_in_use);
         goes_on

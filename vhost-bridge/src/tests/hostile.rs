@@ -177,6 +177,19 @@ fn bad_messages_end_the_connection() {
 }
 
 #[test]
+fn a_message_without_its_end_does_not_keep_the_service() {
+    let rig = Rig::new("part", &geometry(), 1);
+    let mut stream = UnixStream::connect(&rig.socket).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(&message(1, 1, &[])).unwrap();
+    stream.read_exact(&mut [0; 20]).unwrap();
+    stream.write_all(&[1, 0]).unwrap();
+    rig.stop();
+    let ended = stream.read_to_end(&mut Vec::new());
+    assert!(ended.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::ConnectionReset));
+}
+
+#[test]
 fn messages_that_contradict_each_other_end_the_connection() {
     type Bad = fn(&Guest, &mut vhost::vhost_user::Frontend) -> bool;
     let cases: [(&str, Bad); 9] = [
