@@ -107,7 +107,7 @@ fn values_and_combinations_of_attach_are_validated() {
         ("path: tcp://0.0.0.0", "has the unspecified address as destination"),
         ("path: [tcp://h, tcp://h:1234]", "path tcp://h:1234 is listed twice; drop one"),
     ] {
-        let has_front = ["socket", "device"].iter().any(|front| yaml.contains(front));
+        let has_front = ["socket", "device", "vhost-user"].iter().any(|front| yaml.contains(front));
         let has_front = has_front || yaml.is_empty();
         let yaml = if has_front { yaml.to_owned() } else { format!("socket: /s\n{yaml}") };
         assert_usage(&attach(&yaml).unwrap_err(), text);
