@@ -283,9 +283,8 @@ pub(crate) fn own_dependencies(manifest: &str) -> (Vec<String>, Vec<String>) {
 
 /// Returns references from a document into the tree: targets of links, and paths in backquotes.
 pub(crate) fn references(text: &str) -> Vec<(usize, String)> {
-    const TOPS: [&str; 11] = [
+    const TOPS: [&str; 10] = [
         "nbd-bridge/",
-        "vhost-bridge/",
         "rds/",
         "rtrs-client/",
         "rtrs-core/",

@@ -22,7 +22,7 @@ const PRODUCT: &[&str] = &[
     "rtrs-core/base/src/",
     "rtrs-core/src/",
     "rtrs-server/src/",
-    "vhost-bridge/src/",
+    "rtrs-client/vhost-bridge/src/",
 ];
 
 /// Folders and files among them that serve tests.
