@@ -1,13 +1,8 @@
 //! Data of answers.
 
-use rtrs_core::block::IoOp;
-use rtrs_core::extents;
 use rtrs_core::ids::ChunkIndex;
-use rtrs_core::mem::MemSlice;
 
 use super::pipeline::Step;
-use super::progress::IoProgress;
-use super::request::Parsed;
 
 impl Step<'_> {
     /// Writes a response to the memory that the peer's read returns, followed by zeroes.
@@ -19,14 +14,4 @@ impl Step<'_> {
             room.copy_in(0, &bytes[..bytes.len().min(len)]);
         }
     }
-}
-
-/// Number of bytes that answer an IO from its chunk: its data, or the used part of an extent list.
-pub(super) fn answer_len(chunk: &MemSlice, request: &Parsed, io: &IoProgress) -> u32 {
-    if io.op != IoOp::Extents {
-        return request.data_len;
-    }
-    let list = chunk.slice(0, request.data_len as usize);
-    let used = list.and_then(|list| u32::try_from(extents::used_len(&list)).ok());
-    used.unwrap_or(request.data_len)
 }

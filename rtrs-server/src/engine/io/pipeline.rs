@@ -29,7 +29,6 @@ use rtrs_core::wire::{
     UserMessage, WireError, errno,
 };
 
-use super::answer::answer_len;
 use super::conn::{Conn, WorkId};
 use super::device_errors::is_device_error;
 use super::devices::Devices;
@@ -601,7 +600,7 @@ impl Step<'_> {
                 self.devices.answered(io, errno == 0, took);
                 let reply = Reply::to_io(errno, io);
                 let chunk = self.path.chunks().chunk(ChunkIndex::from(self.at.permit));
-                let request = Parsed { data_len: answer_len(&chunk, &request, io), ..request };
+                let request = if io.op == IoOp::Extents { request.cut(&chunk) } else { request };
                 self.finish(request, reply, ctx);
             }
             _ => self.path.internal_error("an answered request is not an IO", ctx.out),

@@ -5,8 +5,10 @@
 //! `pipeline.rs` is processing it. Every change of state is asserted to be valid.
 
 use rtrs_core::block::IoOp;
+use rtrs_core::extents;
 use rtrs_core::fabric::RemoteMem;
 use rtrs_core::ids::Rkey;
+use rtrs_core::mem::MemSlice;
 use rtrs_core::time::Instant;
 
 use super::progress::IoProgress;
@@ -83,6 +85,15 @@ pub(super) struct Parsed {
     pub(super) target: Option<RemoteMem>,
     /// Key to invalidate at the peer with the answer.
     pub(super) invalidate: Option<Rkey>,
+}
+
+impl Parsed {
+    /// Cuts the data to the part of the chunk that an extent list uses.
+    pub(super) fn cut(self, chunk: &MemSlice) -> Self {
+        let list = chunk.slice(0, self.data_len as usize);
+        let used = list.and_then(|list| u32::try_from(extents::used_len(&list)).ok());
+        Self { data_len: used.unwrap_or(self.data_len), ..self }
+    }
 }
 
 /// Contents of the answer to a request.
