@@ -254,7 +254,7 @@ rtrs_core::settings! {
         /// run-dir nor name is set, a server that cannot create its control socket logs a warning
         /// and continues without one. With user, the default is /run/rtrs-server.
         run_dir: Option<PathBuf> = "/run/rtrs, or $XDG_RUNTIME_DIR/rtrs without root",
-        /// Directory for state kept across restarts
+        /// Directory for persistent state
         ///
         /// It holds small files for each writable export. $STATE_DIRECTORY has priority. The
         /// default without root is $XDG_STATE_HOME/rtrs, or ~/.local/state/rtrs. If the server

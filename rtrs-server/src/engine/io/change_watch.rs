@@ -4,7 +4,7 @@
 //! in flight when its search began, and used only while no change has begun since: at any moment it
 //! says what a new search would find.
 //!
-//! A change first marks its shard, then reads the state. A search first sets [`WATCHED`] in the
+//! A change first marks its shard, then reads the state. A search first sets `WATCHED` in the
 //! state, then reads the marks of all shards. One of the two sees the other: either the change
 //! finds the state watched and advances it, so that the list is invalid, or the search finds the
 //! mark, or the change has ended and the search finds its data. Without lists, a change costs one
@@ -27,7 +27,7 @@ pub(super) struct Stamp(u64);
 /// Watch on the changes of an export, shared by all shards.
 #[derive(Debug)]
 pub struct ChangeWatch {
-    /// Advances with a change that begins while it is odd ([`WATCHED`]); never decreases.
+    /// Advances with a change that begins while it is odd (`WATCHED`); never decreases.
     state: AtomicU64,
     changing: Box<[Changing]>,
 }
