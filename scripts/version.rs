@@ -1,6 +1,6 @@
 //! The build script of the programs: sets `RTRS_VERSION`, the text that `--version` prints.
 //!
-//! It names the features, except for `rds`, which has none, and in a release build the git
+//! The text names the features, except for `rds`, which has none, and in a release build the git
 //! revision. Other builds leave the revision out: it would recompile the programs with each commit.
 //! A tree that is not the top of a git work tree, such as an unpacked archive, has no revision.
 

@@ -1,7 +1,7 @@
 //! Retired terms, and their replacements.
 //!
-//! Only unambiguous terms are listed: many words of the old glossary are ordinary in other contexts
-//! (hold, told, aside), and reviewers have to catch those.
+//! Only unambiguous terms are listed. Many words of the old glossary, such as hold, told and aside,
+//! are ordinary in other contexts, so reviewers have to find their misuse.
 
 /// Retired terms with the terms that a Linux storage maintainer expects. Lower case; a space stands
 /// for any word boundary within an identifier, so `home core` also matches `HomeCore` and

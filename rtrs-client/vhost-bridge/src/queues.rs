@@ -395,7 +395,7 @@ impl Queues {
                 Err(fault) => slot.break_ring(shared, number, fault),
             }
         }
-        // It would keep memory of the guest mapped.
+        // A chain that is kept would keep the memory of the guest mapped.
         chain.clear();
         any
     }

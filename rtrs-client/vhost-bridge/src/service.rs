@@ -226,7 +226,7 @@ impl Serving {
         self.shared.connected(pid);
         let name = &self.shared.name;
         tracing::info!(pid, "{name}: a virtual machine monitor has connected");
-        // What has changed before, it reads now.
+        // The monitor reads the current size now, so earlier changes need no message.
         self.shared.take_change();
         let goes_on = self.handle(&watched, &mut handler);
         self.channel = None;

@@ -44,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) drain: Duration,
     /// Geometry that shard 0 has seen last, so that a monitor never waits for the session.
     pub(crate) geometry: Mutex<Geometry>,
-    /// Readable when the size has changed since the monitor was told.
+    /// Eventfd that is readable while the monitor has not been told of a change of the geometry.
     pub(crate) changed: OwnedFd,
     /// Cache mode that the driver has set.
     has_cache: AtomicBool,

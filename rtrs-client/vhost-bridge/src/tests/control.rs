@@ -57,7 +57,7 @@ fn requests_that_do_not_end_in_time_fail() {
     rig.hold(false);
     assert_eq!(ring.finish(&guest), (3, 0, 513));
     assert_eq!(rig.disk.count(), 4);
-    // What comes late reaches no memory of the guest.
+    // Data of a late answer does not reach the memory of the guest.
     assert_eq!(guest.read(GuestRing::data_at(0), 512), [9; 512]);
     assert_eq!(ring.get(&guest, 1, 512), [0; 512], "the ring goes on");
     rig.stop();

@@ -116,7 +116,7 @@ fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> i
             Ok(data) => data,
             // Holes are not supported here.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Some(at),
-            // What was found before is an answer.
+            // The extents found before the error are a valid answer.
             Err(_) if at > range.start => break,
             Err(error) => return Err(error),
         };

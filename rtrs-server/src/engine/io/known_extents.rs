@@ -188,7 +188,7 @@ impl KnownExtents {
             let Some(list) = self.lists.iter_mut().find(is_for) else { return Some(done) };
             let Some(search) = list.search.take() else { return Some(done) };
             if !done.status.is_ok() {
-                // What the request did not ask for may be at fault.
+                // The error may concern only the part beyond the request.
                 if search.is_ahead && device.submit(search.io).is_ok() {
                     self.resubmitted = true;
                     continue;
