@@ -9,7 +9,7 @@
 #   scripts/ceph.sh install            install the Debian packages
 #
 # The monitor listens on PORT and PORT + 1 (default: 33300). Pool `rbd` exists, without an image;
-# `CEPH_CONF=DIR/ceph.conf rbd create --size 1G rbd/vol0` makes one. Exit codes: 0 done, 1 failed, 2
+# `CEPH_CONF=DIR/ceph.conf rbd create --size 1G rbd/vol0` adds one. Exit codes: 0 done, 1 failed, 2
 # wrong usage, 3 the packages are missing (with install: cannot be installed).
 set -euo pipefail
 
@@ -31,8 +31,8 @@ install_packages() {
     local log apt=(apt-get -o DPkg::Lock::Timeout=120)
     log=$(mktemp)
     say "installing ${PACKAGES[*]} (apt-get)"
-    # qemu-block-extra removes a qemu-utils of another release, such as one of backports; the second
-    # install then gets the one that fits.
+    # qemu-block-extra removes a qemu-utils from another release, such as backports; the second
+    # install then gets the matching version.
     if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${PACKAGES[@]}" &&
         "${apt[@]}" install -y --no-install-recommends qemu-utils; } >"$log" 2>&1; then
         tail -n 15 "$log" >&2
@@ -97,7 +97,7 @@ start() { # [port]
     configure "${1:-33300}"
     export CEPH_CONF=$dir/ceph.conf
     ceph-mon --mkfs -i a --monmap "$dir/monmap" 2>/dev/null
-    # The daemons hold no descriptor of the caller open.
+    # The daemons must not hold descriptors of the caller open.
     ceph-mon -i a </dev/null >/dev/null 2>&1
     id=$(ceph_in_time osd create)
     ceph-osd --mkfs -i "$id" >/dev/null 2>&1

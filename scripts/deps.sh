@@ -7,7 +7,7 @@
 # what.
 
 # command:package, one for each program a script, test or build calls; for a package without a
-# program, a file of it (an absolute path, patterns allowed) replaces the command.
+# program, one of its files (an absolute path, patterns allowed) replaces the command.
 RTRS_DEPS=(
     cc:gcc
     clang:clang
@@ -72,7 +72,7 @@ deps_install_packages() {
     fi
     log=$(mktemp) || return 1
     deps_say "installing $missing(apt-get)"
-    # With a bound on the lock, a second apt-get on the machine is an error and not an endless wait.
+    # With a bound on the lock, a second apt-get on the machine is an error, not an endless wait.
     # shellcheck disable=SC2086
     "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=120 update >"$log" 2>&1 &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get \

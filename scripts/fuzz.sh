@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets, each for an equal share of the time, one process at a time, until a total
+# Runs the fuzz targets, each for an equal share of the time, one process at a time, up to a total
 # number of executions; prints the executions and the rate of each. Needs no nightly compiler and no
 # cargo-fuzz: the stable compiler instruments for coverage, with assertions and overflow checks.
 #
 #   scripts/fuzz.sh [--executions N] [--seconds N] [--slice N] [TARGET...]
 #
 # --executions N   end after N executions of all targets together [default: 100000000]
-# --seconds N      end after that time at the latest [default: no bound]
+# --seconds N      end after that time at the latest [default: no limit]
 # --slice N        seconds for which a target runs before the next one [default: 60]
 #
 # New inputs are kept for the next run in the build folder (fuzz-corpus/TARGET). Failing inputs are
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
             exit 0
             ;;
         *)
-            [ -e "fuzz/targets/$1.rs" ] || usage "no target and no option is named '$1'"
+            [ -e "fuzz/targets/$1.rs" ] || usage "no target or option is named '$1'"
             targets+=("$1")
             shift
             ;;
@@ -67,7 +67,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 # Runs one slice of one target. libFuzzer ends it; the bound is for a target that hangs beyond
-# libFuzzer's time limit of an input.
+# libFuzzer's time limit per input.
 run_slice() { # target
     local corpus=$build/fuzz-corpus/$1 artifacts=$build/fuzz-artifacts/$1 done status start=$SECONDS
     mkdir -p "$corpus" "$artifacts"
@@ -96,7 +96,7 @@ while [ ${#failed[@]} -eq 0 ] && [ "$total" -lt "$executions" ]; do
     done
 done
 
-printf '%-18s %12s %8s %10s\n' TARGET EXECUTIONS SECONDS "A SECOND"
+printf '%-18s %12s %8s %10s\n' TARGET EXECUTIONS SECONDS "PER SECOND"
 for target in "${targets[@]}"; do
     time=${spent[$target]:-0}
     printf '%-18s %12d %8d %10d\n' "$target" "${runs[$target]:-0}" "$time" \

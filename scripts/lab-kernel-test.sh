@@ -55,7 +55,7 @@ setup_kernel() { # series
     echo $?
 }
 
-# Runs the scenarios with boots that are only listed.
+# Runs the scenarios, but only lists the boots.
 run() { # name...
     (
         lab_ready() { lab_use_kernel ''; }

@@ -72,7 +72,7 @@ lab_select() { # word...
             printf '%s\n' "$name"
         done
         if [ $known -eq 0 ]; then
-            echo "lab: no scenario and no group is named '$word'; see scripts/lab.sh list" >&2
+            echo "lab: no scenario or group is named '$word'; see scripts/lab.sh list" >&2
             return 2
         fi
     done | awk '!seen[$0]++'

@@ -306,8 +306,8 @@ lab_offered() { # series
         sed -n 's/^ *Depends: linux-image-\([^ ]*-amd64\)$/\1/p' | grep -m 1 .
 }
 
-# Unpacks the package in DIR/deb to DIR/root, without drivers of hardware that no guest has.
-# Modules are decompressed here, because an emulated guest takes long for it.
+# Unpacks the package in DIR/deb to DIR/root, without drivers for hardware that no guest has.
+# Modules are decompressed here, because an emulated guest would take long.
 lab_unpack_kernel() { # dir release
     mkdir "$1/root" && dpkg-deb --fsys-tarfile "$1/deb/"*.deb | tar -x -C "$1/root" \
         --exclude=./usr --exclude='*/kernel/sound' --exclude='*/drivers/gpu' \

@@ -66,7 +66,7 @@ KERNEL fs __rxe_cleanup rdma_rxe
 FAILED: fs
 END
 second_try 'none failed' '' <<<'lab: checks: 5 passed, 0 failed'
-second_try 'what does not build' '' <<<'FAILED: build'
+second_try 'a failed build' '' <<<'FAILED: build'
 second_try 'a guest that did not boot' '' <<'END'
 FAIL mixed: the guest did not boot within 180 s
 -- mixed: failed (checks: 0 passed, 1 failed; 180 s)
@@ -192,14 +192,14 @@ classes 'files that differ' data expect_true x cmp <(echo a) <(echo b)
 classes 'sums that differ' data expect_true x timeout 60 env -C / sha256sum --check /dev/null
 classes 'a file system that is not clean' data expect_true x timeout 60 e2fsck -fn /dev/null
 classes 'a comparison in a pipe' data expect_true x compared_in_a_pipe
-classes 'a difference that was wanted' '' equal_before_another_fails
+classes 'an expected difference' '' equal_before_another_fails
 classes 'another command' '' expect_true x timeout 60 false
 classes 'a value that is about data' data expect_eq x 1 2 data
 classes 'another value' '' expect_eq x 1 2
-classes 'what passes' '' expect_eq x 1 1 data
+classes 'a passed check' '' expect_eq x 1 1 data
 classes 'fio that finds other data' data fio_says 84 'verify: bad magic header 0, wanted acca'
 classes 'fio whose sum is wrong' data fio_says 1 'crc32c: verify failed at file /dev/nbd0 offset 0'
-classes 'fio that says so in its JSON' data fio_says 1 '      "error" : 84,'
+classes 'fio that reports it in its JSON' data fio_says 1 '      "error" : 84,'
 classes 'fio with an IO error' '' fio_says 5 '      "error" : 5,'
 classes 'fio that hangs' hang fio_says 124 ''
 classes 'fio that was ended by a signal' '' fio_says 128 ''

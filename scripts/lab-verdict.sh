@@ -32,7 +32,7 @@ lab_section() { # log name
     ' "$1"
 }
 
-# Prints the known kernel bugs of a failed scenario in one line, for a pair those of either guest.
+# Prints the known kernel bugs of a failed scenario in one line; for a pair, those of either guest.
 lab_kernel_faults() { # log name
     sed -nE "s/^([a-z]+ +)?KERNEL $2 ([^ ]+ [^ ]+)\$/\2/p" "$1" | sort -u | paste -sd, -
 }

@@ -3,8 +3,8 @@
 # run as users run them. docs/explanation/lab.md explains it.
 #
 #   scripts/lab.sh setup [NAME|GROUP|all]
-#                                      install and build what it needs; repeated: seconds. With
-#                                      names also the other kernels of these scenarios
+#                                      install and build what it needs, in seconds if repeated; with
+#                                      names, also the other kernels of these scenarios
 #   scripts/lab.sh list [-o json]      the scenarios
 #   scripts/lab.sh run NAME|GROUP|all  run scenarios; several may be named. 1/20 to 20/20 are a
 #                                      twentieth each of those not in the group smoke; any N works

@@ -18,7 +18,7 @@ gate() { # name command...
 
 gate clippy cargo clippy -q --workspace --all-targets --locked -- -D warnings
 # Without RDMA: the build on a machine without libibverbs, and the tests of its messages. Each crate
-# is built separately, because one build would unite the features of all.
+# is built separately, because one build would unify the features of all.
 for crate in rtrs-core rtrs-client rtrs-server; do
     gate "plain-$crate" cargo clippy -q -p "$crate" --all-targets --no-default-features --locked \
         -- -D warnings

@@ -116,7 +116,7 @@ for _ in {1..100}; do
     sleep 0.1
 done
 one=$(portal 127.0.0.1) two=$(portal 127.0.0.2)
-if [ -z "$one" ] || [ -z "$two" ]; then die "the server does not listen after 10 s"; fi
+if [ -z "$one" ] || [ -z "$two" ]; then die "the server is not listening after 10 s"; fi
 echo "$one $two"
 
 step "5/8 rtrs-client attaches the export over both paths"

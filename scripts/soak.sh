@@ -9,7 +9,7 @@
 #                                        rounds [200] of random faults in the lab instead: links
 #                                        down or silent, daemons killed, stopped, taken over
 #
-# Exit codes: 0 flat and no IO error, or no seed failed; 1 grown or failed; 2 wrong usage.
+# Exit codes: 0 memory did not grow and no IO failed, or no seed failed; 1 otherwise; 2 wrong usage.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The gates of the project: format, build, unit tests, system tests with real programs, seeds of the
 # simulator, and scenarios of the lab in virtual machines. Prints the time of each stage and ends
-# with one line, `N passed, N failed, N skipped`: the sum over all test binaries and all checks of
-# the lab, with each gate that is neither counted as one. Exit codes: 0 all good, 1 a gate or a test
+# with one line, `N passed, N failed, N skipped`: the sum over all test binaries, all checks of the
+# lab and all other gates, each of which counts as one. Exit codes: 0 all good, 1 a gate or a test
 # failed, 2 wrong usage.
 #
 #   scripts/test.sh [--quick | --ci | --full]
@@ -20,12 +20,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # seeds and shares: how many runs of the simulator; block: first of 3,000 further seeds, none if
 # empty; lints: whether scripts/lints.sh runs.
 quick=0 scenarios=smoke seeds=1000 block= shares=150 mutants=quick lints=0
-# Number of commits, or the day of the year (in decimal, for all its zeros).
+# Number of commits, or the day of the year (in decimal despite its leading zeros).
 turn=$((10#$(git rev-list --count HEAD 2>/dev/null || date +%j)))
 long() {
     seeds=3000 block=$((3000 + turn % 9 * 3000))
     shares=400 mutants=all lints=1
-    # Nobody edits this tree and builds it again.
+    # This tree is not edited and built again.
     export CARGO_INCREMENTAL=0
 }
 for arg in "$@"; do
@@ -138,7 +138,7 @@ lab() {
         failures+=("lab-setup: status $status")
         return
     fi
-    # Other kernels are wanted by few scenarios, which are skipped without them.
+    # Few scenarios need other kernels; they are skipped without them.
     # shellcheck disable=SC2086
     [ $status -ne 0 ] || run_stage lab-kernels 1800 bash scripts/lab.sh setup $scenarios ||
         notes+=("LAB: not all kernels are here; see the skipped scenarios")
@@ -197,7 +197,7 @@ count_lints() { # status
     done < <(grep '^lint: ' "$log")
 }
 
-# Starts the lints in the background, with the processor time that the tests leave: these mostly
+# Starts the lints in the background, with the processor time that the tests leave: the tests mostly
 # wait. With autogroup, the kernel divides time among sessions first, so the niceness is set there
 # too.
 lints_begin() {
@@ -286,7 +286,7 @@ fi
 times+=("$(printf '%-18s %5d s' deps $SECONDS)")
 
 export CARGO_TERM_COLOR=never RTRS_SKIP_FILE="$scratch/skipped"
-# Random programs of a run can be repeated: the seed is one of nine, as the block of seeds.
+# Random programs of a run can be repeated: the seed is one of nine, like the block of seeds.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-$((turn % 9))}
 if [ $quick -eq 1 ]; then
     export RTRS_QUICK=1 PROPTEST_CASES=${PROPTEST_CASES:-64}

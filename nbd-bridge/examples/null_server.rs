@@ -22,7 +22,7 @@ use rtrs_core::rt::{
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-/// Device that completes every IO at once: with memory it copies data, without it nothing is moved.
+/// Device that completes every IO at once: with memory it copies data, without it moves nothing.
 #[derive(Debug)]
 struct MemoryDevice {
     geometry: Geometry,

@@ -50,7 +50,7 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Creates a bridge that serves `device` under `name` only on this shard.
+    /// Creates a bridge that serves `device` under `name` on this shard only.
     ///
     /// # Errors
     /// Same as [`Bridge::seated`].
@@ -194,8 +194,8 @@ impl Bridge {
         self.conns.iter().flatten().filter_map(Conn::client)
     }
 
-    /// Whether a client uses the export, or lost a connection without a disconnect request: it may
-    /// connect again, here or to the next process.
+    /// Whether a client uses the export, or left without a disconnect request and so may connect
+    /// again, here or to the next process.
     pub fn may_clients_return(&self) -> bool {
         self.lost_client || self.conns.iter().flatten().any(may_return)
     }

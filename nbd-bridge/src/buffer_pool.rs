@@ -2,8 +2,8 @@
 //!
 //! RDMA pins a region when it is registered, so bridges of many devices must not have one each. A
 //! bridge may hold buffers up to its share (`rtrs_core::shares`): no device gets less than half of
-//! an even part, even when another device holds its buffers because its disk hangs. A bridge that
-//! finds no pool with room for its share creates a further one, and so does a bridge that waits too
+//! an equal part, even when another device holds its buffers because its disk hangs. A bridge that
+//! finds no pool with room for its share creates another one, and so does a bridge that waits too
 //! long for memory that others hold.
 
 use std::cell::RefCell;
@@ -25,7 +25,7 @@ pub struct BufferPools(Rc<RefCell<Vec<Weak<BufferPool>>>>);
 
 impl BufferPools {
     /// Takes a share of a pool of `count` buffers, for a bridge that already has the shares `had`.
-    /// With former shares, the pool must have free memory; otherwise any pool will do.
+    /// If it has any, the pool must have free memory; otherwise any pool will do.
     ///
     /// # Errors
     /// The system's error when memory is refused.
@@ -198,8 +198,8 @@ impl Share {
 }
 
 impl Drop for Share {
-    /// Returns the share. Buffers still held may still be written to by a device or the ring. They
-    /// stay allocated as long as the pool exists, and so does the share.
+    /// Returns the share. A device or the ring may still write to buffers that are held, so these
+    /// stay allocated as long as the pool exists, and so does their share.
     fn drop(&mut self) {
         let rows = &mut *self.pool.rows.borrow_mut();
         let held = rows.shares.held(self.member);
@@ -230,11 +230,11 @@ mod tests {
         let mut shares: Vec<_> = (0..8).map(|_| pools.join(16, &[]).unwrap()).collect();
         assert_eq!(regions(&shares), 2);
         shares.push(pools.join(17, &[]).unwrap());
-        assert_eq!(regions(&shares), 3, "pools of another size are others");
+        assert_eq!(regions(&shares), 3, "pools of different sizes are separate");
     }
 
     #[test]
-    fn volumes_share_a_pool_and_a_starved_one_moves() {
+    fn volumes_share_a_pool_and_starved_ones_move() {
         let pools = BufferPools::default();
         let mut shares = Vec::new();
         for _ in 0..50 {
@@ -244,7 +244,7 @@ mod tests {
         }
         let region = shares[0].region().id();
         assert!(shares.iter().all(|share| share.region().id() == region));
-        // Two starved bridges share the further pool.
+        // Two starved bridges share the new pool.
         let [one, two] = [0, 1].map(|_| Some(shares.pop().unwrap()));
         let [one, two] = [one, two].map(|had| pools.join(246, &[had]).unwrap());
         assert_eq!(one.region().id(), two.region().id());
@@ -273,7 +273,7 @@ mod tests {
         let all: Vec<u32> = std::iter::from_fn(|| two.take()).collect();
         assert!(!all.is_empty() && left.iter().all(|left| !all.contains(left)), "{left:?} {all:?}");
         all.iter().for_each(|&index| assert!(two.release(index)));
-        // The share stays with the buffers in use; a share that left none frees its place.
+        // The share of the buffers in use stays reserved; a share without any is freed.
         let three = pools.join(16, &[]).unwrap();
         assert_eq!(three.guaranteed(), 2);
         drop(three);

@@ -164,7 +164,7 @@ impl Buffers {
         !alone && share.room() < count && own <= share.guaranteed()
     }
 
-    /// Whether such a shortage occurred since the last call.
+    /// Whether others have held needed memory since the last call.
     pub(crate) fn was_squeezed(&mut self) -> bool {
         std::mem::take(&mut self.squeezed)
     }
@@ -558,7 +558,7 @@ mod tests {
                 short.push((memory, parts));
             }
         }
-        // The long read waits while the others come repeatedly.
+        // The long read waits while short ones keep arriving.
         let (mut memory, mut parts) = (ReadMemory::default(), Vec::new());
         let mut turns = 0;
         while !one.take_read(8 * PART_MAX, false, &mut memory, &mut parts) {

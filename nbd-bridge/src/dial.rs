@@ -83,7 +83,7 @@ pub fn dial(
     Ok((fd, offered))
 }
 
-/// Reads once, again if a signal interrupts it.
+/// Reads once, and retries if a signal interrupts the read.
 fn read_some(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match from.read(into) {

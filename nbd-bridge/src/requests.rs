@@ -25,11 +25,11 @@ pub(crate) struct Requests {
     reserved: usize,
 }
 
-/// Part of the rows that is reserved for the connections, evenly.
+/// Divisor: a quarter of the rows is reserved for the connections, in equal parts.
 const RESERVED_PART: usize = 4;
 
 impl Requests {
-    /// Creates the rows of a shard with at most this number of connections.
+    /// Creates the `count` rows of a shard that has at most `connections_max` connections.
     pub(crate) fn new(count: u32, connections_max: usize) -> Self {
         let row = |_| NbdRow { parts: Vec::with_capacity(2), ..NbdRow::empty() };
         let reserve = count as usize / RESERVED_PART / connections_max.max(1);

@@ -3,7 +3,7 @@
  *   flow rds|tcp receive|pong|send|ping OWN PEER PORT LENGTH SECONDS CPU
  *
  * OWN and PEER are IPv4 addresses; the end that receives or answers has PORT, and prints `ready`.
- * `receive` prints messages a second, `ping` microseconds per round trip; `send` and `pong` run
+ * `receive` prints messages per second, `ping` microseconds per round trip; `send` and `pong` run
  * until they are killed. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ static struct sockaddr_in address(const char *text, int port)
     struct sockaddr_in found = {.sin_family = AF_INET, .sin_port = htons(port)};
 
     if (inet_pton(AF_INET, text, &found.sin_addr) != 1)
-        errx(2, "no IPv4 address: '%s'", text);
+        errx(2, "not an IPv4 address: '%s'", text);
     return found;
 }
 
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
     length = strtoul(argv[6], NULL, 10);
     seconds = atof(argv[7]);
     if (length < 1 || length > sizeof buffer)
-        errx(2, "no length from 1 to %zu: '%s'", sizeof buffer, argv[6]);
+        errx(2, "not a length from 1 to %zu: '%s'", sizeof buffer, argv[6]);
     pin(atoi(argv[8]));
     fd = open_end(argv[3], port, is_server);
     if (is_stream && !is_server)

@@ -77,7 +77,7 @@ class Flow:
                 wait_for("is ready", lambda: "ready" in process.output(), process)
             return process
 
-        # The end that receives or answers is there first.
+        # The end that receives or answers starts first.
         words = sorted(self.words, key=lambda word: word in ("send", "ping"))
         ends = {word: start(word, cpu) for cpu, word in enumerate(words)}
         measures, meanwhile = self.words

@@ -1,11 +1,11 @@
-/* Checks of the RDS socket API: prints `NAME RESULT` for each, the error or the value. The same
- * program runs over the kernel's RDS and over librds_preload.so, and the outputs are compared
- * (scenario rds-api, rds/tests/system/api.rs). A result must not depend on time.
+/* Checks of the RDS socket API: prints `NAME RESULT` for each; the result is an error or a value.
+ * The same program runs over the kernel's RDS and over librds_preload.so, and the outputs are
+ * compared (scenario rds-api, rds/tests/system/api.rs). A result must not depend on time.
  *
  *   gcc -o api api.c && ./api ADDRESS PEER [NAMESPACE]
  *
- * ADDRESS and PEER are of this host. Sockets at PEER are in the network namespace with this file,
- * if one is named: the kernel never connects two addresses of one namespace over TCP.
+ * ADDRESS and PEER are addresses of this host. NAMESPACE is the file of the network namespace for
+ * sockets at PEER: the kernel never connects two addresses of one namespace over TCP.
  */
 #include "api.h"
 
@@ -520,7 +520,7 @@ static long fill(int fd, size_t size)
         if (sent < 0 && errno != EAGAIN)
             return sent;
         total += sent < 0 ? 0 : sent;
-        /* With the library, its node may have to read first. */
+        /* The library's node may have to read first. */
     } while (events(fd, POLLOUT, 1000) & POLLOUT);
     return total;
 }
@@ -546,7 +546,7 @@ static void full(void)
     close(fd);
 }
 
-/* Sends to a port without waiting until an error other than EAGAIN; counts what was accepted. */
+/* Sends to a port, without blocking, until an error other than EAGAIN; counts accepted messages. */
 static long congest(int fd, int *sent)
 {
     for (int tries = 0; tries < SECONDS_MAX * 1000; tries++) {
@@ -613,7 +613,7 @@ int main(int count, char **words)
     pings();
     full();
     congestion();
-    /* After a failed bind, at another address of this namespace. */
+    /* A second bind after a failed one, at another address of this namespace. */
     from = bound(own, PORT + 7), to = fresh();
     bind4(to, own, PORT + 7);
     CHECK("bind_elsewhere", bind4(to, namespace ? "127.0.0.1" : peer, 0));

@@ -1,4 +1,4 @@
-/* Parts of the checks of api.c: output, addresses, sockets, options. */
+/* Helpers for the checks in api.c: output, addresses, sockets, options. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -131,7 +131,7 @@ static void set_limit(int fd, int seconds, int millis)
     need(!setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), "limit a receive");
 }
 
-/* A bound socket whose receives end. */
+/* Returns a bound socket with a receive timeout. */
 static int bound(const char *address, int port)
 {
     int here = -1, there, fd;

@@ -117,14 +117,14 @@ rds_value() { # attribute
     jq -r ".$1" "$LAB_WORK/stress.json"
 }
 
-# Runs a load with all bytes checked from one side to the other; the server runs already. The output
-# goes to stress.json.
+# Runs a load from one side to the other and checks all bytes; the server must be running. The
+# output goes to stress.json.
 rds_load() { # namespace argument...
     rds_by "$1" rds stress "${@:2}" -W $((10 * LAB_SLOW))s -o json >"$LAB_WORK/stress.json" \
         2>>"$LAB_WORK/stress.log"
 }
 
-# Starts the server of a load. Ends with the scenario.
+# Starts the server of a load, which runs until the scenario ends.
 rds_serve() { # namespace argument...
     local name=$1 out=$LAB_WORK/serve.$1.out
     shift

@@ -88,7 +88,7 @@ impl Target {
         let lasts = input.chunks(piece.max(1)).all(|bytes| self.feed(bytes));
         let mut decoder = Decoder::default();
         let mut sent = self.sent.as_slice();
-        while let Some(step) = decoder.step(&mut sent).expect("we send what makes sense") {
+        while let Some(step) = decoder.step(&mut sent).expect("our output is valid") {
             assert!(matches!(step, Step::Header(..) | Step::Message(..)));
         }
         assert!(decoder.is_between(), "we send whole messages");
@@ -96,14 +96,14 @@ impl Target {
     }
 }
 
-/// The first byte selects how the rest is split; the rest is the peer's stream. The split must not
+/// Feeds a peer's stream to a node. The first byte selects how the rest is split, which must not
 /// matter to users who read at once.
 #[doc(hidden)]
 pub fn fuzz_stream(data: &[u8]) {
     let Some((&piece, input)) = data.split_first() else { return };
     let (whole, lasts) = Target::new().run(input, usize::MAX);
     let (split, still_lasts) = Target::new().run(input, usize::from(piece));
-    assert_eq!(lasts, still_lasts, "the split changes the end");
+    assert_eq!(lasts, still_lasts, "the split changes whether the connection survives");
     // Memory fills up at different times when messages arrive in pieces.
     let limit = input.len() < PORT_MEMORY / 4;
     assert!(!limit || whole == split, "the split changes what users get");

@@ -78,8 +78,8 @@ impl Ends {
     }
 }
 
-/// Steps of five bytes and more: what happens, two bytes of a number, and two of a length with as
-/// many bytes behind it.
+/// Runs steps of at least five bytes: an action, two bytes of a number, and two bytes of a length
+/// with as many bytes after it.
 #[doc(hidden)]
 pub fn fuzz_ring(mut data: &[u8]) {
     let mut ends = Ends::new();
@@ -93,7 +93,7 @@ pub fn fuzz_ring(mut data: &[u8]) {
                 ends.spoil(number, bytes);
                 data = rest;
             }
-            // A head near the messages, which random bytes hardly hit.
+            // A head near the messages, which random bytes rarely hit.
             2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
             _ => {
                 if !ends.read() {

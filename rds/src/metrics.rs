@@ -15,7 +15,7 @@ rtrs_base::metrics! {
     MEMORY = Gauge "rds_memory_bytes" ["node", "direction"]
         "Memory of messages that were received and not read, or sent and not acknowledged.";
     MEMORY_MAX = Gauge "rds_memory_max_bytes" ["node"]
-        "Limit of that memory in each direction (memory-max).";
+        "Limit of the memory of messages in each direction (memory-max).";
     CONNECTIONS = Gauge "rds_connections" ["node", "state"]
         "Connections to peers by state: down, connecting, up or error.";
     QUEUED = Gauge "rds_peer_queued_bytes" ["node", "peer"]
@@ -25,7 +25,7 @@ rtrs_base::metrics! {
     CONGESTED = Gauge "rds_congested_ports" ["node", "owner"]
         "Congested ports of the node itself or of a peer: messages to them wait.";
     CONGESTED_SECONDS = Gauge "rds_congested_seconds" ["node", "owner"]
-        "Time for which the port has been congested that has been for longest.";
+        "Longest time for which one of the congested ports has been congested.";
 }
 
 /// Returns all metrics, in the order of the text: those above, and the counters.

@@ -92,8 +92,8 @@ rtrs_base::settings! {
         socket_mode: SocketMode = "600",
         /// TCP port at which nodes listen for their peers
         ///
-        /// All nodes of a network use 16385. Another port is for hosts whose kernel has rds_tcp
-        /// loaded, which has the port in every network namespace: redirect it to this one.
+        /// All nodes of a network use 16385. Use another port on hosts whose kernel has rds_tcp
+        /// loaded, which occupies 16385 in every network namespace, and redirect 16385 to it.
         listen_port: Int<u16, 1, 65535> = "16385",
         /// TCP port at which peers listen
         ///
@@ -102,13 +102,13 @@ rtrs_base::settings! {
         /// Unacknowledged payload from which a socket may send no more
         ///
         /// 128 to buffer-max. Also the longest message that a socket sends, if it is less than
-        /// 1 MiB. A socket can ask for another size (SO_SNDBUF; as for sockets of the kernel it is
-        /// twice as much).
+        /// 1 MiB. A socket can ask for another size (SO_SNDBUF, which is doubled, as for kernel
+        /// sockets).
         sndbuf: ByteSize = "104k",
         /// Unread payload of a socket above which peers must stop sending
         ///
         /// 128 to buffer-max, and at most port-memory. A socket can ask for another size
-        /// (SO_RCVBUF, twice as much).
+        /// (SO_RCVBUF, which is doubled).
         rcvbuf: ByteSize = "104k",
         /// Largest buffer size that a socket may request, for either direction
         ///
@@ -128,16 +128,15 @@ rtrs_base::settings! {
         ///
         /// At least peer-memory. Counts received messages until they are read, and sent messages
         /// until they are acknowledged. Messages that peers send beyond the limit are dropped and
-        /// counted. Local senders wait. The sockets of one user ID can have three quarters of what
+        /// counted. Local senders wait. The sockets of one user ID can use three quarters of what
         /// those of others leave.
         memory_max: ByteSize = "256M",
         /// Sockets of a node at a time
         sockets_max: Int<u32, 1, 65535> = "4096",
         /// Peers of a node at a time
         ///
-        /// Of peers that have never sent anything valid, or are away and have nothing queued, the
-        /// oldest is evicted for a new one. Without any, sending to further peers fails with
-        /// ENOMEM.
+        /// A new peer replaces the oldest of those that have never sent anything valid, or are away
+        /// with nothing queued. If there is none, sending to further peers fails with ENOMEM.
         peers_max: Int<u32, 1, 65535> = "1024",
         /// Connections to each peer
         ///
@@ -147,15 +146,15 @@ rtrs_base::settings! {
         paths: Int<u32, 1, 8> = "1",
         /// Longest wait before the second attempt to connect to a peer
         ///
-        /// The first attempt is at once. Waits are random, and their bound doubles with each
+        /// The first attempt is immediate. Waits are random, and their bound doubles with each
         /// attempt, up to reconnect-max. `rds node set` changes both while a node runs.
         reconnect_min: Time<MILLISECOND, { 10 * MINUTE }> = "1ms",
         /// Longest wait between two attempts to connect to a peer
         reconnect_max: Time<MILLISECOND, { 10 * MINUTE }> = "1s",
         /// Unacknowledged messages from which a node asks for acknowledgments at each write
         ///
-        /// With less than this and max-unacked-bytes, and while no program waits, a node asks its
-        /// system every 10 to 100 ms what a peer has acknowledged. Can change while a node runs.
+        /// Below this and max-unacked-bytes, and while no program waits, a node asks its system
+        /// every 10 to 100 ms what a peer has acknowledged. Can change while a node runs.
         max_unacked_packets: Int<u32, 1, 1000000> = "8",
         /// Unacknowledged bytes from which a node asks for acknowledgments at each write
         ///
@@ -196,7 +195,7 @@ rtrs_base::settings! {
         log: LogFilter = "info",
         /// Format of the log
         ///
-        /// json is one object a line. journald is text with the priority in front of each line.
+        /// json is one object per line. journald is text with the priority in front of each line.
         log_format: LogFormat = "text",
     }
 }
@@ -303,7 +302,7 @@ impl Settings {
             let size = self.buffer_max;
             return refuse(format!("buffer-max {size} is out of range; use up to 1G"));
         }
-        // With less a message of this length would never arrive.
+        // With less, a message of this length would never arrive.
         let least = MESSAGE_COST + PAYLOAD_MAX;
         for (name, size) in [
             ("port-memory", self.port_memory),
@@ -368,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_settings_change_and_all_or_none_do() {
+    fn only_some_settings_can_change_and_changes_are_atomic() {
         let settings = Settings::default();
         let change = |pairs: &[(&str, &str)]| {
             let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());

@@ -8,13 +8,13 @@
 #   --fio-source DIR  source of the same version of fio; by default it is downloaded from the
 #                     archive that the Debian package fio came from, about 16 MB
 #   --output FILE     [default: fio/rtrs.so in the target directory of cargo]
-#   --cache DIR       directory for the source and the result of its configure, used again
+#   --cache DIR       directory for the source and the result of its configure, reused
 #                     [default: fio/cache in the target directory of cargo]
 #
-# Needs cc, pkg-config, fio and librtrs (scripts/install-lib.sh; for another prefix than a standard
-# one, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig). Environment: CARGO_TARGET_DIR, CC.
+# Needs cc, pkg-config, fio and librtrs (scripts/install-lib.sh; for a nonstandard prefix, set
+# PKG_CONFIG_PATH=PREFIX/lib/pkgconfig). Environment: CARGO_TARGET_DIR, CC.
 #
-# Exit codes: 0 built, 1 failed, 2 usage, 3 something is missing that this machine does not have.
+# Exit codes: 0 built, 1 failed, 2 usage, 3 this machine lacks something that the build needs.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -51,13 +51,13 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Version in the source of fio.
+# Prints the version of fio in a source directory.
 version_of() { # directory
     sed -n 's/^DEF_VER=fio-//p' "$1/FIO-VERSION-GEN" 2>/dev/null || true
 }
 
-# Downloads the source of fio to a directory, with lists of its own: the system's lists may have no
-# deb-src line, and stay as they are.
+# Downloads the source of fio to a directory, with package lists of its own: those of the system may
+# have no deb-src line, and are not changed.
 download() { # version directory
     local row package uri suite part temporary options
     command -v apt-get >/dev/null ||
@@ -68,7 +68,7 @@ download() { # version directory
     row=$(apt-cache madison fio 2>/dev/null |
         awk -F ' *[|] *' -v version="$package" '$2 == version && / Packages$/ { print $3; exit }')
     [ -n "$row" ] ||
-        missing "no archive of apt has fio $package; run apt-get update, or use --fio-source DIR"
+        missing "no apt archive has fio $package; run apt-get update, or use --fio-source DIR"
     read -r uri suite _ <<<"$row"
     part=${suite#*/} suite=${suite%%/*}
 
@@ -110,7 +110,7 @@ source=$(cd "$source" && pwd)
 found=$(version_of "$source")
 # The engine uses structures of fio, which differ between versions.
 if [ "$found" != "$version" ]; then
-    say "$source has ${found:-no} fio, but this machine's fio is $version"
+    say "$source is fio ${found:-of unknown version}, but this machine has fio $version"
     exit 1
 fi
 

@@ -150,7 +150,7 @@ static struct plan plan_for(const struct thread_data *td)
     return plan;
 }
 
-/* ---- Sessions; the caller has the lock ---- */
+/* ---- Sessions; the caller holds the lock ---- */
 
 static int set_number(rtrs_options *options, const char *name, unsigned long long value)
 {
@@ -331,7 +331,7 @@ static void leave_session(struct session *session, const struct thread_data *td)
 
 /* ---- Jobs ---- */
 
-/* Whether fio was built with the structures of the headers that this file was compiled with. */
+/* Whether fio's structures are those of the headers that this file was compiled with. */
 static bool has_same_layout(const struct thread_data *td)
 {
     unsigned int number = td->thread_number;
@@ -605,7 +605,7 @@ static struct fio_option options[] = {
     },
 };
 
-/* fio finds it by this name. */
+/* fio looks up the engine by this name. */
 struct ioengine_ops ioengine = {
     .name = "rtrs",
     .version = FIO_IOOPS_VERSION,

@@ -43,7 +43,7 @@ const NO_SERVICE: ExitStatus =
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Flags or keys that are invalid by themselves: exit code 2.
+    /// Flags or keys that are invalid on their own: exit code 2.
     Usage,
     /// A configuration file with invalid contents: exit code 2.
     Config,
@@ -65,7 +65,7 @@ pub enum ErrorKind {
     Unequal,
     /// Two volumes or files could not be compared: exit code 2.
     NoComparison,
-    /// Sessions were changed as requested, which is no failure: exit code 3.
+    /// Sessions were changed as requested, which is not a failure: exit code 3.
     Changed,
     /// The session exists but serves no IO: exit code 3.
     NoService,

@@ -96,7 +96,7 @@ struct Server {
     conns: Vec<Conn>,
     lies: Lies,
     new_rkey: bool,
-    /// Whether its answers carry times.
+    /// Whether the server's answers carry times.
     timed: bool,
     extensions: Extensions,
     /// Value that corrupts its proofs; 0 for none.
@@ -211,7 +211,7 @@ impl Rig {
     fn rest(&mut self, turns: &mut usize) {
         while self.turn() {
             *turns += 1;
-            assert!(*turns < TURNS_MAX, "the client does not come to rest");
+            assert!(*turns < TURNS_MAX, "the client does not become idle");
         }
     }
 
@@ -238,7 +238,7 @@ impl Rig {
                 (turns, at) = (0, next);
             }
             turns += 1;
-            assert!(turns < TURNS_MAX, "the client does not come to rest");
+            assert!(turns < TURNS_MAX, "the client does not become idle");
             self.world.advance_to(next);
         }
         self.world.advance_to(end);
@@ -343,7 +343,7 @@ impl Rig {
                 let _ = host.engine.change(now, change, &mut host.fabrics);
             }
         }
-        // Not always: the next action may then hit the client in the middle of its work.
+        // Does not always settle, so that the next action can hit the client while it is busy.
         if input.byte()? & 3 != 0 {
             self.settle();
         }
@@ -406,7 +406,7 @@ impl Rig {
         for host in &self.hosts {
             let waiting = host.users.iter().flat_map(|user| &user.waiting).collect::<Vec<_>>();
             assert!(waiting.is_empty(), "IO that never ends: {waiting:?}");
-            assert_eq!(host.engine.permits_held(), 0, "permits are out at rest");
+            assert_eq!(host.engine.permits_held(), 0, "permits are held at rest");
         }
         let now = self.world.now();
         let host = &mut self.hosts[0];
@@ -493,7 +493,7 @@ impl Server {
 
     fn connected(&mut self, now: Instant, request: ConnRequest) {
         let asked = ConnReq::decode(request.private_data.as_bytes());
-        assert!(asked.is_ok(), "the client sends a good CON_REQ");
+        assert!(asked.is_ok(), "the client sends a valid CON_REQ");
         let (client, server) = (request.peer.ip(), request.local.ip());
         let facts = asked.ok().map(|asked| {
             let (session, path) = (asked.session_id, asked.path_uuid);
@@ -525,7 +525,7 @@ impl Server {
         if wc.op == WcOp::Recv {
             let bytes = self.sge(INFO_AT + self.conns[at].slot * 512, wc.byte_len as usize);
             let good = InfoReq::decode(&bytes.slice.to_vec()).is_ok();
-            assert!(good, "the client sends a good INFO_REQ");
+            assert!(good, "the client sends a valid INFO_REQ");
             let good = self.info();
             let answer = self.lies.info.take().unwrap_or(good);
             self.send(at, &answer, None);
@@ -596,7 +596,7 @@ impl Server {
         let conn = self.conns.iter_mut().find(|conn| conn.qp == qp);
         let Some(conn) = conn else { return Vec::new() };
         let answer = challenge_rsp(conn.facts, challenge, self.spoil);
-        let (bytes, asked) = answer.expect("the client asks well");
+        let (bytes, asked) = answer.expect("a valid challenge");
         conn.asked = Some(asked);
         bytes
     }

@@ -24,13 +24,13 @@ rtrs_core::metrics! {
     SLOW = Gauge "rtrs_client_slow_requests" ["volume", "export"]
         "Requests not answered within io-timeout over a path that works.";
     SLOW_TOTAL = Counter "rtrs_client_slow_requests_total" ["volume", "export"]
-        "The same, counted since attach.";
+        "Requests not answered within io-timeout over a path that works, since attach.";
     CACHE_LOSSES = Counter "rtrs_client_cache_losses_total" ["volume", "export"]
         "Times that the server may have lost acknowledged writes that were not flushed.";
     NBD_CONNECTIONS = Gauge "rtrs_client_nbd_connections" ["volume", "export"]
         "Open NBD connections.";
     NBD_FAILED = Counter "rtrs_client_nbd_failed_total" ["volume", "export"]
-        "IOs of NBD clients that failed, flushes that report a loss included.";
+        "IOs of NBD clients that failed, including flushes that report a loss.";
     PATH_UP = Gauge "rtrs_client_path_up" ["volume", "export", "path"]
         "1 while the path is connected.";
     PATH_DISABLED = Gauge "rtrs_client_path_disabled" ["volume", "export", "path"]

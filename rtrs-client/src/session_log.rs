@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rtrs_core::local::{RunDir, open_log};
 
-/// Environment variable with the log path of a background daemon, which no other process has.
+/// Environment variable with the log path of a background daemon; unset in all other processes.
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_BACKGROUND_LOG";
 /// Environment variable with the process ID of the command that started a background daemon.
 pub(crate) const STARTER: &str = "RTRS_CLIENT_STARTER";
@@ -29,8 +29,8 @@ pub(crate) fn is_in_background() -> bool {
     std::env::var_os(DAEMON_LOG).is_some()
 }
 
-/// Whether the command that started this background daemon has ended: the process has another
-/// parent then.
+/// Whether the command that started this background daemon has ended, which gives the process
+/// another parent.
 pub(crate) fn has_starter_ended() -> bool {
     let starter = std::env::var(STARTER).ok().and_then(|id| id.parse::<u32>().ok());
     starter.is_some_and(|starter| starter != parent_id())
@@ -174,7 +174,7 @@ mod tests {
         assert!(matches!(dir.open(), Err(LogError::Busy)), "held by this process");
         drop(log);
         let log = dir.open().unwrap();
-        assert_eq!(log.last_error(), None, "that of the previous attach");
+        assert_eq!(log.last_error(), None, "it was from the previous attach");
         log.for_process().unwrap().write_all(b"more\nrtrs-client: the second\n").unwrap();
         assert_eq!(log.last_error().as_deref(), Some("the second"));
         let text = fs::read_to_string(log.path()).unwrap();

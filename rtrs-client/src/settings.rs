@@ -2,7 +2,7 @@
 //!
 //! Owns [`SessionSettings`], which `attach` and `bench` share, [`AttachSettings`],
 //! [`BenchSettings`], which are below the key `bench`, and [`Settings`], the whole file. A value
-//! that is wrong by itself is refused where it is read; `plan.rs` validates combinations of values.
+//! that is invalid on its own is refused where it is read; `plan.rs` validates combinations.
 
 mod socket;
 mod values;
@@ -168,12 +168,12 @@ rtrs_core::settings! {
 }
 
 rtrs_core::settings! {
-    /// The settings that only `attach` has.
+    /// Settings that only `attach` has.
     pub struct AttachSettings {
         /// Name of the export at the server, if it differs from the volume's
         ///
-        /// `attach EXPORT --as NAME` is the same as `attach NAME --export EXPORT`. Exports of one
-        /// name at two servers need different names on this host.
+        /// `attach EXPORT --as NAME` is the same as `attach NAME --export EXPORT`. Exports with the
+        /// same name at two servers need different names on this host.
         export: Option<String> = "name of the volume",
         /// Serve NBD on this unix socket
         ///
@@ -300,7 +300,7 @@ rtrs_core::settings! {
 }
 
 rtrs_core::settings! {
-    /// The settings that only `bench` has.
+    /// Settings that only `bench` has.
     pub struct BenchSettings {
         /// IO pattern
         ///
@@ -328,10 +328,10 @@ rtrs_core::settings! {
         ///
         /// At least one request must fit.
         size: Option<ByteSize> = "all",
-        /// Number of pieces of memory of a request
+        /// Number of memory pieces of a request
         ///
-        /// A request with several is read into or written from memory like that of a guest: the
-        /// pieces of a buffer lie apart.
+        /// A request with several is read into or written from memory like that of a guest, in
+        /// separate pieces.
         pieces: Int<u8, 1, 128> = "1",
         /// Percentage of reads in randrw
         ///
@@ -341,7 +341,7 @@ rtrs_core::settings! {
 }
 
 impl AttachSettings {
-    /// True if no device, socket or address is set.
+    /// Whether no device, socket or address is set.
     pub(crate) fn is_nowhere(&self) -> bool {
         let Self { device, socket, listen, vhost_user, .. } = self;
         device.is_none() && socket.is_none() && listen.is_none() && vhost_user.is_none()
@@ -356,13 +356,13 @@ impl AttachSettings {
 /// Everything that the configuration file can set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// For `attach` and `bench`.
+    /// Settings shared by `attach` and `bench`.
     pub session: SessionSettings,
-    /// For `attach`.
+    /// Settings of `attach`.
     pub attach: AttachSettings,
-    /// For all commands.
+    /// Settings of all commands.
     pub place: PlaceSettings,
-    /// For `bench`.
+    /// Settings of `bench`.
     pub bench: BenchSettings,
 }
 

@@ -14,9 +14,9 @@ use crate::parts::{Parts, RequestTimes};
 pub struct OpCount {
     /// Number of finished IOs, successful or not.
     pub count: u64,
-    /// Bytes of the successful ones.
+    /// Bytes of the successful IOs.
     pub bytes: u64,
-    /// Number that failed.
+    /// Number of failed IOs.
     pub errors: u64,
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum Done {
 }
 
 impl DeviceStats {
-    /// Counts flushes that succeeded at the server but failed for their user as errors.
+    /// Counts as errors the flushes that succeeded at the server but failed for their user.
     pub(crate) fn count_failed_flushes(&mut self, count: u64) {
         self.ops[op_index(IoOp::Flush)].errors += count;
     }

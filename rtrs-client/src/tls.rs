@@ -1,4 +1,4 @@
-//! Certificates or keys of this client: their locations, and whether they fit together.
+//! Certificates or keys of this client: their locations, and whether they match.
 
 use std::path::PathBuf;
 
@@ -43,7 +43,7 @@ pub struct TlsSources {
 }
 
 impl TlsSources {
-    /// Returns those of a session.
+    /// Returns the certificates or keys of a session.
     pub(crate) fn of(settings: &SessionSettings) -> Self {
         Self {
             dir: settings.tls_dir.clone(),

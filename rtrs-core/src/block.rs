@@ -349,8 +349,8 @@ pub trait BlockDevice: fmt::Debug {
         None
     }
 
-    /// Returns the number of losses when the flush ended that [`reap`](Self::reap) returned last.
-    /// Later losses may concern writes that were acknowledged after it. None after other IO.
+    /// Returns the number of losses at the end of the flush that [`reap`](Self::reap) returned
+    /// last. Later losses may concern writes that were acknowledged after it. None after other IO.
     fn losses_at_end(&self) -> Option<u64> {
         None
     }
@@ -361,13 +361,13 @@ pub trait BlockDevice: fmt::Debug {
     }
 }
 
-/// Refuses a region for a device that takes only memory in one piece.
+/// Refuses a scattered region for a device that takes memory only in one piece.
 ///
 /// # Errors
 /// `Unsupported` for a scattered region.
 pub fn refuse_scattered(region: &Region) -> std::io::Result<()> {
     if region.is_scattered() {
-        let text = "the device takes no memory in several pieces";
+        let text = "the device does not take memory in several pieces";
         return Err(std::io::Error::new(std::io::ErrorKind::Unsupported, text));
     }
     Ok(())
@@ -453,8 +453,8 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     }
 
     /// Resizes the device and its target to `size` bytes, a multiple of the block size. May block.
-    /// If data is lost by that, `lost` is called after the last write beyond the new end and before
-    /// the data there is discarded. If `lost` fails, no data is lost and the size does not change.
+    /// If that loses data, `lost` is called after the last write beyond the new end and before the
+    /// data there is discarded. If `lost` fails, no data is lost and the size does not change.
     ///
     /// # Errors
     /// Returns the reason if the device cannot be resized; its size is then unchanged.

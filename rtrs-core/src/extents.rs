@@ -22,7 +22,7 @@ const HEAD: usize = 8;
 /// sectors.
 const ENTRY: usize = 8;
 const HOLE: u64 = 1;
-/// Minimum buffer size of an answer: one extent.
+/// Minimum buffer size for an answer: one extent.
 pub const LEN_MIN: usize = HEAD + ENTRY;
 /// Maximum used buffer size: 511 extents.
 pub const LEN_MAX: usize = 4096;
@@ -64,8 +64,8 @@ impl<'a> ExtentList<'a> {
     }
 }
 
-/// Writes a list in which `len` bytes hold data, for a device without holes. They may go beyond the
-/// range that was asked for.
+/// Writes a list in which `len` bytes hold data, for a device without holes. `len` may exceed the
+/// requested range.
 pub fn all_data(room: &MemSlice, len: u64) {
     ExtentList::new(room).push(Extent { len, hole: false });
 }
@@ -100,8 +100,8 @@ pub fn read(list: &MemSlice, len: u32, mut visit: impl FnMut(Extent) -> bool) ->
     })
 }
 
-/// Visits the extents of a list, of which the last may go beyond the range, until `visit` returns
-/// false. Returns false if the list is empty or invalid.
+/// Visits the extents of a list, the last of which may extend beyond the range, until `visit`
+/// returns false. Returns false if the list is empty or invalid.
 pub fn read_all(list: &MemSlice, mut visit: impl FnMut(Extent) -> bool) -> bool {
     let word = |at| {
         let mut bytes = [0; ENTRY];

@@ -58,7 +58,7 @@ pub trait Gateway: fmt::Debug + Send + Sync {
     /// Begins to release the lock once running IO has ended.
     fn begin_release(&self);
 
-    /// Releases the lock and waits for that, at most for `within`.
+    /// Releases the lock, waiting for at most `within`.
     ///
     /// # Errors
     /// The lock was not released in time, or the store refused.

@@ -33,7 +33,7 @@ pub struct ServerId([u8; 16]);
 
 impl ServerId {
     /// Derives the ID of a host from its /etc/machine-id. The machine ID itself is not disclosed,
-    /// as its manual page demands.
+    /// as its manual page requires.
     pub fn of_machine(machine_id: &[u8]) -> Self {
         Self(hash(&[b"rtrs server machine", machine_id]))
     }
@@ -105,7 +105,7 @@ impl ExportId {
         Self { bytes: hash(&[&[b"rtrs export", kind.as_bytes()], parts].concat()), weak: false }
     }
 
-    /// Derives the ID of something that is only identifiable within the boot `boot` of the host.
+    /// Derives the ID of something that is identifiable only within the boot `boot` of the host.
     pub fn weak(boot: u64, kind: &str, parts: &[&[u8]]) -> Self {
         let boot = boot.to_le_bytes();
         let mut bytes = hash(&[&[b"rtrs weak export", &boot[..], kind.as_bytes()], parts].concat());
@@ -170,7 +170,7 @@ impl Identity {
     }
 }
 
-/// Secret by which a client verifies that its own server has evicted its session.
+/// Secret with which a client verifies that its own server has evicted its session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EvictionSecret(pub [u8; 16]);
 

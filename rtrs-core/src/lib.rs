@@ -1,14 +1,13 @@
 //! Shared foundation of both ends of an RTRS session: memory, runtime, fabric, wire format and
 //! block devices.
 //!
-//! Memory, runtime, settings, logs and metrics come from `rtrs-base`, which this crate exports
-//! again.
+//! Memory, runtime, settings, logs and metrics come from `rtrs-base`, which this crate re-exports.
 //!
 //! Besides `rtrs-base`, `rds-preload` and one file of `vhost-bridge`, this is the only crate of the
 //! workspace with `unsafe`. Here it is limited to memory shared with a device
 //! (`fabric/verbs/sys/cm.rs`, `fabric/verbs/sys/cq.rs`, `fabric/verbs/sys/device.rs`,
-//! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`) and to wrappers of a library that is
-//! loaded (`rbd.rs`, `rbd/lock.rs`); `tests/tidy/main.rs` has the list.
+//! `fabric/verbs/sys/qp.rs`, `fabric/verbs/sys/queue.rs`) and to wrappers of a library loaded at
+//! run time (`rbd.rs`, `rbd/lock.rs`); `tests/tidy/main.rs` has the list.
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

@@ -120,7 +120,7 @@ impl Limits {
         Self { queue_depth, ..self }
     }
 
-    /// Returns the number of chunks of a path, which is that of permits of a session.
+    /// Returns the number of chunks of a path, which is also the number of permits of a session.
     pub const fn queue_depth(self) -> u16 {
         self.queue_depth
     }
@@ -158,7 +158,7 @@ impl Default for Limits {
     }
 }
 
-/// Number of offset bits in a request's immediate; the permit has the rest of the 28.
+/// Number of offset bits in a request's immediate; the permit takes the rest of the 28.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemBits(u8);
 
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_the_kernels() {
+    fn the_defaults_match_the_kernels() {
         let limits = Limits::new(512, 131_072).unwrap();
         assert_eq!(limits, Limits::DEFAULT);
         assert_eq!(limits.max_io_size(), 0x1f000);

@@ -12,9 +12,9 @@
 //! processed in order of arrival. A change that overlaps nothing is not entered: as long as no
 //! fragment is in the list, it costs one load. Reads never wait.
 //!
-//! No change is missed, because a shard reads the count before it hands a change to the device. If
-//! the count is 0, the shard's next scan happens later, and finds the change in flight or ended. A
-//! shard without open devices has nothing in flight and need not scan.
+//! No change is missed, because a shard reads the count before it submits a change to the device.
+//! If the count is 0, the shard's next scan happens later, and finds the change in flight or ended.
+//! A shard without open devices has nothing in flight and need not scan.
 
 use std::fmt;
 use std::ops::Range;
@@ -86,7 +86,7 @@ impl Ranges {
         }
     }
 
-    /// Must be called before a shard's first change is in flight.
+    /// Joins a shard. Must be called before the shard's first change is in flight.
     pub fn join(&self, shard: usize) {
         let looked = &self.looked[shard];
         if looked.load(Ordering::SeqCst) == ABSENT {
@@ -94,7 +94,7 @@ impl Ranges {
         }
     }
 
-    /// Called when a shard has nothing in flight, and nothing in the list.
+    /// Removes a shard that has nothing in flight and nothing in the list.
     pub fn leave(&self, shard: usize) {
         self.looked[shard].store(ABSENT, Ordering::SeqCst);
     }
@@ -132,7 +132,7 @@ impl Ranges {
         waits
     }
 
-    /// Extends a waiting change, of which more is ready, up to this byte.
+    /// Extends a waiting change up to this byte, because more of it is ready.
     pub fn extend(&self, key: Key, end: u64) {
         let mut list = self.list.lock();
         for entry in list.iter_mut().filter(|entry| entry.key == key) {
@@ -140,7 +140,7 @@ impl Ranges {
         }
     }
 
-    /// Returns true if this entry may run, which it does from now on.
+    /// Starts this entry if it may run. Returns true if it was started.
     pub fn start(&self, key: Key) -> bool {
         let mut list = self.list.lock();
         let Some(at) = list.iter().position(|entry| entry.key == key) else { return false };
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_growing_range_waits_for_what_it_overlaps() {
+    fn a_growing_range_waits_for_overlapping_ranges() {
         let ranges = two();
         let first = key(0, 1, Fragment(0));
         let (queued, later) = (key(1, 2, Queued), key(0, 3, Fragment(0)));

@@ -11,7 +11,7 @@
 //!
 //! librbd copies written data before the call returns (`rbd_disable_zero_copy_writes`, its
 //! default). This is needed because peers can change the memory meanwhile, and the checksum of the
-//! sent data would be wrong.
+//! sent data would then be wrong.
 
 mod address;
 mod lock;
@@ -51,7 +51,7 @@ const TEXT_MAX: usize = 256;
 const OPTIONS_MAX: usize = 512;
 /// Maximum time that the thread dropping an image waits until it is closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// Interval of checks whether the last IO of an image being closed has ended.
+/// Interval between checks for the end of the last IO of an image being closed.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// `rbd_image_info_t`.
@@ -200,8 +200,8 @@ struct Open {
     watch: Option<(u64, *mut Changed)>,
 }
 
-// SAFETY: librados and librbd may be called on any thread; they call the watch on threads of their
-// own, and it is `Send` and `Sync`.
+// SAFETY: librados and librbd may be called on any thread; they call the watch on their own
+// threads, and it is `Send` and `Sync`.
 unsafe impl Send for Open {}
 // SAFETY: as above, also concurrently.
 unsafe impl Sync for Open {}
@@ -358,8 +358,8 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// Closes the image on a thread when its last IO has ended, and waits for that for a limited
-    /// time, so that its lock is free afterwards.
+    /// Closes the image on another thread once its last IO has ended, and waits a limited time for
+    /// that, so that its lock is free afterwards.
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let queues = Arc::downgrade(&mem::take(&mut self.queues));
@@ -430,7 +430,7 @@ impl Open {
         self.set(c"err_to_stderr", c"false")?;
         let file = at.configuration.as_deref().map(Path::as_os_str).map(OsStrExt::as_bytes);
         let file = file.map(CString::new).transpose().map_err(io::Error::other)?;
-        // SAFETY: the cluster was created; without a file the usual ones are searched.
+        // SAFETY: the cluster was created; without a file, the usual places are searched.
         check(unsafe {
             (self.library.rados_conf_read_file)(self.cluster, pointer(file.as_ref()))
         })?;
@@ -607,7 +607,8 @@ pub struct ImageQueue {
 }
 
 impl ImageQueue {
-    /// Must be called before completed IOs are taken: IOs that end from here on wake the shard.
+    /// Rearms the wake-up: IOs that end from here on wake the shard. Must be called before
+    /// completed IOs are taken.
     pub fn look(&self) {
         self.woken.store(false, Ordering::SeqCst);
     }

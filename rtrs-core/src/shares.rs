@@ -2,8 +2,8 @@
 //!
 //! Half of the resource is divided evenly into reserves. A device's reserve is available to it
 //! regardless of the others, even if the disk behind another device hangs and does not return its
-//! part. The other half is granted in order of demand. So every device can use at least half of its
-//! even share, and the only device of a session can use everything.
+//! share. The other half is granted in order of demand. So every device can use at least half of
+//! its even share, and the only device of a session can use everything.
 
 /// Shares of a resource.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Shares {
         Self { all, least, devices: 0, reserve: 0, held: Vec::new(), total: 0, beyond: 0 }
     }
 
-    /// Changes the total amount, of which nothing may be in use.
+    /// Changes the total amount, none of which may be in use.
     pub fn set_all(&mut self, all: usize) {
         self.all = u32::try_from(all).unwrap_or(u32::MAX);
         self.divide(self.devices);
@@ -82,7 +82,8 @@ impl Shares {
         kept.saturating_sub(u64::from(used)) <= u64::from(self.all.saturating_sub(self.total))
     }
 
-    /// Returns true if the reserves including another device are no more than half of the total.
+    /// Returns true if the reserves, including another device's, are no more than half of the
+    /// total.
     pub fn fits_device(&self) -> bool {
         let devices = self.devices + 1;
         let reserve = self.reserve_of(devices);

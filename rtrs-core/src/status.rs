@@ -90,7 +90,7 @@ impl IoStatus {
         }
     }
 
-    /// Returns the status for a positive errno; values without a status of their own become `Io`.
+    /// Returns the status for a positive errno; values without their own status become `Io`.
     pub const fn from_errno(errno: u16) -> Self {
         match errno {
             0 => Self::Ok,

@@ -6,8 +6,8 @@
 //! shard publishes the lowest of its outstanding numbers, and the success of a sync counts once all
 //! numbers drawn before its end have returned.
 //!
-//! The server orders the syncs of an export with it, and the client the syncs of a volume, whose
-//! answers may arrive over different paths in a different order than the server sent them.
+//! The server applies this order to the syncs of an export, and the client to those of a volume,
+//! whose answers may arrive over different paths in a different order than the server sent them.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use crate::ids::CoreIndex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Published by a shard without outstanding syncs.
+/// Value published by a shard without outstanding syncs.
 const NONE_OUT: u64 = u64::MAX;
 
 /// Lowest outstanding number of one shard, on its own cache line.
@@ -60,8 +60,8 @@ impl SyncOrder {
         others.into_iter().all(|(_, other)| other.0.load(Ordering::SeqCst) >= horizon)
     }
 
-    /// Counts a sync that begins or stops waiting for others. It must check [`Self::is_clear`]
-    /// after the count.
+    /// Counts a sync that begins or stops waiting for others. The caller must check
+    /// [`Self::is_clear`] after the count.
     pub fn count_waiting(&self, begins: bool) {
         if begins {
             self.waiting.fetch_add(1, Ordering::SeqCst);

@@ -41,9 +41,7 @@ fn listen_ip() -> Result<IpAddr, String> {
     ports
         .find(|port| port.state == "active" && !port.addresses.is_empty())
         .map(|port| port.addresses[0])
-        .ok_or_else(|| {
-            "no RDMA device; to run them on one: scripts/lab.sh run verbs-conformance".to_owned()
-        })
+        .ok_or_else(|| "no RDMA device; use scripts/lab.sh run verbs-conformance".to_owned())
 }
 
 /// The three shards of a harness.
@@ -165,7 +163,7 @@ impl Harness for Verbs {
         }
         match case {
             "window_has_bounds" if self.soft => Some(
-                "rdma_rxe checks an access through a window against its registration only".into(),
+                "rdma_rxe checks an access through a window only against its registration".into(),
             ),
             "send_with_invalidate_revokes_the_key" => Some(
                 "a peer cannot invalidate windows of type 1 (IBA 10.6.7.2.6), and user space has \
@@ -326,7 +324,7 @@ fn two_hundred_connections_leak_nothing() {
             }
             _ => None,
         });
-        // Each round ends the connection in another way, from either end.
+        // Each round ends the connection in a different way, from either end.
         let now = Clock.now();
         match round % 4 {
             0 => cores.a.disconnect(now, a.qp),
@@ -381,7 +379,7 @@ fn a_peer_cannot_invalidate_a_window_of_type_1() {
 }
 
 #[test]
-fn reads_are_refused_if_none_were_agreed() {
+fn reads_are_refused_if_none_were_negotiated() {
     let mut harness = make();
     let address = harness.listen_address();
     let cores = match &mut harness.cores {

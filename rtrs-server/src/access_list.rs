@@ -146,10 +146,10 @@ impl FromStr for AccessRule {
                 return refuse("names no client", "write a name of 1 to 255 bytes before the mode");
             }
             _ if who.chars().any(char::is_control) => {
-                return refuse("has a control character in the name", "leave it out");
+                return refuse("has a control character in the name", "remove it");
             }
             _ if who.trim() != who => {
-                return refuse("has a space at the start or end of the name", "leave it out");
+                return refuse("has a space at the start or end of the name", "remove it");
             }
             _ if PREFIXES.iter().any(|prefix| who.starts_with(prefix)) => {
                 let name = who.split_once(':').map_or(who, |(_, name)| name);
@@ -595,7 +595,7 @@ mod tests {
         /// All spellings of a name get the same answers, whatever the spelling in the
         /// configuration.
         #[test]
-        fn leading_slashes_of_a_name_change_no_right(
+        fn leading_slashes_do_not_change_access(
             server in any_list(),
             lists in vec((spelled(), any_list()), 0..4),
             asked in spelled(),
@@ -628,7 +628,7 @@ mod tests {
             for write in [false, true] {
                 let allowed = spelled.allows(client, &asked.text(), write);
                 prop_assert_eq!(allowed, plain.allows(client, asked.name, write));
-                // Expected rights according to the lists, without the policy's own lookup.
+                // Expected access according to the lists, without the policy's own lookup.
                 let is_own = |(at, list): &&(Spelled, Vec<_>)| {
                     at.name == asked.name && !list.is_empty()
                 };

@@ -30,7 +30,7 @@ pub enum AuditKind {
     /// The operator evicted a session, or a change of the access lists, certificates or keys ended
     /// some of its paths.
     Evict,
-    /// A command ended a path, whose client may connect it again.
+    /// A command ended a path; the client may reconnect it.
     SessionDisconnect,
     /// The configuration was reread.
     Reload,
@@ -56,7 +56,7 @@ pub enum AuditKind {
 pub enum AuditResult {
     /// The action succeeded.
     Ok,
-    /// The action succeeded in part; the reason says what failed.
+    /// The action succeeded in part; the reason states what failed.
     Partly,
     /// The action was refused or failed, and nothing changed.
     Refused,

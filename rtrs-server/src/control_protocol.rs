@@ -20,13 +20,13 @@ pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
 pub(crate) enum Request {
     /// Describe the server: [`Status`].
     Status {
-        /// Whether to include the [`Load`], for which the control shard is asked.
+        /// Whether to include the [`Load`], which the control shard has to determine.
         #[serde(default)]
         load: bool,
     },
     /// Return the settings of the server: [`SettingValues`](rtrs_core::settings::SettingValues).
     Get,
-    /// Change settings of the server; the reply has those that were changed.
+    /// Change settings of the server; the reply contains those that were changed.
     Set {
         /// New values, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -197,7 +197,7 @@ pub(crate) struct Sessions {
     /// Portals that are not served because their device was removed.
     #[serde(default)]
     pub(crate) lost_portals: Vec<String>,
-    /// Number of connections refused and sessions evicted for others since the start, by reason.
+    /// Number of connections refused, and of sessions evicted to admit others, by reason.
     #[serde(default)]
     pub(crate) refused: BTreeMap<String, u64>,
 }

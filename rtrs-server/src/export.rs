@@ -67,7 +67,7 @@ pub struct Export {
     pub id: Option<ExportId>,
     /// Counts failed syncs.
     pub epoch: Arc<SyncEpoch>,
-    /// Last writers, of earlier processes too.
+    /// Last writers, including those of earlier processes.
     pub(crate) writers: SavedWriters,
     /// Log lines about failed syncs.
     pub(crate) sync_failures: SyncFailures,
@@ -79,7 +79,7 @@ pub struct Export {
     pub frozen: AtomicBool,
     /// Size last announced to users.
     pub known_size: AtomicU64,
-    /// Set once the file was deleted while nothing had taken its path.
+    /// Set once the file has been deleted and no other file is at its path.
     pub(crate) orphaned: AtomicBool,
     /// Whether the last examination of the target did not end in time.
     pub(crate) unexamined: AtomicBool,
@@ -145,7 +145,7 @@ impl Export {
         self.known_size.swap(size, Ordering::Relaxed) != size
     }
 
-    /// Records whether the file was deleted while nothing had taken its path.
+    /// Records whether the file has been deleted and no other file is at its path.
     pub(crate) fn note_orphan(&self) {
         let is_missing = self.source.target_name() == Some(TargetName::Missing);
         if is_missing && self.source.is_deleted() {
@@ -153,7 +153,7 @@ impl Export {
         }
     }
 
-    /// Whether the file is deleted, and was so before another one took its path.
+    /// Whether the file is deleted, and was deleted before another one took its path.
     pub(crate) fn is_orphan(&self) -> bool {
         self.orphaned.load(Ordering::Relaxed) && self.source.is_deleted()
     }
@@ -179,7 +179,7 @@ impl Export {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     /// Another export has the same name, apart from leading slashes.
-    #[error("there is an export of this name already")]
+    #[error("there is already an export with this name")]
     NameTaken,
     /// The name is empty or consists only of slashes.
     #[error("the name is empty")]
@@ -538,7 +538,7 @@ impl ExportTable {
         Reserved { table: Arc::clone(self), name }
     }
 
-    /// Records that an export of the configuration cannot be opened, or no longer.
+    /// Records whether an export of the configuration cannot be opened.
     pub(crate) fn set_failed(&self, name: &str, failed: bool) {
         let (name, mut places) = (bare(name.as_bytes()).to_vec(), self.places.lock());
         let all = &mut places.failed;

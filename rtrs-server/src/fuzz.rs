@@ -266,7 +266,7 @@ impl Rig {
         loop {
             while self.turn() {
                 turns += 1;
-                assert!(turns < TURNS_MAX, "the server does not come to rest");
+                assert!(turns < TURNS_MAX, "the server does not become idle");
             }
             let timers = self.hosts.iter().fold(None, |at, h| earliest(at, h.core.deadline()));
             let next = earliest(timers, self.world.next_event_time());
@@ -276,7 +276,7 @@ impl Rig {
                 (turns, at) = (0, next);
             }
             turns += 1;
-            assert!(turns < TURNS_MAX, "the server does not come to rest");
+            assert!(turns < TURNS_MAX, "the server does not become idle");
             if next == self.world.now() {
                 break;
             }
@@ -285,7 +285,7 @@ impl Rig {
         self.world.advance_to(end);
         while self.turn() {
             turns += 1;
-            assert!(turns < TURNS_MAX, "the server does not come to rest");
+            assert!(turns < TURNS_MAX, "the server does not become idle");
         }
         // One pool for each path of each possible session, and four more.
         let pool = usize::from(DEPTH) * CHUNK as usize + (256 << 10);

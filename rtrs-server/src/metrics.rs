@@ -17,7 +17,7 @@ rtrs_core::metrics! {
     FAILED_FLUSHES = Counter "rtrs_server_failed_flushes_total" ["export"]
         "Flushes and durable writes that the disk or file failed; each starts a new cache epoch.";
     EXPORT_REPLACED = Gauge "rtrs_server_export_replaced" ["export"]
-        "1 while the path of an export leads elsewhere than to the exported file or device.";
+        "1 while the path of an export leads to something other than the exported file or device.";
     EXPORT_FAILED = Gauge "rtrs_server_export_failed" ["export"]
         "1 while an export of the configuration cannot be opened; `export list` has the reason.";
     SESSIONS = Gauge "rtrs_server_sessions" ["state"]

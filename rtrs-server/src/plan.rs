@@ -116,8 +116,8 @@ impl Plan {
 
     /// Checks the system without changing it: at least one export is configured (unless the server
     /// only answers pings); each target exists, has a valid type and size, and is readable (and
-    /// writable, unless read-only), or the server may start without it;
-    /// and RDMA is available if a portal needs it.
+    /// writable, unless read-only), or the server may start without it; and RDMA is available if a
+    /// portal needs it.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] without exports, [`ErrorKind::Export`] for a target,
@@ -309,7 +309,7 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     }
     if spec.gateway && (!matches!(spec.target, Target::Rbd(_)) || spec.ro || spec.no_lock) {
         return refuse(
-            "gateway is for rbd: targets with a lock; leave it, ro or no-lock out".into(),
+            "gateway is for rbd: targets with a lock; leave out gateway, ro or no-lock".into(),
         );
     }
     match &spec.target {
@@ -329,7 +329,7 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
 
 /// Hint for a missing file. Never to create one: an empty disk would replace lost data.
 const MISSING: &str = "check the path, and whether its file system is mounted";
-/// Problem of an empty file, which may be what is left of a lost one.
+/// Problem of an empty file, which may be the remains of a lost one.
 const EMPTY: &str = "is empty; if it held data, restore that, and if it is new, set its size";
 
 /// Checks the target of an export.
@@ -476,8 +476,8 @@ fn refuse_own(key: &PrivateKey, path: &Path, known: &Clients) -> Result<(), TlsC
         Err(TlsConfigError::Content {
             path: path.to_owned(),
             why: format!(
-                "the key of {name} is the key of this server (key-file); put what `rtrs-client key \
-                 show` prints at the client there"
+                "the key of {name} is the key of this server (key-file); replace it with the \
+                 output of `rtrs-client key show` on the client"
             ),
         })
     })

@@ -175,7 +175,7 @@ impl StateDir {
                      start of this server as a loss of unflushed data",
                     files.path(key).display()
                 );
-                // A time limit means that another export of this server keeps the epoch.
+                // A timeout means that another export of this server keeps the epoch.
                 if !read_only && error.kind() != io::ErrorKind::TimedOut {
                     self.distrust(key);
                 }

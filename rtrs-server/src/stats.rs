@@ -238,7 +238,7 @@ pub struct ShardExportCounters {
     pub queue_full: Counter,
     /// Requests that rate limits delayed.
     pub throttled: Counter,
-    /// Nanoseconds for which they did, counted when the wait ends.
+    /// Nanoseconds that rate limits delayed requests, counted when a wait ends.
     pub throttled_ns: Counter,
 }
 
@@ -280,7 +280,7 @@ pub struct ExportTotals {
     pub queue_full: u64,
     /// Requests that rate limits delayed.
     pub throttled: u64,
-    /// Nanoseconds for which they did, counted when the wait ends.
+    /// Nanoseconds that rate limits delayed requests, counted when a wait ends.
     pub throttled_ns: u64,
 }
 
@@ -534,7 +534,7 @@ pub struct ExportIo {
     pub busy_ns: u64,
     /// Requests that rate limits delayed.
     pub throttled: u64,
-    /// Nanoseconds for which they did, counted when the wait ends.
+    /// Nanoseconds that rate limits delayed requests, counted when a wait ends.
     pub throttled_ns: u64,
     /// Latency histogram of all IOs.
     pub times: Vec<Bucket>,
@@ -607,14 +607,14 @@ pub struct ExportSnapshot {
 }
 
 impl ExportSnapshot {
-    /// Reason, with what the server does about it.
+    /// Reason and the server's reaction to it.
     pub(crate) fn explained(&self) -> Option<String> {
         let why = self.reason.as_ref()?;
         Some(if self.unread { why.clone() } else { format!("{why}; {TRIES_AGAIN}") })
     }
 }
 
-/// Follows the reason of an export that cannot be opened or reached.
+/// Text after the reason why an export cannot be opened or reached.
 pub(crate) const TRIES_AGAIN: &str = "the server tries again";
 
 /// Access restriction of an export that does not match the configuration.
@@ -632,7 +632,7 @@ pub enum AccessLimit {
 pub struct MemorySnapshot {
     /// Bytes in use: chunks that were written over TCP, and all chunks over RDMA.
     pub used_bytes: u64,
-    /// Limit from which on new sessions get fewer chunks or are refused (`memory-max`).
+    /// Limit above which new sessions get fewer chunks or are refused (`memory-max`).
     pub max_bytes: u64,
 }
 

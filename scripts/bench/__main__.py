@@ -51,11 +51,11 @@ def parse_args(argv):
             command.add_argument(f"--{key.replace('_', '-')}", type=int, metavar=metavar,
                                  help=f"{text} ({default})")
         command.add_argument("--only", action="append", metavar="ROW",
-                             help="only rows whose id contains ROW; may be given again")
+                             help="only rows whose id contains ROW; repeatable")
         command.add_argument("--bin-dir", metavar="DIR", default=os.environ.get("RTRS_BIN_DIR"),
                              help="directory of our programs (RTRS_BIN_DIR, else they are built)")
         command.add_argument("-o", "--output", choices=["md", "json"], default="md")
-        command.add_argument("--list", action="store_true", help="print the row ids and stop")
+        command.add_argument("--list", action="store_true", help="print the row ids and exit")
         comparison.add_options(command)
         subparsers[name] = command
     if not argv or argv[0] not in (*COMPARISONS, "-h", "--help"):

@@ -10,7 +10,7 @@ from tables import BANDWIDTH, IOPS, LATENCY, Comparison, Row, judge, measure, se
 
 SIZE = 256 << 20
 TARGETS = {"mem": f"mem:{SIZE}", "null": f"null:{SIZE}"}
-# Ratio at which two builds are as fast as each other: what is missing is the noise of a median.
+# Ratio above which two builds count as equally fast; the rest is the noise of a median.
 EQUAL = 0.97
 # Sides with a session alone, and with the bridge.
 KINDS = {"session": OursSession, "bridge": Ours}

@@ -15,7 +15,8 @@ import sys
 
 from tables import asked_cells, range_text, ratio, table
 
-# Ours, the peer, the title, and the ratio that is asked for: of all rows with a depth, and at QD1.
+# Ours, the peer, the title, and the ratios that are asked for: of all rows with a depth, and at
+# QD1.
 COLUMNS = [
     ("ours-rdma", "rnbd", "rdma/rnbd", 0.85, 0.25),
     ("ours-rdma", "nvme-rdma", "rdma/nvme-rdma", None, None),
@@ -41,7 +42,7 @@ class Figures:
     def __init__(self, path, keys):
         self.lines = read(path)
         if not self.lines:
-            sys.exit("no measurement came to its end")
+            sys.exit("no measurement was completed")
         self.passes = max(int(line[0]) for line in self.lines)
         self.found = {(*line[1:keys + 1], int(line[0])): [float(word) for word in line[keys + 1:]]
                       for line in self.lines}

@@ -81,7 +81,7 @@ def make_file(path, size):
 def parse_size(text):
     found = re.fullmatch(r"(\d+)([kmg]?)", text.lower())
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size (1073741824, 512M, 1G)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size (1073741824, 512M, 1G)")
     return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
 
 
@@ -107,7 +107,7 @@ def add_options(parser):
                         help="compare block devices over links with these round trip times, e.g. "
                         "0.2ms,2ms,20ms, in a guest of the lab")
     parser.add_argument("--loss", metavar="SHARE,...", type=list_of(r"\d+(\.\d+)?%?", "0,0.01%"),
-                        help="and with these losses of packets, e.g. 0,0.01%%")
+                        help="the same with these packet losses, e.g. 0,0.01%%")
 
 
 def check_options(args, parser):

@@ -147,7 +147,7 @@ class Process(Daemon):
         self.send(signal.SIGKILL)
 
     def wait(self, seconds_max, meanwhile=None):
-        """Waits for the end and returns the output; calls `meanwhile` again and again."""
+        """Waits for the end and returns the output; calls `meanwhile` repeatedly."""
         deadline = time.monotonic() + seconds_max
         ends = os.pidfd_open(self.pid)
         try:
@@ -232,7 +232,7 @@ def peak_bytes(roots):
 
 
 def busy_seconds():
-    """Returns the CPU time that the machine was not idle so far, steal included."""
+    """Returns the CPU time for which the machine was not idle so far, steal included."""
     with open("/proc/stat") as stat:
         fields = [int(field) for field in stat.readline().split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / TICKS_PER_SECOND

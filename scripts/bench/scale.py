@@ -435,7 +435,7 @@ def text(_comparison, result):
 
 # Numbers: default and help.
 NUMBERS = {
-    "sessions": (1000, "most sessions"),
+    "sessions": (1000, "maximum number of sessions"),
     "clients": (None, "processes of rtrs-client for the cost of an idle client (100, at most as "
                 "many as sessions)"),
     "volumes": (None, "volumes in ten sessions (as many as sessions, at most 1280)"),
@@ -452,7 +452,7 @@ def add_options(parser):
         parser.add_argument(f"--{key}", type=int, default=default, metavar="N",
                             help=text if default is None else f"{text} ({default})")
     parser.add_argument("--client", action="append", default=[], metavar="FLAG",
-                        help="a further flag of rtrs-client attach, as --client=--shards=1")
+                        help="a further flag of rtrs-client attach, such as --client=--shards=1")
     parser.add_argument("--crowd", action="append", default=[], metavar="FLAG",
                         help="a further flag of rtrs-crowd")
     parser.add_argument("--svg", metavar="FILE", help="write the growth as a plot")

@@ -1,4 +1,4 @@
-"""Sides that several comparisons have, and the loads on them: fio, and `rtrs-client bench`."""
+"""Sides that several comparisons share, and the loads on them: fio, and `rtrs-client bench`."""
 
 import os
 import resource
@@ -168,7 +168,8 @@ class Fio:
         if job["error"] or ios == 0:
             raise BenchError(f"fio on {side.name}: error {job['error']}, {ios} IOs")
         if side.processes and not side.load_has_threads:
-            # Without the start of fio. Otherwise threads of fio work that it does not count.
+            # Excludes the start of fio. With load_has_threads, fio has threads that it does not
+            # count.
             load = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
         percentiles = way["clat_ns"].get("percentile", {})
         return {"iops": way["iops"], "mb_per_s": way["bw_bytes"] / 1e6,

@@ -29,7 +29,7 @@ class Content(NamedTuple):
                 os.pwrite(out.fileno(), os.urandom(self.data), place * (self.size // self.places))
 
     def read(self, path):
-        """Yields the data of each place, with as many zeroes behind it."""
+        """Yields the data of each place, followed by as many zeroes."""
         with open(path, "rb") as file:
             for place in range(self.places):
                 at = place * (self.size // self.places)

@@ -1,4 +1,4 @@
-"""What a comparison declares, interleaved rounds, medians, ratios, and tables.
+"""Declarations of comparisons, interleaved rounds, medians, ratios, and tables.
 
 Rounds are interleaved: in each round every row, in each row every side, so that a slow minute of
 the machine affects all sides. Every second round goes through the sides backwards. A ratio is taken
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
     programs: tuple = ("rtrs-server", "rtrs-client")
     build: tuple = ("--bin=rtrs-server", "--bin=rtrs-client")
     tools: dict = MappingProxyType({})
-    # Those of the common options that the command has.
+    # Common options of this command.
     defaults: dict = MappingProxyType(DEFAULTS)
     add_options: Callable = lambda parser: None
     check_options: Callable = lambda args, parser: None

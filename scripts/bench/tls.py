@@ -57,8 +57,8 @@ class Bridge(OverScheme, Ours):
 
 
 class NbdkitTls(Side):
-    """nbdkit with TLS. fio has no certificate, so nbdkit asks for none; this changes the handshake
-    only."""
+    """nbdkit with TLS. fio has no certificate, so nbdkit asks for none; this changes only the
+    handshake."""
 
     name = "nbdkit"
 

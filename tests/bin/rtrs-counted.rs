@@ -1,5 +1,5 @@
-//! `rtrs-server`, or with `attach` as its first word `rtrs-client`, that counts its allocations,
-//! for `tests/system/allocations.rs` only. It accepts the flags of either. Each connection to the
+//! `rtrs-server`, or `rtrs-client` if the first argument is `attach`, with an allocation counter;
+//! only for `tests/system/allocations.rs`. It accepts the flags of either. Each connection to the
 //! unix socket `RTRS_COUNTED` receives the number of allocations so far, in decimal.
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     run_program(args, rtrs_server::LowArgs::output, rtrs_server::LowArgs::run)
 }
 
-/// Starts the thread that answers; it ends with the process.
+/// Starts the thread that reports the count; it ends with the process.
 fn serve_count() -> io::Result<()> {
     let path = std::env::var_os("RTRS_COUNTED").ok_or_else(|| io::Error::other("is not set"))?;
     let listener = UnixListener::bind(path)?;

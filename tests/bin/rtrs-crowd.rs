@@ -6,20 +6,20 @@
 //!
 //! Each session is the engine of `rtrs-client` with one shard, in a thread with its own io_uring,
 //! over one TCP path with the settings that `attach` has without flags. The other parts of `attach`
-//! are missing: the process, the front end, the control socket. Session N opens the export v0, v1
-//! and so on, counted from 0. Orders are lines on stdin; each is answered with a line of JSON on
-//! stdout, in order of arrival:
+//! are missing: the process, the front end, the control socket. Session N, counted from 0, opens
+//! the export vN. Orders are lines on stdin; each is answered with a line of JSON on stdout, in
+//! order of arrival:
 //!
 //! | order | does |
 //! |---|---|
 //! | `attach N` | attaches N more sessions in turn; answers with the time of each |
-//! | `attach-all N` | attaches N more sessions at once; answers with the total time |
+//! | `attach-all N` | attaches N more sessions in parallel; answers with the total time |
 //! | `wait-down SECONDS` | waits until no session is up, at most SECONDS |
 //! | `wait-up SECONDS` | waits until all are up, at most SECONDS; answers with number and time |
 //! | `first N` | reads 4 KiB over each of the first N in turn; answers with the time of each |
 //! | `load N DEPTH SECONDS` | random 4 KiB reads over each of the first N; answers with results |
 //!
-//! The process ends with stdin.
+//! The process ends when stdin is closed.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -51,9 +51,9 @@ use serde_json::{Value, json};
 
 /// Size of a read in bytes.
 const BLOCK: u32 = 4096;
-/// Maximum reads in flight of a session.
+/// Maximum number of reads in flight per session.
 const DEPTH_MAX: u32 = 64;
-/// Maximum time of attaching a session.
+/// Maximum time for attaching a session.
 const ATTACH_MAX: Duration = Duration::from_secs(60);
 /// Additional time for the last answers of a load.
 const LOAD_MORE: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@
 //! few seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
 //! second come from 127.0.1.x. They are, in turn: opened and closed; silent; half of an MPA
 //! request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections that the
-//! other end keeps open are closed after `--hold` seconds. The `baseline` is the same crowd at a
+//! other end keeps open are closed after `--hold` seconds. In the `baseline`, the same crowd uses a
 //! port that only accepts and closes; both alternate `--rounds` times. All numbers and times are
 //! bounded, and all traffic stays on loopback. With `--tls RATE` the session uses tls://, and a
 //! known client makes this number of full handshakes per second in addition to the crowd.
@@ -100,7 +100,7 @@ struct CrowdConn {
     end: Instant,
 }
 
-/// Returns the messages of connection number `n` of this kind. None: it is closed at once.
+/// Returns the messages of connection number `n` of this kind. None: it is closed immediately.
 fn messages(kind: u64, n: u64) -> Option<VecDeque<Vec<u8>>> {
     let mut uuid = [0xf1; 16];
     uuid[..8].copy_from_slice(&n.to_le_bytes());
@@ -214,7 +214,7 @@ fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts:
 /// Number of threads for TLS handshakes.
 const HANDSHAKE_THREADS: u64 = 8;
 
-/// Makes its share of `--tls` handshakes per second until `stop` is set.
+/// Performs one thread's share of the `--tls` handshakes until `stop` is set.
 fn make_handshakes(
     rate: u64,
     config: &TlsClientConfig,
@@ -274,7 +274,7 @@ impl Control {
         (!ours["opens"].as_array()?.is_empty()).then(|| name(ours).map(|name| (name, path)))?
     }
 
-    /// Ends the session's path and waits until it has another one and its export open.
+    /// Ends the session's path and waits until it has another path and its export open.
     fn reconnect(&self) -> Option<Duration> {
         let (name, before) = self.path()?;
         self.ask(&json!({ "command": "session-disconnect", "session": name }));
@@ -373,7 +373,7 @@ fn run(
     println!("  crowd: {opened} connections opened, {failed} failed, at most {held} held");
     let [handshakes, failed_handshakes] =
         [handshakes, failed_handshakes].map(AtomicU64::into_inner);
-    println!("  TLS handshakes: {handshakes} made, {failed_handshakes} not");
+    println!("  TLS handshakes: {handshakes} made, {failed_handshakes} failed");
     Run {
         iops: summary["iops"].as_f64().unwrap_or(0.0),
         errors: summary["errors"].as_u64().unwrap_or(u64::MAX),

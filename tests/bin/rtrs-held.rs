@@ -23,7 +23,7 @@ use rtrs_core::block::{BlockSource, IoOp};
 use rtrs_server::backend::layer::{PauseHandle, pause};
 use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve_over};
 
-/// Offset below which a write has to begin to be held.
+/// Offset below which a write must begin to be held.
 const HELD_BYTES: u64 = 1 << 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -45,8 +45,8 @@ fn execute(args: &LowArgs) -> Result<(), Error> {
     serve_over(&plan, |source| hold(source, dir.clone()))
 }
 
-/// Puts the layer over a disk, and starts the thread that controls it; it ends with the process, or
-/// with the test's directory.
+/// Puts the layer over a disk, and starts the thread that controls it; the thread ends with the
+/// process, or with the test's directory.
 fn hold(source: Arc<dyn BlockSource>, dir: PathBuf) -> Arc<dyn BlockSource> {
     let (source, handle) = pause(source);
     let command = move || {

@@ -1,10 +1,10 @@
 //! Counts the instructions of hot paths with valgrind, and compares them with a stored baseline: a
-//! measure of speed that other load on the machine does not change.
+//! measure of speed that does not depend on other load on the machine.
 //!
 //! A scene runs in a process of its own under callgrind, once with few requests and once with more;
 //! the difference is the cost of the requests. The baseline (`tests/golden/instructions.json`)
-//! holds one set of counts for each compiler, C library and kind of processor, since all of them
-//! change the counts.
+//! holds one set of counts for each compiler, C library and kind of processor, since all of these
+//! affect the counts.
 //!
 //! Exit codes: 0 all counts agree, 1 a count differs or a scene failed, 2 wrong usage, 3 this
 //! machine cannot be compared: valgrind is missing, or the baseline does not know this toolchain.
@@ -22,12 +22,12 @@ use rtrs_core::block::IoOp;
 use rtrs_tests::sim::run_fixed;
 use serde::Serialize;
 
-/// Requests of a scene's two runs.
+/// Numbers of requests in a scene's two runs.
 const FEW: u64 = 256;
 const MANY: u64 = 1280;
 /// Maximum number of measurements of a scene.
 const ROUNDS_MAX: u32 = 3;
-/// Difference from the baseline that fails, in percent.
+/// Difference from the baseline above which a scene fails, in percent.
 const DIFFERENCE_PERCENT: f64 = 3.0;
 
 type Counts = BTreeMap<String, u64>;
@@ -74,8 +74,8 @@ impl Scene {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Functions whose instructions count, with all that they call; the whole program without any.
-    /// They must not call each other.
+    /// Functions whose instructions are counted, including those they call; if empty, the whole
+    /// program counts. The functions must not call each other.
     fn functions(self) -> &'static [&'static str] {
         match self {
             Self::SessionRead | Self::SessionWrite => &[
@@ -105,7 +105,7 @@ impl Scene {
     }
 }
 
-/// Instructions of a request, measured and as stored.
+/// Instructions of a request, measured and stored.
 #[derive(Debug, Serialize)]
 struct Line {
     scene: String,
@@ -117,7 +117,7 @@ struct Line {
 
 impl Line {
     /// Measures a scene. A busy machine can only add turns that find nothing to do, so the lowest
-    /// of some counts is the best one.
+    /// of several counts is the best.
     fn measure(scene: Scene, baseline: Option<u64>) -> Result<Self, String> {
         let mut line =
             Self { scene: scene.name(), instructions: u64::MAX, baseline, percent: None };
@@ -204,7 +204,7 @@ fn print(output: Format, key: &str, lines: &[Line]) {
     }
 }
 
-/// Returns what the counts depend on besides the code, or None if a program is missing.
+/// Describes everything but the code that affects the counts. Returns None if a program is missing.
 fn toolchain() -> Option<String> {
     let run = |program: &str, args: &[&str]| {
         let output = Command::new(program).args(args).output().ok()?;

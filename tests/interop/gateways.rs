@@ -1,7 +1,8 @@
 //! Tests of two gateways of one Ceph image: fio writes through one session and verifies, while the
-//! export moves between them in every way. Then fio writes other data to the same places, and the
-//! fault of the former gateway ends: its late writes would be detected. The longest IO of each
-//! round is printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind, 1 by default.
+//! export moves between the gateways in every way. Then fio writes other data to the same places,
+//! and the fault of the former gateway ends: its late writes would be detected. The longest IO of
+//! each round is printed. `RTRS_GATEWAY_ROUNDS` sets the number of rounds of each kind, 1 by
+//! default.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,9 @@ use rtrs_tests::{
 const RATE: u32 = 500;
 /// Time for which a gateway is frozen.
 const FROZEN: Duration = Duration::from_secs(20);
-/// Maximum time of fio, which verifies after it has written.
+/// Maximum time for fio, which verifies after it has written.
 const ROUND_MAX: Duration = Duration::from_secs(180);
-/// Maximum time of a change of the active gateway.
+/// Maximum time for a change of the active gateway.
 const MOVE_MAX: Duration = Duration::from_secs(60);
 
 fn rounds() -> usize {
@@ -41,7 +42,7 @@ fn gateway(ceph: &Ceph, image: &str, number: usize) -> ServerBuilder {
 }
 
 impl Pair {
-    /// Starts the pair. Returns None where programs are missing, with a message.
+    /// Starts the pair. If programs are missing, prints a message and returns None.
     fn start(image: &'static str, options: &[&str]) -> Option<Self> {
         if !Self::can_load() {
             return None;
@@ -68,7 +69,7 @@ impl Pair {
         }
         let engines = Proc::start(command("fio", &["--enghelp"])).wait(MOVE_MAX).stdout;
         if !engines.contains("nbd") {
-            skip("no engine nbd of fio");
+            skip("fio has no nbd engine");
         }
         engines.contains("nbd")
     }
@@ -110,11 +111,11 @@ impl Pair {
     }
 
     fn gateway(&mut self, number: usize) -> &mut Server {
-        self.gateways[number].as_mut().expect("it runs")
+        self.gateways[number].as_mut().expect("a running gateway")
     }
 
     fn wait_standby(&self, number: usize) {
-        wait_for("the other one as standby", MOVE_MAX, || {
+        wait_for("the other gateway to be standby", MOVE_MAX, || {
             (self.states()[number] == "standby").then_some(())
         });
     }
@@ -199,7 +200,7 @@ impl Pair {
         watchers
     }
 
-    /// Waits until another gateway serves.
+    /// Waits until another gateway serves the volume.
     fn wait_moved(&self, from: usize) {
         wait_for("the other gateway", MOVE_MAX, || (self.active() != from).then_some(()));
     }
@@ -219,7 +220,7 @@ fn command(program: &str, args: &[&str]) -> std::process::Command {
 }
 
 #[test]
-fn planned_moves_and_an_osd_that_restarts_lose_nothing() {
+fn planned_moves_and_a_stalled_osd_lose_nothing() {
     let Some(mut pair) = Pair::start("planned", &[]) else { return };
     // Other tests have their clients blocklisted in the same cluster.
     let mut ours = pair.watchers();
@@ -237,7 +238,7 @@ fn planned_moves_and_an_osd_that_restarts_lose_nothing() {
         pair.ceph.signal_osd("STOP");
         std::thread::sleep(Duration::from_secs(5));
         pair.ceph.signal_osd("CONT");
-        assert_eq!(pair.active(), active, "no gateway changes for that");
+        assert_eq!(pair.active(), active, "a stalled OSD moves nothing");
     };
     pair.rounds("OSD stopped for 5 s", stop, |_, _, ()| {});
     pair.finish();
@@ -247,7 +248,7 @@ fn planned_moves_and_an_osd_that_restarts_lose_nothing() {
 fn a_killed_gateway_loses_nothing() {
     let Some(mut pair) = Pair::start("killed", &[]) else { return };
     let kill = |pair: &mut Pair, active: usize| {
-        pair.gateways[active].take().expect("it runs").crash();
+        pair.gateways[active].take().expect("a running gateway").crash();
         pair.wait_moved(active);
     };
     pair.rounds("gateway killed", kill, |pair, active, ()| {
@@ -274,21 +275,21 @@ fn a_frozen_gateway_writes_nothing_when_it_resumes() {
     pair.rounds("gateway frozen for 20 s", freeze, |pair, active, (end, losses)| {
         std::thread::sleep(end.saturating_duration_since(Instant::now()));
         pair.gateway(active).signal("CONT");
-        wait_for("its end", MOVE_MAX, || (pair.losses(active) > losses).then_some(()));
+        wait_for("a logged loss", MOVE_MAX, || (pair.losses(active) > losses).then_some(()));
         pair.wait_standby(active);
     });
     pair.finish();
 }
 
 #[test]
-fn a_gateway_unreachable_for_a_client_loses_nothing() {
+fn a_gateway_that_a_client_cannot_reach_loses_nothing() {
     let Some(mut pair) = Pair::start_apart("cut", &[]) else { return };
     let pull = |pair: &mut Pair, active| {
         let losses = pair.losses(active);
         pair.cable.iter().for_each(|cable| cable.pull_one(active));
         pair.wait_moved(active);
         // The gateway can still reach the cluster.
-        wait_for("its end", MOVE_MAX, || (pair.losses(active) > losses).then_some(()));
+        wait_for("a logged loss", MOVE_MAX, || (pair.losses(active) > losses).then_some(()));
     };
     pair.rounds("client cut off from the gateway", pull, |pair, active, ()| {
         pair.cable.iter().for_each(|cable| cable.plug_one(active));

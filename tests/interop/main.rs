@@ -330,7 +330,7 @@ fn a_sparse_file_of_one_tebibyte() {
     let allocated = std::os::unix::fs::MetadataExt::blocks(
         &std::fs::metadata(&exported).expect("its metadata"),
     ) * 512;
-    assert!(allocated < 16 * MIB, "4 MiB written made {allocated} bytes of file");
+    assert!(allocated < 16 * MIB, "4 MiB of writes allocated {allocated} bytes");
     stand.finish();
 }
 
@@ -372,7 +372,7 @@ fn small_and_large_chunks() {
         each_front(|front| {
             let (stand, exported) = file_stand(128 * MIB, front, &args);
             let mut client = nbd_client(&stand.client);
-            // Up to the largest request that NBD clients send, and sizes around the chunks' own.
+            // Up to the largest request that NBD clients send, and sizes around that of a chunk.
             let lengths =
                 [512, 61_440, 65_024, 65_536, 66_048, 1_044_480, 1 << 20, (1 << 20) + 512]
                     .into_iter()

@@ -95,7 +95,7 @@ fn nbdcopy_skips_the_holes_of_a_tebibyte() {
     stand.finish();
 }
 
-/// Each answer covers as much as its form can say, and takes one request to the server.
+/// Each answer covers as much as its format can express, and takes one request to the server.
 #[test]
 fn a_hole_of_15_tebibytes_is_mapped_with_few_requests() {
     if !requires(&["nbdinfo", "qemu-img"]) {
@@ -118,7 +118,7 @@ fn a_hole_of_15_tebibytes_is_mapped_with_few_requests() {
     let wide = count() - narrow;
     let version = run("qemu-img", &["--version"], COMMAND_TIME_MAX).ok().stdout;
     let version = version.split_whitespace().nth(2).and_then(|v| v.split('.').next()?.parse().ok());
-    // Extended headers came with 8.2.
+    // QEMU added extended headers in 8.2.
     if version.is_some_and(|major: u32| major >= 9) {
         assert!(wide <= 20, "{wide} requests");
     }
@@ -156,7 +156,7 @@ fn qemu_img_maps_and_converts_sparse_files() {
     });
 }
 
-/// Starts of the data that qemu-img finds, which requests one extent after the other.
+/// Returns the starts of the data that qemu-img finds, which requests one extent after another.
 fn data_starts(uri: &str) -> Vec<u64> {
     let json = ["map", "--output=json", "-f", "raw", uri];
     let map = run("qemu-img", &json, COMMAND_TIME_MAX).ok().json();
@@ -164,9 +164,9 @@ fn data_starts(uri: &str) -> Vec<u64> {
     data.map(|extent| extent["start"].as_u64().expect("a number")).collect()
 }
 
-/// The server keeps extents of the maps before.
+/// The server caches extents of earlier maps.
 #[test]
-fn a_map_shows_what_another_client_has_written_since_the_last_one() {
+fn a_map_includes_later_writes_of_another_client() {
     if !requires(&["qemu-img", "qemu-io"]) {
         return;
     }

@@ -17,7 +17,7 @@ fn tester() -> Option<PathBuf> {
     found
 }
 
-/// Runs the client against a fresh export of `size` bytes, over each front and in each block size.
+/// Runs the client against a fresh export of `size` bytes, over each front with each block size.
 /// The client never asks for block sizes. A log is a file in that directory.
 fn passes(size: u64, args: &[&str], log: Option<&str>) {
     let Some(dir) = tester() else { return };

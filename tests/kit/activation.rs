@@ -1,4 +1,4 @@
-//! Socket activation: programs that get listening sockets as systemd passes them.
+//! Socket activation: programs that get listening sockets the way systemd passes them.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::proc::Proc;
 
-/// Shell that moves its sockets to the numbers 3 and 4 and runs the words after their names. The
-/// log of the program goes to standard output.
+/// Shell script that moves its sockets to descriptors 3 and 4 and runs the command after their
+/// names. The log of the program goes to standard output.
 const PASS_ONE: &str = "exec 3<&0 </dev/null 2>&1;";
 const PASS_TWO: &str = "exec 3<&0 </dev/null 4<&2 2>&1;";
 const RUN: &str = "LISTEN_PID=$$ LISTEN_FDS=$0 LISTEN_FDNAMES=\"$1\"; shift; \

@@ -10,7 +10,7 @@ use crate::proc::{Proc, bin, run};
 use crate::requires::{is_root, requires, skip};
 use crate::{COMMAND_TIME_MAX, wait_for};
 
-/// Maximum lifetime of the processes that hold the namespaces, if they are not ended before.
+/// Maximum lifetime of the processes that hold the namespaces, unless they are ended earlier.
 const LIFE_TIME: &str = "900";
 
 /// Simulated host: a network namespace, identified by a process in it.
@@ -24,8 +24,8 @@ impl Netns {
         self.0
     }
 
-    /// Prepares a program of this project to run on this host, or on the machine itself without
-    /// one.
+    /// Prepares a program of this project to run on this host or, without one, on the machine
+    /// itself.
     pub(crate) fn program(netns: Option<Self>, name: &str) -> Command {
         let Some(Self(pid)) = netns else { return Command::new(bin(name)) };
         let mut command = Command::new("nsenter");
@@ -46,8 +46,8 @@ impl Cable {
     /// Name of the client's end.
     pub const LINK: &str = "cable0";
 
-    /// Lays one cable between two new hosts. Returns `None` where that is not possible, and prints
-    /// the reason.
+    /// Lays one cable between two new hosts. If that is not possible, prints the reason and returns
+    /// `None`.
     ///
     /// # Panics
     /// Panics when it should be possible and fails.
@@ -56,7 +56,7 @@ impl Cable {
         Self::lay_all(1)
     }
 
-    /// Lays this number of cables between two new hosts; the first one is that of [`Self::lay`].
+    /// Lays this number of cables between two new hosts; the first is the one of [`Self::lay`].
     ///
     /// # Panics
     /// Panics when it should be possible and fails.

@@ -290,8 +290,8 @@ impl Client {
         });
     }
 
-    /// Detaches, even under connected NBD clients; checks for exit code 0 and that the background
-    /// process ends soon after.
+    /// Detaches, even while NBD clients are connected; checks for exit code 0 and that the
+    /// background process ends soon after.
     ///
     /// # Panics
     /// Panics when that fails.

@@ -1,6 +1,6 @@
-//! Strict parser of the text format of Prometheus, version 0.0.4, and client of a scrape. Written
-//! from the format's specification, independently of the code that writes it. The parser refuses
-//! more than the format does: text that Prometheus accepts and conventions forbid.
+//! Strict parser of the text format of Prometheus, version 0.0.4, and scrape client. Written from
+//! the format's specification, independently of the code that writes it. The parser is stricter
+//! than the format: it also refuses text that Prometheus accepts but conventions forbid.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -76,7 +76,7 @@ impl Exposition {
     /// Returns a description of the violation, with the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let Some(text) = text.strip_suffix('\n') else {
-            return Err("the last line has no end".into());
+            return Err("the last line has no newline".into());
         };
         let mut families: Vec<Family> = Vec::new();
         let mut help: Option<String> = None;
@@ -103,7 +103,7 @@ impl Exposition {
                     _ => false,
                 };
                 if !ends {
-                    return Err(refused("no such type, or another name is usual for it"));
+                    return Err(refused("unknown type, or unusual name for the type"));
                 }
                 let (name, kind) = (name.to_owned(), kind.to_owned());
                 families.push(Family { name, kind, samples: Vec::new() });
@@ -111,8 +111,8 @@ impl Exposition {
                 if help.is_some() {
                     return Err(refused("HELP without TYPE"));
                 }
-                let sample = sample(line).ok_or_else(|| refused("no sample"))?;
-                let family = families.last_mut().ok_or_else(|| refused("a sample first"))?;
+                let sample = sample(line).ok_or_else(|| refused("not a sample"))?;
+                let family = families.last_mut().ok_or_else(|| refused("sample before TYPE"))?;
                 family.take(sample).map_err(|why| refused(&why))?;
             }
         }
@@ -211,7 +211,7 @@ fn number(text: &str) -> Option<f64> {
     }
 }
 
-/// Parses a line with a sample and without a timestamp.
+/// Parses a sample line without a timestamp.
 fn sample(line: &str) -> Option<Sample> {
     let end = line.find(['{', ' '])?;
     let (name, mut rest) = line.split_at(end);

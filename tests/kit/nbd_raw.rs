@@ -1,5 +1,5 @@
-//! NBD client that sends any bytes a test wants, valid or not; the hostile tests use it against the
-//! front. Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice project),
+//! NBD client that sends arbitrary bytes, valid or not; the hostile tests use it against the front.
+//! Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice project),
 //! deliberately independent of the bridge's own code. [`Innocent`] is the other client on the same
 //! front, which must not be affected.
 

@@ -1,4 +1,4 @@
-//! RTRS client driven by hand over a real transport: it sends exactly the bytes a test wants.
+//! RTRS client driven by hand over a real transport: it sends exactly the bytes of a test.
 //!
 //! [`Peer`] is one path of one session on its own fabric, selected by [`Transport`], driven by the
 //! test's thread: a [`PlayedClient`] that can wait. [`RawMpa`](crate::RawMpa) is for malformed
@@ -200,7 +200,7 @@ impl Peer {
         self.answer().errno
     }
 
-    /// Takes the next answer, and answers heartbeats meanwhile.
+    /// Takes the next answer, and answers heartbeats in the meantime.
     ///
     /// # Panics
     /// Panics when there is none, or a connection ends first.
@@ -275,7 +275,7 @@ impl Drop for Peer {
     }
 }
 
-/// Panics if a connection has ended, as no more messages would arrive over it.
+/// Panics if a connection has ended, because no more messages would arrive over it.
 fn not_closed(client: &PlayedClient, what: &str) {
     for event in &client.events {
         if let FabricEvent::Closed { reason, .. } = event {

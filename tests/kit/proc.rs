@@ -209,7 +209,7 @@ impl Proc {
         self.wait_words(start, count, limit, rest)
     }
 
-    /// Waits for `count` lines of which `rest` returns a part; returns the first word of each part.
+    /// Waits for `count` lines in which `rest` finds a part; returns the first word of each part.
     fn wait_words(
         &mut self,
         pattern: &str,
@@ -338,7 +338,7 @@ fn text_of(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the CPU time that a live process has used, user and system, in ticks of 10 ms.
+/// Returns the user and system CPU time of a live process, with a resolution of 10 ms.
 ///
 /// # Panics
 /// Panics when there is no such process.

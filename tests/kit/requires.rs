@@ -23,7 +23,7 @@ fn find(tool: &str) -> Option<PathBuf> {
 }
 
 /// Whether all of these programs are installed; otherwise prints that the current test is skipped,
-/// with the reason. A test returns at once on false.
+/// with the reason. On false, a test returns immediately.
 #[must_use]
 pub fn requires(tools: &[&str]) -> bool {
     let missing: Vec<&str> = tools.iter().copied().filter(|tool| find(tool).is_none()).collect();
@@ -48,7 +48,7 @@ pub fn is_root() -> bool {
 }
 
 /// Ports below those that Linux gives to outgoing connections, which could otherwise take a port
-/// before the program that it is meant for.
+/// before the intended program does.
 const PORTS: Range<u16> = 10_000..32_000;
 
 /// Returns a TCP port that was free a moment ago at all IPv4 addresses of this host. For programs
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_ports_lie_outside_the_ephemeral_range() {
+    fn free_ports_are_outside_the_ephemeral_range() {
         let ports: HashSet<u16> = (0..100).map(|_| free_port()).collect();
         assert!(ports.len() > 90, "{ports:?}");
         assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");

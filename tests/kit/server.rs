@@ -265,7 +265,7 @@ impl Server {
         self.run_dir.path("server")
     }
 
-    /// Waits until it ends for another reason.
+    /// Waits until the server ends for a reason other than [`Self::stop`].
     ///
     /// # Panics
     /// Panics when `limit` has passed.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Disks of the device mapper. Sourced by scenarios; guest.sh removes devices named lab-*.
+# Device-mapper disks. Sourced by scenarios; guest.sh removes devices named lab-*.
 
 # Creates lab-NAME from a table; prints its device.
 dm_create() { # name table
@@ -12,7 +12,7 @@ dm_create() { # name table
     wait_until 10 "$device" test -b "$device" && echo "$device"
 }
 
-# Replaces its table while it is in use.
+# Replaces the table of lab-NAME while the disk is in use.
 dm_change() { # name table
     dmsetup suspend --nolockfs --noflush "lab-$1" && dmsetup load "lab-$1" --table "$2" &&
         dmsetup resume "lab-$1"

@@ -22,7 +22,7 @@ faults_mark() { # name round
     echo "$(date +%s%3N) $2" >>"$LAB_WORK/$1.marks"
 }
 
-# Ends fio, which must have had no error. Its result is the check of all rounds.
+# Ends fio and checks that it had no error in any round.
 faults_end() { # name text
     local status
     kill -0 "$FAULTS_FIO" 2>/dev/null || fail "$2: fio lasted until the end"

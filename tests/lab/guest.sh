@@ -43,7 +43,7 @@ GUEST_LOOP_MS=700
 # Maximum factor by which limits are stretched.
 GUEST_SLOW_MAX=8
 
-# Sets LAB_SLOW: how many times slower this guest is, by a loop on each of two CPUs.
+# Sets LAB_SLOW: how many times slower this guest is, measured by a loop on each of two CPUs.
 guest_measure() {
     local loops=() start=${EPOCHREALTIME/./} loop ms before=$LAB_SLOW
     for _ in 1 2; do
@@ -190,7 +190,7 @@ kernel_log() { # mark
     dmesg | awk -v mark="$1" 'seen; index($0, mark) { seen = 1 }'
 }
 
-# Waits in a pair until the other guest has got as far, within a bound.
+# In a pair, waits until the other guest has reached the stage, within a bound.
 barrier() { # name stage
     [ "$LAB_ROLE" = one ] && return 0
     signal "$1.$LAB_ROLE.$2"
@@ -244,7 +244,7 @@ run_scenario() { # name last
     fi
     [ "$LAB_ROLE" = one ] || signal "$name.$LAB_ROLE.over"
     if [ $status -eq 0 ]; then
-        # Processes that were just told to end may still be ending.
+        # Processes that were just signaled may still be ending.
         for _ in {1..30}; do
             text=$(guest_leftovers 2>/dev/null)
             [ -n "$text" ] || break
@@ -382,7 +382,7 @@ case $1 in
 Soft RDMA: $(rdma link | awk '{ print $2 }' | tr '\n' ' ')
 Client side 10.0.0.1 10.0.1.1 (va0 va1), server side 10.0.0.2 10.0.1.2 (vb0 vb1).
 rtrs-server and rtrs-client are on the PATH. The functions of tests/lab/lib.sh are loaded.
-Files of the machine outside are read-only; /tmp and /run are gone with the guest. Leave: exit.
+The files of the host are read-only; /tmp and /run end with the guest. Leave with exit.
 EOF
         bash --rcfile tests/lab/lib.sh -i
         ;;

@@ -103,7 +103,7 @@ ks_every_kind() { # invalidate paths
     assert_true "fio verifies its data with O_SYNC" fio_run sync 60 \
         --filename="$device" --direct=1 --sync=1 --rw=randwrite --bs=4k --iodepth=4 \
         --ioengine=libaio --size=1M --offset=32M --verify=crc32c --verify_fatal=1
-    assert_true "fio verifies its data with fsync after each 4" fio_run fsync 60 \
+    assert_true "fio verifies its data with fsync after every 4 writes" fio_run fsync 60 \
         --filename="$device" --direct=1 --fsync=4 --rw=randwrite --bs=4k --ioengine=psync \
         --size=256k --offset=34M --verify=crc32c --verify_fatal=1
     assert_true "a discard" blkdiscard -o 32M -l 3M "$device"

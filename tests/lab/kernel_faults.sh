@@ -13,7 +13,7 @@ KERNEL_FAULTS_KNOWN=$(
     cat <<'END'
 # rxe gives up freeing an object whose references are not released (WARN_ON after its timeout).
 at __rxe_cleanup rdma_rxe
-# The same, but it waits for the references without a bound.
+# rxe waits for these references without a bound.
 waits __rxe_cleanup rdma_rxe
 # A work item of a queue pair runs after the queue pair was freed.
 at rxe_do_task rdma_rxe
@@ -23,7 +23,7 @@ at retransmit_timer rdma_rxe
 at rxe_qp_do_cleanup rdma_rxe
 # rtrs-clt frees connections of a path while its RDMA device is removed.
 at rtrs_clt_close_conns rtrs_client
-# rtrs-srv does the same.
+# rtrs-srv closes a path while its RDMA device is removed.
 at rtrs_srv_close_work rtrs_server
 END
 )

@@ -16,8 +16,8 @@ export PATH=$LAB_BIN:$PATH:/usr/sbin:/sbin
 # waits are multiplied by it.
 export LAB_SLOW=${LAB_SLOW:-1}
 
-# The program `timeout` with the bound of this guest. As a file name (`xargs timeout`) it is not
-# stretched.
+# The program `timeout` with the bound of this guest. If another program runs it (`xargs timeout`),
+# the bound is not stretched.
 timeout() { # [-k SECONDS] seconds_max command...
     local flags=()
     [ "$1" != -k ] || { flags=(-k "$2") && shift 2; }
@@ -63,7 +63,7 @@ class_of() { # command...
     done
 }
 
-# For functions of scenarios that compare in a pipe; elsewhere the program itself.
+# Wrapper for functions of scenarios that compare in a pipe.
 cmp() {
     command cmp "$@" && return 0
     class data
@@ -181,7 +181,7 @@ other_role() {
     if [ "$LAB_ROLE" = client ]; then echo server; else echo client; fi
 }
 
-# Signals of this scenario; ends it if the other guest ends before it has sent the signal.
+# Signals of this scenario. `hear` ends it if the other guest ends before sending the signal.
 tell() { # word
     signal "$LAB_NAME.word.$1"
 }

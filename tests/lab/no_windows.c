@@ -1,7 +1,6 @@
-/* Makes RDMA devices poorer, for the lab: loaded into a program with LD_PRELOAD, it takes memory
- * windows from the provider of every device that the program opens, as if its library did not have
- * the calls. The device's attributes still report windows. With NO_WINDOWS=bind only the binds are
- * missing.
+/* Removes memory windows from RDMA devices, for the lab: loaded into a program with LD_PRELOAD, it
+ * makes every device that the program opens behave as if its provider did not implement them. The
+ * device's attributes still report windows. With NO_WINDOWS=bind, only the binds are missing.
  *
  *   gcc -shared -fPIC -o no_windows.so no_windows.c
  */

@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""Power loss and write errors of a disk, for the lab: loads that say what is durable, and the
-checks of what a disk holds.
+"""Power loss and write errors of a disk, for the lab: loads that record what is durable, and checks
+of what a disk contains.
 
-The disk is logged by dm-log-writes, whose log has each write when it became durable: at the flush
-behind it, or at its end when it had FUA. A load puts a mark into the log each time the system has
-told it that something is durable. A check builds the disk as it was at a place in the log, that is
-what a power loss at that moment leaves, and compares it with the last mark before that place.
+The disk is logged by dm-log-writes, whose log has each write at the point where it became durable:
+at the next flush, or at its completion if it had FUA. A load puts a mark into the log each time the
+system has reported that something is durable. A check rebuilds the disk as a power loss at some
+point of the log would leave it, and compares it with the last mark before that point.
 
-What a load writes follows from the round alone, so a check needs no other record.
+The data of a load depends only on the round, so a check needs no other record.
 
   power_loss.py load-raw DEVICE LOGGED ROUNDS     writes blocks of DEVICE
   power_loss.py load-files FOLDER LOGGED ROUNDS   writes files
   power_loss.py check-raw LOG SIZE POINTS IMAGE
   power_loss.py check-files LOG SIZE POINTS IMAGE MOUNTPOINT
   power_loss.py replay LOG SIZE MARK IMAGE        builds the disk as it was at a mark
-  power_loss.py write-gen DEVICE FIRST COUNT GEN  blocks of a generation; a line of how many failed
-  power_loss.py read-gen DEVICE FIRST COUNT       the generation of each block; - is of none
-  power_loss.py flush DEVICE                      ends with the error's number, 0 if there is none
+  power_loss.py write-gen DEVICE FIRST COUNT GEN  writes a generation of blocks; prints the failures
+  power_loss.py read-gen DEVICE FIRST COUNT       prints the generation of each block, - for none
+  power_loss.py flush DEVICE                      exits with the error number, or 0
 
-LOGGED is the name of the device mapper's device. The log's format is that of the kernel
+LOGGED is the name of the device-mapper device. The log's format is that of the kernel
 (drivers/md/dm-log-writes.c): a sector with the head, then for each entry a sector with its head
-and the sectors that were written. A check ends with 1 when the disk lacks what it must have.
+and the sectors that were written. A check exits with 1 if durable data is missing.
 """
 
 import concurrent.futures
@@ -35,7 +35,7 @@ import sys
 MAGIC = 0x6A736677736872
 FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
 BLOCK = 4096
-# Blocks of the raw load, and files and blocks of the other.
+# Blocks of the raw load, blocks that each of its rounds writes, and blocks of the file `direct`.
 RAW_BLOCKS, RAW_WRITES = 512, 24
 DIRECT_BLOCKS = 32
 
@@ -44,13 +44,13 @@ DIRECT_BLOCKS = 32
 
 
 def block_of(number, generation):
-    """The contents of a block, whole: a sector of another write shows."""
+    """The contents of a block; a sector of another write in it can be detected."""
     sector = b"block %8d generation %8d " % (number, generation)
     return (sector * (512 // len(sector) + 1))[:512] * (BLOCK // 512)
 
 
 def generation_of(number, data):
-    """The generation of a block that is whole; 0 if it was never written, None if it is torn."""
+    """The generation of a block; 0 if it was never written, None if it is torn."""
     if not any(data):
         return 0
     try:
@@ -80,19 +80,19 @@ def direct_block(at):
 
 
 def mark(logged, text):
-    """Puts a mark into the log behind all that is durable."""
+    """Puts a mark into the log, after everything that is durable."""
     subprocess.run(["dmsetup", "message", logged, "0", "mark", text], check=True)
 
 
 def buffer_of(data):
-    """A copy of the data that may be written with O_DIRECT."""
+    """A copy of the data that can be written with O_DIRECT."""
     buffer = mmap.mmap(-1, len(data))
     buffer.write(data)
     return buffer
 
 
 def load_raw(device, logged, rounds):
-    """Writes of several threads, a flush, a mark; and again, over the same blocks."""
+    """In each round, writes the same blocks from several threads, flushes and puts a mark."""
     fd = os.open(device, os.O_RDWR | os.O_DIRECT)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for at in range(1, rounds + 1):
@@ -122,7 +122,7 @@ def write_synced(path, data):
 
 
 def load_files(folder, logged, rounds):
-    """A new file, one that is replaced and a block of a third; each durable, then a mark."""
+    """In each round, durably writes a file, replaces one, writes a block of one; puts a mark."""
     direct = os.path.join(folder, "direct")
     write_synced(direct, b"".join(block_of(n, 0) for n in range(DIRECT_BLOCKS)))
     sync_folder(folder)
@@ -130,7 +130,7 @@ def load_files(folder, logged, rounds):
     fd = os.open(direct, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
     mark(logged, "round-0")
     for at in range(1, rounds + 1):
-        # Never made durable by itself; it is what the journal's other pages are full of.
+        # Never synced itself; it fills the other pages of the journal.
         with open(os.path.join(folder, "noise"), "ab") as noise:
             noise.write(os.urandom(50_000))
         write_synced(os.path.join(folder, f"file{at}"), file_of(at))
@@ -168,10 +168,10 @@ class Log:
             if not flags & DISCARD:
                 at += sectors * self.sector
         if not self.entries or self.entries[-1][4] != "dm-log-writes-end":
-            sys.exit("the log does not end with its end: it was cut, or its device was too small")
+            sys.exit("the log has no end entry: it was truncated, or its device was too small")
 
     def apply(self, index, image):
-        """Does to the disk what an entry did."""
+        """Applies an entry to the disk."""
         flags, sector, sectors, at, _ = self.entries[index]
         if flags & MARK or sectors == 0:
             return
@@ -196,7 +196,7 @@ class Log:
 
 
 def evenly(points, most):
-    """That many of them at most, the last one included."""
+    """At most that many of the points, evenly distributed, including the last."""
     if len(points) <= most:
         return points
     return [points[(len(points) - 1) * at // (most - 1)] for at in range(most)]
@@ -212,12 +212,12 @@ def points_of(log, most):
 
 
 def check(log, size, most, image_path, judge):
-    """Builds the disk at each point and has it judged. Prints what is wrong."""
+    """Builds and judges the disk at each point. Prints the faults."""
     points, rounds, wrong = points_of(log, most), log.rounds(), 0
     flushes = sum(1 for flags, *_ in log.entries if flags & FLUSH)
     fuas = sum(1 for flags, *_ in log.entries if flags & FUA)
     if not points:
-        sys.exit("the log has no mark and no flush")
+        sys.exit("the log has neither a mark nor a flush")
     with open(image_path, "w+b") as image:
         image.truncate(size)
         done = 0
@@ -234,7 +234,7 @@ def check(log, size, most, image_path, judge):
 
 
 def judge_raw(image, durable):
-    """Each block is as new as its last write before the mark, or newer, and whole."""
+    """Checks that each block is whole, and at least as new as its last write before the mark."""
     wanted = {}
     for at in range(1, durable + 1):
         for number in raw_round(at):
@@ -245,11 +245,11 @@ def judge_raw(image, durable):
         found, oldest = generation_of(number, image.read(BLOCK)), wanted.get(number, 0)
         if found == oldest or (found == durable + 1 and number in newer):
             continue
-        yield f"block {number} has generation {found}, and {oldest} was durable"
+        yield f"block {number} has generation {found}, but {oldest} was durable"
 
 
 def judge_files(folder, durable):
-    """Each file of a round that was durable is there and whole."""
+    """Checks that the files of all durable rounds exist and are intact."""
 
     def read(name):
         try:
@@ -263,7 +263,7 @@ def judge_files(folder, durable):
         if found != file_of(at):
             yield f"file{at}: {found if isinstance(found, OSError) else 'wrong contents'}"
     if durable > 0 and read("current") not in (file_of(durable), file_of(durable + 1)):
-        yield "the file that was replaced has neither its old nor its new contents"
+        yield "the replaced file has neither its old nor its new contents"
     data = read("direct")
     if isinstance(data, OSError):
         yield f"direct: {data}"
@@ -275,11 +275,11 @@ def judge_files(folder, durable):
         block = data[number * BLOCK : (number + 1) * BLOCK]
         newer = durable + 1 if direct_block(durable + 1) == number else oldest
         if block not in (block_of(number, oldest), block_of(number, newer)):
-            yield f"block {number} of the file written with O_DSYNC is not of generation {oldest}"
+            yield f"block {number} of the O_DSYNC file does not have generation {oldest}"
 
 
 def mount_and_judge(image, durable, mountpoint):
-    """Judges a copy, as mounting writes to it: the journal is replayed."""
+    """Judges a copy, because mounting replays the journal and so writes to it."""
     copy = image.name + ".copy"
     subprocess.run(["cp", "--sparse=always", image.name, copy], check=True)
     mounted = subprocess.run(
@@ -333,7 +333,7 @@ def read_generations(device, first, count):
 
 
 def flush(device):
-    """A flush of a user of the device; the number of its error, or 0."""
+    """Flushes the device. Returns the error number, or 0."""
     fd = os.open(device, os.O_RDONLY)
     try:
         os.fsync(fd)

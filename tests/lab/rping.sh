@@ -15,15 +15,15 @@ siw_up() { # path
     done
 }
 
-# Removes them again and restores what topology_down expects.
+# Removes the soft iWARP devices and restores what topology_down expects.
 siw_down() { # path
     timeout 60 rdma link delete "siwa$1"
     timeout 60 rdma link delete "siwb$1"
     timeout 60 rmmod siw
 }
 
-# Starts rping as a server that takes one client after another, and several at once. It runs
-# until it is killed; its output goes to rping.log.
+# Starts rping as a server that accepts clients one after another and concurrently. It runs until it
+# is killed; its output goes to rping.log.
 rping_server() { # address size
     stdbuf -oL rping -s -P -a "$1" -S "$2" -v -V >"$LAB_WORK/rping.log" 2>&1 </dev/null &
     LAB_RPING=$!
@@ -64,7 +64,7 @@ our_rping() { # name path size argument...
     }
 }
 
-# Runs our client for a hundred rounds at each size, then two clients at once.
+# Runs our client for a hundred rounds at each size, then two clients concurrently.
 our_client_rounds() { # path
     local size first second
     for size in 23 64 1024 4096 65535; do
@@ -83,9 +83,9 @@ our_client_rounds() { # path
     expect_true "the first client runs" wait_until 20 "its rounds" first_rounds
     our_rping second "$1" 4096 &
     second=$!
-    expect_true "two clients at once: the second" wait $second
+    expect_true "two concurrent clients: the second" wait $second
     expect_true "the first client still runs" kill -0 $first
-    expect_true "two clients at once: the first" wait $first
+    expect_true "two concurrent clients: the first" wait $first
     expect_eq "a hundred rounds each" "$(jq -s 'map(.answered) | add' \
         "$LAB_WORK/first.json" "$LAB_WORK/second.json")" 200
 }
@@ -94,7 +94,7 @@ first_rounds() {
     [ "$(rping_rounds "$LAB_WORK/rping.log")" -ge 3 ]
 }
 
-# Runs a hundred rounds of rping at each size, then two clients at once.
+# Runs a hundred rounds of rping at each size, then two clients concurrently.
 rping_client_rounds() { # to from
     local size first second
     for size in 23 64 1024 4096 65535; do
@@ -106,8 +106,8 @@ rping_client_rounds() { # to from
     first=$!
     rping_client second "$1" "$2" 4096 &
     second=$!
-    expect_true "two rpings at once: the first" wait $first
-    expect_true "two rpings at once: the second" wait $second
+    expect_true "two concurrent rpings: the first" wait $first
+    expect_true "two concurrent rpings: the second" wait $second
     expect_eq "a hundred rounds each" "$(($(rping_rounds "$LAB_WORK/first.log") + \
         $(rping_rounds "$LAB_WORK/second.log")))" 200
 }

@@ -48,13 +48,13 @@ next() { # stage
     exit 0
 }
 
-# No session of the client is left, and no link of udev.
+# No client session and no udev link is left.
 nothing_left() {
     is "$(rtrs-client list | wc -l)" 1 || is "$(rtrs-client list)" '' || return 1
     within 300 fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
 }
 
-# Without files of the user rtrs, which remains.
+# Omits backups of the user database, because the user rtrs remains.
 all_files() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp \
         -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache -o -path /var/tmp \
@@ -315,7 +315,7 @@ look_at_end() {
         check "$name has the last written data" is "$(sha256sum <"/mnt/$name/data")" \
             "$(cat "sum-$name")"
     done
-    check "no error of a file system" fails grep -E 'EXT4-fs (error|warning)|JBD2: .*error' \
+    check "no file system error" fails grep -E 'EXT4-fs (error|warning)|JBD2: .*error' \
         <(journalctl -b -1 -k)
     # Before that, the kernel may fail to read the partitions of a reconnected device.
     check "no IO error at the end" fails grep 'I/O error' journal
@@ -329,7 +329,7 @@ purge() {
     check "all packages are purged" dpkg --purge rtrs-client rtrs-server rds
     check "no process is left" fails pgrep -x 'rtrs-(client|server)'
     check "no unit is left" is "$(systemctl list-units --all --no-legend --plain 'rtrs-*')" ''
-    check "no link of udev is left" fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
+    check "no udev link is left" fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
     check "nothing is left in /run" fails sh -c 'ls -d /run/rtrs /run/rtrs-server'
     check "no log and no state is left" fails sh -c 'ls -d /var/log/rtrs /var/lib/rtrs'
     # Files that this test has created.

@@ -67,7 +67,7 @@ pub(crate) fn capture_to(file: &str, server: &Server, meanwhile: impl FnOnce()) 
     });
     std::thread::sleep(Duration::from_secs(1));
     meanwhile();
-    // dumpcap leaves packets that it has not read when it is stopped. It reads them in order.
+    // When stopped, dumpcap drops packets that it has not read. It reads them in order.
     let mut last = TcpStream::connect(server.address()).expect("a connection");
     last.write_all(LAST).expect("to write");
     wait_for("dumpcap to write the last packets", COMMAND_TIME_MAX, || {

@@ -126,7 +126,7 @@ fn our_client_with_the_kernels_server() {
     let packets = golden("our-client-kernel-server");
     are_matched(&packets);
     let count = |field, value| count(&packets, field, value);
-    // INFO_REQ, INFO_RSP; each answer brings a key.
+    // INFO_REQ, INFO_RSP; each answer carries a key.
     assert_eq!((count("rtrs.type", "0"), count("rtrs.type", "1")), (1, 1));
     assert_eq!((count("rtrs.info.name", "goldn"), count("rtrs.info.count", "16")), (1, 1));
     assert_eq!(count("rtrs.type", "4"), count("rtrs.imm.type", "1"));
@@ -213,7 +213,7 @@ fn a_session_over_tcp_with_our_own_peers() {
     assert_eq!(of("1", "rnbd.sector").first(), Some(&16));
     assert!(of("0", "rnbd.sector").contains(&16) && !of("2", "rnbd.bytes").is_empty());
     assert_eq!(count("rtrs.rkey.key", "0x00000000"), 0);
-    assert!(count("rtrs.type", "4") >= 12, "each answer brings a key");
+    assert!(count("rtrs.type", "4") >= 12, "each answer carries a key");
 }
 
 #[test]

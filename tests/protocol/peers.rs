@@ -1,9 +1,9 @@
 //! Tests of violations by RTRS peers, on the server's real wire: raw bytes and hand-driven clients
-//! against a real server, one test for each family of violations. In each an innocent session
+//! against a real server, one test for each family of violations. In each test, an innocent session
 //! continues undisturbed; every violation is answered with its errno or ends only that path;
 //! afterwards the server still runs, with its descriptors and memory unchanged.
 //!
-//! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
+//! Runs over TCP loopback, or over an RDMA device if `RTRS_TEST_RDMA` names one: the lab's
 //! scenarios `interop-ks-hostile-*` run it there, except for tests about TCP (`start.rs` in part,
 //! `stream.rs`).
 
@@ -130,7 +130,7 @@ impl Scene {
             (descriptors(pid) <= self.descriptors).then_some(())
         });
         let grown = resident_memory(pid).saturating_sub(self.memory);
-        assert!(grown < 32 * MIB, "{grown} bytes stayed with the server");
+        assert!(grown < 32 * MIB, "the server kept {grown} bytes");
         self.innocent.check();
         let stats = self.stand.client.command(&["stats", "vol0", "-o", "json"]).ok().json();
         let path = &stats["paths"][0];

@@ -125,7 +125,7 @@ fn refusals_by_the_server_are_printed() {
 }
 
 #[test]
-fn pings_only_needs_no_export_and_opens_no_session() {
+fn ping_only_needs_no_export_and_opens_no_session() {
     let listen = "tcp://127.0.0.1:0";
     let server = Server::builder().listen(listen).args(&["--ping-only", "--rping"]).start();
     for args in [&["-s", "64"][..], &["-s", "65535", "--rping"], &["--rping", "--crc", "off"]] {
@@ -178,7 +178,7 @@ fn doctor_names_the_failing_step() {
 
 #[test]
 fn a_peer_that_is_not_an_rtrs_server_is_reported_within_the_bound() {
-    // One never answers, one answers with another protocol, one closes at once.
+    // One never answers, one answers with another protocol, one closes immediately.
     for (answer, words, limit) in [
         (None, "timed out", "500ms"),
         (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), "MPA start-up frame", "1m"),
@@ -296,7 +296,7 @@ fn rping_messages_are_answered_as_by_rping() {
         assert_eq!((&go[..2], go.len()), (&[0x41, 0x43][..], 34));
     }
     drop(rping);
-    // A text that ends early is written back up to its NUL, as rping does.
+    // A string that ends early is written back up to its NUL, as rping does.
     let mut rping = Rping::connect(&server);
     rping.info(0x2000, 9, 100);
     let request = rping.receive();
@@ -312,7 +312,7 @@ fn rping_messages_are_answered_as_by_rping() {
 }
 
 #[test]
-fn false_rping_messages_end_only_their_connection() {
+fn invalid_rping_messages_end_only_their_connection() {
     let listen = "tcp://127.0.0.1:0";
     let mut server = Server::builder().listen(listen).args(&["--ping-only", "--rping"]).start();
     type Lie = fn(&mut Rping);

@@ -1,4 +1,4 @@
-//! Scenario of a client that is away while another one takes its place as the writer, and then
+//! Scenario of a client that is away while another client takes its place as the writer, and then
 //! returns.
 //!
 //! The host of the first client sleeps with writes in flight, in half of the runs after its paths

@@ -1,7 +1,7 @@
 //! Buffers of a workload's IO, with a record of their content.
 //!
-//! A slot is lent to the device with an IO and returned when the IO ends. Afterwards only the
-//! workload may change it. In between only the bytes that a read requested may change: neither the
+//! A slot is lent to the device with an IO and returned when the IO ends. Afterwards, only the
+//! workload may change it. In between, only the bytes that a read requested may change: neither the
 //! data of a write, nor the bytes after a short read. Whole slots are compared when a slot is
 //! returned, when it is lent again, and at the end.
 
@@ -53,7 +53,7 @@ impl Pieces {
 #[derive(Debug)]
 pub(super) struct Buffers {
     region: Arc<Region>,
-    /// Pieces in which the bytes of `region` lie, if it has no memory of its own.
+    /// Pieces that hold the bytes of `region`, if it has no memory of its own.
     pieces: Option<Pieces>,
     /// Content of the slots at the last check.
     known: Vec<u8>,
@@ -92,7 +92,7 @@ impl Buffers {
 
     /// Lends a slot, filled by `fill`.
     pub(super) fn lend(&mut self, slot: usize, fill: impl FnOnce(&Self)) -> Result<(), Failure> {
-        self.look(slot, 0, "after it was handed back")?;
+        self.look(slot, 0, "after it was returned")?;
         fill(self);
         self.lent[slot] = true;
         self.note(slot);
@@ -110,7 +110,7 @@ impl Buffers {
     /// Checks all slots that are not lent.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         for slot in (0..self.lent.len()).filter(|&slot| !self.lent[slot]).collect::<Vec<_>>() {
-            self.look(slot, 0, "after it was handed back")?;
+            self.look(slot, 0, "after it was returned")?;
         }
         Ok(())
     }

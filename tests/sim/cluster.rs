@@ -1,10 +1,10 @@
 //! Simulated cluster: cores of client and server, the world between them, and one clock.
 //!
 //! A core's turn does what its driver would do: messages, events of its fabric, timers, the user of
-//! the device, and posting requests. After a turn in which anything happened the core pauses for a
-//! time drawn from the seed, so that events pile up and turns interleave. `bounds.rs` checks what
-//! has to hold at any moment and what is left at the end; `users.rs` has the workloads, `second.rs`
-//! a second volume, `beside.rs` other sessions; `operator.rs` has the operators' actions.
+//! the device, and posting requests. After a turn in which anything happened, the core pauses for a
+//! time drawn from the seed, so that events pile up and turns interleave. `bounds.rs` checks
+//! invariants during a run and leftovers at its end; `users.rs` has the workloads, `second.rs` a
+//! second volume, `beside.rs` other sessions, and `operator.rs` the operators' actions.
 
 mod beside;
 mod bounds;

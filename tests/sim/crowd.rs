@@ -11,9 +11,9 @@ use rtrs_core::tests::{PathOptions, PlayedClient};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::ClientExtensions;
 
-/// Maximum number of such paths at once: more than a session has room for.
+/// Maximum number of such paths at a time: more than a session has room for.
 const PATHS_MAX: usize = 48;
-/// Longest pause before the next one.
+/// Longest pause before the next path.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 struct Member {

@@ -391,7 +391,7 @@ impl State {
         }
     }
 
-    /// Makes writes durable that completed before `mark`.
+    /// Makes writes that completed before `mark` durable.
     fn flush(&mut self, mark: u64) {
         let (kept, left): (Vec<Entry>, Vec<Entry>) = std::mem::take(&mut self.journal)
             .into_iter()
@@ -470,7 +470,7 @@ impl State {
         }
         let (offset, len) = (usize::try_from(op.io.offset).unwrap_or(0), op.io.len as usize);
         if !op.status.is_ok() {
-            // A failed operation may have had no effect, its full effect or a part.
+            // A failed operation may have had no effect, its full effect or part of it.
             let part = self.prng.index(len / SECTOR + 1) * SECTOR;
             if changes(op.io.op) {
                 self.do_write(op, part);

@@ -1,8 +1,8 @@
 //! State directory of the simulated server, where it keeps the export's epoch for the next server.
 //!
-//! As in `rtrs-server/src/state.rs` one thread saves, one job after the other, and queued jobs are
-//! saved together. A save has two moments. At the first the number is written, so that a server
-//! that starts after this one was killed finds it. At the second it is durable, and requests that
+//! As in `rtrs-server/src/state.rs`, one thread saves, one job after another, and queued jobs are
+//! saved together. A save has two moments. At the first, the number is written, so that a server
+//! that starts after this one was killed finds it. At the second, it is durable, and requests that
 //! wait for it are answered. Unless a seed draws otherwise, both coincide.
 //!
 //! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
@@ -206,7 +206,7 @@ impl State {
             time = hang.unwrap_or_else(|| self.prng.duration(Duration::ZERO..=saves.time_max));
             self.stats.late += 1;
             if saves.kills && self.prng.chance(Ratio::new(3, 4)) {
-                // A save that hangs fails by itself in the end.
+                // A hanging save eventually fails by itself.
                 let within = if hang.is_some() { time.min(5500 * MS) } else { time };
                 self.kill_at = Some(now + self.prng.duration(Duration::ZERO..=within));
             }

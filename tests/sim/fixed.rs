@@ -20,7 +20,7 @@ const DEPTH: u64 = 8;
 /// Maximum virtual time of `DEPTH` requests.
 const BATCH_MAX: Duration = Duration::from_secs(10);
 
-/// Every setting that affects the count is set here, so that it does not change with the draws.
+/// Returns the settings. Each one that affects the count is set here, independently of draws.
 fn settings(nbd: bool) -> Options {
     let mut options = Options::draw(1);
     (options.paths, options.client_cores, options.server_cores) = (1, 1, 1);

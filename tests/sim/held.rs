@@ -1,9 +1,9 @@
 //! Scenario in which a path dies while the disk holds a write: the client repeats the write, a
 //! newer write to the same place follows once the first is acknowledged, then the disk releases the
-//! held one. In one run of four all paths die, until the first write has ended with an error; the
-//! newer one follows as soon as they are back, and it alone waits for the disk. The newest data
-//! must survive. All variation follows from the seed: the writes, how and when the path dies and
-//! comes back, and when the disk releases the write.
+//! held one. In one of four runs, all paths die until the first write has ended with an error; the
+//! newer one follows as soon as they are back, and only it waits for the disk. The newest data must
+//! survive. All variation follows from the seed: the writes, how and when the path dies and comes
+//! back, and when the disk releases the write.
 
 use rtrs_client::{NoPath, Policy, SlowIo};
 use rtrs_core::block::IoOp;
@@ -154,7 +154,7 @@ fn follow_copied(
     later.sort_by_key(|(at, _)| *at);
     let mut newer = false;
     for (at, heals) in later {
-        // The newer write follows at once if the first is acknowledged too early.
+        // The newer write follows immediately if the first is acknowledged too early.
         if !newer && cluster.run_until(at, is_idle)? {
             newer = true;
             let core = prng.index(2);

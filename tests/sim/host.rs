@@ -98,7 +98,7 @@ pub(super) struct ClientHost {
 
 impl ClientHost {
     /// Handles messages and events that have arrived. Returns whether anything happened.
-    // Instructions are counted by the names of these two.
+    // Instruction counts refer to these two functions by name.
     #[inline(never)]
     pub(super) fn begin_turn(&mut self, now: Instant) -> bool {
         take_arrived(now, &mut self.core, &mut self.fabrics, &mut self.inbox)
@@ -280,7 +280,7 @@ pub(super) fn server_params(options: &Options, instance: ServerInstance) -> Sess
     SessionParams {
         limits,
         memory_max: match options.extra.little_memory {
-            // Just short of a path of the whole depth.
+            // Just less than the memory of a path with the full depth.
             true => ChunkPool::bytes(limits) as u64 - 1,
             false => u64::MAX,
         },

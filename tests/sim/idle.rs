@@ -7,7 +7,7 @@
 //!   under load; with only one path, it continues when the link is back.
 //! - *The server is killed* and starts again. The first IO continues when it is back.
 //! - *The client's host dies* just after its first IO. The server detects it within its usual time.
-//! - *The client's host dies* while idle, and another client wants the export, or connects with the
+//! - *The client's host dies* while idle, and another client opens the export, or connects with the
 //!   same name. It does not wait for the slow idle heartbeat.
 
 use rtrs_client::{NoPath, SlowIo};
@@ -27,7 +27,7 @@ const HEARTBEAT: Duration = Duration::from_millis(100);
 const SERVER_HEARTBEAT: Duration = Duration::from_millis(500);
 /// Maximum time in which a server of these runs detects a silent client: four periods and a margin.
 const CLIENT_DEAD_MAX: Duration = Duration::from_millis(4 * 500 + 500);
-/// Maximum time of an IO over a path that has died, where another path works.
+/// Maximum time of an IO over a path that has died, if another path works.
 const IO_MAX: Duration = Duration::from_millis(10 * 100 + 500);
 /// Maximum time from a server's start, or a link's return, to the end of all IO: detection of the
 /// silent path, its end, and the next attempt.
@@ -187,7 +187,7 @@ fn drive(
             cluster.act(Act::StopClient { power: true })?;
             let gone = |cluster: &Cluster| cluster.left_at_server().0 == 0;
             if !cluster.run_until(cluster.now() + CLIENT_DEAD_MAX, gone)? {
-                let text = "the server has a session whose client is dead".to_owned();
+                let text = "the server still has the session of a dead client".to_owned();
                 return Err(Failure::new("live", text));
             }
             next_client(cluster)?;
@@ -209,7 +209,7 @@ fn drive(
 /// Passes up to some minutes without events, and checks that no path ends.
 fn idle(cluster: &mut Cluster, options: &Options, prng: &mut Prng) -> Result<(), Failure> {
     let before: u64 = cluster.paths().iter().map(|path| path.reconnects).sum();
-    // With an earlier version a longer idle time makes no difference.
+    // With an earlier version, a longer idle time makes no difference.
     let IdleMax { client, server } = options.extra.idle;
     let most = if client.min(server).is_zero() { 10_000 } else { 200_000 };
     pass(cluster, prng.duration(1000 * MS..=most * MS))?;

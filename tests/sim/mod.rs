@@ -4,16 +4,15 @@
 //! faults and every delay follow from the seed; the same seed gives the same run, byte for byte.
 //! The users are `rtrs-sim` and the test binary `sim`.
 //!
-//! `options.rs` draws of a seed · `cluster.rs` cores, world and clock · `host.rs` one core ·
-//! `port.rs` the fabric as the engines see it, with its faults · `disk.rs` the backend ·
+//! `options.rs` settings drawn from a seed · `cluster.rs` cores, world and clock · `host.rs` one
+//! core · `port.rs` the fabric as the engines see it, with its faults · `disk.rs` the backend ·
 //! `epochs.rs` the server's state directory · `workload.rs` users of the device · `buffers.rs`
-//! their memory · `nbd.rs` the front end between · `oracle.rs` legal results of reads · `faults.rs`
-//! plan of faults · `held.rs` a write held by its disk · `away.rs` a client that returns after
-//! another writer · `idle.rs` events after idle minutes ·
-//! `shares.rs` shares of equal paths after a stall · `proofs.rs` clients that prove their identity,
-//! and an intruder, with `crowd.rs` · `gateways/` two servers over one store · `run.rs` one run
-//! from attach to detach · `log.rs` event log · `plant.rs` planted bugs · `mutants.rs` engines with
-//! a rule removed.
+//! their memory · `nbd.rs` their front end · `oracle.rs` legal results of reads · `faults.rs` plan
+//! of faults · `held.rs` a write held by its disk · `away.rs` a client that returns after another
+//! writer · `idle.rs` events after idle minutes · `shares.rs` shares of equal paths after a stall ·
+//! `proofs.rs` clients that prove their identity, and an intruder, with `crowd.rs` · `gateways/`
+//! two servers over one store · `run.rs` one run from attach to detach · `log.rs` event log ·
+//! `plant.rs` planted bugs · `mutants.rs` engines with a rule removed.
 
 mod away;
 mod buffers;

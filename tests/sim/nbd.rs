@@ -349,7 +349,7 @@ impl BlockDevice for Front {
                 break;
             }
             rounds += 1;
-            assert!(rounds < ROUNDS_MAX, "bridge and socket do not come to rest");
+            assert!(rounds < ROUNDS_MAX, "bridge and socket do not become idle");
         }
         self.turns += 1;
         if self.turns.is_multiple_of(16) {

@@ -23,7 +23,7 @@ pub(super) use losses::Losses;
 pub(super) const MS: Duration = Duration::from_millis(1);
 
 /// Heartbeat of a server that does not detect a silent path within a run: a client that connects
-/// the path again has to declare the old connection dead.
+/// the path again must declare the old connection dead.
 const DEAF: Duration = Duration::from_secs(60);
 
 /// Settings of one run.
@@ -82,7 +82,7 @@ pub struct Options {
     pub takeover: Option<Duration>,
     /// Whether the workload uses the device through the front end, as the kernel's nbd does.
     pub nbd: bool,
-    /// Whether users close their connections with unanswered requests and reconnect at once.
+    /// Whether users close their connections with unanswered requests and reconnect immediately.
     pub nbd_drops: bool,
     /// Whether an operator adds and removes paths, and changes the policy.
     pub operated: bool,
@@ -99,15 +99,15 @@ pub struct Options {
     pub renamed: bool,
     /// Whether another session repeatedly asks to write.
     pub rival: bool,
-    /// Failover of requests of a dead path, where client and server do not have our extensions, as
-    /// with a kernel peer (no FENCE, no epoch of the cache).
+    /// Failover of requests of a dead path if client and server do not have our extensions, as with
+    /// a kernel peer (no FENCE, no epoch of the cache).
     pub kernel: Option<Failover>,
     /// Features that only a share of the runs without a hunt has, each drawn separately.
     pub extra: Extra,
 }
 
-/// Seed modifier that selects runs with other servers; seeds that failed before such runs existed
-/// stay without.
+/// Seed modifier that selects runs with other servers, but no seed that failed before such runs
+/// existed.
 const STRANGERS: u64 = 0x006f_7468_3632;
 
 /// Access of the other session to the export.
@@ -146,7 +146,7 @@ pub struct WorkOptions {
     pub parts: bool,
     /// Whether the memory of an IO is a list of pieces.
     pub scattered: bool,
-    /// Whether writes that failed for lack of a path are repeated at once with other data.
+    /// Whether writes that failed for lack of a path are repeated immediately with other data.
     pub rewrites: bool,
     /// Maximum number of such writes per core.
     pub rewrites_max: u64,

@@ -5,15 +5,15 @@
 //!
 //! **Writes that do not overlap in flight** (the usual run) are checked for linearizability: all
 //! operations on a sector must fit one order in which each takes effect at one moment between its
-//! submission and its completion. By Gibbons and Korach (Testing shared memories, 1997) this is so
+//! submission and its completion. By Gibbons and Korach (Testing shared memories, 1997), this holds
 //! if and only if, with the zone of a write from the first completion to the last submission of the
-//! write and its reads, no two forward zones overlap and no backward zone lies in a forward one.
+//! write and its reads, no two forward zones overlap and no backward zone is inside a forward one.
 //!
 //! **Runs whose writes overlap**: a write may take effect more than once while it is in flight, as
 //! a replay does. A read may return any write that began before the read ended, unless another
 //! write has replaced it: one that began after that write's end and ended before the read's start.
 //!
-//! **While no write is open** a sector keeps its content, in all runs. A write whose client was
+//! **While no write is open**, a sector keeps its content, in all runs. A write whose client was
 //! killed is open until the server lets the next client write, and is open again once the user
 //! repeats it at that client: by then, the dead client's requests have taken effect or never will.
 //! From then on it counts as another write of the same content.
@@ -271,7 +271,7 @@ impl Oracle {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
         (write.failed, write.pending, write.dead) = (now, false, false);
-        // The write has happened by now or never will, as no other client is asked for it.
+        // The write has happened by now or never will, because no other client is asked for it.
         let parked = std::mem::take(&mut write.parked);
         if parked {
             write.finish = now;

@@ -136,13 +136,13 @@ fn ask_for_preflush(wr: &WorkRequest) {
 pub(super) struct Port {
     inner: SimFabric,
     faults: SharedFaults,
-    /// Queue pairs that go into error once their posted requests have been handed over.
+    /// Queue pairs that go into error once their posted requests have been sent.
     failing: Vec<(QpNum, bool)>,
     /// Queue pairs whose end was reported and that stay alive until then, for a planted bug.
     undead: Vec<(QpNum, Instant)>,
     /// Events to report before the fabric's, for a planted bug.
     reported: VecDeque<FabricEvent>,
-    /// Windows that stay open meanwhile.
+    /// Windows that stay open until then.
     windows: Vec<(QpNum, Arc<dyn Window>)>,
     /// Work request to post once more after a number of others, for a planted bug.
     twice: Option<(QpNum, WorkRequest, u32)>,

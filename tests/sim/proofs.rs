@@ -4,12 +4,12 @@
 //! The intruder has the means of an attacker that reads the network or is a client of the server:
 //! signatures of the first client for other connects, paths, sessions and nonces, its own key that
 //! the server knows, and a key that the server does not know. It never gets more than EACCES, and
-//! the two clients are not affected: no path ends except by the restart, and each reads the data
-//! that it wrote.
+//! the two clients are not affected: no path ends except by the restart, and each client reads the
+//! data that it wrote.
 //!
 //! The intruder also connects a crowd of unproved paths in the first client's session, whether or
 //! not the server knows that session, with the UUIDs and numbers of the client's next connects and
-//! another queue depth. At the end the first client ends permanently: then its session ends,
+//! another queue depth. At the end, the first client ends permanently: its session must end,
 //! although the crowd stays.
 
 use std::collections::VecDeque;
@@ -481,7 +481,7 @@ impl Run {
                 });
                 let Some(qp) = qp else { return Ok(false) };
                 if played.asked(qp, false) != Some(Ok(())) || !played.proof_wanted {
-                    return Err("the server wants no proof of a path".into());
+                    return Err("the server requires no proof of a path".into());
                 }
                 played.introduce("intruder");
                 self.intruder.stage = Stage::Introduced;
@@ -552,7 +552,7 @@ impl Run {
         let proof = match self.intruder.attack % 9 {
             // Signed for an earlier connect.
             0 => signed(own, [7; 32], [1; 32])?,
-            // Signed for the client's same path, then for its other one.
+            // Signed for the same path of the client, then for its other one.
             1 => signed(ProofFacts { client: sim_ip(11), ..own }, [7; 32], nonce)?,
             2 => signed(ProofFacts { path: PathUuid([uuid(1, 1); 16]), ..own }, [7; 32], nonce)?,
             // Signed for another session, and for another server.
@@ -673,7 +673,7 @@ fn answer(played: &mut PlayedClient) -> Option<Answer> {
     immediates.find_map(|(conn, imm)| Answer::from_immediate(conn, imm))
 }
 
-/// Runs this seed.
+/// Runs a seed.
 ///
 /// # Errors
 /// Returns a description of the violation.

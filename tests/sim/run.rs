@@ -25,7 +25,7 @@ pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 const LIVE_MAX: Duration = Duration::from_secs(10);
 /// Time without faults after which no IO may fail for lack of a path.
 const WELL: Duration = Duration::from_secs(3);
-/// Time after that in which messages may still be in transit.
+/// Time after the last IO in which messages may still be in transit.
 const REST: Duration = Duration::from_millis(200);
 /// Maximum time of detaching.
 const DETACH_MAX: Duration = Duration::from_secs(10);

@@ -42,7 +42,7 @@ fn settings(seed: u64, prng: &mut Prng) -> Options {
     options.unmix();
     // A user that stops in the middle of a payload submits little.
     options.extra.losses.stalls = false;
-    // Limits decide about the load then, not the paths.
+    // With rate limits, these would determine the load, not the paths.
     options.extra.limits = RateLimits::default();
     options.guest = None;
     options.queue_depth = options.queue_depth.max(16);
@@ -114,7 +114,7 @@ fn drive(cluster: &mut Cluster, plant: Plant, log: &Log, prng: &mut Prng) -> Res
     cluster.set_mode(Mode::Load);
     let what = match kind {
         0 => {
-            // Each path's first requests come at once.
+            // Each path's first requests come immediately.
             pass(cluster, 20 * MS)?;
             while cluster.pinned_until() > cluster.now() {
                 pass(cluster, 10 * MS)?;

@@ -4,7 +4,7 @@
 //! submission and every completion is reported to the oracle; a completion of an IO that is not in
 //! flight, or a second one, is a failure. If a client takes over from a dead one, unanswered
 //! requests are repeated, whole and some time later, as the kernel's nbd does; new requests are
-//! submitted at once.
+//! submitted immediately.
 
 mod rules;
 
@@ -47,8 +47,8 @@ pub(super) fn resent_for(takeover: Option<Duration>) -> Duration {
     takeover.map_or(Duration::ZERO, |after| after + Duration::from_millis(100))
 }
 
-/// Time after which a failed IO was probably sent: IO that fails for lack of a path does so at
-/// once, and its repeat would only fail again.
+/// Time after which a failed IO was probably sent: IO that fails for lack of a path fails
+/// immediately, and would only fail again if repeated.
 const SENT: Duration = Duration::from_millis(15);
 
 /// Counters of a core's workload.
@@ -240,7 +240,7 @@ impl Workload {
     }
 
     /// Ends the workload's user: IO in flight ends without a completion, or waits for the next
-    /// user, if that takes over.
+    /// user, if that user takes over.
     pub(super) fn abandon(&mut self, now: Instant, oracle: &mut Oracle, takes_over: bool) {
         self.device = None;
         self.given_up.clear();
@@ -487,7 +487,7 @@ impl Workload {
         Ok(!due.is_empty())
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what an IO is made of")]
+    #[allow(clippy::too_many_arguments, reason = "the parts of an IO")]
     fn submit(
         &mut self,
         now: Instant,
@@ -588,7 +588,7 @@ impl Workload {
         oracle: &mut Oracle,
     ) -> Result<(), Failure> {
         let Some(io) = self.pending.remove(&tag) else {
-            let text = format!("io {tag:#x} ended ({status:?}) and was not in flight");
+            let text = format!("io {tag:#x} ended ({status:?}) but was not in flight");
             return Err(Failure::new("once", text));
         };
         self.free.push(io.slot);
@@ -607,7 +607,7 @@ impl Workload {
         }
         let removed = self.removed_at.is_some();
         if status.is_ok() && self.removed_at.is_some_and(|at| io.since > at) {
-            let text = format!("io {tag:#x} succeeded, and began after its export was removed");
+            let text = format!("io {tag:#x} succeeded but began after its export was removed");
             return Err(Failure::new("blocks", text));
         }
         let (calm, syncs) = (self.is_calm, io.op == IoOp::Flush || io.fua);

@@ -96,7 +96,7 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
 }
 
 #[test]
-fn an_open_server_warns_unless_told_otherwise() {
+fn an_open_server_warns_unless_configured_otherwise() {
     let warning = "no access list: everyone who reaches the server can read and write all exports";
     for (args, warns) in [
         (&[][..], true),
@@ -311,8 +311,8 @@ fn a_reload_restricts_access_before_it_looks_at_files() {
     write("anyone@127.0.0.7:rw", "");
     let server = Server::builder().args(&["--config", &config]).start();
     let client = from("127.0.0.7", &server, "v").start();
-    // The file's place is a fault of the configuration. To see it takes a look at the file system,
-    // which may hang.
+    // The location of the file is an error in the configuration. Detecting it requires access to
+    // the file system, which may hang.
     write("anyone@127.0.0.8:rw", ", access: ['anyone@127.0.0.7:rw']");
     let refused = server.command(&["reload", "--force"]).code(1).says("no export changed");
     let _ = refused.says("below search-path").says("but this was applied");

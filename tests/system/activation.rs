@@ -1,5 +1,5 @@
-//! Tests of sockets that the service manager passes: the port is open before the daemon and after
-//! it.
+//! Tests of sockets that the service manager passes: the port is open before the daemon starts and
+//! after it ends.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ fn a_session_outlives_a_restart_on_the_sockets_of_the_manager() {
     assert_eq!(nbd.write(0, 0, &[8; 4096]), Reply::Error(0));
     let _ = server.stop(STOP_TIME_MAX);
 
-    // Nothing listens, and yet the connection is not refused.
+    // No server is running, but the connection is not refused.
     let early = std::net::TcpStream::connect(v4).expect("a connection");
     let server = builder().start();
     assert_eq!(nbd.write(0, 0, &[9; 4096]), Reply::Error(0));
@@ -123,7 +123,7 @@ fn nbd_clients_use_the_socket_of_the_manager() {
 }
 
 #[test]
-fn a_volume_without_a_place_is_served_at_the_only_socket() {
+fn a_volume_without_a_configured_socket_is_served_at_the_only_one() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let (manager, at) = Activation::default().tcp("nbd", "127.0.0.1");
     let scratch = Scratch::new();

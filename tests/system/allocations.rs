@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use rtrs_core::tls::PrivateKey;
 use rtrs_tests::{Client, RawNbd, STOP_TIME_MAX, Scratch, Server, consts};
 
-/// Number of requests in flight at once.
+/// Number of requests in flight together.
 const BURST: u64 = 16;
 const SIZE: u64 = 16 << 20;
-/// Allocations per second of everything but requests.
+/// Maximum number of allocations per second by everything but requests.
 const TIMERS_PER_SECOND: u64 = 50;
 
 /// One end that counts its allocations.

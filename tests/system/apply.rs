@@ -169,7 +169,7 @@ fn a_detailed_exit_code_says_whether_anything_was_changed() {
     assert_eq!(done.json()["changed"], true);
     assert_eq!(host.with(&file, &["apply"]).ok().json()["changed"], false);
     assert_eq!(host.with(&file, &["diff"]).ok().json()["changed"], Value::Null);
-    // A failure counts more.
+    // A failure takes precedence.
     let needs = [host.entry("vol0", &[0], "  crc: off\n"), file[1].clone()];
     detailed(&needs, &[], 1);
     let done = host.with(&needs, &["apply", "--detailed-exitcode", "--reattach"]);
@@ -319,7 +319,8 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
     let _ = host.client.command(&["detach", "--all"]).ok();
     host.client.wait_gone(COMMAND_TIME_MAX);
 
-    // Nor does a first volume whose socket has no directory, or is not the export that it was.
+    // Nor does a first volume block others if the directory of its socket is missing, or if its
+    // export is a different disk.
     let nowhere = socket("none/gone");
     let moved = format!("{}, identity: -/{:032x}", socket("gone"), 7);
     for (place, why) in [(nowhere, "does not exist; create it"), (moved, "is a different disk")] {
@@ -395,7 +396,7 @@ fn unlisted_volumes_stay_unless_pruned() {
     });
     let _ = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).ok();
     drop(shaking);
-    // Nor is a volume detached that has an NBD client, which is said in advance.
+    // A volume with an NBD client is not detached either, and a dry run says so.
     let raw = RawNbd::go(&vol1, "vol1");
     let in_use = "\"vol1\" is served to NBD clients (1 connected); end them first";
     let shown = host.with(&both[..1], &["apply", "--prune", "--dry-run"]).code(1);

@@ -5,8 +5,8 @@
 //! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt
 //! are command lines. They do not run other commands, which need a daemon or a machine of their
-//! own, lines with `--config` or `--session`, whose file or session the reader has, and lines that
-//! attach several volumes, whose settings do not make one file.
+//! own, lines with `--config` or `--session`, which need a file or session of the reader, and lines
+//! that attach several volumes, whose settings do not form one file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -187,7 +187,7 @@ fn is_placeholder(value: &str) -> bool {
         && value.contains(char::is_uppercase)
 }
 
-/// Accepts every value, so that one that is refused hides no other error.
+/// Accepts every value, so that a refused value hides no other error.
 fn relaxed(command: Command) -> Command {
     let of_arg = |arg: clap::Arg| match arg.get_action().takes_values() {
         true => arg.value_parser(clap::value_parser!(String)),
@@ -310,7 +310,7 @@ fn examples_of_manual_pages_are_valid() {
 }
 
 #[test]
-fn command_lines_are_found_and_wrong_ones_refused() {
+fn command_lines_are_found_and_invalid_ones_refused() {
     let text =
         "A `rtrs-client\nlist` and `list`.\n```\n$ a 'b  c' \\\n$ d\nout\n```\n```\nx\n```\n";
     let Code { blocks, spans } = code(text);

@@ -1,4 +1,4 @@
-//! Tests of daemons that run out of descriptors: they say so, and serve again when some are free.
+//! Tests of daemons that run out of descriptors: they log it, and serve again when some are free.
 
 use std::fs;
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ fn a_session_without_free_descriptors_serves_again_when_some_are_free() {
     let pid = client.pid();
     limit(pid, descriptors(pid));
     let Front::Unix(path) = client.front() else { panic!("not a unix socket") };
-    // The accept that waits began under the old limit.
+    // The pending accept began under the old limit.
     let _admitted = UnixStream::connect(path).expect("a connection");
     let logged = |words: &str| {
         wait_for(words, COMMAND_TIME_MAX, || {
@@ -64,7 +64,7 @@ fn an_attach_with_too_low_a_limit_is_refused() {
     let refused = attach(20).code(1);
     let text = "the limit of open files is 20, but this session needs 21 (paths: 1, shards: 1, ";
     assert!(refused.stderr.contains(text), "{}", refused.stderr);
-    // The least limit is enough for a session and a client.
+    // The lowest limit is enough for a session and a client.
     let _ = attach(21).ok();
     let mut raw = RawNbd::go(&Front::Unix(dir.join("v.sock")), "vol0");
     assert_eq!(raw.read(0, &mut [1; 4096]), Ok(()));
@@ -79,7 +79,7 @@ fn a_server_without_free_descriptors_logs_that_at_a_limited_rate() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let begun = Instant::now();
     limit(server.pid(), descriptors(server.pid()) - 2);
-    // The accept that waits began under the old limit. Closing that connection frees too little.
+    // The pending accept began under the old limit. Closing that connection frees too little.
     let _admitted = TcpStream::connect(server.address()).expect("a connection");
     let _ = server.wait_output("cannot accept a connection");
     // Time for further attempts.

@@ -38,7 +38,7 @@ fn exports_are_listed_with_mode_use_and_identity() {
     let [fixed, vol0] = [&exports[0], &exports[1]];
     assert_eq!((&fixed["read_only"], &fixed["in_use"]), (&true.into(), &false.into()), "{listed}");
     assert_eq!((&vol0["read_only"], &vol0["in_use"]), (&false.into(), &true.into()), "{listed}");
-    assert_eq!(vol0["identity"], client.status()["identity"], "as attach --identity takes it");
+    assert_eq!(vol0["identity"], client.status()["identity"], "as attach --identity accepts it");
     let text = discover(&[server.portal()]).ok().stdout;
     let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(lines[1], ["fixed", "1.0", "MiB", "512", "ro", "-", server.portal()], "{text}");

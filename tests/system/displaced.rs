@@ -32,8 +32,8 @@ fn write(client: &Client, byte: u8) {
     assert_eq!(nbd.call(0, FLUSH, 0, 0), Reply::Error(0));
 }
 
-/// The first client's writes are stopped with its process, and sent when it continues: another
-/// client has written then.
+/// The first client's writes stop with its process, and are sent when it continues, after another
+/// client has written.
 #[test]
 fn a_client_that_returns_changes_nothing_after_another_writer() {
     return_after_another_writer(false);

@@ -57,7 +57,7 @@ fn up(all: &Exposition, name: &str) -> f64 {
 }
 
 #[test]
-fn a_session_that_hangs_or_died_shows_as_down() {
+fn a_hung_or_dead_session_is_shown_as_down() {
     let host = Host::new();
     let mut exporter = host.client.spawn(&["exporter", "--listen", "127.0.0.1:0"]);
     let at = exporter.wait_lines("serving metrics address=http://", 1, COMMAND_TIME_MAX);
@@ -100,7 +100,7 @@ fn a_session_that_hangs_or_died_shows_as_down() {
     let _ = scraped(at);
     signal("KILL", &pid);
     let socket = host.client.run_dir().join("vol1.ctl");
-    wait_for("vol1 to be dead", COMMAND_TIME_MAX, || UnixStream::connect(&socket).err());
+    wait_for("vol1 to die", COMMAND_TIME_MAX, || UnixStream::connect(&socket).err());
     assert_eq!(up(&scraped(at), "vol1"), 0.0);
     host.attach_second();
     wait_for("vol1 to be back", COMMAND_TIME_MAX, || {

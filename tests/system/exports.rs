@@ -45,7 +45,7 @@ fn exports_are_added_and_removed_alongside_others() {
     let spec = format!("vol1={target}");
     let _ = server.command(&["export", "add", &spec]).ok().says("vol1 added");
     let again = server.command(&["export", "add", "vol1=mem:1M"]).code(1);
-    let _ = again.says("there is an export of this name already");
+    let _ = again.says("there is already an export with this name");
     let locked = server.command(&["export", "add", &format!("vol2={target}")]).code(1);
     let _ = locked.says("is locked: it is exported already").says("\"vol1\" has it open");
     let missing = format!("vol2={}", scratch.text("none.img"));
@@ -156,7 +156,7 @@ fn an_export_is_released_once_its_disk_responds() {
     raw.send(&[1; 4096]);
     wait_for("its write", COMMAND_TIME_MAX, || there("holding"));
     let remove = ["export", "remove", "slow", "--force", "--within", "100ms"];
-    let _ = server.command(&remove).code(1).says("the backend still runs requests of it");
+    let _ = server.command(&remove).code(1).says("the backend still runs its requests");
     fs::write(held.path("release"), "").expect("a file");
     wait_for("its end", COMMAND_TIME_MAX, || exports(&server).is_empty().then_some(()));
     let _ = server.command(&["export", "add", "slow=mem:1M"]).ok();
@@ -229,7 +229,7 @@ fn the_configuration_is_reloaded() {
         let _ = server.command(&["reload"]).code(1).says("nothing changed: ").says(why);
         assert_eq!(all(&server), ["mine", "new", "other", "used"], "{text}");
     }
-    // A new export that cannot be opened keeps no other change away.
+    // A new export that cannot be opened prevents no other change.
     write("export: [a=null:1M, b=/no/such/file]\n");
     let _ = server.command(&["reload", "--dry-run"]).code(1).says("would be failed b: ");
     let failed = server.command(&["reload"]).code(1).says("failed b: ").says("added a");
@@ -586,7 +586,7 @@ fn an_export_that_a_change_has_closed_is_retried() {
     let holder = fs::File::open(&file).expect("the file");
     holder.lock().expect("the lock");
     let set = server.command(&["export", "set", "v", "block-size=4096"]).code(1);
-    let _ = set.says("with its old options, with which the server tries again");
+    let _ = set.says("with its old options failed too, and the server tries again");
     assert_eq!(export(&server, "v")["state"], "failed");
     let saved = server.command(&["export", "save", "-o", "json"]).ok().json();
     assert_eq!(saved[0]["name"], "v", "{saved}");

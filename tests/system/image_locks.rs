@@ -68,7 +68,7 @@ fn an_export_that_becomes_read_only_gives_up_the_locks_of_a_writer_once_unused()
     sparse_file(&scratch.path("vm.img"), MIB);
     let image = File::open(scratch.path("vm.img")).expect("the image");
     let server = Server::builder().export(format!("vm={}", scratch.text("vm.img"))).start();
-    // The bytes that say that the holder writes, and that others may not.
+    // The bytes that mark the holder as a writer and exclude other writers.
     let locked = || [101, 201].map(|byte| is_byte_locked(&image, byte).expect("an answer"));
     let set = |option| server.command(&["export", "set", "vm", option]);
     assert_eq!(locked(), [true, true]);
@@ -101,12 +101,12 @@ fn state(server: &Server, name: &str) -> String {
 
 /// A virtual machine that restarts releases its image for a moment.
 #[test]
-fn an_image_is_opened_once_its_holder_has_released_it_for_good() {
+fn an_image_is_opened_once_its_holder_has_released_it_permanently() {
     let scratch = Scratch::new();
     let [waits, reloads] = ["waits.img", "reloads.img"].map(|name| {
         sparse_file(&scratch.path(name), MIB);
         let holder = File::open(scratch.path(name)).expect("the image");
-        // The byte that says that others may not write.
+        // The byte that excludes other writers.
         lock_byte(&holder, 201).expect("the lock");
         holder
     });
@@ -119,7 +119,7 @@ fn an_image_is_opened_once_its_holder_has_released_it_for_good() {
     drop(reloads);
     let _ = server.command(&["reload"]).code(1);
     assert_eq!(["reloads", "waits"].map(|name| state(&server, name)), ["unused", "failed"]);
-    // Without an operator, at one of the next looks.
+    // Without an operator, at one of the next checks.
     drop(waits);
     wait_for("the image", 2 * START_TIME_MAX, || {
         (state(&server, "waits") == "unused").then_some(())
@@ -136,7 +136,7 @@ fn a_preview_finds_what_a_reload_finds() {
     let server = Server::builder().args(&["--config", &config]).start();
     sparse_file(&scratch.path("vm.img"), MIB);
     let holder = File::open(scratch.path("vm.img")).expect("the image");
-    // The byte that says that others may not write.
+    // The byte that excludes other writers.
     lock_byte(&holder, 201).expect("the lock");
     let text = format!("vm={}\n", scratch.text("vm.img"));
     std::fs::write(scratch.path("exports.d/vm.yaml"), text).expect("a file");

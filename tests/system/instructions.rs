@@ -4,7 +4,7 @@ use std::process::Command;
 
 use rtrs_tests::{bin, skip};
 
-/// A faster or slower path changes the baseline with the code: `rtrs-instructions --update`.
+/// A change that makes a path faster or slower updates the baseline: `rtrs-instructions --update`.
 #[test]
 fn hot_paths_cost_as_many_instructions_as_before() {
     let output = Command::new(bin("rtrs-instructions")).output().unwrap();
@@ -13,6 +13,6 @@ fn hot_paths_cost_as_many_instructions_as_before() {
     match output.status.code() {
         Some(3) => skip(errors.trim()),
         Some(0) => print!("{table}"),
-        _ => panic!("run rtrs-instructions --update if the change is meant\n{table}{errors}"),
+        _ => panic!("run rtrs-instructions --update if the change is intended\n{table}{errors}"),
     }
 }

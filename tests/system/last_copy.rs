@@ -125,7 +125,7 @@ fn sighup_does_not_close_a_deleted_file() {
     let _ = host.server.stop(STOP_TIME_MAX);
 }
 
-/// Its file may be on a file system that is not mounted; that is no reason to refuse all else.
+/// The file of an export may be on a file system that is not mounted; other changes still apply.
 #[test]
 fn a_changed_export_without_a_file_does_not_stop_a_reload() {
     let host = Host::start(&["a", "b"]);
@@ -166,7 +166,7 @@ fn files_that_are_not_read_and_names_in_two_files_are_reported() {
     let _ = host.server.stop(STOP_TIME_MAX);
 }
 
-/// Its size was reduced by another program, so a flush fails.
+/// Another program reduced the size of the file, so a flush fails.
 #[test]
 fn a_removal_is_saved_although_the_last_flush_fails() {
     let host = Host::start(&["a", "b"]);

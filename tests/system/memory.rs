@@ -104,7 +104,7 @@ fn a_session_beyond_the_limit_is_refused_with_the_setting() {
     let words = ["--session-name", "other", "--access", "ro"];
     let (_client, done) = Client::attach("vol0").path(server.portal()).args(&words).try_start();
     let _ = done.code(1).says(
-        "EUSERS (the server has as many sessions as it may have: raise \
+        "EUSERS (the server has reached its maximum number of sessions: raise \
                                sessions-max there, or end sessions)",
     );
     let _ = server.wait_output("there are already 1 sessions (sessions-max)");

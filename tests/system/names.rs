@@ -1,5 +1,5 @@
-//! Tests of the names of volumes on this host: exports of one name at two servers, attached side by
-//! side.
+//! Tests of the names of volumes on this host: exports with the same name at two servers, attached
+//! side by side.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ impl Host {
         self.run(&[&["attach"], words, &place].concat())
     }
 
-    /// Detaches a volume, whose NBD clients have closed their connections.
+    /// Detaches a volume whose NBD clients have closed their connections.
     fn detach(&self, name: &str) -> Finished {
         wait_for("the NBD clients to be gone", COMMAND_TIME_MAX, || {
             let done = self.run(&["detach", name]);
@@ -47,7 +47,7 @@ impl Host {
 }
 
 #[test]
-fn exports_of_one_name_at_two_servers_are_attached_side_by_side() {
+fn exports_with_the_same_name_at_two_servers_are_attached_side_by_side() {
     let (one, two) = (
         Server::builder().export("vol0=mem:1M").export("x=mem:4M").start(),
         Server::builder().export("vol0=mem:2M").start(),
@@ -76,13 +76,13 @@ fn exports_of_one_name_at_two_servers_are_attached_side_by_side() {
         let byte = u8::try_from(at).expect("a few volumes") + 1;
         assert_eq!(host.nbd(name).write(0, 0, &[byte; 512]), DONE, "{name}");
     }
-    let holds = |server: &Server, export: &str| {
+    let writes = |server: &Server, export: &str| {
         let list = server.command(&["export", "list", "-o", "json"]).ok().json();
         let exports = list["exports"].as_array().expect("a list").clone();
         let export = exports.into_iter().find(|one| one["name"] == export).expect("the export");
         export["io"]["writes"].clone()
     };
-    let written = [holds(&one, "vol0"), holds(&two, "vol0"), holds(&one, "x")];
+    let written = [writes(&one, "vol0"), writes(&two, "vol0"), writes(&one, "x")];
     assert_eq!(written, [json!(1), json!(1), json!(1)], "each server has its own write");
     for (at, name) in ["a", "b", "c"].iter().enumerate() {
         let mut block = [0; 512];

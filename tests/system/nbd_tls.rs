@@ -221,7 +221,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     place.authority.revoke(&tls, &[]);
     wait_admitted(true);
     fs::remove_file(tls.join("ca-crl.pem")).expect("the list");
-    // Time to reread it.
+    // The server needs time to reread it.
     std::thread::sleep(Duration::from_millis(1100));
     let _ = place.nbdinfo("tls").ok();
     place.finish();
@@ -241,7 +241,7 @@ fn plain_text_after_starttls_is_not_executed() {
     stream.write_all(&[&flags[..], &head(OPT_STARTTLS, 0), &go].concat()).expect("sent");
     let mut got = Vec::new();
     let _ = stream.read_to_end(&mut got);
-    // The greeting, the acknowledgement, an alert at most; no reply to GO.
+    // The greeting, the acknowledgement and at most an alert, but no reply to GO.
     let ack = [&consts::OPTION_REPLY_MAGIC.to_be_bytes()[..], &OPT_STARTTLS.to_be_bytes()].concat();
     assert_eq!(got[18..30], ack);
     assert!(got.len() < 18 + 20 + 16, "{got:?}");

@@ -1,6 +1,6 @@
 //! Tests of link events at the client: when the kernel reports that a link is up again, a path that
-//! is down is retried at once, however long it would have waited. The tests need root: they run on
-//! two simulated hosts with a cable between them.
+//! is down is retried immediately, however long it would have waited. The tests need root: they run
+//! on two simulated hosts with a cable between them.
 
 use std::time::{Duration, Instant};
 
@@ -95,7 +95,7 @@ impl Hosts {
 }
 
 #[test]
-fn a_path_reconnects_at_once_when_its_link_comes_up() {
+fn a_path_reconnects_immediately_when_its_link_comes_up() {
     let Some(hosts) = Hosts::start(&LONG_WAITS) else { return };
     for round in 0..3 {
         hosts.cable.pull();
@@ -165,7 +165,7 @@ fn a_flapping_network_causes_no_storm_of_attempts() {
         hosts.cable.client(&["addr", "del", "10.99.0.77/24", "dev", Cable::LINK]);
     }
     let attempts = hosts.ends() - ends;
-    // The first two attempts are 0.2 s apart, with the pause doubling to 3.2 s in the end.
+    // The first two attempts are 0.2 s apart, and the pause doubles up to 3.2 s.
     let most = 6 + begin.elapsed().as_millis() / 3200;
     assert!(attempts >= 2, "{attempts} attempts for {rounds} addresses");
     assert!(u128::from(attempts) <= most, "{attempts} attempts, {most} at most");

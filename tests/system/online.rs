@@ -167,7 +167,7 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     });
     let _ = session.client.command(&["status", "vol0"]).ok().says("degraded (1/2 paths)");
     let _ = session.client.command(&["path", "remove", "vol0", "tcp://127.0.0.1:1"]).ok();
-    // A reconnect on request fails too, and says why.
+    // A reconnect on request fails too, and gives the reason.
     let _ = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]).ok();
     let again = ["path", "reconnect", "vol0", "tcp://127.0.0.1:1", "-o", "json"];
     let refused = session.client.command(&again).code(1);
@@ -291,7 +291,7 @@ fn a_starved_machine_keeps_its_paths_with_the_default_settings() {
     let _ = session.end();
 }
 
-/// Returns the lines of a session's log that report the end of a path. Each has to say that the
+/// Returns the lines of a session's log that report the end of a path. Each must report that the
 /// server had not answered for 3 s, which is as long as a starved server may take
 /// (docs/explanation/failover.md, "How a dead path is noticed"). With other tests running, this
 /// machine is sometimes starved for longer.

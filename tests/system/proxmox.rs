@@ -154,7 +154,7 @@ fn the_proxmox_plugin_attaches_and_detaches() {
     // Another activation changes nothing.
     assert_eq!(call("activate_volume", "vol0"), done);
     assert_eq!((&list()[0]["pid"], waited()), (&listed[0]["pid"], expected));
-    // A volume in use stays.
+    // A volume in use stays attached.
     let raw = RawNbd::go(&Front::Unix(scratch.path("vol0.nbd")), "vol0");
     let refused = call("deactivate_volume", "vol0");
     let why = refused["error"].as_str().unwrap_or_default();

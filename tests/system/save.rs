@@ -32,7 +32,7 @@ impl Host {
         let _ = self.client(&words).ok();
     }
 
-    /// Runs a detach, of volumes whose NBD clients have closed their connections.
+    /// Detaches volumes whose NBD clients have closed their connections.
     fn detach(&self, words: &[&str]) -> Finished {
         wait_for("the NBD clients to be gone", COMMAND_TIME_MAX, || {
             let done = self.client(&[&["detach"], words].concat());
@@ -118,7 +118,7 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     let _ = host.save(&[]).code(1).says(&missing("a"));
     assert_eq!(host.saved(), only);
 
-    // A file of something else.
+    // A file with other content.
     fs::write(host.scratch.path("saved.yaml"), "exports: []\n").expect("a file");
     let _ =
         host.save(&[]).code(1).says("cannot see which volumes ").says("unknown key \"exports\"");
@@ -239,7 +239,7 @@ fn swapped_servers_are_not_confused_after_a_restart() {
     let _ = host.apply().ok();
     assert_eq!(["a", "b"].map(|name| host.first_byte(name)), bytes);
 
-    // Only the processes have died: their files are left, and the file names no identity.
+    // Only the processes have died: their files are left, and the saved file has no identities.
     let file: Vec<&str> = saved.lines().filter(|line| !line.contains("identity: ")).collect();
     fs::write(host.scratch.path("saved.yaml"), file.join("\n")).expect("the file");
     host.kill_all();
@@ -340,7 +340,7 @@ impl RandomHost {
         sessions
     }
 
-    /// Lets the first volume of a session leave, and return as its last.
+    /// Detaches the first volume of a session and attaches it again as the last one.
     fn rotate(&self, session: &[RandomVolume]) {
         let (first, second) = (&session[0], &session[1]);
         let (export, socket) = (format!("e{}", first.export), self.socket(&first.name));

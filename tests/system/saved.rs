@@ -1,5 +1,5 @@
-//! Tests of `--save` with the commands that change exports: the next server starts with what runs
-//! now.
+//! Tests of `--save` with the commands that change exports: the next server starts with the current
+//! exports.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -61,7 +61,7 @@ fn saved(server: &Server) -> Value {
 }
 
 #[test]
-fn the_next_server_starts_with_what_runs() {
+fn the_next_server_starts_with_the_current_exports() {
     let host = Host::new("access: [anyone:rw]\nexport: ['base=null:1M']\n");
     let server = host.start();
     let added = format!("vol1={}", host.scratch.text("vol1.img"));
@@ -210,14 +210,14 @@ fn a_change_that_could_not_be_saved_is_reported() {
     let _ = failed
         .code(1)
         .says("new added\n")
-        .says("\"new\" is added, but that is not saved in ")
+        .says("\"new\" is added, but the change is not saved in ")
         .says("exports.d/new.yaml; put its entry of `rtrs-server export save` there");
     assert_eq!(host.files(), [] as [&str; 0], "no partial file");
     let _ = server.command(&["export", "list"]).ok().says("new ");
     let _ = server.command(&["export", "set", "new", "ro", "--save"]).ok();
     let before = host.read("exports.d/new.yaml");
     let failed = host.run_after(&server, full, &["export", "set", "new", "rw", "--save"]);
-    let _ = failed.code(1).says("new changed\n").says("is changed, but that is not saved");
+    let _ = failed.code(1).says("new changed\n").says("is changed, but the change is not saved");
     assert_eq!(host.read("exports.d/new.yaml"), before, "the old file is complete");
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -241,7 +241,7 @@ fn the_next_start_is_not_open_to_more_clients() {
     for words in [&["remove", "a"][..], &["set", "a", "access=", "--force"]] {
         let words = [&["export"], words, &["--save"]].concat();
         let refused = server.command(&words).code(1).says("nothing changed");
-        let _ = refused.says("the next start would be open to all clients");
+        let _ = refused.says("would be open to all clients after a restart");
         assert_eq!((saved(&server), unlisted(&server)), (before.clone(), closed.clone()));
         assert_eq!(host.files(), ["a.yaml", "b.yaml"]);
     }
@@ -271,7 +271,7 @@ fn unapplied_changes_to_a_file_are_not_overwritten() {
     for words in [&["set", "a", "ro"][..], &["remove", "a"]] {
         let words = [&["export"], words, &["--save"]].concat();
         let refused = server.command(&words).code(1).says("nothing changed");
-        let _ = refused.says("a.yaml has changes to it that the server has not applied");
+        let _ = refused.says("a.yaml has changes to this export that the server has not applied");
         assert_eq!(host.read("exports.d/a.yaml"), edited);
     }
     // An entry that was never read.
@@ -301,7 +301,7 @@ fn a_command_that_saves_and_a_reload_wait_for_each_other() {
     let mode = lock.metadata().expect("its metadata").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "only those who may use the control socket can lock it");
 
-    // Held exclusively, as by a command: a reload proceeds after some seconds, and says so.
+    // Held exclusively, as by a command: a reload proceeds after some seconds, and logs that.
     lock.lock().expect("the lock");
     let _ = server.command(&["reload"]).ok();
     let _ = server.wait_output("reload without the lock");

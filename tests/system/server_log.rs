@@ -45,13 +45,13 @@ fn the_log_level_changes_while_both_ends_run() {
     let connecting = || lines(&server.output(), &["DEBUG", "path connecting"]).len();
     assert_eq!(connecting(), 0);
     let _ = server.command(&["set", "log=debug"]).ok().says("log: debug\n");
-    let _ = wait_line(&server, &["the filter of the log has changed", "before=info"]);
+    let _ = wait_line(&server, &["the log filter has changed", "before=info"]);
     let _ = server.command(&["session", "disconnect", "sess"]).ok();
     let _ = wait_line(&server, &["DEBUG", "path connecting"]);
     let got = server.command(&["get", "log", "queue-depth"]).ok();
     assert_eq!(got.stdout, "log: debug\nqueue-depth: 512  # needs a restart\n");
     let _ = server.command(&["set", "log=info", "-o", "json"]).ok();
-    let _ = wait_line(&server, &["the filter of the log has changed", "after=info"]);
+    let _ = wait_line(&server, &["the log filter has changed", "after=info"]);
     let count = connecting();
     // A client whose path connects before it is refused.
     let (_, refused) = Client::attach("none").path(server.portal()).try_start();
@@ -125,7 +125,7 @@ fn refused_pings_do_not_fill_the_log() {
         raw.write(&request);
         assert_eq!(raw.read_exact(20)[16] & REFUSED, REFUSED);
     }
-    // A hundred at once, and one for each five seconds.
+    // A burst of a hundred, and one every five seconds.
     let most = 101 + begun.elapsed().as_secs() / 5;
     let log = server.stop(STOP_TIME_MAX).stderr;
     let count = lines(&log, &["refused a ping"]).len() as u64;

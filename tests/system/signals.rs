@@ -1,6 +1,6 @@
 //! Tests of a daemon and its environment: signals with a function, those that must not end a
-//! daemon, what a starter leaves to a program, and what a session in the background keeps of its
-//! caller.
+//! daemon, what a program inherits from its starter, and what a session in the background keeps of
+//! its caller.
 
 use std::fs;
 use std::io::Read;
@@ -40,7 +40,7 @@ fn only_the_usual_signals_end_a_daemon() {
         (logged && stand.server.output().contains(session)).then_some(())
     });
     assert_eq!(RawNbd::go(stand.client.front(), "vol0").write(0, 0, &[1; 4096]), Reply::Error(0));
-    assert_eq!((stand.client.pid(), stand.server.pid()), (client, server), "no one has restarted");
+    assert_eq!((stand.client.pid(), stand.server.pid()), (client, server), "neither has restarted");
     stand.client.detach();
     let _ = stand.server.stop(STOP_TIME_MAX);
 }
@@ -64,10 +64,10 @@ fn removed_control_sockets_are_recreated() {
     assert_eq!(stand.server.sessions().len(), 1);
     stand.client.detach();
     let _ = stand.server.stop(STOP_TIME_MAX);
-    assert!(sockets.iter().all(|socket| !socket.exists()), "they end with their daemons");
+    assert!(sockets.iter().all(|socket| !socket.exists()), "they are removed with their daemons");
 }
 
-/// Runs a program with all signals blocked, SIGCHLD ignored, and a stdout that takes no byte.
+/// Runs a program with all signals blocked, SIGCHLD ignored, and a full stdout.
 const HINDERED: &str = r"
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -101,7 +101,7 @@ fn daemons_serve_and_end_despite_blocked_signals_and_a_full_stdout() {
     let portal = format!("tcp://127.0.0.1:{}", free_port());
     let (run, state, socket) = (path("run"), path("state"), path("vol0.sock"));
     let started = |daemon: &mut Proc| {
-        let _ = daemon.wait_lines("nobody reads standard output", 1, COMMAND_TIME_MAX);
+        let _ = daemon.wait_lines("standard output is not being read", 1, COMMAND_TIME_MAX);
     };
     let listen = ["--listen", &portal, "--run-dir", &run, "--state-dir", &state];
     let mut server =
@@ -120,7 +120,7 @@ fn daemons_serve_and_end_despite_blocked_signals_and_a_full_stdout() {
 }
 
 #[test]
-fn a_failed_attach_gives_its_reason_though_its_starter_ignores_the_ends_of_children() {
+fn a_failed_attach_gives_its_reason_even_if_its_starter_ignores_sigchld() {
     if !requires(&["python3"]) {
         return;
     }
@@ -179,7 +179,7 @@ fn a_session_whose_attach_command_was_killed_at_its_start_ends() {
     let run_dir = client.run_dir().display().to_string();
     let words = ["attach", "vol0", "--path", &portal, &front[0], &front[1]];
     let mut daemon = Command::new(bin("rtrs-client"));
-    // As the command starts it, and ends before the daemon can see that.
+    // Started like this by an attach command that ends before the daemon notices.
     daemon.args(words).args(["--retry-for", "10m", "--run-dir", &run_dir]);
     daemon.env("RTRS_CLIENT_BACKGROUND_LOG", client.run_dir().join("vol0.log"));
     daemon.env("RTRS_CLIENT_STARTER", "1");

@@ -254,7 +254,7 @@ fn sessions_authenticate_with_raw_keys_and_a_reload_revokes_them() {
     let _ = server.command(&["reload"]).ok();
     let _ = run(bin("rtrs-client"), &doctor, COMMAND_TIME_MAX).ok();
     let _ = only_session(&server, 1);
-    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()), "it waited");
+    assert_eq!(raw.read(0, &mut [0; 4096]), Ok(()), "the read waited for a path");
     drop(raw);
     client.detach();
     let _ = server.stop(STOP_TIME_MAX);
@@ -533,7 +533,7 @@ fn revocation_lists_are_validated_before_use() {
     let place = Place::new();
     let dir = place.dir();
     let write = |list: &str| fs::write(Path::new(&dir).join("ca-crl.pem"), list).expect("a list");
-    let (over, good) = (place.authority.list(&[], 9, 2022), place.authority.list(&[], 10, 2120));
+    let (expired, good) = (place.authority.list(&[], 9, 2022), place.authority.list(&[], 10, 2120));
     write(&good);
     let server = place.server().start();
     let path = place.scratch.text("socket");
@@ -555,7 +555,7 @@ fn revocation_lists_are_validated_before_use() {
         let _ = place.doctor(server.portal()).code(1).says(why);
     }
     // An older, expired list remains in use.
-    write(&over);
+    write(&expired);
     let checked = place.server().args(&["--check"]).run().ok();
     assert!(checked.stderr.contains("ca-crl.pem expired on 2022-01-01"), "{checked:?}");
     assert!(attach().ok().stderr.contains("ca-crl.pem expired on 2022-01-01"));

@@ -102,7 +102,7 @@ fn top_continues_while_sessions_start_and_end() {
     assert_eq!(next()["sessions"][0]["name"], "vol0");
     assert_eq!(client.command(&["top", "other", "--once"]).code(1).stdout, "");
     let _ = client.command(&["detach", "vol0"]).ok();
-    wait_for("the session to leave", COMMAND_TIME_MAX, || {
+    wait_for("the session to disappear", COMMAND_TIME_MAX, || {
         next()["sessions"].as_array()?.is_empty().then_some(())
     });
     top.kill().expect("end rtrs-client top");

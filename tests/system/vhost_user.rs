@@ -1,5 +1,5 @@
-//! Volumes that a virtual machine uses by vhost-user-blk, with a monitor and driver written by hand
-//! and with QEMU.
+//! Tests of volumes that a virtual machine uses over vhost-user-blk, with a hand-written monitor
+//! and driver, and with QEMU.
 
 use std::fs::{self, OpenOptions};
 use std::io::Read;
@@ -125,13 +125,13 @@ fn a_socket_in_use_is_refused_and_its_access_is_set() {
     let _ = other.command(&words).code(1).says("is in use by another process");
 }
 
-/// Writes with a pattern that names its sector and its turn.
+/// Returns the data of a write, which names its sector and its turn.
 fn pattern(sector: u64, turn: u64) -> Vec<u8> {
     let words = [sector, turn].map(u64::to_le_bytes);
     words.as_flattened().repeat(4096 / 16)
 }
 
-/// The process is killed under load, and the guest sees a pause only.
+/// The process is killed under load, and the guest sees only a pause.
 #[test]
 fn a_killed_process_loses_no_request() {
     let stand = Stand::new(&["--shards", "2"]);
@@ -179,7 +179,7 @@ fn a_killed_process_loses_no_request() {
     }
 }
 
-/// Boot sector that copies the second sector to the third one through the firmware, again and again
+/// Boot sector that repeatedly copies the second sector to the third one through the firmware,
 /// until the second one begins with 0xAA. Then it ends QEMU.
 fn boot_sector() -> Vec<u8> {
     let code: &[u8] = &[
@@ -236,7 +236,7 @@ fn await_copy(stand: &Stand, second: &[u8]) {
 }
 
 #[test]
-fn qemu_goes_on_after_its_disk_was_killed() {
+fn qemu_continues_after_its_disk_was_killed() {
     if !requires(&["qemu-system-x86_64"]) {
         return;
     }
@@ -248,7 +248,7 @@ fn qemu_goes_on_after_its_disk_was_killed() {
     let mut qemu = Proc::start(qemu(&stand.socket));
     for kill in 1..4 {
         await_copy(&stand, &[kill; 512]);
-        assert!(qemu.is_running(), "the guest copies again and again");
+        assert!(qemu.is_running(), "the guest keeps copying");
         stand.client.signal("KILL");
         stand.client.wait_gone(COMMAND_TIME_MAX);
         let _ = stand.attach(&args).ok();

@@ -44,7 +44,7 @@ impl Host {
         self.run(&[&["attach"], names, &fixed, args].concat())
     }
 
-    /// Detaches a volume, whose NBD clients have closed their connections.
+    /// Detaches a volume whose NBD clients have closed their connections.
     fn detach(&self, name: &str) -> Finished {
         self.0.command_without_users(&["detach", name])
     }

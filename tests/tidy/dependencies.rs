@@ -58,7 +58,7 @@ fn strings<'a>(rules: &'a str, table: &str, key: &str) -> Vec<&'a str> {
     list(rules, table, key).into_iter().filter_map(|entry| entry.get("").copied()).collect()
 }
 
-/// Returns crates and reasons of a list of bans.
+/// Returns the crates and reasons in a list of bans.
 fn reasons<'a>(rules: &'a str, key: &str) -> Vec<(&'a str, &'a str)> {
     let fields = |entry: &Entry<'a>| Some((*entry.get("crate")?, *entry.get("reason")?));
     let entries = list(rules, "[bans]", key);
@@ -205,7 +205,7 @@ fn dependencies_obey_the_rules() {
         .expect("cargo");
     assert!(
         out.status.success(),
-        "cargo metadata failed; build the workspace first, so that its crates are there\n{}",
+        "cargo metadata failed; build the workspace first, so that its crates are available\n{}",
         String::from_utf8_lossy(&out.stderr)
     );
     let metadata: Metadata = serde_json::from_slice(&out.stdout).expect("JSON from cargo metadata");

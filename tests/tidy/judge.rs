@@ -21,15 +21,15 @@ const CRATES: &[&str] = &[
 ];
 
 /// Names that engines must not use, and the reasons.
-const MACHINE_BANS: &[(&str, &str)] = &[
+const ENGINE_BANS: &[(&str, &str)] = &[
     ("std::time::Instant", "time is an argument: crate::time::Instant"),
     ("std::time::SystemTime", "time is an argument"),
     ("SystemTime", "time is an argument"),
-    ("std::thread", "a machine runs on the caller's thread"),
-    ("std::net::TcpStream", "a machine holds no socket"),
-    ("std::net::TcpListener", "a machine holds no socket"),
-    ("std::net::UdpSocket", "a machine holds no socket"),
-    ("std::os::unix::net", "a machine holds no socket"),
+    ("std::thread", "an engine runs on the caller's thread"),
+    ("std::net::TcpStream", "an engine has no sockets"),
+    ("std::net::TcpListener", "an engine has no sockets"),
+    ("std::net::UdpSocket", "an engine has no sockets"),
+    ("std::os::unix::net", "an engine has no sockets"),
     ("HashMap", "the order of a hash map differs from run to run"),
     ("HashSet", "the order of a hash set differs from run to run"),
     ("RandomState", "differs from run to run"),
@@ -191,11 +191,11 @@ pub(crate) fn unproven_lines(text: &str) -> Vec<usize> {
     unsafe_lines(text).into_iter().filter(|n| !proven(n - 1)).collect()
 }
 
-pub(crate) fn machine_breaches(text: &str) -> Vec<(usize, String)> {
+pub(crate) fn engine_breaches(text: &str) -> Vec<(usize, String)> {
     let code = code_of(text);
     let mut found = Vec::new();
     for (number, line) in code_lines(&code) {
-        let bans = MACHINE_BANS.iter().filter(|(word, _)| has_word(line, word));
+        let bans = ENGINE_BANS.iter().filter(|(word, _)| has_word(line, word));
         if let Some((word, why)) = bans.max_by_key(|(word, _)| word.len()) {
             found.push((number, format!("{word}: {why}")));
         }
@@ -327,11 +327,11 @@ fn rules_detect_violations() {
     assert_eq!(unproven_lines("// SAFETY: of b.\nlet b = 1;\nlet a = unsafe { x };"), [3]);
     assert!(unproven_lines("/// # Safety\n/// Think.\nunsafe fn f() {}").is_empty());
 
-    assert_eq!(machine_breaches("use std::time::Instant;").len(), 1);
-    assert_eq!(machine_breaches("use rtrs_core::rt::Ring;\nuse crate::rt;").len(), 2);
-    assert_eq!(machine_breaches("x: HashMap<u8, u8>,\nstd::thread::spawn(f)").len(), 2);
-    assert_eq!(machine_breaches("use std::{thread, time};").len(), 1);
-    assert!(machine_breaches("use crate::time::Instant;\nuse crate::rtt;\n// HashMap").is_empty());
+    assert_eq!(engine_breaches("use std::time::Instant;").len(), 1);
+    assert_eq!(engine_breaches("use rtrs_core::rt::Ring;\nuse crate::rt;").len(), 2);
+    assert_eq!(engine_breaches("x: HashMap<u8, u8>,\nstd::thread::spawn(f)").len(), 2);
+    assert_eq!(engine_breaches("use std::{thread, time};").len(), 1);
+    assert!(engine_breaches("use crate::time::Instant;\nuse crate::rtt;\n// HashMap").is_empty());
 
     assert_eq!(unfinished("fn f() { todo!() }").len(), 1);
     assert_eq!(unfinished(concat!("// FIX", "ME later")).len(), 1);

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use judge::{
-    LINE_MAX, foreign_places, long_lines, machine_breaches, own_dependencies, references,
+    LINE_MAX, engine_breaches, foreign_places, long_lines, own_dependencies, references,
     unfinished, unproven_lines, unsafe_lines,
 };
 
@@ -272,8 +272,8 @@ impl Breaches {
     }
 
     #[track_caller]
-    fn none(self, law: &str) {
-        assert!(self.1 == 0, "{law}: {} breaches\n{}", self.1, self.0);
+    fn none(self, rule: &str) {
+        assert!(self.1 == 0, "{rule}: {} breaches\n{}", self.1, self.0);
     }
 }
 
@@ -347,27 +347,27 @@ fn every_unsafe_block_has_a_safety_comment() {
 }
 
 #[test]
-fn state_machines_use_no_clock_thread_socket_or_hash_order() {
+fn engines_use_no_clock_thread_socket_or_hash_order() {
     let mut breaches = Breaches::default();
     let mut seen = 0;
     for source in sources().iter().filter(|s| s.is_rust()) {
-        let is = |machine: &&&str| match machine.strip_suffix('/') {
-            Some(_) => source.path.starts_with(**machine),
-            None => source.path == **machine,
+        let is = |engine: &&&str| match engine.strip_suffix('/') {
+            Some(_) => source.path.starts_with(**engine),
+            None => source.path == **engine,
         };
         let is_none = NOT_ENGINES.iter().any(|(path, _)| *path == source.path);
-        if ENGINES.iter().any(|machine| is(&machine)) && !is_none {
+        if ENGINES.iter().any(|engine| is(&engine)) && !is_none {
             seen += 1;
-            for (line, what) in machine_breaches(&source.text) {
+            for (line, what) in engine_breaches(&source.text) {
                 breaches.add(&source.path, line, what);
             }
         }
     }
-    assert!(seen >= 40, "only {seen} machine files found: correct the list");
-    for machine in ENGINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
-        assert!(root().join(machine).exists(), "{machine} does not exist: correct the list");
+    assert!(seen >= 40, "only {seen} files of engines found: correct the list");
+    for engine in ENGINES.iter().filter(|m| !m.starts_with("rtrs-server/")) {
+        assert!(root().join(engine).exists(), "{engine} does not exist: correct the list");
     }
-    breaches.none("state machines use no clock, thread, socket or hash order");
+    breaches.none("engines use no clock, thread, socket or hash order");
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn drivers_do_not_know_the_protocol() {
         seen += 1;
         for (line, text) in (1..).zip(source.text.lines()) {
             for word in ENGINE_ONLY.iter().filter(|word| text.contains(**word)) {
-                breaches.add(&source.path, line, format!("`{word}` is the engine's business"));
+                breaches.add(&source.path, line, format!("`{word}` belongs in the engine"));
             }
         }
     }
@@ -477,7 +477,7 @@ fn banned_words_are_not_used() {
             }
         }
     }
-    breaches.none("retired terms do not come back");
+    breaches.none("retired terms are not used");
 }
 
 #[test]

@@ -71,7 +71,7 @@ impl Input {
         self.buffer.is_some()
     }
 
-    /// Adapts receives to a request with this length of payload.
+    /// Adapts receives to a request with a payload of this length.
     pub(super) fn note_request(&mut self, payload: u32) {
         self.large =
             if payload as usize >= LARGE { LARGE_MEMORY } else { self.large.saturating_sub(1) };

@@ -2,8 +2,8 @@
 //!
 //! When another client waits for memory, the data of finished reads that are not being sent is
 //! dropped. It is reread, a limited amount at a time, once the client has read what was sent
-//! before; until then, no further requests of the client are taken. The data of a read may be as of
-//! any time before its reply, so this is invisible to the client.
+//! before; until then, no further requests of the client are taken. The data of a read may date
+//! from any time before its reply, so this is invisible to the client.
 
 use rtrs_core::time::{Duration, Instant};
 

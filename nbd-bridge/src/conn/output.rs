@@ -209,7 +209,7 @@ impl Batch<'_> {
         let mut statuses = None;
         if op == Op::BlockStatus && error.is_none_or(|(e, _)| e == NbdError::NotSup) {
             statuses = row.statuses(form, self.size);
-            let none = (NbdError::Io, "the device does not say what it holds");
+            let none = (NbdError::Io, "the device does not report its extents");
             error = statuses.is_none().then_some(none);
         }
         let head = match error {

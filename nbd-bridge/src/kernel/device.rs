@@ -1,12 +1,12 @@
 //! Lifecycle of a kernel device: preconditions, connect and disconnect.
 //!
-//! Every step has a timeout. A disconnect that meets stuck IO still ends: a thread that may be left
+//! Every step has a timeout. A disconnect with stuck IO still ends: a thread that may be left
 //! behind asks the kernel, and if there is no answer soon, the sockets are shut down under the
 //! kernel, which then fails the IO in flight. The kernel ends of the sockets are kept for that.
 //!
-//! Called by the process that holds a session: [`check`] early, [`KernelDevice::connect`] from its
-//! main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before the shards
-//! end. Source of the driver's behavior: `drivers/block/nbd.c`.
+//! Called by the process that holds a session: [`check_device`] early, [`KernelDevice::connect`]
+//! from its main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before
+//! the shards end. Source of the driver's behavior: `drivers/block/nbd.c`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -385,7 +385,7 @@ impl KernelDevice {
         let ended = await_that(patience, || self.places.inflight(index) == Some(0));
         if !ended && self.sockets.are_served() {
             let left = self.places.inflight(index).unwrap_or(0);
-            tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and fail");
+            tracing::warn!("/dev/nbd{index}: {left} requests did not end in time and will fail");
         }
         if ended {
             // Before another process can connect the device.

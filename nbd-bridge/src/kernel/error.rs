@@ -51,7 +51,7 @@ pub enum DeviceError {
         /// Reason for the delay, with a hint.
         what: String,
     },
-    /// The system refused something else: a socket, a thread.
+    /// The system refused something else, such as a socket or a thread.
     #[error("cannot speak with the kernel's nbd driver")]
     System(#[from] io::Error),
 }

@@ -142,7 +142,7 @@ impl ParseableParametrized<[u8], GenlHeader> for NbdMessage {
             if attr.kind() == Attr::Index(0).kind() {
                 let value = attr.value().try_into();
                 let value =
-                    value.map_err(|_| DecodeError::from("a device number of other size"))?;
+                    value.map_err(|_| DecodeError::from("a device number of wrong size"))?;
                 attrs.push(Attr::Index(u32::from_ne_bytes(value)));
             }
         }
@@ -179,7 +179,7 @@ impl Netlink {
             .into_iter()
             .flat_map(|message| message.payload.nlas)
             .find_map(|nla| if let GenlCtrlAttrs::FamilyId(id) = nla { Some(id) } else { None });
-        this.family = family.ok_or_else(|| invalid("no number of the family nbd"))?;
+        this.family = family.ok_or_else(|| invalid("no number for the family nbd"))?;
         Ok(this)
     }
 
@@ -248,7 +248,7 @@ impl Netlink {
                 return Ok(answers);
             }
         }
-        Err(invalid("no acknowledgement"))
+        Err(invalid("no acknowledgment"))
     }
 }
 
@@ -358,7 +358,7 @@ mod tests {
     }
 
     /// Builds an acknowledgment (code 0) or an error for the message `sequence`.
-    fn acknowledgement(code: i32, sequence: u32) -> Vec<u8> {
+    fn acknowledgment(code: i32, sequence: u32) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(36u32.to_ne_bytes());
         bytes.extend(2u16.to_ne_bytes());
@@ -371,19 +371,19 @@ mod tests {
     }
 
     #[test]
-    fn replies_end_with_their_acknowledgement() {
+    fn replies_end_with_their_acknowledgment() {
         let reply = bytes_of(Command::Connect, vec![Attr::Index(4)]);
         let mut both = reply.clone();
-        both.extend(acknowledgement(0, 7));
+        both.extend(acknowledgment(0, 7));
         let mut answers: Vec<GenlMessage<NbdMessage>> = Vec::new();
         assert!(take_answers(&both, 7, &mut answers).unwrap());
         assert_eq!(answers[0].payload.attrs, [Attr::Index(4)]);
         // The acknowledgment comes in a datagram of its own, as does one for another message.
         answers.clear();
         assert!(!take_answers(&reply, 7, &mut answers).unwrap());
-        assert!(!take_answers(&acknowledgement(-1, 6), 7, &mut answers).unwrap());
-        assert!(take_answers(&acknowledgement(0, 7), 7, &mut answers).unwrap());
-        let error = take_answers(&acknowledgement(-16, 7), 7, &mut answers).unwrap_err();
+        assert!(!take_answers(&acknowledgment(-1, 6), 7, &mut answers).unwrap());
+        assert!(take_answers(&acknowledgment(0, 7), 7, &mut answers).unwrap());
+        let error = take_answers(&acknowledgment(-16, 7), 7, &mut answers).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(16));
     }
 

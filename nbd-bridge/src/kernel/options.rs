@@ -8,8 +8,8 @@ pub const QUEUE_DEPTH: u32 = 128;
 /// Size of one request with the default `max_sectors_kb` (`nbd_dev_add`), which can be raised to 32
 /// MiB at most.
 pub const REQUEST_BYTES: usize = 128 * 1024;
-/// Bytes of buffers that a shard needs for all requests that the kernel sends at once. This memory
-/// must be available before memory gets short, since IO may be needed to free memory.
+/// Bytes of buffers that a shard needs for all requests that the kernel has in flight. This memory
+/// must be available before memory runs short, since IO may be needed to free memory.
 pub const BUSY_BYTES: usize = QUEUE_DEPTH as usize * REQUEST_BYTES * 5 / 4;
 
 /// One connection has at most half of a shard's requests (`Shared::take_row`).

@@ -1,4 +1,4 @@
-//! Opening a device, in a separate process.
+//! Opens a device in a separate process.
 //!
 //! The first open after a connect reads the partition table, and an open may wait for IO for as
 //! long as the device does. The process that carries that IO must not be the one that waits, so a

@@ -41,7 +41,7 @@ pub(super) fn is_quick(places: &Places, index: u32) -> bool {
 pub(super) fn make_quick(places: &Places, index: u32) {
     if let Err(why) = write(places, index, QUICK_MS) {
         tracing::warn!(
-            "/dev/nbd{index} has no quick takeover, a pause of about 30 s instead: {} {why}",
+            "/dev/nbd{index}: a takeover will pause IO for about 30 s instead of 2 s: {} {why}",
             places.io_timeout(index).display()
         );
     }

@@ -77,7 +77,7 @@ impl Places {
         self.block(index).join("queue/io_timeout")
     }
 
-    /// Returns that interval in milliseconds.
+    /// Returns the interval of these checks in milliseconds.
     pub(super) fn io_timeout_ms(&self, index: u32) -> Option<u64> {
         number(&self.io_timeout(index))
     }
@@ -162,11 +162,11 @@ pub fn backend_of(index: u32) -> Option<String> {
     places.backend(index).filter(|_| places.owner(index).is_some())
 }
 
-/// Makes udev examine `/dev/nbdX` again. The event of a connect precedes the time when the kernel
-/// shows the backend, and that of a disconnect comes while it still does.
+/// Makes udev examine `/dev/nbdX` again. The kernel's own event for a connect comes before the
+/// kernel shows the backend, and the event for a disconnect comes while it still does.
 pub fn announce(index: u32) {
     if let Err(error) = Places::default().announce(index) {
-        tracing::warn!("udev is not notified of /dev/nbd{index}, its links may be wrong: {error}");
+        tracing::warn!("cannot notify udev of /dev/nbd{index}; its links may be wrong: {error}");
     }
 }
 

@@ -185,7 +185,7 @@ impl Reached {
                 if attempt == CONNECTS_MAX {
                     return odd(index, format!("{what}, {attempt} times"));
                 }
-                tracing::info!("/dev/nbd{index}: {what}; it is given another");
+                tracing::info!("/dev/nbd{index}: {what}; trying another");
                 attempt += 1;
             };
             sockets.append(fresh);

@@ -1,4 +1,4 @@
-//! `ExportInfo`: properties of an export that clients may learn.
+//! `ExportInfo`: properties of an export, for clients.
 //!
 //! Used in both phases: the handshake advertises it, and the transmission phase validates requests
 //! against it. It holds no device. Call [`ExportInfo::check`] once at startup; the handshake
@@ -65,7 +65,7 @@ pub enum BadExport {
     #[error("the minimum block size {0} is not a power of two from 1 to 65536")]
     MinBlock(u32),
     /// The preferred block size is not a power of two, or is below 512 or the minimum block size.
-    #[error("the preferred block size {0} is not a power of two of at least 512 and the minimum")]
+    #[error("the preferred block size {0} is not a power of two, or is below 512 or the minimum")]
     PreferredBlock(u32),
     /// The maximum payload is below the preferred block size or above [`wire::PAYLOAD_MAX`].
     #[error("the maximum payload {0} is not between the preferred block size and 64 MiB")]

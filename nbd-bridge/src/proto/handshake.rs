@@ -475,7 +475,7 @@ const CUT: Refused = (rep::ERR_INVALID, "the option is shorter than its fields")
 const NOT_AS_LONG: Refused = (rep::ERR_INVALID, "the option is not as long as its fields");
 const UNKNOWN_EXPORT: Refused = (rep::ERR_UNKNOWN, "this server has no export of that name");
 
-/// Data of INFO and GO. Unknown information requests are ignored, as the document demands, and
+/// Data of INFO and GO. Unknown information requests are ignored, as the document requires, and
 /// repeated ones are accepted.
 struct InfoRequest<'a> {
     name: &'a str,

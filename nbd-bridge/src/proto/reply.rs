@@ -1,6 +1,6 @@
 //! Heads of replies.
 //!
-//! The data of a read is sent behind its head, from where the device put it. No allocation.
+//! The data of a read is sent after its head, from where the device put it, without allocation.
 //! [`success`], [`failure`] and [`read_head`] choose between the forms as the NBD document demands:
 //! once structured replies are negotiated, a read is never answered by a simple reply, and errors
 //! are sent as chunks because these can carry the reason.
@@ -103,8 +103,8 @@ impl Head {
     }
 }
 
-/// Reply to a successful request without data: write, flush, trim, cache, write zeroes. A simple
-/// reply unless heads are extended: it is allowed for these in either other form and the shortest.
+/// Reply to a successful request without data: write, flush, trim, cache, write zeroes. It is a
+/// simple reply unless heads are extended: both other forms allow it here, and it is the shortest.
 pub fn success(of: Answered) -> Head {
     match of.form {
         Form::Extended => {

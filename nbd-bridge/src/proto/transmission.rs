@@ -302,10 +302,10 @@ impl Rules {
             // Only a structured read may fail with EOVERFLOW ("NBD_CMD_READ").
             let overflow = op == Op::Read && self.structured_replies();
             let error = if overflow { NbdError::Overflow } else { NbdError::Inval };
-            return Err((error, "the length is over the maximum payload"));
+            return Err((error, "the length exceeds the maximum payload"));
         }
         if flags & cmd_flags::DF != 0 && len > u64::from(CHUNK_MAX) {
-            return Err((NbdError::Overflow, "the length is over that of one chunk"));
+            return Err((NbdError::Overflow, "the length exceeds that of one chunk"));
         }
         let block = u64::from(self.min_block);
         if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {

@@ -1,4 +1,4 @@
-//! Client's request as parsed, and the operation that it needs of the device.
+//! Client's request as parsed, and the operation that it needs from the device.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::extents;
@@ -23,9 +23,9 @@ pub(crate) struct Command {
     /// The read must be answered with one chunk.
     one_chunk: bool,
     offset: u64,
-    /// Number of bytes that the device is asked for.
+    /// Number of bytes requested from the device.
     len: u64,
-    /// Number of bytes that the client asked for.
+    /// Number of bytes requested by the client.
     asked: u64,
     cut: Cut,
 }
@@ -79,7 +79,7 @@ impl Command {
     }
 
     /// Size of the memory for the extents that the device lists. A client that wants one extent has
-    /// no use for the others, and searching for them would take most of its time.
+    /// no use for the others, and searching for them would take most of the time.
     pub(crate) fn extents_len(&self) -> usize {
         if self.first_extent_only { extents::LEN_MIN } else { extents::LEN_MAX }
     }
@@ -94,7 +94,7 @@ impl Command {
         self.offset
     }
 
-    /// Number of requested bytes; of a block status, those for which the device is asked.
+    /// Number of requested bytes; for a block status, those that the device is asked about.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -120,7 +120,7 @@ impl Command {
     }
 }
 
-/// Returns the operation that a request needs of the device, if any, and its flags.
+/// Returns the operation that a request needs from the device, if any, and its flags.
 fn device_operation(request: &Validated) -> (Option<IoOp>, IoFlags) {
     let Validated { fua, no_hole, fast_only, .. } = *request;
     match request.op {

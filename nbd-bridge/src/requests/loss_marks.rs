@@ -1,4 +1,4 @@
-//! Loss counts by which flushes are judged, see docs/explanation/fence.md.
+//! Loss counts that decide the results of flushes; see docs/explanation/fence.md.
 
 use rtrs_core::losses::Losses;
 

@@ -46,7 +46,7 @@ impl ReplyState {
         }
     }
 
-    /// Replaces the status by the judgment of a flush.
+    /// Replaces the status with the verdict on a flush.
     pub(crate) fn set_status(&mut self, status: IoStatus) {
         self.status = status;
     }

@@ -1,11 +1,11 @@
-//! Precedence of a connection that waits for memory of a read.
+//! Precedence of a connection that waits for memory for a read.
 
 /// Precedence of one connection over larger reads of others.
 #[derive(Debug, Default)]
 pub(crate) struct FirstReader {
     /// Connection whose read waits for memory.
     slot: Option<usize>,
-    /// Other clients do not read their replies meanwhile.
+    /// Whether other clients meanwhile do not read their replies.
     pub(crate) beside_unread: bool,
 }
 

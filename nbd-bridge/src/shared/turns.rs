@@ -1,7 +1,7 @@
 //! Turns of a shard's fragments and of the changes that overlap fragments of any shard.
 //!
-//! All of them are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges). This part
-//! keeps the shard's own entries there.
+//! All of them are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges). This module
+//! manages the shard's own entries.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ const FRAGMENTS_MAX: usize = 128;
 pub(super) enum Turn {
     /// The bytes overlap no entry and may be submitted.
     Now,
-    /// The bytes begin to wait.
+    /// The bytes must wait.
     Queued,
-    /// The bytes join earlier bytes of the row, which wait.
+    /// The bytes join earlier bytes of the row, which already wait.
     Joined,
 }
 
@@ -130,7 +130,7 @@ impl Turns {
         }
     }
 
-    /// Ends the wait of fragments for a row of which the device has no IO left.
+    /// Ends the wait of fragments for a row that has no IO left at the device.
     pub(super) fn end_running(&self, index: u32, row: &mut NbdRow) {
         let none_left = row.progress.all_handed() || row.overlaps.is_queued();
         if row.overlaps.is_awaited() && row.is_idle() && none_left {

@@ -9,7 +9,7 @@
 //! connections have ended (`group`). It checks its own sockets for that, which here are not the
 //! client's. Therefore, before the first request of a connection is passed to the engine, the
 //! thread checks the clients of all other connections, and shuts down the engine's end of those
-//! that have disconnected: requests of theirs that the engine has not read are not carried out.
+//! that have disconnected: their requests that the engine has not read are not carried out.
 
 mod negotiate;
 mod pipe;
@@ -426,7 +426,7 @@ impl Drop for Gone<'_> {
     fn drop(&mut self) {
         let Self(relays, own) = self;
         // Requests that the engine has not read are not carried out, unless the client disconnected
-        // in order.
+        // properly.
         let _ = own.engine.shutdown(Shutdown::Both);
         lock(&relays.open).remove(own);
     }

@@ -1,7 +1,7 @@
 //! Moves bytes between a client, over TLS or plain, and the engine, until both have ended.
 //!
-//! The thread waits for both sockets at once. Each direction has one buffer, which is filled only
-//! when it is empty, so a side that does not read stops the other. A client that reads nothing for
+//! The thread polls both sockets. Each direction has one buffer, which is filled only when it is
+//! empty, so a side that does not read stops the other. A client that reads nothing for
 //! [`STALL_TIMEOUT`] is disconnected.
 
 use std::io::{self, Read, Write};
@@ -129,7 +129,7 @@ impl<'a> Pipe<'a> {
         loop {
             let mut moved = Moved::Blocked;
             for _ in 0..ROUNDS_MAX {
-                // In this order: `wait` waits for what blocks here.
+                // The order matters: `wait` waits for what blocks here.
                 if !self.inward.is_empty()
                     && let Some(begin) = begin.take()
                 {

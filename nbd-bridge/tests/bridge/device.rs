@@ -76,7 +76,7 @@ pub(crate) struct TestDevice {
 
 impl TestDevice {
     pub(crate) fn new(geometry: Geometry, switches: Arc<Switches>) -> Self {
-        // Behind that, a huge device has only zeroes.
+        // Beyond the first 64 MiB, a huge device has only zeroes.
         let real = if geometry.size > 1 << 30 { 64 << 20 } else { geometry.size };
         switches.disk.lock().unwrap().resize(usize::try_from(real).unwrap(), 0);
         let (queue, done, given_up) = (VecDeque::new(), VecDeque::new(), VecDeque::new());

@@ -17,7 +17,7 @@ use rtrs_core::time::{Instant, earliest};
 use crate::client::Client;
 use crate::device::{Switches, TestDevice};
 
-/// Maximum time of anything that a test waits for.
+/// Maximum time that a test waits for anything.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) enum Message {

@@ -224,7 +224,7 @@ fn payload_is_not_copied() {
 }
 
 #[test]
-fn device_failures_fail_their_request_only() {
+fn device_failures_fail_only_their_request() {
     for structured in [false, true] {
         let fixture = Fixture::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
         let mut client = fixture.client(structured);

@@ -243,7 +243,7 @@ fn a_write_of_a_dead_connection_does_not_overwrite_a_newer_one() {
 }
 
 #[test]
-fn the_same_holds_for_a_kernel_reconnect() {
+fn a_write_of_a_dead_kernel_socket_does_not_overwrite_a_newer_one() {
     for on in [0, 1] {
         no_ghost(on, true, false);
     }
@@ -270,7 +270,7 @@ fn late_data_on_a_dead_socket_is_discarded() {
 }
 
 #[test]
-fn reads_and_older_connections_wait_too() {
+fn reads_and_older_connections_wait_for_orphaned_writes() {
     for command in [READ, TRIM, ZEROES] {
         let mut two = Two::new();
         let mut older = two.shards[1].client();

@@ -138,7 +138,7 @@ fn a_late_failure_sends_an_error_chunk_or_closes() {
 }
 
 #[test]
-fn a_client_closing_midway_leaves_nothing() {
+fn a_client_closing_midway_leaves_nothing_behind() {
     for (structured, read) in [(false, 1), (true, 1), (false, PIECE + MIB), (true, PIECE + MIB)] {
         let fixture = Fixture::with(long_geometry(), config());
         let mut client = fixture.client(structured);

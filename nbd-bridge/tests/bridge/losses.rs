@@ -53,7 +53,7 @@ fn clients_that_flush_once_do_not_get_a_loss_reported_forever() {
 }
 
 #[test]
-fn a_client_that_left_without_its_reply_may_return_for_the_loss() {
+fn a_client_that_missed_the_report_of_a_loss_gets_it_after_reconnecting() {
     let fixture = Fixture::new();
     let mut early = fixture.accepted_client();
     fixture.switches.losses.add();

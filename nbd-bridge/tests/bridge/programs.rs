@@ -83,7 +83,7 @@ fn on_both_sockets(name: &str, run: impl Fn(&str, &Scratch)) {
         run(&uri, &scratch);
         fixture.finish();
     }
-    assert!(!path.exists(), "the socket's path goes with its listener");
+    assert!(!path.exists(), "the listener removes its socket's path");
 }
 
 #[test]

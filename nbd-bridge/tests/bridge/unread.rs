@@ -124,7 +124,7 @@ fn many_clients_that_do_not_read_leave_memory_and_rows_for_others() {
     }
 }
 
-/// Devices share the memory: what a bridge has of it is less than its clients could hold.
+/// Devices share the memory, and a bridge's share is less than its clients could hold.
 #[test]
 fn clients_that_do_not_read_do_not_hold_up_others_where_devices_share_memory() {
     let mut many = Many::new(12, config());

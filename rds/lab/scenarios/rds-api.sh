@@ -31,7 +31,7 @@ scenario() {
     assert_true "the checks compile" timeout 60 gcc -O1 -o "$LAB_WORK/api" rds/lab/api.c
     # In Linux 6.1 a bind to a port in use never releases its transport, a module (rds_bind).
     RDS_HELD=1
-    # To files in the run's logs, in which they stay.
+    # Written to files in the run's logs, where they are kept.
     rds_in rk timeout 120 "$LAB_WORK/api" 10.9.0.5 10.9.0.6 /run/netns/rk2 >"$kernel" \
         2>"$LAB_WORK/api.log"
     expect_eq "the checks run over the kernel" $? 0

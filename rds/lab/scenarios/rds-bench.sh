@@ -14,7 +14,7 @@ ratio() { # ours other
     python3 "$LAB_TABLES" ratio "$1" "$2"
 }
 
-# Requests a second of a load of 8 KiB messages, depth 64.
+# Requests per second of a load of 8 KiB messages, depth 64.
 throughput() { # file namespace argument...
     local file=$1
     shift

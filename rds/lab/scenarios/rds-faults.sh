@@ -94,7 +94,7 @@ scenario() {
             expect_true "$own carries load to the kernel's new node" rds_load ru 10.9.0.5 -I $own \
                 -d 4 -t 1s
         done
-        # It is ended by the signal, which is not a failure.
+        # The server exits with the signal, which is not a failure.
         kill "$RDS_SERVER" && wait "$RDS_SERVER" 2>/dev/null || true
     done
 }

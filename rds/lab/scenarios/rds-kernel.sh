@@ -132,7 +132,7 @@ scenario() {
         expect_true "64 sockets of the kernel send to $own" many_sockets $own
         expect_true "all messages arrive in order" wait $reader
     done
-    expect_true "a program of the kernel's side gets ENOBUFS, and continues" congestion \
+    expect_true "a program on the kernel's side gets ENOBUFS, and continues" congestion \
         preloaded 10.9.0.1 in 10.9.0.5
     expect_true "ours gets ENOBUFS from the kernel's port, and continues" congestion in 10.9.0.5 \
         preloaded 10.9.0.1

@@ -29,13 +29,13 @@ const SOCKET_TYPES: c_int = 11;
 /// Length of the control message with latencies (struct rds_cmsg_rx_trace).
 const LATENCIES_LEN: usize = 32;
 
-/// Interval of the checks whether a socket that is read has been bound.
+/// Interval at which a receive on an unbound socket checks whether it has been bound.
 const BIND_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Flags that a send accepts.
 const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY;
 
-/// Whether this library provides sockets of the family: a node runs on this host.
+/// Whether this library provides sockets of the family, that is, whether a node runs on this host.
 pub(crate) fn serves(family: c_int) -> bool {
     family == AF_RDS && !node_paths().is_empty()
 }
@@ -132,8 +132,8 @@ pub(crate) fn connect(fd: c_int, entry: &Entry, address: Address) -> io::Result<
     }
 }
 
-/// Returns the address that a socket is bound to; before that, no address of the family of the
-/// default destination.
+/// Returns the address that a socket is bound to; before that, the unspecified address in the
+/// family of the default destination.
 pub(crate) fn own_address(fd: c_int, entry: &Entry) -> Option<SocketAddr> {
     let Some(bound) = entry.bound(fd) else {
         return entry.wishes().destination.map(|to| match to {
@@ -262,12 +262,12 @@ fn await_bind(fd: c_int, entry: &Entry, dontwait: bool) -> io::Result<Arc<Bindin
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return Err(errno(libc::ETIMEDOUT));
         }
-        // Ends at a signal as well.
+        // A signal ends the wait too.
         poll(&mut [], Some(&BIND_LOOK))?;
     }
 }
 
-/// How the program receives.
+/// Options of a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receiving {
     pub(crate) flags: c_int,
@@ -337,7 +337,7 @@ fn next_arrival(
     loop {
         let mut arrival = receive(bound, socket, to, how)?;
         if how.peek && matches!(arrival.incoming, Incoming::Completed(_)) {
-            // A completion is taken even if a message would stay.
+            // Even a peek takes a completion.
             arrival = receive(bound, socket, to, How { dontwait: true, peek: false })?;
         }
         let Incoming::Completed(cookie) = arrival.incoming else { return Ok(arrival) };

@@ -1,7 +1,7 @@
 //! Completions of zero-copy sends that the program has not read yet.
 //!
-//! They come from the node between messages, while the program gets them with a message, or when a
-//! nonblocking receive finds none, as from the kernel.
+//! The node sends them between messages. As with the kernel, the program gets them with a message,
+//! or from a nonblocking receive that finds none.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cookies_are_taken_in_order_and_by_eight() {
+    fn cookies_are_taken_in_order_eight_at_a_time() {
         let inode = u64::MAX;
         assert!(take(inode).is_none());
         for cookie in 0..10 {

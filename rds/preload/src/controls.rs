@@ -35,9 +35,9 @@ pub(crate) struct SendControls {
     has_cookie: bool,
     /// The cookie, unless its control message is too short.
     cookie: Option<u32>,
-    /// One of them requests an operation on remote memory, which TCP does not have.
+    /// A control message requests an operation on remote memory, which TCP does not have.
     is_remote: bool,
-    /// One of them is malformed, of an unknown type, or names memory that was not registered.
+    /// A control message is malformed, of an unknown type, or names memory that was not registered.
     is_invalid: bool,
 }
 

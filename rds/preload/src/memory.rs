@@ -1,7 +1,7 @@
 //! Access to the program's memory through the pointers in its calls: addresses, buffers, headers.
 //!
-//! Pointers are trusted as much as in the system call: a wrong pointer is the program's fault in
-//! both cases. Null pointers are errors here, as in the kernel.
+//! Pointers are trusted as much as in a system call: a wrong pointer is the program's fault. Null
+//! pointers are errors here, as in the kernel.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::size_of;
@@ -231,7 +231,7 @@ pub(crate) unsafe fn targets<'a>(
     unsafe { parts(vectors, count) }?.iter().map(slice).collect()
 }
 
-/// Returns the descriptors that came with a received message.
+/// Returns the descriptors passed with a received message.
 ///
 /// # Safety
 /// `message` was filled by a receive, and the memory that it points to is readable.

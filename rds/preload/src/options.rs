@@ -63,7 +63,7 @@ fn int(value: &[u8]) -> io::Result<c_int> {
 }
 
 /// Returns the type of the control message that an option for timestamps requests. As in the
-/// kernel, all of them get microseconds.
+/// kernel, all of them deliver microseconds.
 pub(crate) fn timestamp_kind(option: c_int) -> Option<c_int> {
     match option {
         libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS => Some(libc::SO_TIMESTAMP),
@@ -93,8 +93,8 @@ fn buffer(value: &[u8], min: usize) -> io::Result<usize> {
     Ok(bytes.max(min))
 }
 
-/// Reads the destination whose messages are canceled. As in the kernel, the length tells the family
-/// of an address that names no family.
+/// Reads the destination whose messages are canceled. As in the kernel, the length determines the
+/// family if the address names none.
 fn canceled(value: &[u8]) -> io::Result<(IpAddr, u16)> {
     let Some(&[f, g, p, q, a, b, c, d, ..]) = value.first_chunk::<V4_LEN>() else {
         return Err(errno(libc::EINVAL));
@@ -140,12 +140,12 @@ fn set_common(fd: c_int, entry: &Entry, name: c_int, value: &[u8]) -> io::Result
                 None => entry.wish(|wishes| wishes.rcvbuf = Some(bytes)),
             }
         }
-        // Not for the unix socket: its control messages are not those of RDS.
+        // Not passed to the unix socket, whose control messages differ from those of RDS.
         option if timestamp_kind(option).is_some() => {
             let on = int(value)? != 0;
             entry.set_timestamps(on.then_some(option));
         }
-        // The payload is copied, but its sender is notified as by the kernel.
+        // The payload is copied, but the sender is notified as in the kernel.
         libc::SO_ZEROCOPY => match int(value)? {
             on @ 0..=1 => entry.set_zerocopy(on == 1),
             _ => return Err(errno(libc::EINVAL)),
@@ -255,7 +255,7 @@ pub(crate) fn get(fd: c_int, entry: &Entry, level: c_int, name: c_int) -> io::Re
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => answer(entry.is_zerocopy().into()),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => answer(crate::calls::AF_RDS),
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => return Err(errno(libc::EOPNOTSUPP)),
-        // No process, and no user: those of the unix socket belong to the node.
+        // Reports no process and no user, since those of the unix socket belong to the node.
         (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
             Answer::Value([0_i32, -1, -1].map(c_int::to_ne_bytes).concat())
         }

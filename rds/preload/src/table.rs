@@ -47,8 +47,8 @@ pub(crate) struct Entry {
     pub(crate) connecting: Mutex<()>,
     bound: RwLock<Option<Arc<Binding>>>,
     pub(crate) wishes: Mutex<Wishes>,
-    /// Option by which the program requested timestamps, or 0. No lock: another thread may fork
-    /// while this one receives.
+    /// Option with which the program requested timestamps, or 0. Not behind a lock, since another
+    /// thread may fork while this one receives.
     timestamps: AtomicI32,
     /// The program may send with MSG_ZEROCOPY.
     zerocopy: AtomicBool,
@@ -94,7 +94,7 @@ impl Entry {
         self.zerocopy.load(Ordering::Relaxed)
     }
 
-    /// Returns which latencies of received messages the program wants: their number, and the
+    /// Returns the latencies of received messages that the program wants: their number, and the
     /// position of each.
     pub(crate) fn traces(&self) -> [u8; 4] {
         self.traces.load(Ordering::Relaxed).to_ne_bytes()
@@ -108,7 +108,7 @@ impl Entry {
         self.zerocopy.store(on, Ordering::Relaxed);
     }
 
-    /// Returns the option by which the program requested timestamps.
+    /// Returns the option with which the program requested timestamps.
     pub(crate) fn timestamps(&self) -> Option<c_int> {
         Some(self.timestamps.load(Ordering::Relaxed)).filter(|option| *option != 0)
     }
@@ -117,8 +117,8 @@ impl Entry {
         self.timestamps.store(option.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Returns the socket of the node, once it is bound: by this process, or by another one that
-    /// has the descriptor as well.
+    /// Returns the socket of the node, once it is bound by this process or by another one that
+    /// shares the descriptor.
     pub(crate) fn bound(&self, fd: i32) -> Option<Arc<Binding>> {
         let known = self.bound.read().unwrap_or_else(PoisonError::into_inner).clone();
         known.or_else(|| {
@@ -293,7 +293,7 @@ pub(crate) fn adopt_passed(fd: i32) {
     // The number may have belonged to an RDS socket that was closed without this library noticing.
     forget(fd);
     if is_owner() {
-        // As for inherited sockets.
+        // Skipped on failure, as for inherited sockets.
         let _ = adopt(fd);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn put_rest(payload: &[IoSlice<'_>]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads the rest of a payload of `len` bytes into `to`, behind its first part, as far as there is
+/// Reads the rest of a payload of `len` bytes into `to`, after its first part, as far as there is
 /// room.
 ///
 /// # Errors
@@ -86,7 +86,7 @@ mod tests {
         let file = File::open("/proc/self/status").unwrap();
         let error = take_rest(file.into(), 100_000, &mut []).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        // Neither may the memfd be shorter than announced.
+        // The memfd must not be shorter than announced either.
         let fd = put_rest(&[IoSlice::new(&[1; 70_000])]).unwrap();
         let mut to = vec![0; 100_000];
         assert!(take_rest(fd, 100_000, &mut [IoSliceMut::new(&mut to)]).is_err());

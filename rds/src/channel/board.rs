@@ -1,8 +1,8 @@
 //! Shared memory that a node writes and its users read: the congested ports of peers, and the state
 //! on which users of one socket in several processes must agree.
 //!
-//! Layout in 32-bit words: a head, a slot for each socket, a table of peers (open addressing), and
-//! a congestion map for each entry of that table. Readers need no lock: what they read may be
+//! Layout in 32-bit words: a header, a slot for each socket, a table of peers (open addressing),
+//! and a congestion map for each entry of that table. Readers need no lock: what they read may be
 //! slightly outdated, as updates from a peer always are.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::packet::{mapped, unmapped};
 use crate::wire::{CongestionMap, MAP_LEN};
 
 const MAGIC: u32 = 0x5244_5301;
-/// Words of the head.
+/// Offsets of the words of the header.
 const AT_MAGIC: usize = 0;
 const AT_CHANGES: usize = 4;
 const AT_SLOTS: usize = 8;
@@ -124,7 +124,7 @@ impl Board {
         let refuse = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let memory = SharedMemory::open(fd)?;
         if memory.len() < HEAD_LEN || memory.load(AT_MAGIC) != MAGIC {
-            return Err(refuse("the node's shared memory is of another version"));
+            return Err(refuse("the node's shared memory has another version"));
         }
         let slots = memory.load(AT_SLOTS) as usize;
         let layout = Layout { slots, places: memory.load(AT_PLACES) as usize };
@@ -166,8 +166,7 @@ impl Board {
         })
     }
 
-    /// Returns the payload that a socket has sent and that needs no room any more: a total that
-    /// wraps.
+    /// Returns the total payload released from a socket's send buffer, which wraps around.
     pub fn released(&self, slot: usize) -> u32 {
         if slot < self.layout.slots {
             self.memory.load(self.layout.slot(slot) + AT_RELEASED)
@@ -176,10 +175,10 @@ impl Board {
         }
     }
 
-    /// Returns the total of taken payload that users report to the node when they reach it.
+    /// Returns the total of taken payload at which users report to the node.
     pub fn mark(&self, slot: usize) -> Option<u32> {
         let at = (slot < self.layout.slots).then(|| self.layout.slot(slot))?;
-        // The mark is written before.
+        // The mark is written before this flag.
         let has_mark = self.memory.load(at + AT_HAS_MARK) != 0;
         has_mark.then(|| self.memory.load(at + AT_MARK))
     }
@@ -322,7 +321,7 @@ impl BoardWriter {
             Some(place) => *place,
             None => match self.add_place(peer) {
                 Some(place) => place,
-                // There are twice as many entries as peers.
+                // Cannot happen: there are twice as many entries as peers.
                 None => return,
             },
         };
@@ -430,7 +429,7 @@ mod tests {
         assert!(!board.is_congested(peer(1), 1000) && board.is_congested(peer(33), 33_000));
         for last in 100..132 {
             writer.set_map(peer(last), Some(&map));
-            assert!(!board.is_congested(peer(last), 1000), "nothing is left of the former one");
+            assert!(!board.is_congested(peer(last), 1000), "nothing is left of the former map");
         }
     }
 

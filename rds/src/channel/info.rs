@@ -262,9 +262,9 @@ pub struct InfoTcp {
     pub local: (IpAddr, u16),
     /// Address and TCP port at the peer.
     pub peer: (IpAddr, u16),
-    /// Bytes that complete the header that is being received.
+    /// Bytes missing from the header that is being received.
     pub header_left: u64,
-    /// Bytes that complete the payload that is being received.
+    /// Bytes missing from the payload that is being received.
     pub payload_left: u64,
     /// Bytes written, modulo 2^32.
     pub written: u32,
@@ -415,7 +415,7 @@ mod tests {
         let (bytes, size) = get(InfoOption::Sockets { v6 });
         let found = sockets_of(&bytes, size, v6);
         assert_eq!((found.len(), found[0].bound, found[0].inode), (1, (own, 4000), 77));
-        assert_eq!(get(InfoOption::Sockets { v6: !v6 }).0.len(), 0, "of the other family");
+        assert_eq!(get(InfoOption::Sockets { v6: !v6 }).0.len(), 0, "other family");
     }
 
     #[test]
@@ -426,7 +426,7 @@ mod tests {
 
     /// Sizes of the kernel's packed structures.
     #[test]
-    fn elements_have_the_sizes_of_the_kernel() {
+    fn element_sizes_match_the_kernel() {
         let sizes = [
             (10000, 40),
             (10001, 42),

@@ -1,6 +1,6 @@
 //! Counts of refused sends, which programs keep in memory that the node reads.
 //!
-//! A program looks at the board before it sends, so the node does not see refused messages. Each
+//! A program checks the board before it sends, so the node does not see refused messages. Each
 //! process has counts of its own, which forked children share. The node reads them like a file: it
 //! does not map memory that another process has made.
 
@@ -21,7 +21,7 @@ const TALLY_LEN: usize = 24;
 /// forked while another thread held the lock.
 const LOCK_TRIES: usize = 1000;
 
-/// Reason of a refusal.
+/// Reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The send buffer was full.
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_of_this_library_counts_nothing() {
+    fn foreign_memory_counts_nothing() {
         let file = File::open("/proc/self/status").unwrap();
         assert!(TallyReader::new(file.into()).is_none());
         let short = SharedMemory::create("short", 8).unwrap();

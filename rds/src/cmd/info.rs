@@ -33,7 +33,7 @@ pub struct InfoArgs {
     #[arg(short, long)]
     send_queue: bool,
 
-    /// Messages that are sent and not acknowledged
+    /// Messages that have been sent and not acknowledged
     #[arg(short = 't', long)]
     retransmit_queue: bool,
 

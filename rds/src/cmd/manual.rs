@@ -13,7 +13,7 @@ const FILES: &[FileUse] = &[
     },
     FileUse {
         path: "/run/rds, $RDS_DIR",
-        what: "Directory of sockets. ADDRESS.sock is that of a node.",
+        what: "Directory of sockets. ADDRESS.sock is the socket of a node.",
         format: "",
         commands: &["node", "ping", "info", "stress", "send", "recv"],
     },
@@ -42,8 +42,8 @@ pub(super) fn manual() -> Manual {
             about: "configuration of rds node",
             description: "A file of rds node --config, in YAML. Each key is also a flag of the \
                 command, with the same name; flags override the file, and a repeatable flag \
-                replaces its list. A missing key has its default, and an unknown one is an error \
-                with its line.\n\n\
+                replaces its list. A missing key has its default. An unknown key is an error, \
+                reported with its line.\n\n\
                 rds node --print-config prints a complete file.",
             keys: KeyGroup::by_section(describe::<Settings>()),
             example: NODE_YAML,

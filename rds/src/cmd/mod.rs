@@ -38,7 +38,7 @@ use crate::error::{Error, ErrorKind};
 pub struct LowArgs {
     /// Output format: text or json
     ///
-    /// With json an error is a line {"error": TEXT, "exit_code": CODE} on stderr.
+    /// With json, an error is a line {"error": TEXT, "exit_code": CODE} on stderr.
     #[arg(
         short,
         long,
@@ -57,7 +57,7 @@ pub struct LowArgs {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run nodes that processes of this host share, or ask those that run
+    /// Run nodes that the processes of this host share, or query running ones
     ///
     /// Without a command, runs a node for each address until SIGTERM. Each flag is also a key of
     /// the configuration file, with the same name. Flags override the file; a repeatable flag
@@ -75,7 +75,7 @@ pub enum Command {
     /// Load two nodes and check every byte and the order of messages
     ///
     /// Run it with --listen on one host, and with that host's address on the other. Exits with 1 if
-    /// any message was lost, duplicated, out of order or altered, or if nothing is answered.
+    /// any message was lost, duplicated, out of order or altered, or if nothing was answered.
     #[command(override_usage = "rds stress [OPTIONS] HOST\n       rds stress [OPTIONS] --listen \
                                 --local ADDRESS")]
     Stress(StressArgs),
@@ -83,7 +83,7 @@ pub enum Command {
     ///
     /// Returns when the other node has them.
     Send(SendArgs),
-    /// Print messages that come to a port
+    /// Print messages that arrive at a port
     Recv(RecvArgs),
     /// Write manual pages and shell completions
     ///

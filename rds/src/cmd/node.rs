@@ -31,17 +31,17 @@ enum NodeCommand {
     /// List the nodes that run on this host
     ///
     /// With `-o json`, list, info and stats print the same: all that is known of the nodes. Only
-    /// root and the user of a daemon may ask it.
+    /// root and the user of a daemon may query it.
     List(AskArgs),
     /// Show the sockets and peers of nodes
     ///
-    /// With `-o json` prints the same as `rds node list`.
+    /// With `-o json`, prints the same as `rds node list`.
     Info(AskArgs),
     /// Show the counters of nodes
     ///
-    /// With `-o json` prints the same as `rds node list`.
+    /// With `-o json`, prints the same as `rds node list`.
     Stats(AskArgs),
-    /// End the connections of a node to a peer, as a fault would; they are made again
+    /// End the connections of a node to a peer, as a fault would; the node reconnects
     ///
     /// No message is lost.
     Reset(ResetArgs),

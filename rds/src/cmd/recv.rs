@@ -25,13 +25,13 @@ pub struct RecvArgs {
     #[arg(short = 'n', long, value_name = "COUNT")]
     count: Option<Int<u64, 1, { u64::MAX }>>,
 
-    /// End with an error if nothing comes for this time: 1ms to 1h
+    /// End with an error if nothing arrives for this time: 1ms to 1h
     #[arg(short = 'W', long, value_name = "TIME")]
     timeout: Option<Seconds>,
 
     /// Print messages as they are, without a newline after each
     ///
-    /// With `-o json` each message is a line, with "text", or with "base64" if it is not UTF-8.
+    /// With `-o json`, each message is a line, with "text", or with "base64" if it is not UTF-8.
     #[arg(long)]
     raw: bool,
 

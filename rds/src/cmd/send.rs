@@ -118,7 +118,7 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
     output.print(&summary, |_| String::new())
 }
 
-/// Waits until the peer's system has received everything sent from a socket, `left` messages at
+/// Waits until the peer's system has received everything sent from a socket, `sent` messages at
 /// most.
 fn wait_arrived(
     node: &Node,
@@ -188,7 +188,7 @@ mod tests {
     use super::{ended, were};
 
     #[test]
-    fn message_counts_are_put_in_words() {
+    fn error_texts_agree_with_message_counts() {
         assert_eq!(ended(1), "the node has ended; 1 message may not have arrived");
         assert_eq!(ended(2), "the node has ended; 2 messages may not have arrived");
         assert_eq!((were(1), were(3)), ("1 message was".into(), "3 messages were".into()));

@@ -31,7 +31,7 @@ pub struct StressArgs {
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
     host: Option<String>,
 
-    /// Be the server, until a signal
+    /// Run as the server, until a signal
     ///
     /// Needs --local, the address to listen at.
     #[arg(long, requires = "local")]
@@ -63,8 +63,8 @@ pub struct StressArgs {
 
     /// Time to wait for the last answers: 1ms to 1h
     ///
-    /// What is not answered then is lost. If nothing is answered for 3 s, or 3 tenths of this if
-    /// that is more, the command ends.
+    /// Requests not answered by then count as lost. If nothing is answered for 3 s, or for 3 tenths
+    /// of this time if that is longer, the command ends.
     #[arg(short = 'W', long, value_name = "TIME", default_value = "10s")]
     timeout: Seconds,
 
@@ -78,7 +78,7 @@ pub struct StressArgs {
 
     /// Load plain TCP connections instead, for comparison
     ///
-    /// With depth 1 measures round trips of requests that come back, else a stream of requests.
+    /// With depth 1, measures round trips of echoed requests; otherwise, a stream of requests.
     #[arg(long, conflicts_with = "listen")]
     tcp: bool,
 

@@ -19,15 +19,15 @@ use crate::socket::{AtPath, Error as SocketError, Node, node_dir, node_path};
 pub(super) struct ViaArgs {
     /// Address of this host to use
     ///
-    /// The default is the one that the route to the other host has. Without another host it is
-    /// that of the only node that runs in /run/rds (or RDS_DIR).
+    /// The default is the source address of the route to the other host. Without another host it is
+    /// the address of the only node that runs in /run/rds (or RDS_DIR).
     #[arg(short = 'I', long, value_name = "ADDRESS")]
     pub(super) local: Option<NodeAddress>,
 
     /// Use the node that listens at this path
     ///
-    /// The default is the node of the address in /run/rds (or RDS_DIR), if one runs there, else a
-    /// node that lives as long as the command.
+    /// The default is the node of the address in /run/rds (or RDS_DIR), if one runs there,
+    /// otherwise a node that lives as long as the command.
     #[arg(long, value_name = "PATH", conflicts_with = "kernel")]
     pub(super) node: Option<PathBuf>,
 

@@ -1,8 +1,8 @@
 //! Answers that users have not read.
 //!
 //! An answer waits in the user's connection, with descriptors of memory. The system counts these
-//! for the node, and passes on no more beyond a limit. So a connection gets one answer at a time,
-//! and each user has a share of all unread ones. An answer counts until it is read, also after its
+//! against the node, and passes no more beyond a limit. So a connection gets one answer at a time,
+//! and each user has a share of all unread ones. An answer counts until it is read, even after its
 //! connection is closed.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ impl Answers {
     }
 
     /// Records an answer that is to be sent. Returns false if the connection must not get one: it
-    /// has not read the former one, or its user has too many.
+    /// has not read the previous one, or its user has too many.
     pub(super) fn begin(&mut self, now: Instant, id: ClientId, client: &Client) -> bool {
         let user = client.user();
         self.forget_if_read(id);
@@ -124,7 +124,7 @@ impl Answers {
         self.bytes.has_room(user, whole, bytes)
     }
 
-    /// Forgets all answers that were read, without the one that is about to be sent.
+    /// Forgets all answers that were read, except the one that is about to be sent.
     fn forget_read(&mut self, id: ClientId) {
         let others = self.unread.keys().copied().filter(|other| *other != id);
         for other in others.collect::<Vec<_>>() {
@@ -144,7 +144,7 @@ impl Answers {
         if let Some(left_out) = self.log.admit(now) {
             let uid = client.credentials.uid;
             let pid = client.credentials.pid.unwrap_or(0);
-            tracing::warn!(uid, pid, left_out, "user ended: it does not read its answers");
+            tracing::warn!(uid, pid, left_out, "user disconnected: it does not read its answers");
         }
     }
 }
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use crate::channel::{PACKET_LEN, Packet, PacketKind};
 
-    /// Connections of the test, and what is recorded of their answers.
+    /// Connections of the test, and the records of their answers.
     struct Scene {
         answers: Answers,
         clients: Vec<(Client, OwnedFd)>,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_gets_an_answer_when_it_has_read_the_former_one() {
+    fn a_connection_gets_an_answer_once_it_has_read_the_previous_one() {
         let mut scene = scene();
         let one = scene.connect(1000);
         for _ in 0..20 {
@@ -220,7 +220,7 @@ mod tests {
             scene.answer(number, 0)
         });
         assert_eq!(count.count(), 12);
-        // They count also after their connections are closed.
+        // They still count after their connections are closed.
         (0..50).for_each(|id| scene.answers.ended(id));
         let (again, other) = (scene.connect(1000), scene.connect(1001));
         assert!(!scene.answer(again, 0) && scene.answer(other, 0));

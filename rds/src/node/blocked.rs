@@ -9,9 +9,9 @@ use rtrs_base::time::{Duration, Instant};
 use crate::proto::{ConnectionInfo, ConnectionState, Node, TcpInfo};
 use crate::wire::CongestionMap;
 
-/// Interval of the checks whether messages make progress, while there are any.
+/// Interval between checks of the progress of messages, while there are any.
 const CHECK: Duration = Duration::from_secs(1);
-/// Time without progress, or of congestion, after which the log says so.
+/// Time without progress, or of congestion, after which it is logged.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
 /// Acknowledged part of a connection.
@@ -22,7 +22,7 @@ struct Acked {
     bytes: u64,
 }
 
-/// Messages on a path of which none is acknowledged.
+/// Messages on a path, none of which is being acknowledged.
 #[derive(Clone, Copy, Debug)]
 struct Stuck {
     since: Instant,
@@ -30,7 +30,7 @@ struct Stuck {
     acked: Option<Acked>,
 }
 
-/// Paths of a peer that have been stuck for long.
+/// Paths of a peer that have been stuck for a long time.
 #[derive(Clone, Copy, Debug)]
 struct Late {
     since: Instant,
@@ -93,8 +93,7 @@ impl Blocked {
         Some(span).filter(|span| *span >= 2 * CHECK)
     }
 
-    /// Checks from time to time whether messages make progress. Nothing is checked while there are
-    /// none, and no congestion.
+    /// Checks the progress of messages periodically, while there are messages or congested ports.
     pub(super) fn turn(&mut self, now: Instant, node: &Node) {
         let is_any = node.memory().1 > 0 || !self.ports.is_empty() || !self.paths.is_empty();
         match self.check_at {
@@ -124,7 +123,7 @@ impl Blocked {
         }
     }
 
-    /// Checks the progress of each path. The log has one line for a peer, not for each path.
+    /// Checks the progress of each path. The log has one line per peer, not one per path.
     fn check_paths(
         &mut self,
         now: Instant,
@@ -171,7 +170,7 @@ fn has_progress(before: Option<Acked>, after: Option<Acked>) -> bool {
     before.port == after.port && after.bytes > before.bytes
 }
 
-/// Whether a state that has lasted since then is to be logged now: once.
+/// Whether a state that has lasted since `since` must be logged now. Returns true only once.
 fn is_reported(now: Instant, since: Instant, is_logged: &mut bool) -> bool {
     now.since(since) >= REPORT_AFTER && !std::mem::replace(is_logged, true)
 }
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn congested_ports_have_the_time_since_they_are() {
+    fn the_time_of_congestion_is_kept_for_each_port() {
         let (mut blocked, mut map) = (Blocked::default(), CongestionMap::default());
         let peer = PEER.into();
         map.set(4000, true);
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_time_of_all_paths_is_that_of_the_peer() {
+    fn a_peer_is_stuck_for_as_long_as_its_slowest_path() {
         for stuck in 0..2 {
             let mut blocked = Blocked::default();
             let mut acked = [10; 2];
@@ -265,7 +264,7 @@ mod tests {
             }
             assert_eq!(blocked.stuck(at(20), PEER.into()), Some(Duration::from_secs(19)));
             assert_eq!(blocked.logged.len(), 1);
-            // Neither path is stuck any more.
+            // Neither path is stuck anymore.
             check_two_paths(&mut blocked, 21, acked.map(|bytes| bytes + 1));
             assert_eq!(blocked.stuck(at(21), PEER.into()), None);
             assert!(blocked.logged.is_empty());
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_has_one_line_for_a_peer_that_is_stuck_on_all_paths() {
+    fn a_peer_that_is_stuck_on_all_paths_is_logged_once() {
         let mut blocked = Blocked::default();
         let lines = (1..=20).filter(|second| {
             let before = blocked.logged.len();

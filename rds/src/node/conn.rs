@@ -13,7 +13,7 @@ use crate::proto::{Tunable, Tuning};
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Number of unanswered probes that end a connection.
 const KEEPALIVES: u32 = 5;
-/// Minimum and maximum interval of the checks for acknowledged bytes while a user waits for them.
+/// Minimum and maximum interval between checks for acknowledged bytes while a user waits for them.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 /// Minimum and maximum interval when no user waits, and only memory has to be released.
 const POLL_INTERVALS_IDLE: (Duration, Duration) =
@@ -85,7 +85,7 @@ pub(super) fn prepare(
     set_buffers(socket, tuning)
 }
 
-/// Connections that could not be given the buffers that are set.
+/// Failure to apply the buffer settings to some connections.
 #[derive(Debug, thiserror::Error)]
 #[error("{failed} of {all} connections keep their buffers: {source}")]
 pub struct BuffersError {

@@ -1,4 +1,4 @@
-//! Control connections: those that requests about sockets come through.
+//! Control connections, which carry requests about sockets.
 //!
 //! A process opens one when it binds its first socket, and keeps it: later it may have lost the
 //! permission to connect, or its root directory. Each holder of a socket can let a connection
@@ -66,8 +66,8 @@ impl Controls {
         whole.total < whole.limit && self.shares.has_room(user, whole, 1)
     }
 
-    /// Lets a control connection of a user change a socket. Returns another one that may change
-    /// none any more.
+    /// Lets a control connection of a user change a socket. Returns another control connection that
+    /// may no longer change any socket.
     pub(super) fn grant(
         &mut self,
         control: ClientId,
@@ -98,18 +98,18 @@ impl Controls {
         self.controls.get(&control).is_some_and(|entry| entry.sockets.contains(&socket))
     }
 
-    /// Keeps the refused sends of the process of a control connection.
+    /// Keeps the counts of refused sends of the process behind a control connection.
     pub(super) fn keep_tally(&mut self, control: ClientId, tally: TallyReader) {
         self.tallies.insert(control, tally);
     }
 
-    /// Returns the sends that all processes were refused.
+    /// Returns the refused sends of all processes.
     pub(super) fn refused(&self) -> Refused {
         self.tallies.values().fold(self.refused, |sum, tally| sum.plus(tally.read()))
     }
 
-    /// Removes a closed connection of either kind. Returns the control connections that may change
-    /// no socket any more.
+    /// Removes a closed connection of either kind. Returns the control connections that may no
+    /// longer change any socket.
     pub(super) fn ended(&mut self, id: ClientId) -> Vec<ClientId> {
         if let Some(tally) = self.tallies.remove(&id) {
             self.refused = self.refused.plus(tally.read());
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!((controls.grant(200, USER, 2), controls.grant(200, USER, 2)), (None, None));
         assert!(controls.may_change(100, 1) && controls.may_change(200, 2));
         assert!(!controls.may_change(200, 1) && !controls.may_change(300, 1));
-        assert_eq!(controls.ended(2), [200], "it has no socket any more");
+        assert_eq!(controls.ended(2), [200], "it has no socket left");
         assert!(!controls.contains(200) && controls.contains(100));
         assert!(controls.ended(100).is_empty() && !controls.may_change(100, 1));
         assert!(controls.ended(1).is_empty());
@@ -184,7 +184,7 @@ mod tests {
             controls.grant(1000 + count as ClientId, USER, 1 + (count / 50) as ClientId);
             count += 1;
         }
-        assert_eq!(count, 246, "three quarters, and so more than there are sockets");
+        assert_eq!(count, 246, "three quarters, which is more than there are sockets");
         assert!(controls.has_room(UserId(1001)));
         assert_eq!(controls.ended(1).len(), 50);
         assert!(controls.has_room(USER), "its first socket is closed");

@@ -1,4 +1,4 @@
-//! Connects a node with its connections, its users and its reactor.
+//! Drives a node: its connections, its users and its reactor.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::proto::{Event, Node};
 
 /// Time for a stopping node to deliver the messages of its users.
 const GRACE: Duration = Duration::from_secs(1);
-/// Interval of the checks whether it has.
+/// Interval between checks for undelivered messages in that time.
 const GRACE_CHECK: Duration = Duration::from_millis(5);
 
 /// Messages from other threads to a node.
@@ -37,7 +37,7 @@ pub enum Command {
 
 /// A user that runs on the node's own thread.
 pub trait App {
-    /// Handles an event of one of its sockets, or of congestion.
+    /// Handles an event on one of its sockets, or a change of congestion.
     fn event(&mut self, now: Instant, node: &mut Node, event: Event);
     /// Does pending work. Returns true if there was any.
     fn turn(&mut self, now: Instant, node: &mut Node) -> bool;
@@ -47,7 +47,7 @@ pub trait App {
     fn is_done(&self) -> bool;
 }
 
-/// App of a node whose users are all in other threads and processes.
+/// App of a node whose users are all on other threads or in other processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoApp;
 
@@ -144,7 +144,7 @@ impl<A: App> NodeShard<A> {
         any
     }
 
-    /// Stops once all messages of users have arrived, or when the time is over.
+    /// Stops once all messages of users have arrived, or when the grace period is over.
     fn end(&mut self, now: Instant) {
         let Some(at) = self.ends_at else { return };
         self.looks_at = Some(now + GRACE_CHECK);

@@ -24,7 +24,7 @@ pub struct ClientReport {
     pub unread_bytes: usize,
     /// Payload sent and not acknowledged.
     pub unacked_bytes: usize,
-    /// Seconds since when the port is congested: peers must not send to it.
+    /// Seconds for which the port has been congested: peers must not send to it.
     pub congested_seconds: Option<u64>,
 }
 
@@ -33,14 +33,14 @@ pub struct ClientReport {
 pub struct CongestedPort {
     /// The port.
     pub port: u16,
-    /// Seconds since when it is congested.
+    /// Seconds for which the port has been congested.
     pub seconds: u64,
 }
 
 /// State of a path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathReport {
-    /// Number of the path, from 0 on.
+    /// Number of the path, starting at 0.
     pub path: usize,
     /// Name of a [`ConnectionState`](crate::proto::ConnectionState).
     pub state: String,
@@ -67,7 +67,7 @@ pub struct PeerReport {
     pub queued_bytes: usize,
     /// Bytes that the peer has sent and that have not been read.
     pub unread_bytes: usize,
-    /// Seconds since when the peer has acknowledged nothing on a path, while messages wait for it:
+    /// Seconds for which the peer has acknowledged nothing on a path, while messages wait for it:
     /// the longest of all paths.
     pub stuck_seconds: Option<u64>,
     /// Congested ports of the peer.
@@ -134,7 +134,7 @@ pub struct NodeReport {
     pub unread_bytes: usize,
     /// Bytes that users have sent and peers have not acknowledged.
     pub unacked_bytes: usize,
-    /// Limit of each of the two.
+    /// Limit of `unread_bytes` and of `unacked_bytes`.
     pub memory_max: usize,
     /// Sockets of the node's users.
     pub sockets: Vec<ClientReport>,

@@ -1,5 +1,5 @@
-//! Shortage of descriptors and memory: which users wait for some, and the descriptor that is held
-//! in reserve to say so.
+//! Shortage of descriptors and memory: the users that wait for them, and the descriptor that is
+//! held in reserve to report the shortage.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,7 +11,7 @@ use rtrs_base::time::Instant;
 
 use super::client::ClientId;
 
-/// A descriptor reserved for telling a user that no more are available.
+/// A descriptor reserved for refusing a user when no more are available.
 #[derive(Debug)]
 pub(super) struct Reserve {
     spare: Option<OwnedFd>,
@@ -37,7 +37,7 @@ impl Reserve {
         self.spare.take().is_some()
     }
 
-    /// Records a new user. Without another descriptor, the user has the reserved one.
+    /// Records a new user, who has the reserved descriptor if no other one is left.
     pub(super) fn accepted(&mut self, id: ClientId) {
         if self.spare.is_none() && self.refused.is_none() {
             self.spare = spare();

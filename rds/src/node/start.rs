@@ -1,4 +1,4 @@
-//! Starting a node: on a thread of its own, or on the caller's thread with its own user.
+//! Starts a node: on a thread of its own, or on the caller's thread together with an app.
 
 use std::io;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ const RING_ENTRIES: u32 = 512;
 /// Time for a node to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Path in sysfs of the kernel's module, if it is loaded.
+/// Path of the kernel's module in sysfs, which exists if the module is loaded.
 const KERNEL_RDS: &str = "/sys/module/rds_tcp";
 /// Ports below this one require a privilege.
 const PRIVILEGED_PORTS: u16 = 1024;
@@ -108,7 +108,7 @@ impl NodeHandle {
     /// See [`StartError`].
     pub fn start(options: NodeOptions, users: Option<UserSocket>) -> Result<Self, StartError> {
         let (address, tuning) = (options.config.address, options.config.tuning.clone());
-        let (sender, mailbox) = mailbox().map_err(system("make a mailbox"))?;
+        let (sender, mailbox) = mailbox().map_err(system("create a mailbox"))?;
         let (report, started) = mpsc::channel();
         let thread = std::thread::Builder::new().name(format!("rds-{address}"));
         let thread = thread.spawn(move || {
@@ -134,7 +134,7 @@ impl NodeHandle {
         self.address
     }
 
-    /// Whether the node has not ended by itself.
+    /// Whether the node's thread is still running.
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
@@ -176,7 +176,7 @@ impl NodeHandle {
     /// Stops the node. Messages of its users are delivered first, within a second.
     ///
     /// # Errors
-    /// The error that ended the node before.
+    /// The error that ended the node earlier.
     pub fn stop(mut self) -> io::Result<()> {
         self.end()
     }
@@ -216,7 +216,7 @@ impl Connect for OwnNode {
 /// # Errors
 /// See [`StartError`].
 pub fn run_with<A: App>(options: &NodeOptions, app: A) -> Result<A, StartError> {
-    let (_sender, mailbox) = mailbox().map_err(system("make a mailbox"))?;
+    let (_sender, mailbox) = mailbox().map_err(system("create a mailbox"))?;
     let (ring, mut shard) = prepare(options, None, app, mailbox)?;
     let policy = PollPolicy { budget_max: options.poll };
     run(&ring, policy, &mut shard).map_err(system("run the node"))?;
@@ -244,11 +244,11 @@ fn prepare<A: App>(
     let listener = listen_tcp(address, *port).map_err(|source| {
         let hint = match Errno::from_io_error(&source) {
             Some(Errno::ADDRINUSE) if Path::new(KERNEL_RDS).exists() => {
-                "; the kernel's rds_tcp is loaded and has port 16385: unload it, or redirect the \
+                "; the kernel's rds_tcp is loaded and holds port 16385: unload it, or redirect the \
                  port with nft and use another one (listen-port)"
             }
             Some(Errno::ADDRINUSE) => {
-                "; another `rds node` or command of rds may have it: end that, or use another port \
+                "; another `rds` command may be using it: stop that one, or use another port \
                  (listen-port)"
             }
             Some(Errno::ACCESS) if *port < PRIVILEGED_PORTS => {
@@ -265,7 +265,7 @@ fn prepare<A: App>(
     let node = Node::new(config.clone());
     let users = users.map(UserSocket::try_clone).transpose();
     let users = users.map_err(system("listen for users"))?.map(Fd::new);
-    let clients = Clients::new(&ring, &node, users).map_err(system("make shared memory"))?;
+    let clients = Clients::new(&ring, &node, users).map_err(system("create shared memory"))?;
     let tcp = Tcp::new(&ring, Some(Fd::new(listener)), options.peer_port, options.dead_after);
     Ok((ring, NodeShard::new(node, tcp, clients, app, inbox)))
 }

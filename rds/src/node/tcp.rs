@@ -1,8 +1,8 @@
 //! Connections to peers: accepts, connects, reads and writes as the node orders.
 //!
 //! The ring reports readiness; data is moved by nonblocking calls, from and to the memory of the
-//! messages themselves. A read takes everything that has arrived, of many messages, into one buffer
-//! of the shard, from which payloads are copied. An idle connection has no buffer.
+//! messages themselves. A read takes everything that has arrived, often many messages, into one
+//! buffer of the shard, from which payloads are copied. An idle connection has no buffer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -157,7 +157,7 @@ impl Tcp {
             }
         }
         self.obey(now, node);
-        // A user that has begun to wait has not touched a connection.
+        // A user that begins to wait touches no connection, so all are checked.
         let was_awaited = std::mem::replace(&mut self.is_awaited, node.ports().has_refused());
         if self.is_awaited && !was_awaited {
             self.touched.extend(self.conns.keys());
@@ -185,15 +185,15 @@ impl Tcp {
         let links = node.peers().established(peer);
         for link in &links {
             let Some(conn) = self.conns.get(link) else { continue };
-            // From here on the system acknowledges nothing more; bytes that it has acknowledged are
-            // read, up to the end. The peer does not resend them.
+            // From here on the system acknowledges nothing more. The bytes that it has already
+            // acknowledged are read to the end, since the peer does not resend them.
             let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
             self.read(now, node, *link, READS_ALL);
         }
         links.len()
     }
 
-    /// Gives all connections the buffers that are now set.
+    /// Applies the current buffer settings to all connections.
     ///
     /// # Errors
     /// See [`BuffersError`].
@@ -315,7 +315,7 @@ impl Tcp {
         conn.reading = Some(self.port.submit(op, Task::Read(link).token()));
     }
 
-    /// Reads what has arrived, `times` times at most.
+    /// Reads what has arrived, at most `times` times.
     fn read(&mut self, now: Instant, node: &mut Node, link: LinkId, times: usize) {
         let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
         let former = if is_fresh { node.peers().predecessors(link) } else { Vec::new() };

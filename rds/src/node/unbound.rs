@@ -1,4 +1,4 @@
-//! Connections of users without a socket: new ones, and those of requests.
+//! User connections without a socket: new ones, and those opened for the answer to a request.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use crate::proto::UserId;
 
 const UNBOUND_MAX: usize = 256;
 
-/// Connections without a socket, at most 256. Beyond that, the oldest of the user that has most is
-/// to be closed.
+/// Connections without a socket, at most 256. Beyond that, the oldest connection of the user with
+/// the most is to be closed.
 #[derive(Debug, Default)]
 pub(super) struct UnboundClients {
     /// Oldest first.
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_with_many_connections_evicts_no_other() {
+    fn a_user_with_many_connections_evicts_only_its_own() {
         let mut unbound = UnboundClients::default();
         assert!((1..=10).all(|id| unbound.add(id, FEW).is_none()));
         let evicted: Vec<_> = (11..1000).filter_map(|id| unbound.add(id, MANY)).collect();

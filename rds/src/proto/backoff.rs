@@ -47,7 +47,7 @@ impl Backoff {
         self.tuning.reconnect_max()
     }
 
-    /// Resets the delays after a connection has been of use.
+    /// Resets the delays after a useful connection.
     pub(super) fn reset(&mut self) {
         self.next = None;
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_limits_apply_from_the_next_delay_on() {
+    fn changed_limits_apply_from_the_next_delay() {
         let tuning = Tuning::default();
         let mut backoff = Backoff::new(tuning.clone(), Prng::new(1));
         for _ in 0..20 {

@@ -21,8 +21,8 @@ pub struct Config {
     /// Address of the node.
     pub address: IpAddr,
     /// Random number drawn at each start, by which peers detect a restart of the node. 0 is for
-    /// simulators: such a node behaves like Linux 6.1, which announces no generation and trusts its
-    /// TCP at once.
+    /// simulators: such a node behaves like Linux 6.1, which announces no generation and believes
+    /// the acknowledgments of its TCP at once.
     pub generation: u32,
     /// Seed of random delays and ports.
     pub seed: u64,

@@ -86,7 +86,7 @@ pub struct TcpInfo {
     pub payload_left: usize,
     /// Bytes written to the connection.
     pub written: u64,
-    /// Bytes up to the end of the last message that the system has whole.
+    /// Bytes up to the end of the last message that was written completely.
     pub complete: u64,
     /// Bytes that the peer's system has acknowledged.
     pub acked: u64,

@@ -12,7 +12,7 @@ use super::outbox::Message;
 use crate::wire::{Decoder, HEADER_LEN, Header};
 
 /// Maximum number of bytes queued on a connection ahead of what it has written. A congestion map
-/// has to wait behind them, and queued messages cannot be canceled any more.
+/// has to wait behind them, and queued messages can no longer be canceled.
 const AHEAD: usize = 256 << 10;
 
 /// Purpose of a connection.
@@ -70,8 +70,8 @@ pub(super) struct Link {
     pub(super) decoder: Decoder,
     /// Bytes held by the decoder, as counted in memory limits.
     pub(super) held: usize,
-    /// The peer's node has sent data, so it has accepted the connection. Before that only the
-    /// peer's system has, and may still reset the connection along with all acknowledged data.
+    /// The peer's node has sent data, so it has accepted the connection. Before that, only the
+    /// peer's system has accepted it, and may still reset it and lose all acknowledged data.
     pub(super) is_taken: bool,
     /// Generation in the last map of the peer.
     pub(super) generation: Option<u32>,
@@ -177,8 +177,7 @@ impl Link {
         None
     }
 
-    /// Returns the bytes written since the connection is up, and how many of those are
-    /// acknowledged.
+    /// Returns the bytes written to the connection, and how many of those are acknowledged.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.written, self.acked)
     }

@@ -74,7 +74,7 @@ impl Links {
         self.ready.pop_first()
     }
 
-    /// Has our map sent on a connection.
+    /// Schedules our map to be sent on a connection.
     pub(super) fn send_map(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.map_is_due = true;
@@ -96,8 +96,8 @@ impl Links {
         self.links.iter().any(|(other, link)| *other != id && is_it(link))
     }
 
-    /// Has our map sent to all peers, over path 0 only: maps of several paths could arrive in
-    /// another order.
+    /// Schedules our map to be sent to all peers, over path 0 only: maps on several paths could
+    /// arrive out of order.
     pub(super) fn send_map_to_all(&mut self) {
         for (id, link) in &mut self.links {
             if link.role == Role::Up && link.path == 0 {

@@ -45,9 +45,9 @@ pub struct AckProgress {
     pub written: u64,
     /// Bytes known to be acknowledged.
     pub acked: u64,
-    /// A user, or a peer that pings, waits for more of them.
+    /// Whether a user, or a peer that pings, waits for more acknowledgments.
     pub is_awaited: bool,
-    /// So much is not acknowledged that each write is followed by a check.
+    /// Whether so much is unacknowledged that each write is followed by a check.
     pub is_much: bool,
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Message {
     pub(super) completion: Option<Completion>,
 }
 
-/// Notice to a socket that a message of it needs no resources any more.
+/// Notice to a socket that one of its messages no longer needs resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Completion {
     pub(super) socket: SocketId,
@@ -120,8 +120,8 @@ impl Outbox {
     }
 
     /// Takes back the messages of a lost connection, in order. Messages that must not be resent are
-    /// returned, along with all those without an owner: these may lie behind them, and nothing
-    /// arrives behind a gap.
+    /// returned, along with all those without an owner: these may follow a dropped message, and
+    /// nothing arrives after a gap.
     pub(super) fn take_back(&mut self, lost: Vec<Message>) -> Vec<Message> {
         let mut dropped = Vec::new();
         for mut message in lost.into_iter().rev() {

@@ -25,8 +25,8 @@ const AWAY: Duration = Duration::from_secs(600);
 /// Time of absence after which peers are forgotten if they have never sent a message to a user.
 const STALE: Duration = Duration::from_secs(300);
 
-/// Time for a new peer to send its first valid data before others are kept rather than it. It may
-/// have sent the data, and the node has not read it yet.
+/// Time for a new peer to send its first valid data; until then, silent and absent peers are
+/// evicted first. The data may have arrived without having been read.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Reason why a peer can be forgotten, in the order of eviction.
@@ -38,7 +38,7 @@ pub(super) enum Evicted {
     Away,
     /// The peer is new, and has not sent anything valid yet.
     Fresh,
-    /// The peer has sent messages, and was away for long.
+    /// The peer has sent messages, and has been away for long.
     LongAway,
 }
 
@@ -195,7 +195,7 @@ impl Peer {
         times.max().unwrap_or(Instant::ZERO)
     }
 
-    /// Returns the order in which peers are forgotten, and the oldest first among equals.
+    /// Returns the rank of the peer in the order of eviction: by class, then the oldest first.
     pub(super) fn eviction_rank(&self, now: Instant) -> (Evicted, Instant) {
         let since = self.since();
         let is_fresh = now.since(since) < FRESH;

@@ -20,8 +20,8 @@ pub(crate) struct PeerLog {
 }
 
 impl PeerLog {
-    /// Decides about a line. Returns None if it is suppressed; otherwise the number of suppressed
-    /// lines: those of this peer, and those of all peers beyond the total.
+    /// Decides whether to log a line. Returns None to suppress it; otherwise the number of
+    /// suppressed lines: those of this peer, and those of all peers beyond the total.
     pub(crate) fn admit(&mut self, now: Instant, peer: IpAddr) -> Option<u64> {
         let of_peer = self.peers.admit(now, peer)?;
         if self.ends_at.is_none_or(|at| at <= now) {

@@ -30,8 +30,8 @@ use crate::wire::{CongestionMap, Extensions, Header, Kind};
 /// generation, this applies to the first map of each connection: the messages are for the current
 /// run of the peer, and a later run must not get them.
 const HOLD: Duration = Duration::from_secs(1);
-/// Delay after which messages of closed sockets are abandoned. All queues are searched, for as many
-/// sockets as possible at once.
+/// Delay after which messages of closed sockets are abandoned, for many sockets together, since all
+/// queues have to be searched.
 const CLOSED_WAIT: Duration = Duration::from_millis(100);
 
 /// Shortest wait for an attempt to connect that must not start at once, because the driver may be
@@ -43,7 +43,7 @@ const SOON: Duration = Duration::from_nanos(1);
 pub(super) enum Effect {
     /// The unfinished input of a connection, of this many bytes, is discarded.
     InputDiscarded(usize),
-    /// A message will not be sent any more.
+    /// A message will no longer be sent.
     Dropped(Message),
     /// The congestion map of a peer is no longer known.
     MapForgotten(IpAddr),
@@ -133,8 +133,8 @@ impl Peers {
         candidates.chain(peer.unassigned.iter().copied()).collect()
     }
 
-    /// Returns the connections of which this accepted one may replace one. Bytes that have arrived
-    /// on them must be passed to the node before the first bytes of their successor.
+    /// Returns the connections that this accepted one may replace. Bytes that have arrived on them
+    /// must be passed to the node before the first bytes of their successor.
     pub fn predecessors(&self, id: LinkId) -> Vec<LinkId> {
         let link = self.links.get(id).filter(|link| link.role == Role::Candidate);
         link.map_or_else(Vec::new, |link| self.established(link.peer))
@@ -413,7 +413,7 @@ impl Peers {
         }
     }
 
-    /// Removes a connection that no path has, or has any more.
+    /// Removes a connection that belongs to no path, or no longer does.
     fn discard(&mut self, id: LinkId) {
         if let Some(link) = self.links.remove(id) {
             if let Some(peer) = self.peers.get_mut(&link.peer) {
@@ -459,7 +459,7 @@ impl Peers {
             self.attempt_after(now, address, index, wait.max(SOON));
             return;
         }
-        // Without the first path, the messages of this one need it.
+        // The messages of this path need the first path too.
         let is_first_idle = peer.path(0).connection.phase() == Phase::Idle;
         if index > 0 && is_first_idle && peer.wants_connection(0) {
             let wait = peer.path_mut(0).connection.delay_after_loss();
@@ -598,7 +598,7 @@ impl Peers {
             self.links.wake(id);
         }
         if index > 0 {
-            // Only announces the path: maps of several paths could arrive in another order.
+            // Only announces the path: maps on several paths could arrive out of order.
             return None;
         }
         let change = peer.inbound.replace_map(map);
@@ -644,7 +644,7 @@ impl Peers {
         self.abandon(to, is_meant, true)
     }
 
-    /// Abandons the messages of all closed sockets at once, since all queues have to be searched.
+    /// Abandons the messages of all closed sockets together, since all queues have to be searched.
     fn abandon_closed(&mut self) {
         if self.closed.is_empty() {
             return;
@@ -657,8 +657,8 @@ impl Peers {
         }
     }
 
-    /// Abandons messages to a peer, even if no message was sent before when `waiting`. Returns the
-    /// amount of those that lost their owner.
+    /// Abandons messages to a peer. With `waiting`, those not queued on a connection are dropped in
+    /// any case. Returns the amount of those that lost their owner.
     fn abandon(
         &mut self,
         address: IpAddr,
@@ -678,7 +678,7 @@ impl Peers {
         amount
     }
 
-    /// Drops messages that will not be sent any more.
+    /// Drops messages that will no longer be sent.
     fn drop_messages(&mut self, messages: Vec<Message>) {
         for message in messages {
             self.stats.send_dropped += u64::from(message.owner != Owner::Probe);

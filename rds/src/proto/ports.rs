@@ -124,7 +124,7 @@ pub(super) struct Closed {
     pub(super) has_sent: bool,
 }
 
-/// Bytes of memory that limits are compared with.
+/// Bytes of memory that count against the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Memory {
     /// Bytes that peers have sent and users have not read, including unfinished messages.
@@ -162,10 +162,10 @@ pub struct Ports {
     limits: PortLimits,
     /// Ports of sockets whose user was refused because the send buffer was full.
     refused: BTreeSet<u16>,
-    /// Counters of send buffers, and of sends that users were refused.
+    /// Counters of send buffers, and of refused sends.
     stats: Stats,
     events: VecDeque<Event>,
-    /// Sockets of which messages were acknowledged, canceled or dropped.
+    /// Sockets with messages that were acknowledged, canceled or dropped.
     freed: BTreeSet<SocketId>,
     /// Number of unacknowledged messages whose sender waits for their completion.
     incomplete: usize,
@@ -244,7 +244,7 @@ impl Ports {
         self.stats
     }
 
-    /// Replaces the counters of sends that users were refused before the node saw the message.
+    /// Replaces the counters of sends that were refused before the node saw the message.
     pub fn set_refused(&mut self, refused: Refused) {
         let Refused { queue_full, congested, congested_waits } = refused;
         self.stats.send_queue_full = queue_full;
@@ -299,7 +299,7 @@ impl Ports {
         })
     }
 
-    /// Returns the sockets of which messages were acknowledged, canceled or dropped since the last
+    /// Returns the sockets with messages that were acknowledged, canceled or dropped since the last
     /// call.
     pub fn take_freed(&mut self) -> BTreeSet<SocketId> {
         std::mem::take(&mut self.freed)
@@ -372,7 +372,7 @@ impl Ports {
         updates
     }
 
-    /// Notifies the sender of a message that it is complete.
+    /// Notifies the sender of a message that the message is complete.
     pub(super) fn complete(&mut self, completion: Completion) {
         let Completion { socket: id, cookie } = completion;
         if let Some(socket) = self.sockets.get_mut(&id.port).filter(|s| s.serial == id.serial) {

@@ -2,7 +2,7 @@
 
 use rtrs_base::metrics::{Kind, Metric};
 
-/// Sends that users were refused, or had to wait for, before the node saw the message.
+/// Sends that were refused, or had to wait, before the node saw the message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     /// The send buffer was full.
@@ -108,7 +108,8 @@ counters! {
     cong_send_error,
     /// Messages that waited because their port was congested.
     cong_send_blocked,
-    /// Peers refused for lack of a place (peers-max): connections closed, messages refused.
+    /// Peers refused because the node had too many (peers-max): connections closed, messages
+    /// refused.
     peers_refused,
     /// Attempts to connect.
     tcp_connect_attempts,

@@ -15,7 +15,8 @@ pub enum Tunable {
     /// Number of unacknowledged messages from which each write is followed by a check for
     /// acknowledgments.
     MaxUnackedPackets,
-    /// Number of unacknowledged bytes from which each write is followed by such a check.
+    /// Number of unacknowledged bytes from which each write is followed by a check for
+    /// acknowledgments.
     MaxUnackedBytes,
     /// Send buffer of TCP connections in bytes; 0 leaves it to the system.
     TcpSndbuf,

@@ -51,7 +51,7 @@ impl Error {
         self.is(Errno::NETDOWN)
     }
 
-    /// Whether the destination port accepts nothing more now.
+    /// Whether the destination port is congested.
     pub fn is_congested(&self) -> bool {
         matches!(self.action, Action::Send { .. }) && self.is(Errno::NOBUFS)
     }
@@ -96,9 +96,9 @@ impl Error {
             }
             (Action::Send { .. }, Errno::INVAL) => "this is not the address of one node",
             (Action::Send { .. }, Errno::OPNOTSUPP) => {
-                "the node has an address of the other family; use one of the same"
+                "the node has an address of the other family; use a matching one"
             }
-            (Action::Send { .. }, Errno::NOTCONN) => "no destination was named",
+            (Action::Send { .. }, Errno::NOTCONN) => "no destination was given",
             (Action::Receive, Errno::AGAIN) => "no message has arrived",
             (Action::Receive, Errno::TIMEDOUT) => "no message arrived within the time limit",
             (Action::Info(_), Errno::NOPROTOOPT) => "there is no such option",

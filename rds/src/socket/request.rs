@@ -18,11 +18,11 @@ use crate::channel::{Connect, FDS_MAX, PACKET_LEN, Packet, PacketKind, passed_fd
 /// Time for a node to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Answer of a node, and the descriptors that came with it.
+/// Answer of a node, and the descriptors passed with it.
 pub(super) type Answer = (Packet, Vec<OwnedFd>);
 
 pub(super) fn unclear() -> io::Error {
-    let text = "the node's answer is not understood; it may be of another version";
+    let text = "cannot read the node's answer; the node may have another version";
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -54,7 +54,7 @@ pub(super) fn ask_apart(
     Ok((answer(ours.as_fd())?, ours))
 }
 
-/// Sends a packet without an answer, if there is room now.
+/// Sends a packet that has no answer, if there is room now.
 pub(super) fn tell(channel: BorrowedFd<'_>, packet: &Packet) -> Result<(), Errno> {
     let head = packet.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -116,7 +116,7 @@ fn answer(socket: BorrowedFd<'_>) -> io::Result<Answer> {
 fn wait(socket: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Without a limit, the wait would have no end.
+        // A wait without a limit might never end.
         let limit = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
         match poll(&mut [PollFd::new(&socket, events)], Some(&limit)) {
             Ok(0) => return Err(Errno::TIMEDOUT.into()),

@@ -3,7 +3,7 @@
 //! Programs poll the descriptor, so it must not be writable while the socket's send buffer is full.
 //! The system, however, reports it writable while less than a quarter of its own buffer is used. So
 //! a user of a full socket sends a packet that the node does not read until there is room, and
-//! gives the connection the smallest buffer, of which the packet takes more than a quarter.
+//! gives the connection the smallest buffer, so that the packet takes more than a quarter of it.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;

@@ -38,10 +38,10 @@ pub(super) trait Ends {
 pub(crate) trait Machine {
     /// Handles a socket that has become readable.
     fn readable(&mut self, socket: usize);
-    /// Handles that sending may be possible again.
+    /// Handles sockets at which sending may be possible again.
     fn writable(&mut self);
     /// Does pending work. Returns true if there was any.
-    #[allow(private_interfaces, reason = "the two kinds of ends are of this module")]
+    #[allow(private_interfaces, reason = "both kinds of ends are in this module")]
     fn turn(&mut self, now: Instant, ends: &mut dyn Ends) -> bool;
     /// Returns the time at which to call `turn` even if nothing happens.
     fn deadline(&self) -> Option<Instant>;

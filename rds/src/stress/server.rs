@@ -154,7 +154,7 @@ mod tests {
     use super::super::client::{ClientPlan, StressClient};
     use super::*;
 
-    /// Two machines that exchange messages at once, some of which are corrupted.
+    /// Queues between two machines, without delay; `spoil` corrupts messages in them.
     struct Wire<'a> {
         to_server: VecDeque<Vec<u8>>,
         to_client: VecDeque<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! The same load over plain TCP, with blocking calls, for comparison with RDS.
+//! Load over plain TCP, with blocking calls, for comparison with RDS.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

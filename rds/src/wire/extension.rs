@@ -1,6 +1,6 @@
 //! Extension headers: up to 16 bytes of typed values at the end of a header.
 //!
-//! The type determines the length of the body, so nothing can be parsed behind an unknown type.
+//! The type determines the length of the body, so nothing can be parsed after an unknown type.
 //! Types that concern RDMA have no meaning over TCP and are skipped.
 
 const NPATHS: u8 = 5;

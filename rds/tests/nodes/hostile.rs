@@ -100,7 +100,7 @@ fn impossible_lengths_end_the_connection() {
 }
 
 #[test]
-fn messages_for_unknown_ports_are_dropped_alone() {
+fn only_messages_for_unknown_ports_are_dropped() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let mut bytes = Vec::new();
@@ -299,7 +299,7 @@ fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        assert!(begun.elapsed() < LIMIT, "it takes {bytes} bytes and more");
+        assert!(begun.elapsed() < LIMIT, "the buffers hold more than {bytes} bytes");
     }
     scene.works();
     let other = bind(&scene.node, 4002);
@@ -319,7 +319,7 @@ fn a_peer_cannot_impersonate_the_node() {
 
 /// Invalid packets end the connection of that user.
 #[test]
-fn malformed_requests_end_only_their_user() {
+fn malformed_requests_disconnect_only_their_sender() {
     use rds::socket::Connect;
     use rustix::net::{RecvFlags, SendFlags, recv, send};
     let scene = Scene::new(|_| {});

@@ -32,7 +32,7 @@ fn options(last: u8, port: u16) -> NodeOptions {
     options
 }
 
-/// Starts nodes of these addresses, which can reach each other.
+/// Starts nodes at these addresses, which can reach each other.
 fn nodes<const N: usize>(lasts: [u8; N]) -> [Node; N] {
     let port = free_port();
     lasts.map(|last| Node::start(options(last, port)).unwrap())
@@ -58,7 +58,7 @@ fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the state of a node, which may take longer than a report waits.
+/// Returns the state of a node. Repeats the report, since a busy node may not answer in time.
 fn report_of(node: &Node) -> NodeReport {
     let begun = Instant::now();
     loop {

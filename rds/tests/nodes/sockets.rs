@@ -71,7 +71,7 @@ fn ipv6_nodes_connect() {
         (options.listen_port, options.peer_port) = (port, port);
         Node::start(options)
     };
-    // The loopback has one such address: the node talks to itself.
+    // The loopback interface has only one such address, so the node talks to itself.
     let node = match start("::1") {
         Ok(node) => node,
         Err(error) => {
@@ -109,7 +109,7 @@ fn nonblocking_calls_return_would_block() {
     assert!(b.try_recv_from(&mut buffer).is_err());
 }
 
-/// Each answer stays in a count until it is acknowledged; the count is limited.
+/// Each answer counts against a limit until it is acknowledged.
 #[test]
 fn single_pings_are_all_answered() {
     let [near, far] = nodes([1, 2]);
@@ -231,7 +231,7 @@ fn canceling_frees_the_buffer() {
     assert!(b.recv_from(&mut buffer).is_err());
 }
 
-/// More than the memory limits is read then, since messages sent before must be canceled too.
+/// A cancel reads beyond the memory limits, since messages sent earlier must be canceled too.
 #[test]
 fn repeated_cancels_use_no_memory() {
     let port = free_port();
@@ -283,7 +283,7 @@ fn no_message_is_lost_repeated_or_reordered_over_broken_connections() {
     });
     let breaker = std::thread::spawn(move || {
         let mut resets = 0_u32;
-        // The sender may have had nothing in flight at each of them.
+        // The sender may have had nothing in flight at each of the resets.
         while resets < 100 || counter(&near, "send_retransmitted") == 0 {
             std::thread::sleep(Duration::from_millis(3));
             let (node, peer) = if resets.is_multiple_of(2) { (&near, 2) } else { (&far, 1) };
@@ -359,7 +359,7 @@ fn a_stopping_node_notifies_its_users() {
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap(), (4, SocketAddr::new(address(1), port)));
 }
 
-/// The call waits without a limit, and nothing wakes it anymore.
+/// The sending call waits without a limit, and nothing but the end of the node can wake it.
 #[test]
 fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let port = free_port();
@@ -384,7 +384,7 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
         let peers = node.report().map_or_else(Vec::new, |report| report.peers);
         peers.iter().any(|peer| peer.congested_ports.iter().any(|port| port.port == 4000))
     });
-    // Ensures that it waits, and not for room in its unix socket.
+    // Ensures that the sender waits for the port, not for room in its unix socket.
     std::thread::sleep(Duration::from_millis(50));
     node.stop().unwrap();
     let errno = rustix::io::Errno::NETDOWN.raw_os_error();

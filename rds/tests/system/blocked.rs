@@ -1,11 +1,11 @@
-//! Report of ports and peers that messages wait for.
+//! Test of the report on peers that messages wait for.
 
 use rtrs_tests::wait_for;
 
 use crate::stand::{LIMIT, Stand};
 
 #[test]
-fn a_peer_that_cannot_be_reached_is_shown_with_the_time() {
+fn an_unreachable_peer_is_shown_with_its_waiting_time() {
     let stand = Stand::new(1);
     let _sender = stand.begin(&["send", "127.0.0.9", "4000", "-m", "x", "-I", "127.0.0.1"]);
     wait_for("the peer to be stuck", LIMIT, || {

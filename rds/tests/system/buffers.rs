@@ -1,5 +1,5 @@
-//! Tests of send and receive buffers of programs: only payload, until it is acknowledged or read,
-//! with the numbers of the kernel.
+//! Tests of programs' send and receive buffers: only payload counts, until it is acknowledged or
+//! read, and the sizes are those of the kernel.
 
 use crate::preload::python;
 
@@ -43,7 +43,7 @@ def fill(s, message, to, expected):
 "#;
 
 #[test]
-fn a_send_buffer_takes_payload_until_it_is_acknowledged() {
+fn a_send_buffer_holds_payload_until_it_is_acknowledged() {
     python(&format!(
         "{SETUP}{}",
         r#"
@@ -62,14 +62,14 @@ for length in (64, 1024, 8192, 65536):
     a.setblocking(True)
     a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 20000))
     fails(errno.ETIMEDOUT, a.sendto, message, to)
-    # An empty message is refused as well, and one that is longer than the buffer.
+    # An empty message is refused as well, and so is one that is longer than the buffer.
     fails(errno.ETIMEDOUT, a.sendto, b"", to)
     fails(errno.EMSGSIZE, a.sendto, bytes(100001), to)
     a.setsockopt(SOL_RDS, 1, CANCEL)
     assert is_writable(a, 30) and queued(a) == 0
     a.setblocking(False)
     fill(a, message, to, expected)
-    # A larger buffer has room at once.
+    # A larger buffer has room immediately.
     size(a, socket.SO_SNDBUF, 200000)
     assert is_writable(a, 30)
     fill(a, message, to, -(-200000 // length) * length - expected)
@@ -226,7 +226,7 @@ assert all(b.recv(10) == b"" for _ in range(2000))
 }
 
 #[test]
-fn a_socket_that_cannot_send_takes_messages() {
+fn a_socket_that_cannot_send_still_receives() {
     python(&format!(
         "{SETUP}{}",
         r#"

@@ -1,5 +1,5 @@
-//! Tests that options and errors of sockets are those of the kernel, as programs with the library
-//! see them.
+//! Tests that socket options and errors match those of the kernel, as seen by programs with the
+//! library.
 
 use crate::preload::python;
 

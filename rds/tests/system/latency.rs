@@ -3,7 +3,7 @@
 use crate::preload::python;
 
 #[test]
-fn the_latencies_of_a_message_come_with_it() {
+fn latencies_are_delivered_with_the_message() {
     python(
         r#"
 a, b = sock(A), sock(B, 4000)

@@ -36,7 +36,7 @@ fn settings_change_while_a_node_runs() {
         let args = [&["set", "127.0.0.1"], changes].concat();
         let _ = node(&stand, &args).code(2).says(text);
     }
-    // More than the system allows, as far as it shows that.
+    // More than the system allows, if its limit is visible.
     for (name, limit) in [("tcp-sndbuf", "wmem_max"), ("tcp-rcvbuf", "rmem_max")] {
         let most = std::fs::read_to_string(format!("/proc/sys/net/core/{limit}"));
         if most.is_ok_and(|most| most.trim().parse::<u64>().unwrap() < 1 << 30) {
@@ -52,7 +52,7 @@ fn settings_change_while_a_node_runs() {
 }
 
 #[test]
-fn a_reset_says_how_many_connections_it_ended() {
+fn a_reset_reports_how_many_connections_it_ended() {
     for (paths, text) in [("1", "connection reset\n"), ("3", "3 connections reset\n")] {
         let stand = Stand::with(2, &["--paths", paths]);
         let reset = ["reset", "127.0.0.1", "127.0.0.2"];

@@ -26,7 +26,7 @@ fn a_load_uses_all_paths_and_survives_their_resets() {
     let port = free_port().to_string();
     let mut server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2", "-p", &port]);
     server.wait_lines("listening", 1, LIMIT);
-    // Until the signal, and until everything is answered.
+    // Runs until the signal, then until everything is answered.
     let args = ["stress", "127.0.0.2", "-p", &port, "-I", "127.0.0.1", "-s", "64", "-t", "24h"];
     let load = stand.begin(&[&args[..], &["-W", "1h", "-o", "json"]].concat());
     let all_up = || {

@@ -10,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::stand::{LIMIT, Stand, address};
 
-/// Connects node 127.0.0.1 to node 127.0.0.2, with a map.
+/// Connects node 127.0.0.1 to node 127.0.0.2, and sends a map.
 fn connect(stand: &Stand) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(address(1), 0).into()).unwrap();

@@ -40,7 +40,7 @@ def sock(address, port=0):
     s.bind((address, port))
     return s
 def read(fd, size):
-    # A time limit of Python makes the descriptor nonblocking.
+    # A timeout of Python makes the descriptor nonblocking.
     select.select([fd], [], [], 30)
     return os.read(fd, size)
 def fails(code, call, *args):
@@ -49,7 +49,7 @@ def fails(code, call, *args):
     except OSError as error:
         assert error.errno == code, (errno.errorcode.get(error.errno), errno.errorcode[code])
         return
-    raise AssertionError("it does not fail with " + errno.errorcode[code])
+    raise AssertionError("the call does not fail with " + errno.errorcode[code])
 "#;
 
 #[test]
@@ -134,7 +134,7 @@ assert v.recv(10) == b"plain"
 }
 
 #[test]
-fn options_for_control_messages_cost_no_data() {
+fn options_for_control_messages_lose_no_data() {
     python(
         r#"
 a, b = sock(A), sock(B, 4000)
@@ -300,7 +300,7 @@ script = '''
 import os, select, socket, sys
 s = socket.socket(21, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
 assert s.getsockname() == ("127.0.0.2", 4000), s.getsockname()
-# It is nonblocking: the time limit of the previous program has set that.
+# It is nonblocking because of the timeout of the previous program.
 select.select([s], [], [], 30)
 got, source = s.recvfrom(100)
 s.sendto(got + b" after exec", source)
@@ -382,14 +382,14 @@ result, length, data, error = info(a, 10006, 100)
 assert (result, length) == (28, 28)
 sndbuf, bound, connected = struct.unpack("=I4s4s", data[:12])
 assert struct.unpack("!H", data[12:14])[0] == 3000
-# Without an address, of all nodes of the host.
+# A socket without an address shows all nodes of the host.
 result, length, data, error = info(socket.socket(AF_RDS, socket.SOCK_SEQPACKET), 10006, 1000)
 assert (result, length) == (28, 56)
 "#,
     );
 }
 
-/// Long messages come with a descriptor, and there may be no free one left.
+/// A long message carries a descriptor, and there may be no free one left.
 #[test]
 fn a_long_message_fails_without_a_free_descriptor() {
     python(
@@ -400,7 +400,7 @@ data = os.urandom(100000)
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 a.sendto(data, (B, 4000))
 assert select.select([b], [], [], 30)[0]
-# Without a time limit, for which Python would poll: that fails as well.
+# Without a timeout, for which Python would poll: that fails as well.
 b.setblocking(True)
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
 fails(errno.EMFILE, b.recv, 200000)
@@ -468,7 +468,7 @@ for name, length, expected in ((10000, -1, -errno.EINVAL), (5, -1, -errno.EINVAL
     length = ctypes.c_int(length)
     assert call("getsockopt", fd, SOL_RDS, name, room, ctypes.byref(length)) == expected, name
 assert call("getsockopt", fd, SOL_RDS, 10000, None, ctypes.byref(length)) == -errno.EFAULT
-# As many parts as the system takes, and one more.
+# As many parts as the system accepts, and one more.
 parts = (Part * 1025)(*[Part(ctypes.addressof(room) + at, 1) for at in range(1025)])
 assert call("writev", fd, parts, 1024) == 1024
 select.select([b], [], [], 30)
@@ -573,7 +573,7 @@ fn vfork_children_close_only_their_descriptors() {
     let _ = start(&stand, "python3", &["-c", &script]).wait(COPY_TIME_MAX).ok();
 }
 
-/// Without a node on the host the library does nothing.
+/// Without a node on the host, the library does nothing.
 #[test]
 fn calls_go_to_the_kernel_without_a_node() {
     if !requires(&["python3"]) {

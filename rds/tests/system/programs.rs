@@ -66,7 +66,7 @@ fn nodes_answer_pings() {
     let _ = stand.rds(&["ping", "no-such-host.invalid"]).code(1).says("cannot resolve host");
 }
 
-/// Without a daemon a command runs its own node.
+/// Without a daemon, a command runs its own node.
 #[test]
 fn commands_work_without_a_daemon() {
     let stand = Stand::new(2);
@@ -165,7 +165,7 @@ fn invalid_settings_are_refused_with_a_remedy() {
     let args = ["node", "--address", "192.0.2.1", "--socket-dir", dir];
     let _ = rds(&args).code(1).says("cannot listen for peers at 192.0.2.1 port 16385");
     let args = ["node", "--address", "127.0.0.1", "--socket-dir", "/proc/x"];
-    let _ = rds(&args).code(1).says("cannot make the directory /proc/x");
+    let _ = rds(&args).code(1).says("cannot create the directory /proc/x");
     let _ = rds(&["recv", "4000"]).code(2).says("with --local");
     let _ =
         rds(&["ping", "127.0.0.1", "--node", "/no/such"]).code(1).says("start one with `rds node`");

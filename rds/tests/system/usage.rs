@@ -13,7 +13,7 @@ fn rds(args: &[&str]) -> Finished {
     run(bin("rds"), args, LIMIT)
 }
 
-/// Runs a script with the commands' environment; RDS is replaced by the program's path.
+/// Runs a script with the commands' environment; RDS is replaced with the program's path.
 fn shell(stand: &Stand, script: &str) -> Finished {
     let script = script.replace("RDS", &format!("'{}'", bin("rds").display()));
     Proc::start(stand.command("sh".into(), &["-c", &script])).wait(LIMIT)

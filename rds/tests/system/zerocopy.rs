@@ -50,7 +50,7 @@ for cookie in want:
     send(a, b"x", cookie)
 assert sum(len(b.recv(10)) for cookie in want) == len(want)
 assert completions(a, len(want)) == want
-# Completions also come with a message, after its other control messages.
+# Completions are also delivered with a message, after its other control messages.
 a.setsockopt(socket.SOL_SOCKET, 29, 1)
 a.settimeout(None)
 send(a, b"question", 5)
@@ -71,7 +71,7 @@ assert found == [5]
 }
 
 #[test]
-fn canceled_messages_and_those_to_the_node_itself_complete() {
+fn canceled_messages_and_messages_to_the_same_node_complete() {
     python(&format!(
         "{SETUP}{}",
         r#"

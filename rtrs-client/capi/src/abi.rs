@@ -72,7 +72,7 @@ fn on_queue(
     enter_with(queue.health(), || call(queue, &mut *queue.lock()?))
 }
 
-/// Fails if flags are set that are not `known` ones.
+/// Fails if flags other than the `known` ones are set.
 fn check_flags(flags: u32, known: u32) -> Result<(), Failure> {
     match flags & !known {
         0 => Ok(()),
@@ -432,7 +432,7 @@ export! {
     }
 }
 
-/// Fails if a program has no room for as many elements as it says.
+/// Fails if the number of results that a program has room for is out of range.
 fn check_count(number: u32) -> Result<usize, Failure> {
     if (1..=COUNT_MAX).contains(&number) {
         return Ok(number as usize);

@@ -8,7 +8,7 @@ use std::sync::{Once, OnceLock};
 
 use rtrs::ErrorKind;
 
-/// Reason for which a call fails.
+/// Reason why a call fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// Positive errno.
@@ -46,9 +46,9 @@ impl From<rtrs::Error> for Failure {
 /// State of a volume that each call on it checks.
 #[derive(Debug)]
 pub(crate) struct Health {
-    /// Process that has opened the volume.
+    /// Process that opened the volume.
     process: u32,
-    /// Message of the panic that has made the volume fail.
+    /// Message of the panic that made the volume fail.
     failed: OnceLock<String>,
 }
 
@@ -57,7 +57,7 @@ impl Health {
         Self { process: std::process::id(), failed: OnceLock::new() }
     }
 
-    /// Whether this process is a child of the one that has opened the volume.
+    /// Whether this process is a child of the one that opened the volume.
     pub(crate) fn is_forked(&self) -> bool {
         self.process != std::process::id()
     }
@@ -75,7 +75,7 @@ impl Health {
     }
 }
 
-/// Empty message, as long as nothing has failed.
+/// Message before the first failure.
 const NO_MESSAGE: &CStr = c"";
 
 thread_local! {
@@ -110,7 +110,7 @@ pub(crate) fn quiet_panics() {
     }
 }
 
-/// Runs a call that concerns no volume.
+/// Runs a call that does not concern a volume.
 pub(crate) fn enter(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
     let result = result.unwrap_or_else(|panic| Err(Failure::new(libc::EIO, panic_text(&*panic))));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_a_message_in_its_thread() {
+    fn failure_messages_are_kept_per_thread() {
         assert_eq!(enter(|| Err(Failure::invalid("bad\0value"))), -libc::EINVAL);
         assert_eq!(enter(|| Ok(7)), 7);
         assert_eq!(last(), "bad value");

@@ -24,7 +24,7 @@ pub(crate) mod flag {
 /// Flag of a completion: the failed request certainly had no effect.
 pub(crate) const NO_EFFECT: u32 = 1;
 
-/// Structure that a call writes to memory of the program, as many bytes as the program knows. It
+/// Structure that a call writes to memory of the program, in the size that the program passes. It
 /// has no padding.
 pub(crate) trait Growing: Copy {}
 
@@ -130,7 +130,7 @@ pub(crate) struct CEvent {
 }
 
 impl CEvent {
-    /// Converts an event. Returns None for one that the header does not have.
+    /// Converts an event. Returns None for events that the header does not have.
     pub(crate) fn new(event: &Event) -> Option<Self> {
         let number = |count: usize| count as u64;
         let (kind, value, total, why) = match event {
@@ -154,7 +154,7 @@ impl CEvent {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CCompletion {
-    /// Address, or another value, of the program.
+    /// Address or other value, chosen by the program.
     pub(crate) user_data: usize,
     pub(crate) result: i32,
     pub(crate) flags: u32,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_events_end_within_a_character() {
+    fn event_texts_are_cut_between_characters() {
         let why = "x".repeat(EVENT_TEXT - 2) + "é";
         let event = CEvent::new(&Event::Failed { why }).unwrap();
         assert_eq!((event.kind, event.text[EVENT_TEXT - 3]), (4, b'x'.cast_signed()));

@@ -1,9 +1,10 @@
 //! `librtrs.so.0`: the crate `rtrs` for C programs, declared in `include/rtrs.h`.
 //!
-//! `abi` has the exported functions. Each runs within `entry`, which stores the message of
-//! a failure and stops a panic: afterwards the volume fails all calls. Handles point to a `volume`
-//! or `queue`; `log` passes log messages to the program. Unsafe code is confined to `abi`, to
-//! `pointer`, which checks and reads pointers of the program, and to `memory`, that of requests.
+//! `abi` has the exported functions. Each runs within `entry`, which stores the message of a
+//! failure and catches panics: afterwards, all calls on the volume fail. Handles point to a
+//! `volume` or `queue`; `log` passes log messages to the program. Unsafe code is confined to `abi`,
+//! to `pointer`, which checks and reads pointers of the program, and to `memory`, which holds the
+//! memory of requests.
 //!
 //! # Rules of the ABI
 //! - Functions are added and never changed; a changed one gets another name, such as `_v2`.

@@ -1,4 +1,4 @@
-//! Log messages for a function of the program.
+//! Passes log messages to a function of the program.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int};
@@ -45,7 +45,7 @@ fn number(level: Level) -> c_int {
     }
 }
 
-/// Sets the receiver of messages. Waits until the previous one does not run.
+/// Sets the receiver of messages. Waits until the previous one is no longer running.
 pub(crate) fn set(
     function: Option<LogFunction>,
     user_data: usize,
@@ -83,7 +83,7 @@ struct Line {
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // A string takes all.
+        // Writing to a string cannot fail.
         let _ = if field.name() == "message" {
             write!(self.message, "{value:?}")
         } else {

@@ -1,7 +1,7 @@
 //! Memory of requests, which belongs to the program.
 //!
 //! A request uses the memory in place. The engine may need it for a moment longer than the request,
-//! such as for a send on a path that has failed: [`Hold`] says when the last use has ended.
+//! such as for a send on a path that has failed: [`Hold`] tracks when the last use has ended.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -41,7 +41,7 @@ impl Span {
         self.len
     }
 
-    /// Makes a buffer of the memory, in place.
+    /// Wraps the memory in a buffer, in place.
     pub(crate) fn buffer(self, hold: &Arc<Hold>) -> Buffer {
         let owner = Piece::new(hold);
         // SAFETY: by the rules of `new`, the memory is mapped until the completion, which is

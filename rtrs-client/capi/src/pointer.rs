@@ -1,8 +1,8 @@
 //! Pointers of the program.
 //!
-//! Each type is one pointer argument of a function of the header. Only C callers create values of
-//! them: the fields are private, and there are no constructors. So the methods rely on the rules of
-//! the header: a pointer that is not NULL points to a valid object of its type.
+//! Each type is one pointer argument of a function of the header. Only C callers create such
+//! values: the fields are private, and there are no constructors. So the methods rely on the rules
+//! of the header: a pointer that is not NULL points to a valid object of its type.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -88,13 +88,13 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Passes an object to the program, which frees it with [`Handle::free`]. `clear` has
-    /// succeeded.
+    /// Passes an object to the program, which frees it with [`Handle::free`]. To be called after
+    /// `clear` has succeeded.
     pub(crate) fn give(&self, object: T) {
         self.set(Box::into_raw(Box::new(object)));
     }
 
-    /// Returns an object that lives longer than the program uses it. `clear` has succeeded.
+    /// Lends the program an object that outlives its use. To be called after `clear` has succeeded.
     pub(crate) fn lend(&self, object: &T) {
         self.set(object);
     }
@@ -106,7 +106,7 @@ impl<T> Out<T> {
     }
 }
 
-/// Pointer to a structure that the call fills, of a size that the program knows.
+/// Pointer to a structure that the call fills, of a size that the program passes.
 #[repr(transparent)]
 pub(crate) struct Fill<T>(*mut T);
 
@@ -121,8 +121,8 @@ impl<T: Growing> Fill<T> {
         Err(Failure::invalid(text))
     }
 
-    /// Writes the structure, and zeroes to what a later version of the header has. `check` has
-    /// succeeded with this size.
+    /// Writes the structure, and zeroes the fields of later versions of the header. To be called
+    /// after `check` has succeeded with this size.
     pub(crate) fn write(&self, value: &T, bytes: usize) {
         let rest = bytes.saturating_sub(size_of::<T>());
         // SAFETY: by the rules of this module, the pointer is to `bytes` bytes of the program,
@@ -144,8 +144,8 @@ impl<T: Copy> Array<T> {
         check(self.0, name)
     }
 
-    /// Writes the first elements, as many as the program has made room for at least. `check` has
-    /// succeeded.
+    /// Writes elements to the array, which has room for at least as many. To be called after
+    /// `check` has succeeded.
     pub(crate) fn write(&self, elements: &[T]) {
         // SAFETY: by the rules of this module, the pointer is to at least as many elements of the
         // program, which only this call uses; `check` has checked it.

@@ -1,6 +1,6 @@
 //! Queues: requests with memory of the program, and their completions.
 //!
-//! A request has a slot from its submission until its completion was returned. A completion whose
+//! A request has a slot from its submission until its completion is returned. A completion whose
 //! memory is still in use is *late*: it waits for the end of the use.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -46,11 +46,11 @@ pub(crate) struct User {
 #[derive(Debug)]
 struct Slot {
     hold: Arc<Hold>,
-    /// Its completion, of which the result is set when it arrives.
+    /// Its completion, whose result is set when it arrives.
     completion: CCompletion,
 }
 
-/// Numbers of a poll.
+/// Limits of a poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) min: usize,
@@ -156,7 +156,7 @@ impl User {
         self.queue.as_mut().ok_or_else(ended)
     }
 
-    /// Number of requests whose completions were not returned.
+    /// Number of requests whose completions have not been returned.
     pub(crate) fn inflight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -207,11 +207,11 @@ impl User {
         if self.late.iter().any(|slot| self.slots[*slot as usize].hold.has_ended()) {
             signal(&self.event);
         }
-        // Completions that have arrived are returned although a later step failed.
+        // Completions that have arrived are returned even if a later step failed.
         if self.done.is_empty() { result.map(|()| &self.done[..]) } else { Ok(&self.done) }
     }
 
-    /// Takes completions of the queue. The eventfd is then readable only for later ones.
+    /// Takes completions from the queue. The eventfd is then readable only for later ones.
     fn receive(&mut self, min: usize, max: usize, timeout: Duration) -> Result<(), Failure> {
         let queue = self.queue.as_mut().ok_or_else(ended)?;
         let room = max - self.done.len();

@@ -84,7 +84,7 @@ impl CVolume {
     }
 
     /// Makes the volume ready to be dropped: no call runs, the session has ended, and nothing uses
-    /// memory of requests. In a child process, the memory is its own.
+    /// memory of requests. A child process has its own copy of the memory.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         let mut guard = match self.volume.try_write() {
             Ok(guard) => guard,
@@ -120,9 +120,9 @@ impl CVolume {
     }
 }
 
-/// Calls `next` with short times until it returns an event that the header has, `timeout` is over,
-/// or the session has ended: then `next` returns at once. `next` returns also whether the session
-/// has ended.
+/// Calls `next` with short times until it returns an event that the header has, `timeout` has
+/// passed, or the session has ended. `next` also returns whether the session has ended, after which
+/// it no longer waits.
 fn await_event(
     timeout: Duration,
     mut next: impl FnMut(Duration) -> Result<(Option<Event>, bool), Failure>,
@@ -152,7 +152,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let waited = await_event(hour, |_| {
             calls += 1;
-            assert!(begin.elapsed() < hour / 60, "it goes on after {calls} calls");
+            assert!(begin.elapsed() < hour / 60, "it still waits after {calls} calls");
             Ok((None, calls == 2))
         });
         assert!(matches!(waited, Ok(None)));

@@ -1,4 +1,4 @@
-/* Uses every function of rtrs.h with the server of a test: api MODE URI [DIRECTORY]. */
+/* Uses every function of rtrs.h with the test's server: api MODE URI [DIRECTORY]. */
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
@@ -31,7 +31,7 @@ _Static_assert(sizeof(struct rtrs_extent) == 16, "size of the ABI");
         }                                                                                         \
     } while (0)
 
-/* The call fails with this errno, and its message contains the word. */
+/* Checks that the call fails with this errno and a message that contains the word. */
 #define FAILS(call, errno_value, word)                                                            \
     do {                                                                                          \
         int got = (call);                                                                         \
@@ -56,7 +56,7 @@ static rtrs_volume *open_volume(const char *uri, rtrs_queue **queue)
     return volume;
 }
 
-/* Polls one completion, which has this user data. */
+/* Polls one completion, which must have this user data. */
 static struct rtrs_completion complete(rtrs_queue *queue, void *user_data)
 {
     struct rtrs_completion done;
@@ -125,7 +125,7 @@ static void operations(const char *uri)
     CHECK(!memcmp(read, written, sizeof read));
     CHECK(rtrs_poll(queue, 1, 8, LONG, done) == 0); /* nothing is in flight */
 
-    /* A copied write, whose bytes change at once. */
+    /* A copied write, whose bytes change right after the call. */
     CHECK(rtrs_submit_write(queue, written, 4096, MIB, RTRS_COPY, NULL) == 0);
     memset(written, 0xee, 4096);
     CHECK(complete(queue, NULL).result == 0);

@@ -10,7 +10,7 @@ use rtrs_tests::{
 
 use super::{HEADER, Installed, root, server, uri};
 
-/// Exit code of build.sh on a machine without something that the build needs.
+/// Exit code of build.sh if the machine lacks something that the build needs.
 const IS_MISSING: i32 = 3;
 
 /// The engine, with the library that it uses.
@@ -41,7 +41,7 @@ impl Engine {
         Some(Self { installed, path })
     }
 
-    /// Returns fio with these options, separated by white space, of a job on a volume.
+    /// Returns the fio command for a job on a volume, with these options, separated by white space.
     fn fio(&self, uri: &str, options: &str) -> Command {
         let mut fio = Command::new("fio");
         fio.current_dir(self.installed.0.dir());
@@ -135,7 +135,7 @@ fn refuses_a_second_writer(engine: &Engine, server: &Server, uri: &str) {
     let _ = holder.terminate(COMMAND_TIME_MAX).code(128);
 }
 
-/// Impossible options are errors that name the reason.
+/// Impossible options cause errors that name the reason.
 fn names_what_is_wrong(engine: &Engine, uri: &str) {
     for (options, message) in [
         ("rw=read bs=1000", "bs=1000 is not a multiple of the logical block size, 512 bytes"),

@@ -30,7 +30,7 @@ int main(int argc, char **argv)
     for (int round = 0; round < 3; round++)
         CHECK(rtrs_pwrite(queue, data, sizeof data, 0) == 0);
     CHECK(rtrs_pread(queue, data, 4096, 0) == 0 && rtrs_flush(queue) == 0);
-    /* The offset is behind the end of the volume. */
+    /* The offset is past the end of the volume. */
     CHECK(rtrs_submit_read(queue, data, 4096, (uint64_t)1 << 40, 0, NULL) == 0);
     CHECK(rtrs_poll(queue, 1, 1, 60000, &done) == 1 && done.result < 0);
     CHECK(rtrs_get_stats(volume, &stats, sizeof stats) == 0);

@@ -25,7 +25,7 @@ struct Part {
     hole: bool,
 }
 
-/// Numbers of bytes.
+/// Byte counts of a copy.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Copied {
     /// Bytes that were read and written.
@@ -49,7 +49,7 @@ pub(crate) fn copy(from: &str, to: &str) -> Result<Copied, Box<dyn Error>> {
     let parts = parts(read, size, source.geometry().extents)?;
     let mut copied = Copied::default();
     for part in parts.iter().filter(|part| part.hole) {
-        // A server without write zeroes gets zeroes from the library.
+        // If the server does not support write zeroes, the library writes zeroes instead.
         finish(write, Request::write_zeroes(part.offset, part.len))?;
         copied.holes += part.len;
     }
@@ -136,7 +136,7 @@ fn submit(queue: &mut Queue, request: Request) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs a request to its end.
+/// Runs a request to completion.
 fn finish(queue: &mut Queue, request: Request) -> Result<(), Box<dyn Error>> {
     submit(queue, request)?;
     drain(queue)

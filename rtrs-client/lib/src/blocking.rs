@@ -1,12 +1,12 @@
-//! Calls that run a request and wait for its end.
+//! Calls that run a request and wait for its completion.
 
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
 use crate::queue::{Queue, outcome};
 use crate::request::{Extent, Request};
 
-/// Blocking calls. Each request of a call has the time of [`Queue::set_wait_max`]. Completions of
-/// submitted requests that arrive meanwhile are left to [`Queue::poll`].
+/// Blocking calls. Each request of a call is limited to the time set with [`Queue::set_wait_max`].
+/// Completions of submitted requests that arrive meanwhile are left to [`Queue::poll`].
 impl Queue {
     /// Fills `bytes` from the volume. Offset and length are multiples of the logical block size.
     /// More than [`Queue::io_max`] bytes are read in several requests, one after the other.
@@ -60,7 +60,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes all writes durable that completed before, on any queue of the volume.
+    /// Makes durable all writes that completed before, on any queue of the volume.
     ///
     /// # Errors
     /// [`ErrorKind::Io`], which may also mean that the server has lost acknowledged writes.
@@ -87,13 +87,13 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Io`]; errno 95 (EOPNOTSUPP) if the server does not know.
+    /// [`ErrorKind::Io`]; errno 95 (EOPNOTSUPP) if the server cannot list extents.
     /// [`ErrorKind::TimedOut`], [`ErrorKind::Closed`], [`ErrorKind::Forked`].
     pub fn extents(&mut self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
         let completion = self.run(Request::extents(offset, len))?;
         outcome("list the extents", completion.result)?;
         match completion.extents() {
-            [] => Err(Error::new(ErrorKind::Invalid, "a range without extents")),
+            [] => Err(Error::new(ErrorKind::Invalid, "the server listed no extents")),
             extents => Ok(extents.to_vec()),
         }
     }

@@ -1,4 +1,4 @@
-//! Opening of a volume.
+//! Settings of a volume, and its opening.
 
 use std::time::Duration;
 
@@ -76,8 +76,9 @@ impl Builder {
         self.set("path", portal)
     }
 
-    /// Sets a setting of a session, by its name in the reference of settings: all but `log` and
-    /// `log-format`. Repeating `path` or `server-key` adds a value; of others the last one counts.
+    /// Sets a setting of a session, by its name in the settings reference: any but `log` and
+    /// `log-format`. Repeating `path` or `server-key` adds a value; for others, the last value
+    /// counts.
     #[must_use]
     pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -121,8 +122,8 @@ impl Builder {
         Ok(EmbedPlan::new(&self.export, &self.settings, OPTIONS)?)
     }
 
-    /// Opens the volume. Returns its queues too. Waits at most 30 s longer than
-    /// [`retry_for`](Self::retry_for), and at most as long as the system's resolver for names.
+    /// Opens the volume, and returns it with its queues. Waits at most 30 s longer than
+    /// [`retry_for`](Self::retry_for), plus the time that the system's resolver takes.
     ///
     /// # Errors
     /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) with the setting,
@@ -141,7 +142,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn settings_of_the_library_are_not_those_of_the_session() {
+    fn settings_of_the_library_are_kept_apart_from_those_of_the_session() {
         let builder = Builder::new("vol0").path("tcp://h").read_only();
         assert_eq!(builder.plan().unwrap().options, OPTIONS);
         let builder = builder.queues(3).queue_depth(7).io_max(8192);

@@ -14,7 +14,7 @@ pub enum ErrorKind {
     Settings,
     /// No path opens the volume.
     Path,
-    /// The system refuses something.
+    /// The system refused an operation.
     System,
     /// The volume belongs to another process: this one is its child.
     Forked,
@@ -91,7 +91,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Reason for which a request failed.
+/// Reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoError(IoStatus);
 

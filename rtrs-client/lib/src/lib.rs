@@ -1,10 +1,10 @@
 //! Network block devices within a program: a volume of `rtrs-server`, or of the `rnbd-server`
-//! module of Linux, over one or more paths, without NBD and without a device of the kernel.
+//! module of Linux, over one or more paths, without NBD and without a kernel device.
 //!
 //! A [`Builder`] opens a [`Volume`] and its [`Queue`]s. Each queue belongs to an IO thread of the
-//! library; connections, heartbeats, retries over other paths and fences are the business of these
-//! threads, so a program may compute for as long as it likes. This is the engine of
-//! `rtrs-client attach`, with its settings.
+//! library; these threads handle connections, heartbeats, retries over other paths and fences, so a
+//! program may compute for as long as it likes. This is the engine of `rtrs-client attach`, with
+//! its settings.
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -32,7 +32,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Fails if the volume takes no requests.
+    /// Fails if the volume accepts no requests.
     fn check_open(&self) -> Result<(), Error> {
         self.process.check()?;
         if self.closing.load(Ordering::Acquire) {
@@ -76,7 +76,7 @@ enum Receiver {
     Poll,
     /// The blocking call in progress.
     Call,
-    /// Nobody: the blocking call did not wait any longer.
+    /// None: the blocking call no longer waits.
     None,
 }
 
@@ -85,7 +85,7 @@ enum Receiver {
 /// Requests of a queue run concurrently and complete in any order; only a flush covers writes that
 /// completed before it. Requests in flight continue when the queue is dropped.
 ///
-/// A queue can be moved to another thread, but two threads cannot use it at a time:
+/// A queue can be moved to another thread, but two threads cannot use it at the same time:
 ///
 /// ```compile_fail
 /// fn is_shared<T: Sync>() {}
@@ -178,7 +178,7 @@ impl Queue {
         self.wait_max = time;
     }
 
-    /// Submits a request. Its completion has the token, which may be any number.
+    /// Submits a request. Its completion carries the token, which may be any number.
     ///
     /// The volume's size, access and capabilities are checked later: a request that they exclude
     /// completes with an error.
@@ -263,7 +263,7 @@ impl Queue {
         result
     }
 
-    /// Moves completions until there are `end`.
+    /// Moves completions to the list until it has `end` elements.
     fn take(&mut self, completions: &mut Vec<Completion>, end: usize) {
         while completions.len() < end {
             if let Some(completion) = self.ready.pop_front() {
@@ -306,7 +306,8 @@ impl Queue {
         self.user.outcomes.wait(timeout).map_err(failed)
     }
 
-    /// Makes the descriptor readable if there are completions, and else with the next one.
+    /// Makes the descriptor readable if there are completions, or else as soon as the next one
+    /// arrives.
     fn watch(&mut self) {
         if self.ready.is_empty() {
             self.user.outcomes.watch();
@@ -315,10 +316,11 @@ impl Queue {
         }
     }
 
-    /// Runs a request to its end.
+    /// Runs a request to completion.
     ///
     /// # Errors
-    /// Those of a submission, and [`ErrorKind::TimedOut`]. The completion has that of the request.
+    /// Those of a submission, and [`ErrorKind::TimedOut`]. The request's own error is in the
+    /// completion.
     pub(crate) fn run(&mut self, request: Request) -> Result<Completion, Error> {
         let begin = Instant::now();
         self.answer = None;
@@ -369,7 +371,7 @@ impl Queue {
         Error::new(ErrorKind::TimedOut, text)
     }
 
-    /// Makes the completion of the blocking call's request be dropped.
+    /// Marks the blocking call's request, so that its completion is dropped.
     fn give_up(&mut self) {
         for (to, _) in self.inflight.iter_mut().flatten() {
             if *to == Receiver::Call {
@@ -380,9 +382,9 @@ impl Queue {
 }
 
 impl AsFd for Queue {
-    /// Returns an eventfd for a poll loop. It is readable while completions wait that
-    /// [`Queue::poll`] has not returned, or the session has ended, and may be readable without
-    /// a reason. Only the queue reads it.
+    /// Returns an eventfd for a poll loop. It is readable while there are completions that
+    /// [`Queue::poll`] has not returned, or if the session has ended, and may be readable without a
+    /// reason. Only the queue reads it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.user.outcomes.as_fd()
     }

@@ -64,7 +64,7 @@ impl Request {
         Self { memory, ..Self::new(op, offset, len) }
     }
 
-    /// Reads as many bytes as the buffer has.
+    /// Reads as many bytes as the buffer holds.
     #[must_use]
     pub fn read(offset: u64, buffer: Buffer) -> Self {
         Self::with_memory(IoOp::Read, offset, Memory::One(buffer))
@@ -88,7 +88,7 @@ impl Request {
         Self::with_memory(IoOp::Write, offset, Memory::Several(buffers))
     }
 
-    /// Makes all writes durable that completed before this request was submitted, on any queue.
+    /// Makes durable all writes that completed before this request was submitted, on any queue.
     #[must_use]
     pub fn flush() -> Self {
         Self::new(IoOp::Flush, 0, 0)
@@ -133,13 +133,13 @@ impl Request {
         self.len
     }
 
-    /// Returns true if the range is empty, as that of a flush.
+    /// Returns true if the range is empty, as it is for a flush.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the buffers of the request, such as of one that was rejected.
+    /// Returns the buffers of the request, for example after it was rejected.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Buffer> {
         into_buffers(self.memory)

@@ -39,7 +39,7 @@ pub struct Geometry {
     pub discard: bool,
     /// Whether write zeroes is accepted.
     pub write_zeroes: bool,
-    /// Whether extents are known.
+    /// Whether the server reports extents.
     pub extents: bool,
 }
 
@@ -207,7 +207,7 @@ impl Volume {
         (Self { shared, volume }, queues)
     }
 
-    /// Returns size, limits and capabilities as they are now.
+    /// Returns the current size, limits and capabilities.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.volume.geometry().into()
@@ -263,15 +263,15 @@ impl Volume {
         Ok(self.volume.next_event(timeout).map(Event::from))
     }
 
-    /// Returns whether the session has ended although the volume is open: it has failed.
+    /// Returns whether the session of the open volume has ended because it has failed.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.volume.has_ended()
     }
 
-    /// Ends the session. Submitted requests have `grace`, at most an hour, to finish; those left
-    /// then fail. Returns the number that failed. Queues take no more requests, but still
-    /// return completions. Takes at most 20 s longer than `grace`.
+    /// Ends the session. Submitted requests have `grace`, at most an hour, to finish; the rest then
+    /// fail. Returns the number that failed. Queues take no more requests, but still return
+    /// completions. Takes at most 20 s longer than `grace`.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].

@@ -1,4 +1,4 @@
-//! Tests of the library `rtrs` with servers as real processes.
+//! Tests of the library `rtrs` with real server processes.
 #![forbid(unsafe_code)]
 
 #[path = "../examples/copy.rs"]
@@ -52,7 +52,7 @@ fn every_operation_works() {
     assert_eq!((geometry.size, geometry.read_only), (64 * MIB, false));
     assert!(volume.identity().expect("a report").is_some_and(|text| text.contains('/')));
 
-    // In 128 pieces of different lengths, and back in others.
+    // Written in 128 pieces of different lengths, and read back in others.
     let lens = |at: usize| 512 * (1 + at % 3);
     let data = pattern((0..128).map(lens).sum(), 0);
     let mut rest = &data[..];
@@ -136,7 +136,7 @@ fn queues_work_on_their_own_threads() {
 }
 
 #[test]
-fn an_open_that_fails_says_why_and_leaves_nothing() {
+fn a_failed_open_gives_a_reason_and_leaves_no_session() {
     let server = Server::builder().export("vol0=mem:16M").start();
     let error = builder(&server, "none").open().expect_err("no such export");
     assert_eq!(error.kind(), ErrorKind::Path, "{error}");
@@ -160,7 +160,7 @@ fn an_open_that_fails_says_why_and_leaves_nothing() {
 }
 
 #[test]
-fn changes_of_the_volume_are_events() {
+fn volume_changes_are_reported_as_events() {
     let scratch = Scratch::new();
     sparse_file(&scratch.path("a.img"), 16 * MIB);
     let server = Server::builder().export(format!("vol0={}", scratch.text("a.img"))).start();
@@ -189,7 +189,7 @@ fn changes_of_the_volume_are_events() {
 }
 
 #[test]
-fn a_close_waits_for_requests_within_its_bound() {
+fn a_close_waits_for_requests_within_its_time_limit() {
     let held = Scratch::new();
     let server = Server::builder().program("rtrs-held").env("RTRS_HELD_DIR", held.text(""));
     let server = server.export("vol0=mem:16M").start();
@@ -210,7 +210,7 @@ fn a_close_waits_for_requests_within_its_bound() {
     let free = || (!held.path("release").exists()).then_some(());
     wait_for("the disk to be free", COMMAND_TIME_MAX, free);
 
-    // With time for it, the request ends.
+    // With enough time, the request completes.
     hold();
     let retry = builder(&server, "vol0").retry_for(Duration::from_secs(60));
     let (volume, mut queues) = retry.open().expect("an open volume");

@@ -52,12 +52,12 @@ def _encode(name: str, value: Value) -> bytes:
         raise TypeError(f"{name}={value!r}: use a string, a number or a list of strings")
     text = os.fspath(value)
     if "\0" in text:
-        raise ValueError(f"{name}={text!r}: a NUL character is not possible")
+        raise ValueError(f"{name}={text!r}: a NUL character is not allowed")
     return text.encode()
 
 
 def _values(setting: Setting) -> Sequence[Value]:
-    """Returns the values of a setting, of which each is set."""
+    """Returns the values of a setting, each of which is set in turn."""
     if setting is None:
         return []
     if isinstance(setting, (str, int, os.PathLike)) or not isinstance(setting, Sequence):
@@ -110,9 +110,9 @@ class Handle:
     # ---- Calls ----
 
     def check_process(self) -> None:
-        """Fails in a child of the process that has opened the volume."""
+        """Fails in a child of the process that opened the volume."""
         if not self.is_mine():
-            # Locks may be held for ever here. The library needs none to refuse a call.
+            # Locks may be held forever here. The library needs none to refuse a call.
             check(lib.rtrs_queue_count(self._pointer))
 
     def __enter__(self) -> Handle:
@@ -152,7 +152,7 @@ class Handle:
         return self._state is not _State.OPEN
 
     def geometry(self) -> Geometry:
-        """Returns size, limits and capabilities as they are now."""
+        """Returns the current size, limits and capabilities."""
         with self:
             found = ffi.new("struct rtrs_geometry *")
             check(lib.rtrs_get_geometry(self._pointer, found, ffi.sizeof(found[0])))
@@ -188,8 +188,8 @@ class Handle:
     # ---- End ----
 
     def begin_close(self) -> bool:
-        """Refuses new calls. Returns false if the volume is closed, or another call closes it. The
-        caller has to end the session and to free the volume.
+        """Refuses new calls. Returns false if the volume is closed, or another call is closing it.
+        Otherwise, the caller has to end the session and free the volume.
         """
         self.check_process()
         with self._changed:
@@ -255,7 +255,7 @@ class Handle:
 def _retry_unfreed() -> None:
     """Tries again to free the volumes that could not be freed."""
     for handle in list(_unfreed):
-        # It stays listed, and with it the memory of its requests, for as long as the library fails.
+        # While the library fails, the volume stays listed, which keeps the memory of its requests.
         if handle._calls == 0 and lib.rtrs_free(handle._pointer) == 0:
             _unfreed.remove(handle)
             handle._release_memory()

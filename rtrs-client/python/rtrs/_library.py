@@ -36,7 +36,7 @@ _CLASSES = {
 
 
 def declarations(header: str) -> str:
-    """Returns the declarations of a C header, without what is for C++ and the preprocessor."""
+    """Returns the declarations of a C header, without the parts for C++ and the preprocessor."""
     header = re.sub(r"^#ifdef __cplusplus$.*?^#endif$", "", header, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"^#.*$", "", header, flags=re.MULTILINE)
 
@@ -57,7 +57,7 @@ ffi, lib = _load()
 
 
 def make_error(code: int, text: str) -> Error:
-    """Returns the exception of an errno."""
+    """Returns the exception for an errno."""
     return _CLASSES.get(code, Error)(code, text)
 
 

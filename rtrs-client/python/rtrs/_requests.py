@@ -15,7 +15,7 @@ from ._types import Extent
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Completions and extents that one call returns at most.
+# Maximum number of completions or extents that one call returns.
 _ROOM = 128
 _OFFSETS = 1 << 64
 
@@ -32,7 +32,7 @@ class Request:
         self._submit = submit
         self._arguments = arguments
         self._memory = memory
-        # Called with the request at its end.
+        # Called with the request when it ends.
         self.completed: Callable[[Request], None] | None = None
         # Error of a request that has failed.
         self.error: Error | None = None
@@ -98,8 +98,8 @@ class Queue:
         """Submits a request, which is in flight until a poll returns it."""
         token = self._next_token
         self._next_token += 1
-        # A signal handler may raise an exception once the library has the request. It stays listed
-        # then, and with it its memory.
+        # A signal handler may raise an exception once the library has the request. The request then
+        # stays listed, which keeps its memory.
         self._inflight[token] = request
         result = request.submit(self._pointer, token)
         if result < 0:
@@ -107,7 +107,7 @@ class Queue:
             check(result)
 
     def poll(self, wanted: int, timeout: float) -> list[Request]:
-        """Returns requests that have completed. Waits until there are as many as wanted."""
+        """Returns requests that have completed. Waits until as many as `wanted` have."""
         completions = self._completions
         count = check(lib.rtrs_poll(self._pointer, wanted, _ROOM, millis(timeout), completions))
         done = []
@@ -119,7 +119,7 @@ class Queue:
         return done
 
     def clear(self) -> None:
-        """Drops the requests in flight, of which the library uses no memory anymore."""
+        """Drops the requests in flight, whose memory the library no longer uses."""
         self._inflight.clear()
 
     def extents(self, offset: int, length: int) -> list[Extent]:
@@ -143,7 +143,7 @@ class Limits:
     zeroes_max: int
 
     def check(self, offset: int, length: int) -> tuple[int, int]:
-        """Returns offset and length as numbers, or raises an error if no volume has the range."""
+        """Returns offset and length as numbers, or raises an error if the range is invalid."""
         offset, length = operator.index(offset), operator.index(length)
         for name, value in (("offset", offset), ("length", length)):
             if value < 0 or value % self.block:

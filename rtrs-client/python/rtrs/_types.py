@@ -1,4 +1,4 @@
-"""Types of what the library reports."""
+"""Types of the data that the library reports."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Failed:
-    """The volume serves no IO anymore."""
+    """The volume no longer serves IO."""
 
     reason: str
 
@@ -139,7 +139,7 @@ Event = Resized | ReadOnly | Paths | Failed
 
 
 def event(found: Any) -> Event | None:
-    """Converts a struct rtrs_event. None if a later version of the library has added its type."""
+    """Converts a struct rtrs_event. Returns None for types of later versions of the library."""
     if found.type == lib.RTRS_EVENT_RESIZED:
         return Resized(found.value)
     if found.type == lib.RTRS_EVENT_READ_ONLY:

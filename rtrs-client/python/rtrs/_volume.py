@@ -28,7 +28,7 @@ GRACE = 10.0
 
 
 class BaseVolume:
-    """Properties and life of a volume."""
+    """Properties and lifetime of a volume."""
 
     def __init__(self, handle: Handle):
         self._handle = handle
@@ -51,7 +51,7 @@ class BaseVolume:
 
     @property
     def geometry(self) -> Geometry:
-        """Size, limits and capabilities as they are now."""
+        """Current size, limits and capabilities."""
         return self._handle.geometry()
 
     @property
@@ -71,7 +71,7 @@ class BaseVolume:
 
     @property
     def identity(self) -> str | None:
-        """Identity of server and export, as the setting identity takes it."""
+        """Identity of server and export, in the form of the setting identity."""
         return self._handle.identity()
 
     @property
@@ -85,7 +85,7 @@ class BaseVolume:
         return self._handle.is_closed
 
     def _end(self, offset: int, length: int | None) -> int:
-        """Returns the end of a range, which is that of the volume without a length."""
+        """Returns the end of a range; without a length, that of the volume."""
         if length is None:
             return self.size
         return sum(self._handle.limits.check(offset, length))
@@ -126,9 +126,9 @@ class Volume(BaseVolume):
         self.close()
 
     def close(self, grace: float = GRACE) -> int:
-        """Ends the session and frees the volume. Calls of other threads have the time of the grace,
-        in seconds, and fail then; their requests may still take effect. Returns the number of these
-        requests. Does not flush. Takes at most 60 seconds longer than the grace.
+        """Ends the session and frees the volume. Calls of other threads have the grace time, in
+        seconds, to finish, and then fail; their requests may still take effect. Returns the number
+        of these requests. Does not flush. Takes at most 60 seconds longer than the grace time.
         """
         return self._handle.close(grace)
 
@@ -145,11 +145,11 @@ class Volume(BaseVolume):
         self._run(self._handle.limits.read(_requests.writable(buffer), offset))
 
     def pwrite(self, data: Buffer, offset: int, *, fua: bool = False) -> None:
-        """Writes all bytes of a buffer. They are durable after a flush, or with fua at once."""
+        """Writes all bytes of a buffer. They are durable after a flush, or at once with fua."""
         self._run(self._handle.limits.write(data, offset, fua))
 
     def flush(self) -> None:
-        """Makes all writes durable that have completed before."""
+        """Makes durable all writes that have completed before."""
         self._run(_requests.flush())
 
     def discard(self, offset: int, length: int, *, fua: bool = False) -> None:
@@ -199,7 +199,7 @@ class Volume(BaseVolume):
             self._queues.put(one)
 
     def _run(self, requests: Iterable[Request]) -> None:
-        """Runs requests to their end. Raises the first error."""
+        """Runs requests to completion. Raises the first error."""
         with self._handle, self._queue() as one:
             error = _run_on(one, iter(requests), self._wait_max)
         try:
@@ -208,7 +208,7 @@ class Volume(BaseVolume):
             if error is not None:
                 raise error
         finally:
-            # The traceback has this frame, which would keep the volume and the buffer.
+            # The traceback has this frame, which would keep the volume and the buffer alive.
             del error
 
 

@@ -105,7 +105,7 @@ class _Ring:
         self.busy = None
         self._watch()
         if not ended.cancelled():
-            # The caller may have been canceled: its error is no news then.
+            # The caller may have been canceled. This marks the error as retrieved.
             ended.exception()
 
     def is_open(self) -> bool:
@@ -132,9 +132,9 @@ def _finish(
 class Volume(BaseVolume):
     """Open volume whose calls are coroutines, for the event loop in which it was opened.
 
-    Offsets and lengths are multiples of the block size. Calls run concurrently, at most as many
-    requests as the queues take (settings queues and queue_depth); the others wait. A canceled call
-    may still take effect: its buffer stays in use until the server answers, or the volume is
+    Offsets and lengths are multiples of the block size. Calls run concurrently, with at most as
+    many requests as the queues take (settings queues and queue_depth); the others wait. A canceled
+    call may still take effect: its buffer stays in use until the server answers, or the volume is
     closed.
     """
 
@@ -142,7 +142,7 @@ class Volume(BaseVolume):
         super().__init__(handle)
         self._loop = loop
         self._rings = [_Ring(handle, queue, loop) for queue in handle.queues]
-        # A ring for each request that can be submitted, in turns.
+        # A ring for each request that can be submitted, alternating between the rings.
         self._free: asyncio.Queue[_Ring] = asyncio.Queue()
         for at in range(max(ring.queue.depth for ring in self._rings)):
             for ring in self._rings:
@@ -172,9 +172,9 @@ class Volume(BaseVolume):
         await self.close()
 
     async def close(self, grace: float = GRACE) -> int:
-        """Ends the session and frees the volume. Requests in flight have the time of the grace, in
-        seconds, and fail then; they may still take effect. Returns the number of these requests.
-        Does not flush. Takes at most 60 seconds longer than the grace.
+        """Ends the session and frees the volume. Requests in flight have the grace time, in
+        seconds, to finish, and then fail; they may still take effect. Returns the number of these
+        requests. Does not flush. Takes at most 60 seconds longer than the grace time.
         """
         check_time(grace)
         if self._handle.begin_close():
@@ -221,13 +221,13 @@ class Volume(BaseVolume):
         await self._run(self._handle.limits.read(_requests.writable(buffer), offset))
 
     async def pwrite(self, data: Buffer, offset: int, *, fua: bool = False) -> None:
-        """Writes all bytes of a buffer. They are durable after a flush, or with fua at once. Bytes
-        are sent in place, and other buffers are copied first.
+        """Writes all bytes of a buffer. They are durable after a flush, or at once with fua.
+        A bytes object is sent in place; other buffers are copied first.
         """
         await self._run(self._handle.limits.write(data, offset, fua))
 
     async def flush(self) -> None:
-        """Makes all writes durable that have completed before."""
+        """Makes durable all writes that have completed before."""
         await self._run(_requests.flush())
 
     async def discard(self, offset: int, length: int, *, fua: bool = False) -> None:
@@ -311,7 +311,7 @@ class Volume(BaseVolume):
         return ring
 
     async def _start(self, request: Request) -> asyncio.Future[Error | None]:
-        """Submits a request. The future has its error."""
+        """Submits a request. The result of the future is its error."""
         ring = await self._take_ring()
         ended: asyncio.Future[Error | None] = self._loop.create_future()
         request.completed = functools.partial(_finish, self._free, ring, ended)
@@ -323,7 +323,7 @@ class Volume(BaseVolume):
         return ended
 
     async def _run(self, requests: Iterable[Request]) -> None:
-        """Runs requests concurrently to their end. Raises the first error."""
+        """Runs requests concurrently to completion. Raises the first error."""
         started: list[asyncio.Future[Error | None]] = []
         error: OSError | ValueError | None = None
         for request in requests:
@@ -342,5 +342,5 @@ class Volume(BaseVolume):
             if error is not None:
                 raise error
         finally:
-            # The traceback has this frame, which would keep the volume and the buffer.
+            # The traceback has this frame, which would keep the volume and the buffer alive.
             del error

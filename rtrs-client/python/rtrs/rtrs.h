@@ -11,7 +11,7 @@
  *   -EPERM       another process has opened the volume; this one is its child
  *   -ESHUTDOWN   the volume is closed, or its session has ended
  *   -ETIMEDOUT   a blocking call's request has not ended in time; it may still take effect
- *   -EIO         a failed request; or the library has failed, and so does each later call
+ *   -EIO         the request failed; or the library has failed, as will each later call
  *
  * Threads. Calls on a volume may run in parallel. A queue may be used by one thread at a time: use
  * during a call of another thread fails with -EBUSY. Handles are not checked: their use after
@@ -42,7 +42,7 @@ typedef struct rtrs_queue rtrs_queue;
 /* Returns the version of the library, such as "0.1.0". */
 const char *rtrs_version(void);
 
-/* Returns the reason of the last failure in this thread, valid until the next call of a function
+/* Returns the reason for the last failure in this thread, valid until the next call of a function
  * of this library in this thread; "" before the first failure. */
 const char *rtrs_error_message(void);
 
@@ -58,8 +58,8 @@ enum {
 
 typedef void (*rtrs_log_function)(void *user_data, int level, const char *message);
 
-/* Sets the receiver of log messages of the whole process up to this level, or none with NULL, as at
- * first. Threads of the library call it, several at a time. It must not use the library. When
+/* Sets the receiver of log messages of the whole process up to this level. NULL, the default, sets
+ * none. Threads of the library call it, several at a time. It must not use the library. When
  * rtrs_set_log() returns, the previous receiver is not running and will not be called. */
 int rtrs_set_log(rtrs_log_function function, void *user_data, int level);
 
@@ -78,16 +78,16 @@ int rtrs_options_set(rtrs_options *options, const char *name, const char *value)
 /* Frees the settings. NULL is ignored. Volumes that were opened with them stay open. */
 void rtrs_options_free(rtrs_options *options);
 
-/* Opens a volume with its queues. Waits at most 30 s longer than the setting retry-for, and at most
- * as long as the system's resolver for names. */
+/* Opens a volume with its queues. Waits at most 30 s longer than the setting retry-for, plus the
+ * time that the system's resolver takes. */
 int rtrs_open(const rtrs_options *options, rtrs_volume **volume);
 
 /* Opens the volume of a URI. */
 int rtrs_open_uri(const char *uri, rtrs_volume **volume);
 
-/* Ends the session. Requests in flight finish within this time, at most an hour; those that are
- * left fail with -ECONNABORTED, and the server may still run them. Returns their number. Queues
- * take no more requests; rtrs_poll() still returns completions. Takes at most 20 s longer. */
+/* Ends the session. Requests in flight have this time to finish, at most an hour; the rest fail
+ * with -ECONNABORTED, and the server may still run them. Returns the number of these. Queues take
+ * no more requests; rtrs_poll() still returns completions. Takes at most 20 s longer. */
 int rtrs_close(rtrs_volume *volume, uint32_t grace_ms);
 
 /* Frees a volume and its queues; ends the session at once if rtrs_close() has not. Afterwards the
@@ -118,7 +118,7 @@ struct rtrs_geometry {
     uint32_t flags;          /* RTRS_READ_ONLY ... */
 };
 
-/* Writes size, limits and capabilities as they are now; `bytes` is sizeof(struct rtrs_geometry). */
+/* Writes the current size, limits and capabilities; `bytes` is sizeof(struct rtrs_geometry). */
 int rtrs_get_geometry(const rtrs_volume *volume, struct rtrs_geometry *geometry, size_t bytes);
 
 /* Writes the identity of server and export, for the setting "identity", as a string of at most
@@ -166,13 +166,14 @@ int rtrs_next_event(rtrs_volume *volume, uint32_t timeout_ms, struct rtrs_event 
 /* Returns the number of queues: the setting "queues". */
 int rtrs_queue_count(const rtrs_volume *volume);
 
-/* Returns a queue, from 0 on. It belongs to the volume. */
+/* Returns a queue by its index, which starts at 0. It belongs to the volume. */
 int rtrs_get_queue(rtrs_volume *volume, uint32_t index, rtrs_queue **queue);
 
 /* ---- Queue ---- */
 
-/* Returns an eventfd for poll(2). It is readable while completions wait, or the session has ended,
- * and may be readable without a reason. Call rtrs_poll() with `min` 0 then; do not read it. */
+/* Returns an eventfd for poll(2). It is readable while completions wait or if the session has
+ * ended, and may be readable without a reason. Then call rtrs_poll() with `min` 0; do not read it.
+ */
 int rtrs_queue_fd(const rtrs_queue *queue);
 
 /* Returns the maximum number of requests in flight. */
@@ -204,7 +205,7 @@ int rtrs_submit_readv(rtrs_queue *queue, const struct iovec *iov, int count, uin
 int rtrs_submit_writev(rtrs_queue *queue, const struct iovec *iov, int count, uint64_t offset,
                        uint32_t flags, void *user_data);
 
-/* Makes all writes durable that completed before this call, on any queue of the volume. */
+/* Makes durable all writes that completed before this call, on any queue of the volume. */
 int rtrs_submit_flush(rtrs_queue *queue, uint32_t flags, void *user_data);
 
 /* Discards the content of a range, which may read as anything afterwards. */
@@ -233,7 +234,7 @@ int rtrs_poll(rtrs_queue *queue, uint32_t min, uint32_t max, uint32_t timeout_ms
 
 /* ---- Blocking calls ---- */
 
-/* Sets the maximum time of a request of a blocking call; 5 minutes at first. */
+/* Sets the maximum time of a request of a blocking call; 5 minutes by default. */
 int rtrs_queue_set_wait_max(rtrs_queue *queue, uint32_t wait_max_ms);
 
 /* Read or write all bytes, in several requests if there are more than rtrs_queue_io_max(). Data is
@@ -241,7 +242,7 @@ int rtrs_queue_set_wait_max(rtrs_queue *queue, uint32_t wait_max_ms);
 int rtrs_pread(rtrs_queue *queue, void *buffer, size_t bytes, uint64_t offset);
 int rtrs_pwrite(rtrs_queue *queue, const void *buffer, size_t bytes, uint64_t offset);
 
-/* Makes all writes durable that completed before, on any queue of the volume. */
+/* Makes durable all writes that completed before, on any queue of the volume. */
 int rtrs_flush(rtrs_queue *queue);
 
 struct rtrs_extent {

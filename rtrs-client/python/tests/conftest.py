@@ -1,7 +1,7 @@
-"""A rtrs-server for the tests.
+"""An rtrs-server for the tests.
 
-RTRS_BIN_DIR is the directory of the programs (target/debug); the library is that of RTRS_LIBRARY,
-or librtrs_capi.so of this directory.
+RTRS_BIN_DIR is the directory of the programs (target/debug); RTRS_LIBRARY is the library, by
+default librtrs_capi.so in that directory.
 """
 
 import os
@@ -18,7 +18,7 @@ os.environ.setdefault("RTRS_LIBRARY", str(PROGRAMS / "librtrs_capi.so"))
 # For the programs that tests start.
 os.environ.setdefault("PYTHONPATH", str(ROOT / "rtrs-client/python"))
 
-# Longest wait for an event that has to come, in seconds.
+# Longest wait for an event that must come, in seconds.
 LONG = 120
 MIB = 1 << 20
 
@@ -35,7 +35,7 @@ def wait_for(what, check):
 
 
 class Server:
-    """A rtrs-server with exports in memory."""
+    """An rtrs-server with exports in memory."""
 
     def __init__(self, scratch, exports):
         self._log = scratch / "server.log"

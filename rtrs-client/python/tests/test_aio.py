@@ -13,7 +13,7 @@ from conftest import LONG, MIB, descriptors, pattern, wait_for
 
 
 def run(test):
-    """Makes a test of a coroutine, which ends in time."""
+    """Turns a coroutine into a test with a time limit."""
 
     @functools.wraps(test)
     def body(**fixtures):
@@ -194,7 +194,7 @@ async def test_a_late_answer_for_extents_fails_no_request(server):
 async def test_events(server):
     async with await rtrs.aio.Volume.open(server.uri(), no_path="fail") as volume:
         assert await volume.next_event(0) is None
-        # An event that comes after a canceled wait is not lost.
+        # An event that arrives after a canceled wait is not lost.
         wait = asyncio.create_task(volume.next_event(LONG))
         await asyncio.sleep(0)
         wait.cancel()
@@ -223,7 +223,7 @@ def test_a_volume_belongs_to_its_loop(server):
         first.run(volume.close())
 
 
-def test_a_lost_volume_is_closed(server):
+def test_a_dropped_volume_is_closed(server):
     async def leave():
         volume = await rtrs.aio.Volume.open(server.uri())
         server.stop()
@@ -239,7 +239,7 @@ def test_a_lost_volume_is_closed(server):
         return reference() is None
 
     async def use():
-        # A first use makes the descriptors of the loop's threads.
+        # A first use creates the descriptors of the loop's threads.
         await asyncio.to_thread(gc.collect)
         before = descriptors()
         with pytest.warns(ResourceWarning, match="was not closed"):

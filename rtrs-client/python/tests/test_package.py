@@ -1,4 +1,4 @@
-"""The package: its declarations, and the programs of its documents."""
+"""The package: its declarations, and the programs in its documents."""
 
 import subprocess
 import sys
@@ -11,12 +11,12 @@ HEADER = (ROOT / "rtrs-client/capi/include/rtrs.h").read_text()
 
 
 def run_program(*words):
-    """Runs a program of Python to its end."""
+    """Runs a Python program to completion."""
     words = [sys.executable, *words]
     return subprocess.run(words, capture_output=True, text=True, timeout=LONG, check=False)
 
 
-def test_the_declarations_are_those_of_the_library():
+def test_the_declarations_match_the_library():
     copy = ROOT / "rtrs-client/python/rtrs/rtrs.h"
     assert copy.read_text() == HEADER, f"copy rtrs-client/capi/include/rtrs.h to {copy}"
     starts = ("int rtrs_", "void rtrs_", "const char *rtrs_")
@@ -55,7 +55,7 @@ def test_the_example_copies_a_volume(start_server):
     assert done.returncode == 1 and "cannot write" in done.stderr
 
 
-def test_the_program_of_the_document_runs(server):
+def test_the_program_in_the_document_runs(server):
     blocks = (ROOT / "docs/how-to/embed.md").read_text().split("```\n")
     programs = [block for block in blocks if block.startswith("import asyncio")]
     assert len(programs) == 1

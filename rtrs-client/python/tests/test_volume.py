@@ -147,7 +147,7 @@ def test_wrong_settings_are_refused(server, settings, kind, text):
         rtrs.Volume.open(server.uri(), **settings)
 
 
-def test_an_export_that_is_missing_has_an_error(server):
+def test_a_missing_export_is_an_error(server):
     with pytest.raises(rtrs.Error, match="ENOENT") as caught:
         rtrs.Volume.open(server.uri("none"))
     assert caught.value.errno == errno.ENOTCONN
@@ -359,7 +359,7 @@ def test_an_open_volume_cannot_be_pickled(volume):
         pickle.dumps(volume)
 
 
-def test_a_lost_volume_is_closed(server):
+def test_a_dropped_volume_is_closed(server):
     before = descriptors()
     volume = rtrs.Volume.open(server.uri(), wait_max=0.3)
     server.stop()

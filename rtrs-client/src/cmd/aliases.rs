@@ -1,13 +1,13 @@
-//! Commands by the names that other tools give them: `connect` and `disconnect` of nvme, `map` and
-//! `unmap` of rbd and rnbd, `mount`, `umount`, `ls`, `show`, `stop` and `shutdown`. They are not in
-//! the help; a tip names ours.
+//! Aliases: names that other tools give to commands, such as `connect` and `disconnect` of nvme,
+//! `map` and `unmap` of rbd and rnbd, `mount`, `umount`, `ls`, `show`, `stop` and `shutdown`. They
+//! are not in the help; a tip names our command.
 
 use std::ffi::OsString;
 use std::io::Write as _;
 
 use rtrs_core::settings::wants_json;
 
-/// Names of other tools, and our command with its flags.
+/// Names in other tools, and our command with its flags.
 const ALIASES: &[(&str, &[&str])] = &[
     ("connect", &["attach"]),
     ("map", &["attach"]),
@@ -47,7 +47,7 @@ fn misplaced(args: &[OsString]) -> Option<&str> {
     }
 }
 
-/// Returns the place of the command among the arguments, of which the first is the program.
+/// Returns the index of the command in the arguments, the first of which is the program.
 fn command_at(args: &[OsString]) -> Option<usize> {
     let mut at = 1;
     loop {
@@ -85,8 +85,8 @@ pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {
         // A failure to print a tip changes nothing.
         let _ = writeln!(
             std::io::stderr(),
-            "rtrs-client: tip: {flag} does not go before the command; its flags follow it, and \
-             the name of a volume needs no flag: rtrs-client status NAME"
+            "rtrs-client: tip: {flag} must follow the command, and the name of a volume needs no \
+             flag: rtrs-client status NAME"
         );
     }
     let replaced = replace(&mut args);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_command_before_it_are_found() {
+    fn flags_before_their_command_are_found() {
         let found = |line: &str| {
             let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             misplaced(&args).map(str::to_owned)

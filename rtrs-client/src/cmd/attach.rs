@@ -37,7 +37,7 @@ use crate::settings::{AttachSettings, SessionSettings, Settings};
 /// The arguments.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
-    /// Names of the exports at the server; each also names its volume on this host, without --as
+    /// Names of the exports at the server; without --as, each also names its volume on this host
     ///
     /// Several are volumes of one session: one process, one set of connections to the server. They
     /// share all settings. Use --device auto, or --socket with {name} in its path.
@@ -46,17 +46,17 @@ pub struct AttachArgs {
 
     /// Name of the volume on this host, if not that of the export
     ///
-    /// All other commands take this name, and the device links, sockets and NBD clients have it.
-    /// Exports of one name at two servers can be attached with it. With several exports, give it
-    /// once for each, in their order.
+    /// All other commands take this name, and device links, sockets and NBD clients use it. With
+    /// it, exports of one name at two servers can be attached. With several exports, give it once
+    /// for each, in the same order.
     #[arg(long = "as", value_name = "NAME")]
     pub local_names: Vec<String>,
 
-    /// Attach in this session, which is already attached, together with its volumes
+    /// Add the volume to this session, which is already attached
     ///
-    /// The name of one of its volumes, or its name at the server. The paths and all else are as the
-    /// session has them; the volume has its own device, socket, listen or vhost-user, with the
-    /// settings of these, access, read-only and identity.
+    /// The name of one of its volumes, or its name at the server. The paths and most settings are
+    /// those of the session; the volume has its own device, socket, listen or vhost-user, with
+    /// their settings, and its own access, read-only and identity.
     #[arg(
         long,
         value_name = "SESSION",
@@ -64,7 +64,7 @@ pub struct AttachArgs {
     )]
     pub session: Option<String>,
 
-    /// Another volume of the session, with its own settings: what apply starts a session with.
+    /// Another volume of the session, with its own settings; passed by apply.
     #[arg(long = "with", value_name = "JSON", hide = true)]
     with: Vec<LaterVolume>,
 
@@ -274,7 +274,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     if let Some(file) = &args.source.config {
         check_readable_again(file)?;
     }
-    // The same words: the environment tells the process that it is the daemon.
+    // The same arguments: the environment marks the process as the daemon.
     let outcomes = start_daemon(&plan, std::env::args_os().skip(1))?;
     if plan.more.is_empty()
         && let [only] = &outcomes[..]
@@ -333,8 +333,8 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     check_name("export name", export.as_ref().unwrap_or(name))?;
     if args.accept_new_identity {
         return Err(usage(
-            "--accept-new-identity is for the attach of a session; a volume that is added accepts \
-             any export without --identity, once what a dead process has left is detached",
+            "--accept-new-identity is for attaching a session; without --identity, an added volume \
+             accepts any export, once what a dead process has left is detached",
         ));
     }
     let mut settings = args.own()?;

@@ -27,7 +27,7 @@ pub struct CopyArgs {
     /// Volume URI, file or block device to write; - writes stdout
     ///
     /// A regular file is created or overwritten and gets the size of the source. A volume or block
-    /// device must be at least as large; what it has beyond stays as it is.
+    /// device must be at least as large; the rest of it is not changed.
     #[arg(value_name = "DST")]
     pub destination: String,
 
@@ -39,7 +39,7 @@ pub struct CopyArgs {
 
     /// Read DST after the flush and compare it with SRC
     ///
-    /// SRC must not change meanwhile. Not with -, which cannot be reread.
+    /// SRC must not change in the meantime. Not possible with -, which cannot be reread.
     #[arg(long)]
     pub verify: bool,
 

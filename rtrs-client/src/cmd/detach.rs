@@ -37,16 +37,16 @@ pub struct DetachArgs {
 
     /// Wait at most TIME (unit required, e.g. 5s) for running IO [default: 5s]
     ///
-    /// Wait at most TIME (unit required, e.g. 5s) for running IO; what still runs then fails and
-    /// the command exits 1. At most 10m; 0 does not wait.
+    /// IO that still runs after this time fails, and the command exits with 1. At most 10m; 0 does
+    /// not wait.
     #[arg(long, value_name = "TIME", default_value = "5s", hide_default_value = true)]
     pub within: Within,
 
     /// Detach even if the device or socket is in use; unwritten data is lost
     ///
-    /// Without this a device that is mounted, open or otherwise in use is not detached, nor a
+    /// Without this, a device that is mounted, open or otherwise in use is not detached, nor is a
     /// volume with connected NBD clients. The IO of its users fails. If the process is dead,
-    /// --force also forgets its unflushed writes: NBD clients do not learn if the server loses
+    /// --force also forgets its unflushed writes: NBD clients get no error if the server loses
     /// them.
     #[arg(long)]
     pub force: bool,
@@ -211,7 +211,7 @@ impl Ended {
 fn free(session: &Session, not_attached: Error, force: bool) -> Result<Ended, Error> {
     let (name, path) = (&session.name, session.left_socket());
     let freed = device::free(name, |export| session.run_dir.control_socket(export) == path)?;
-    // Without a run directory nothing was saved.
+    // Without a run directory, nothing was saved.
     let mut was_dead = false;
     if let Ok(saved) = Saved::beside(&session.run_dir, &path) {
         let ends_users = force || !freed.is_empty() || saved.device().is_some();

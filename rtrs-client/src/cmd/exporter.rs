@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for a session that did not answer the last scrape, so that a session that hangs does
 /// not delay every scrape by the longer limit.
 const SILENT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Address without `--listen` and socket activation.
+/// Address used without `--listen` and socket activation.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:9824";
 
 /// The arguments.
@@ -124,7 +124,7 @@ impl Exporter {
     }
 }
 
-/// Logs which sessions have stopped or begun to answer.
+/// Logs the sessions that have stopped or begun to answer.
 fn log_changes(before: &BTreeSet<String>, found: &Gathered) {
     for (name, error) in found.silent.iter().filter(|(name, _)| !before.contains(name)) {
         tracing::warn!("session {name:?} does not answer: {error}");

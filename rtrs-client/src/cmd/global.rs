@@ -34,7 +34,7 @@ pub struct GlobalArgs {
 }
 
 impl GlobalArgs {
-    /// The run directory.
+    /// Returns the run directory.
     pub(super) fn run_dir(&self) -> Result<RunDir, Error> {
         Ok(RunDir::new(self.run_dir.clone())?)
     }

@@ -1,7 +1,7 @@
 //! Provider on a ring, for commands that test a link: runs pings, or one connect.
 //!
 //! The calling thread is the shard. Nothing outlives the call, and every run ends: each ping has
-//! its own time limits, and so has a connect.
+//! its own time limits, and so does a connect.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, system};
 use crate::tls::TlsSources;
 
 const RING_ENTRIES: u32 = 256;
-/// Latencies are measured without sleep.
+/// Polls between events, since a sleep would distort the measured latencies.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
 /// Maximum number of RDMA reads in flight, at either end.
 const READS_MAX: u8 = 16;
@@ -33,7 +33,7 @@ const READS_MAX: u8 = 16;
 pub(crate) struct LinkOptions {
     /// Request checksums.
     pub(crate) crc: bool,
-    /// Limit to what any iWARP peer supports.
+    /// Use only what every iWARP peer supports.
     pub(crate) plain: bool,
     /// Time limit for connects.
     pub(crate) timeout: Duration,
@@ -107,8 +107,8 @@ impl Link {
         (self.fabric.as_mut(), &self.ring)
     }
 
-    /// Runs pings to their ends. After a message in `stop`, or the end of `limit`, no more rounds
-    /// begin; a second message ends everything.
+    /// Runs pings to completion. After a message in `stop`, or once `limit` has passed, no more
+    /// rounds begin; a second message ends everything.
     pub(crate) fn ping(
         &mut self,
         clients: &mut [PingClient],

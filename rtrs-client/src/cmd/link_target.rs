@@ -11,12 +11,12 @@ use crate::tls::TlsSources;
 /// Time limit of a step.
 pub(super) type Timeout = Time<{ 10 * MILLISECOND }, { 10 * MINUTE }>;
 
-/// Portal, with the information whether its port was written.
+/// Portal, and whether its port was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkTarget {
     /// Portal of the server.
     pub portal: Portal,
-    /// Whether no port was written.
+    /// Whether no port was given.
     pub default_port: bool,
 }
 

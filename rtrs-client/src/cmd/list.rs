@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_of_all_users_name_theirs_and_cannot_forge_lines() {
+    fn sessions_of_all_users_show_their_owner_and_cannot_forge_lines() {
         let silent = |name: &str, state, pid| Found {
             uid: Some(1000),
             answer: Answer::Silent(Silent {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_names_the_directory_and_whose_sessions_are_not_in_it() {
+    fn an_empty_list_names_the_directory_and_hints_at_the_sessions_of_root() {
         let dir = RunDir::new(Some("/run/user/7/rtrs".into())).unwrap();
         assert_eq!(hint(&dir, false), "no session in /run/user/7/rtrs");
         let of_root =

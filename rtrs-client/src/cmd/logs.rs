@@ -31,7 +31,7 @@ pub struct LogsArgs {
 
     /// Print only the last N lines
     ///
-    /// Without it the whole log is printed.
+    /// Without it, the whole log is printed.
     #[arg(short = 'n', long, value_name = "N")]
     pub lines: Option<usize>,
 
@@ -73,8 +73,8 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Log of the session that has the volume of this name, which is named after its first volume, or
-/// the log that a past session of this name has left.
+/// Log of the session that has this volume; it is named after the session's first volume. If there
+/// is no such session, the log that a past session of this name has left.
 fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     let log = match ask(name, &run_dir.control_socket(name), ASK) {
         Some(Answer::Status(status)) if !status.log.is_empty() => status.log,
@@ -110,7 +110,7 @@ fn print(text: &[u8]) -> Result<(), Error> {
 
 fn no_log(name: &str, path: &Path) -> Error {
     let text = format!(
-        "{name:?} has no log {}: it was not attached with this run directory, or in the foreground \
+        "{name:?} has no log {}: it was attached in the foreground, or not with this run directory \
          (check list and --run-dir)",
         path.display()
     );

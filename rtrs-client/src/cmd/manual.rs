@@ -55,7 +55,7 @@ takeover: true
 pub(super) fn manual() -> Manual {
     Manual {
         version: env!("CARGO_PKG_VERSION"),
-        // As nbd-client and qemu-nbd: attaching a device is the work of an administrator.
+        // As for nbd-client and qemu-nbd: attaching a device is the work of an administrator.
         section: |_| 8,
         examples: include_str!("examples.txt"),
         files: FILES,
@@ -66,7 +66,7 @@ pub(super) fn manual() -> Manual {
                 description: "A file of rtrs-client attach --config or rtrs-client bench --config, \
                     in YAML. Each key is also a flag of these commands, with the same name; flags \
                     override the file, and a repeatable flag replaces its list. A missing key has \
-                    its default, and an unknown one is an error with its line.\n\n\
+                    its default. An unknown key is an error, reported with its line.\n\n\
                     rtrs-client attach --print-config prints a complete file.",
                 keys: KeyGroup::by_section(describe::<Settings>()),
                 example: CLIENT_YAML,
@@ -83,7 +83,7 @@ pub(super) fn manual() -> Manual {
                     vhost-user. The name of a session may be left out; it is that of the first \
                     volume. A missing key has its default.\n\n\
                     rtrs-client diff prints how the running sessions differ from the file, apply \
-                    makes them match it, and save writes it from what runs.",
+                    makes them match it, and save writes it from the running sessions.",
                 keys: key_groups(),
                 example: include_str!("../../../configs/volumes.yaml"),
             },

@@ -48,7 +48,7 @@ pub(super) fn run(args: &MetricsArgs, global: &GlobalArgs) -> Result<(), Error> 
 /// Metrics of all sessions of a run directory.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// Samples of all sessions, with the sample of each that says whether it answered.
+    /// Samples of all sessions; one sample of each shows whether it answered.
     pub(super) samples: Samples,
     /// Sessions that did not answer, by name, and the reasons.
     pub(super) silent: Vec<(String, RequestError)>,

@@ -103,10 +103,10 @@ pub enum Command {
     /// Make the sessions of this host match a file
     ///
     /// Attaches sessions that do not run, and changes settings and paths of those that do, without
-    /// interrupting their IO. What cannot change while a session runs is reported, and done with
-    /// --reattach. Sessions that the file does not list are reported, and detached with --prune. A
-    /// second apply of the same file does nothing. A failure does not keep other sessions from
-    /// being applied; the command then exits with 1.
+    /// interrupting their IO. Changes that a running session cannot make are reported, and made
+    /// with --reattach. Sessions that the file does not list are reported, and detached with
+    /// --prune. A second apply of the same file does nothing. A failure does not keep other
+    /// sessions from being applied; the command then exits with 1.
     Apply(ApplyArgs),
     /// Print what apply would do
     ///
@@ -147,9 +147,9 @@ pub enum Command {
     /// Serve the metrics of all sessions at one address
     ///
     /// Answers GET /metrics in the text format of Prometheus until SIGTERM, with the metrics of all
-    /// sessions in the run directory at the time. A session that hangs has
-    /// rtrs_client_session_up 0 and does not delay the others. rtrs-client-exporter.socket of the
-    /// package starts it with the first scrape.
+    /// sessions in the run directory at the time. A session that hangs has rtrs_client_session_up 0
+    /// and does not delay the others. rtrs-client-exporter.socket of the package starts it on the
+    /// first scrape.
     Exporter(ExporterArgs),
     /// Print the log of a background session
     ///
@@ -159,8 +159,8 @@ pub enum Command {
     /// Detach sessions
     ///
     /// Finishes running requests, closes each session and ends its process, one after another. NAME
-    /// is the name of the volume, as list shows it. Exits with 1 if one could not be detached; the
-    /// others are.
+    /// is the name of the volume, as list shows it. Exits with 1 if a session could not be
+    /// detached; the others still are.
     Detach(DetachArgs),
     /// List the exports of servers
     ///
@@ -210,14 +210,14 @@ pub enum Command {
     /// the data of this end and writes it back, and this end compares it. Ends with a table. Exits
     /// with 1 if anything was lost.
     Ping(Box<PingArgs>),
-    /// Check paths step by step and say what to fix
+    /// Check paths step by step and suggest fixes
     ///
     /// The steps range from host name, route, device and port to a ping and the first message of a
     /// session, which is not opened. Exits with 1 if a step fails.
     Doctor(DoctorArgs),
     /// Manage this client's key
     ///
-    /// For tls:// and rdma:// with --key-file, as ssh-keygen for ssh. Add the line that `show`
+    /// For tls:// and rdma:// with --key-file, like ssh-keygen for ssh. Add the line that `show`
     /// prints to the clients-file of the server.
     #[command(subcommand)]
     Key(KeyCommand),
@@ -231,9 +231,9 @@ pub enum Command {
     /// The client runs this itself, because it must not wait for a device that it serves.
     #[command(hide = true)]
     OpenDevice(OpenDeviceArgs),
-    /// Print the properties from which udev makes the links of a device
+    /// Print the properties from which udev creates the links of a device
     ///
-    /// The rule of udev runs this (60-rtrs.rules).
+    /// The udev rules run this (60-rtrs.rules).
     #[command(hide = true)]
     UdevProperties(UdevArgs),
 }

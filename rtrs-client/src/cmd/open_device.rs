@@ -1,4 +1,5 @@
-//! `open-device`: run by the client itself, because it must not wait for a device that it serves.
+//! `open-device`: run by the client in a child process, because a session must not wait for a
+//! device that it serves.
 
 use std::path::PathBuf;
 

@@ -30,19 +30,19 @@ pub struct TransferArgs {
 
     /// Longest request (4k to 32M, in steps of 4k) [default: 256k]
     ///
-    /// All requests together have at most 1G of memory; compare and --verify use twice as much.
+    /// All requests together use at most 1G of memory; compare and --verify use twice as much.
     #[arg(long, value_name = "SIZE", default_value = "256k", hide_default_value = true)]
     pub request_size: ByteSize,
 
     /// Show the progress even if stderr is not a terminal
     ///
-    /// There it is a line every 5 s. On a terminal it is shown anyway, except with -o json.
+    /// It is then a line every 5 s. On a terminal, progress is always shown, except with -o json.
     #[arg(long)]
     pub progress: bool,
 
     /// Log messages to print on stderr [default: warn]
     ///
-    /// As the setting log of a session.
+    /// Like the setting log of a session.
     #[arg(long, value_name = "FILTER", default_value = "warn", hide_default_value = true)]
     pub log: LogFilter,
 }

@@ -83,7 +83,7 @@ struct Saved {
     sessions: Vec<Shared>,
     /// Volumes that cannot be saved, each with the reason.
     left_out: Vec<String>,
-    /// Names of both.
+    /// Names of all these volumes.
     names: Vec<String>,
 }
 
@@ -107,7 +107,7 @@ impl Saved {
                 return;
             }
         };
-        // A volume that was added meanwhile is in the list of only one of them.
+        // If a volume is being added, only the later answer may list it.
         let shares = |one: &&mut Shared| {
             let has = |name| status.volumes.contains(name);
             one.volumes.contains(&status.name) || one.names().any(has)
@@ -165,7 +165,7 @@ impl Shared {
         self.plans.iter().map(|plan| &plan.session.name)
     }
 
-    /// Returns the session's entry in the file. Its volumes have the order of their attach.
+    /// Returns the session's entry in the file. Its volumes are in the order of their attach.
     fn entry(mut self) -> Value {
         let place = |name: &String| self.volumes.iter().position(|one| one == name);
         self.plans.sort_by_key(|plan| {
@@ -186,8 +186,8 @@ impl Shared {
 /// Maximum number of symbolic links that are followed, as in Linux.
 const LINKS_MAX: usize = 40;
 
-/// Returns the file to replace, which need not exist and is not a symbolic link. None for what
-/// cannot be replaced: a device, a pipe, a descriptor of a process.
+/// Returns the file to replace, which need not exist and is not a symbolic link. Returns None for
+/// anything that cannot be replaced: a device, a pipe, a descriptor of a process.
 fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Ok(None),
@@ -207,7 +207,7 @@ fn replaceable(path: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// Writes a file as a whole or not at all. A file that is replaced keeps its permissions, and stays
-/// where a symbolic link points. Anything but a file is written to.
+/// where a symbolic link points. Anything but a regular file is written to directly.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let Some(path) = replaceable(path)? else {
         return fs::OpenOptions::new().append(true).open(path)?.write_all(text.as_bytes());
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_behind_a_link_is_replaced_in_its_place_and_keeps_its_permissions() {
+    fn a_file_behind_a_link_is_replaced_in_place_and_keeps_its_permissions() {
         let scratch = format!("rtrs-save-{}", std::process::id());
         let dir = std::env::temp_dir().join(scratch);
         fs::create_dir(&dir).unwrap();

@@ -67,8 +67,8 @@ impl Session {
         self.run_dir.control_socket(&self.name)
     }
 
-    /// Control socket that a dead process has left. `list` shows a long name as far as the socket's
-    /// file name contains it, and this finds the socket by that name too.
+    /// Control socket that a dead process has left behind. `list` shows a long name as far as the
+    /// socket's file name contains it, and this finds the socket by that name too.
     pub(super) fn left_socket(&self) -> PathBuf {
         let path = self.control_socket();
         if path.exists() {

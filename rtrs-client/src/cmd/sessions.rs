@@ -150,7 +150,7 @@ pub(super) fn ask(name: &str, path: &Path, timeout: Duration) -> Option<Answer> 
     };
     match request(path, &Request::Status, timeout) {
         Ok((status, _)) => Some(Answer::Status(status)),
-        // A process that ends in order removes its socket.
+        // A process that exits cleanly removes its socket.
         Err(RequestError::NotRunning) if std::fs::symlink_metadata(path).is_err() => None,
         Err(RequestError::NotRunning) => {
             silent(SessionState::Dead, "its process has ended".to_owned(), None)
@@ -172,7 +172,7 @@ pub(super) struct Reply<T> {
 
 /// Sends a request to all sessions of a run directory, many at the same time, each with the time
 /// limit that `timeout` returns for its name. The replies have the order of the names. Sessions
-/// that ended in order are omitted.
+/// that ended cleanly are omitted.
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.

@@ -1,4 +1,4 @@
-//! Every flag has its help, its key and its effect; wrong usage suggests a correction.
+//! Tests that every flag has help, a key and an effect, and that errors suggest a correction.
 
 use std::path::PathBuf;
 

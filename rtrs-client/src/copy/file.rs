@@ -72,8 +72,8 @@ impl OpenFile {
         Self::new(file, path)
     }
 
-    /// Opens a file for reading and writing, and creates it if there is none. Its content stays. A
-    /// block device must not be mounted.
+    /// Opens a file for reading and writing, and creates it if there is none, but keeps its
+    /// content. A block device must not be mounted.
     pub(super) fn destination(path: &Path) -> Result<Self, Error> {
         let found = usable(path)?;
         let is_device = found.as_ref().is_some_and(|metadata| !metadata.is_file());
@@ -105,7 +105,7 @@ impl OpenFile {
         (self.is_device || !self.is_writable).then_some(self.size)
     }
 
-    /// Empties a regular file. Then it has this size, if that is known, and reads as zeroes.
+    /// Empties a regular file and sets its size, if known. The file then reads as zeroes.
     pub(super) fn empty(&mut self, size: Option<u64>) -> Result<(), Error> {
         if self.is_device {
             return Ok(());
@@ -205,7 +205,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Extents of a range from its start. Without support of the file system, all is data.
+    /// Extents of a range from its start. All is data if the file system does not support holes.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let (end, mut at, mut extents) = (offset + len, offset, Vec::new());
         while at < end && extents.len() < EXTENTS_MAX {

@@ -74,7 +74,7 @@ pub(super) fn source(text: &str, setup: Setup) -> Result<Opened, Error> {
     }
 }
 
-/// Opens an end for writing. A regular file is emptied once nothing forbids the copy of `source`.
+/// Opens an end for writing. A regular file is emptied once `source` is known to be suitable.
 pub(super) fn destination(text: &str, source: &Opened, setup: Setup) -> Result<Opened, Error> {
     match Target::new(text) {
         Target::Volume(uri) => {

@@ -12,13 +12,13 @@ const RANGES_LOW: usize = 64;
 /// Known extents of an end, from the position of the planner on.
 #[derive(Debug)]
 pub(super) struct ExtentMap {
-    /// Bytes to know about.
+    /// Number of bytes that the map covers.
     size: u64,
     /// Holes begin and end at multiples of this.
     align: u64,
     /// Ends of ranges, in order, and whether they are holes. Neighbors differ.
     ranges: VecDeque<(u64, bool)>,
-    /// Everything before is known, or has been.
+    /// Everything before this offset is known, or was before it was forgotten.
     end: u64,
     /// A request for extents is in flight.
     requested: bool,
@@ -62,7 +62,7 @@ impl ExtentMap {
         self.push(self.size, false);
     }
 
-    /// Extends the map to `end`, if that is beyond.
+    /// Extends the map to `end`, if that is beyond its end.
     fn push(&mut self, end: u64, hole: bool) {
         if end <= self.end {
             return;
@@ -142,7 +142,7 @@ impl Planner {
         let len = match (source_hole, destination_hole) {
             (true, true) => end - offset,
             (true, false) => (end - offset).min(self.sizes.zeroes),
-            // Up to a multiple of the longest piece, so that requests are aligned.
+            // Ends at a multiple of the longest piece, so that requests are aligned.
             (false, _) => (end - offset).min(self.sizes.data - offset % self.sizes.data),
         };
         self.next += len;
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_cut_at_multiples_and_holes_are_long() {
+    fn data_is_split_at_multiples_and_holes_are_longer() {
         let size = 8 << 20;
         let source = map(size, &[(12 << 10, false), (3 << 20, true), (70 << 10, false)]);
         let mut planner = Planner::new(source, ExtentMap::uniform(false), SIZES, size);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Wait of a copy that shows nothing.
+/// Maximum wait of a copy that shows nothing.
 const QUIET_WAIT: Duration = Duration::from_secs(60);
 
 /// State of a copy.
@@ -12,7 +12,7 @@ pub(crate) struct Position {
     pub(crate) verb: &'static str,
     /// Bytes that are done.
     pub(crate) done: u64,
-    /// All bytes, if their number is known.
+    /// Total number of bytes, if known.
     pub(crate) total: Option<u64>,
     /// Time since the start.
     pub(crate) elapsed: Duration,
@@ -37,7 +37,7 @@ impl Progress {
         Self { show: None, interval: QUIET_WAIT, begin: now, next: now, has_shown: false }
     }
 
-    /// Creates a receiver that passes the position to `show` once in `interval`, and None at the
+    /// Creates a receiver that passes the position to `show` once per `interval`, and None at the
     /// end if it has passed one.
     pub(crate) fn new(interval: Duration, show: impl FnMut(Option<Position>) + 'static) -> Self {
         Self { show: Some(Box::new(show)), interval, ..Self::silent() }

@@ -11,7 +11,7 @@ use super::progress::{Position, Progress};
 use super::side::{Done, End, Limits, Op, Request, Sizes, Wake, Which};
 use crate::error::{Error, ErrorKind};
 
-/// Alignment of holes, at least.
+/// Minimum alignment of holes.
 const ALIGN_MIN: u64 = 4096;
 
 /// Both ends, and the memory of requests.
@@ -20,7 +20,8 @@ pub(super) struct Ends {
     destination: End,
     /// Results of both ends, and signals.
     wakes: Receiver<Wake>,
-    /// Maximum number of pieces at a time. They have the slots below it, other requests have it.
+    /// Maximum number of pieces at a time. Pieces use the slots below this number, and other
+    /// requests the slot of this number.
     requests: usize,
     spare: Vec<OwnedBytes>,
     /// Longest piece with data.
@@ -133,16 +134,16 @@ impl Mode {
     }
 }
 
-/// Numbers of bytes of a run.
+/// Byte counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     /// Bytes that were read from the source.
     pub(super) read: u64,
     /// Bytes of data that were written.
     pub(super) data: u64,
-    /// Bytes that were made zeroes.
+    /// Bytes that were zeroed.
     pub(super) zeroes: u64,
-    /// Bytes that are zeroes at both ends without a write, or holes of both.
+    /// Bytes that are zero at both ends without a write, or holes at both.
     pub(super) skipped: u64,
 }
 
@@ -213,7 +214,7 @@ fn planner(ends: &Ends, mode: Mode, limit: u64) -> Planner {
     };
     let zeroes = match mode {
         Mode::Copy { .. } => ends.limits(Which::Destination).zeroes_max,
-        // A hole of the source is compared with what the destination has.
+        // A hole of the source is compared with the destination's data.
         Mode::Compare | Mode::Verify => 0,
     };
     let zeroes = (zeroes - zeroes % align).max(ends.piece);
@@ -286,7 +287,7 @@ impl Run<'_> {
 
     fn request_extents(&mut self) {
         for which in Which::ALL {
-            // After the last piece, the rest is of no interest.
+            // After the last piece, further extents do not matter.
             if !self.planner.is_finished()
                 && let Some((offset, len)) = self.map(which).next_request()
             {
@@ -464,7 +465,7 @@ impl Run<'_> {
         }
     }
 
-    /// Notes a difference. Pieces after it need no comparison.
+    /// Records a difference. Pieces after it need no comparison.
     fn differ(&mut self, offset: u64) {
         let lowest = self.difference.map_or(offset, |other| other.min(offset));
         self.difference = Some(lowest);
@@ -473,7 +474,7 @@ impl Run<'_> {
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
-    // Without a branch for each byte.
+    // Avoids a branch for each byte.
     bytes.chunks(4096).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }
 

@@ -39,7 +39,7 @@ impl Which {
 pub(super) struct Limits {
     /// Bytes that the end has, or that fit; None for a stream or a file that grows.
     pub(super) size: Option<u64>,
-    /// Block size: an offset is a multiple of it.
+    /// Block size; offsets are multiples of it.
     pub(super) block: u32,
     /// Longest read or write.
     pub(super) io_max: u32,
@@ -115,7 +115,7 @@ pub(super) struct Done {
 #[derive(Debug)]
 pub(super) enum Wake {
     Done(Done),
-    /// A signal asks for the end.
+    /// A signal requests the end.
     Signal,
 }
 
@@ -141,7 +141,7 @@ pub(super) trait Side {
 
     fn submit(&mut self, request: Request);
 
-    /// Reason for which all requests fail, if there is one.
+    /// Reason why all requests fail, if there is one.
     fn explain(&self) -> Option<String> {
         None
     }

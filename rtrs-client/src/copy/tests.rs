@@ -310,7 +310,7 @@ fn holes_and_zeroes_are_not_written_where_the_destination_has_them() {
     assert!(destination.0.lock().bytes == data);
     assert_eq!((destination.count(Op::Zero), source.count(Op::Extents)), (1, 1));
 
-    // The promise that all is zero makes extents and zeroes needless.
+    // The promise that everything is zero makes extents and zeroes unnecessary.
     let empty = Memory::new(vec![0; 200 << 10]);
     let promised = Mode::Copy { destination_is_zero: true };
     let totals = run_all(&source, &empty, promised).unwrap().totals;
@@ -320,7 +320,7 @@ fn holes_and_zeroes_are_not_written_where_the_destination_has_them() {
 }
 
 #[test]
-fn an_end_that_cannot_list_extents_has_data() {
+fn an_end_that_cannot_list_extents_is_treated_as_data() {
     let source = Memory::new(pattern(100 << 10));
     let source = source.with(|one| one.extents = Err(IoStatus::Unsupported));
     let destination = Memory::new(vec![0; 100 << 10]).with(|one| one.extents = Ok(Vec::new()));

@@ -1,4 +1,4 @@
-//! A volume as an end: an embedded session with the queues of the client's engine.
+//! Volume as one end of a copy: an embedded session with the queues of the client's engine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::embed::{
 };
 use crate::error::{Error, ErrorKind, system, usage};
 
-/// Time of requests in flight when a copy ends early.
+/// Time that requests in flight have to finish when a copy ends early.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time after which a waiting thread looks again.
+/// Interval at which a waiting thread checks again.
 const WAIT: Duration = Duration::from_secs(60);
 
 /// Access to an opened volume.
@@ -31,21 +31,21 @@ pub(super) enum VolumeAccess {
     Write,
 }
 
-/// Request that the session has.
+/// Request held by the session.
 #[derive(Debug)]
 struct Held {
     request: Request,
     memory: Option<SharedBytes>,
 }
 
-/// Requests that the session has, by slot.
+/// Requests held by the session, by slot.
 #[derive(Debug)]
 struct InFlight {
     held: Vec<Option<Held>>,
     has_ended: bool,
 }
 
-/// End that is a volume.
+/// Volume as one end of a copy.
 pub(super) struct VolumeSide {
     volume: EmbeddedVolume,
     limits: Limits,

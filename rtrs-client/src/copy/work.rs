@@ -11,7 +11,7 @@ use super::side::{Results, Setup, Sizes, Wake, Which};
 use crate::daemon::signals::forward_signals;
 use crate::error::{Error, ErrorKind, usage};
 
-/// Copy to do.
+/// Requested copy.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyTask {
     pub(crate) source: String,
@@ -32,15 +32,15 @@ pub(crate) struct Copied {
     pub(crate) size: u64,
     /// Bytes of data that were written.
     pub(crate) data: u64,
-    /// Bytes that were made zeroes.
+    /// Bytes that were zeroed.
     pub(crate) zeroes: u64,
-    /// Bytes of zeroes that the destination had already.
+    /// Bytes of zeroes that the destination already had.
     pub(crate) skipped: u64,
     /// Bytes of the destination beyond the last block of the copy, which did not change.
     pub(crate) unchanged: u64,
 }
 
-/// Comparison to do.
+/// Requested comparison.
 #[derive(Clone, Debug)]
 pub(crate) struct CompareTask {
     pub(crate) source: String,
@@ -66,7 +66,7 @@ fn setups(sizes: Sizes) -> ([Setup; 2], mpsc::Sender<Wake>, mpsc::Receiver<Wake>
     (Which::ALL.map(setup), wakes, inbox)
 }
 
-/// Makes signals end the run; closing the terminal does so too.
+/// Makes signals end the run, as does closing the terminal.
 fn end_on_signals(wakes: mpsc::Sender<Wake>) -> Result<Forwarding, Error> {
     forward_signals(move |signal| {
         if signal != Signal::Dump {
@@ -79,7 +79,7 @@ fn end_on_signals(wakes: mpsc::Sender<Wake>) -> Result<Forwarding, Error> {
 /// Copies one end to the other.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] if the ends do not fit, before anything was written; otherwise the first
+/// [`ErrorKind::Usage`] if the ends do not match, before anything was written; otherwise the first
 /// error, with the end and the offset.
 pub(crate) fn copy(task: &CopyTask, progress: &mut Progress) -> Result<Copied, Error> {
     copy_until(task, progress, end_on_signals)

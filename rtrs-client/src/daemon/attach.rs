@@ -60,9 +60,9 @@ pub(crate) fn run(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Erro
     attach(plan, passed).inspect_err(report_failure)
 }
 
-/// Tries to acquire what a start needs and the plan does not check, and releases it: open files,
-/// the address of the metrics, the certificates or RDMA devices of the paths, and the rings of the
-/// shards.
+/// Tries to acquire everything that a start needs and the plan does not check, and releases it:
+/// open files, the address of the metrics, the certificates or RDMA devices of the paths, and the
+/// rings of the shards.
 ///
 /// # Errors
 /// The same as those of a start.
@@ -90,7 +90,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
         .map_err(system("cannot start the log's thread"))?;
     open_files::prepare(plan)?;
     let background = is_in_background();
-    // The service of the command that started a background process is not this process's own.
+    // A background process is not part of the service of the command that started it.
     let manager = if background { ServiceManager::default() } else { ServiceManager::from_env() };
     manager.starting(start_max(plan) + START_MARGIN);
     plan.run_dir.make()?;
@@ -138,8 +138,8 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
             None => ended,
         };
     }
-    // No earlier than this: so far, Ctrl-C in the terminal of the attach also ends this process,
-    // and so does the end of the command.
+    // Not before this point: until now, Ctrl-C in the terminal of the attach also ends this
+    // process, and so does the end of the command.
     if background {
         end_with_starter(false).map_err(system("cannot outlive the attach command"))?;
         become_daemon().map_err(system("cannot leave the terminal"))?;
@@ -156,7 +156,7 @@ fn check_starter() -> Result<(), Error> {
     Ok(())
 }
 
-/// Logs the sockets that the service manager passed and no volume uses.
+/// Logs the sockets that the service manager passed but no volume uses.
 fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
     for socket in plan.unused(passed) {
         tracing::warn!(

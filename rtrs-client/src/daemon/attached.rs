@@ -1,9 +1,9 @@
 //! Volumes of an attached session, each from attach to detach, and the end of the session.
 //!
 //! A volume first opens, then waits for the paths that it requires, then its front end serves it:
-//! NBD clients may connect, or the kernel gets its device. A detach proceeds in the opposite order,
-//! each step with a time limit, while the other volumes continue; the last one ends the session.
-//! This runs on the process's main thread, which the kernel treats as the owner of the devices.
+//! NBD clients may connect, or the kernel gets its device. A detach proceeds in reverse order, each
+//! step with a time limit, while the other volumes continue; the last one ends the session. This
+//! runs on the process's main thread, which the kernel treats as the owner of the devices.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -185,7 +185,7 @@ impl AttachedSession {
         }
     }
 
-    /// Waits for the next event or time limit, at most until this time, and handles it.
+    /// Waits for the next event or time limit, but not beyond `until`, and handles it.
     pub(super) fn step(&mut self, inbox: &mpsc::Receiver<Wake>, until: Option<Instant>) {
         let due = self.over.or_else(|| self.volumes.iter().filter_map(Volume::due).min());
         let due = due.into_iter().chain(until).min();

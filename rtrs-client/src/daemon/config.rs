@@ -35,7 +35,7 @@ pub(crate) fn session_config(
     plan: &SessionPlan,
     volumes: Vec<VolumeConfig>,
 ) -> Result<SessionConfig, Error> {
-    let id = random_uuid().map_err(system("no random numbers"))?;
+    let id = random_uuid().map_err(system("cannot get random numbers"))?;
     let mut seed = [0; 8];
     seed.copy_from_slice(&id[8..]);
     let (schemes, set) = (schemes(plan), &plan.settings);

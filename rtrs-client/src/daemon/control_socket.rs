@@ -155,7 +155,7 @@ impl Session {
         let (invalidate_reads, heartbeat) = of_path.ok_or("the session is ending")?;
         let found = resolve(&portal).map_err(|why| why.to_string())?;
         let target = path_target(&portal, Ok(found), provider, invalidate_reads, heartbeat);
-        let uuid = random_uuid().map_err(|e| format!("no random numbers: {e}"))?;
+        let uuid = random_uuid().map_err(|e| format!("cannot get random numbers: {e}"))?;
         Ok(Change::Add { target, uuid, replaces: replaces.to_vec() })
     }
 }

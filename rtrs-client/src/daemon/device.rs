@@ -34,7 +34,7 @@ const SCAN_PATIENCE: Duration = Duration::from_secs(10);
 const UDEV_PATIENCE: Duration = Duration::from_secs(5);
 /// Time for processes that open a device only briefly, as udev does after a write.
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit until all shards know a new size.
+/// Time limit for all shards to learn a new size.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for the check whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_other_than_nbd_are_not_judged() {
+    fn devices_other_than_nbd_are_not_checked() {
         refuse_if_used("v", Path::new("/dev/sda")).unwrap();
     }
 

@@ -22,8 +22,8 @@ pub(crate) struct LeftToUsers {
 
 impl LeftToUsers {
     /// Whether the next process of the volume has to know the epoch of this one. A detach states
-    /// that users that have disconnected cleanly are done. Users of an earlier process may have yet
-    /// to connect.
+    /// that users that have disconnected cleanly are done. Users of an earlier process may not have
+    /// connected yet.
     pub(crate) fn needs_epoch(self, detached: bool) -> bool {
         match self.outstanding {
             Outstanding::Loss | Outstanding::Inherited => true,
@@ -43,7 +43,7 @@ struct Ending {
     abandoned: usize,
 }
 
-/// Ends of front ends; on shard 0.
+/// Ends of front ends, kept on shard 0.
 #[derive(Debug, Default)]
 pub(crate) struct Endings {
     /// Number of IOs that had not ended when all front ends of a shard stopped.
@@ -55,14 +55,14 @@ pub(crate) struct Endings {
 }
 
 impl Endings {
-    /// Counts the front ends of a shard after all had to stop.
+    /// Counts the front ends of a shard after all were stopped.
     pub(crate) fn add(&mut self, stopped: FrontsStopped) {
         self.abandoned += stopped.abandoned;
         self.may_return.extend(stopped.may_return);
     }
 
-    /// Counts a shard's front end of this device, of which there are as many as `shards`. Returns
-    /// the number of IOs that had not ended, once all have stopped.
+    /// Counts a stopped front end of this device; each of the `shards` has one. Returns the number
+    /// of IOs that had not ended, once all have stopped.
     pub(crate) fn add_device(
         &mut self,
         device: DeviceIndex,
@@ -88,7 +88,7 @@ impl Endings {
         engine: &ClientEngine,
     ) -> Option<LeftToUsers> {
         let before = self.may_return.len();
-        // The number may be used again.
+        // The index may be reused.
         self.may_return.retain(|left| *left != device);
         let may_return = self.may_return.len() < before;
         engine.outstanding(device).map(|outstanding| LeftToUsers { may_return, outstanding })

@@ -22,7 +22,7 @@ pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) enum Wake {
     Session(Event),
     Signal,
-    /// Create control sockets again that were removed.
+    /// Recreate control sockets that were removed.
     Reload,
     Detach(Detach),
     /// Attach another volume.
@@ -57,8 +57,8 @@ impl SavedFiles {
     }
 }
 
-/// Interval of marking the saved files as used. systemd-tmpfiles removes files of /tmp after 10
-/// days.
+/// Interval at which the saved files are marked as used. systemd-tmpfiles removes files of /tmp
+/// after 10 days.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 
 /// Forwards the session's events, saves state for a takeover in `files`, and resolves the hosts of
@@ -116,7 +116,7 @@ pub(crate) fn wait_ready(
         Ok(Wake::Session(Event::FrontFailed(_, error))) => error.to_string(),
         Ok(Wake::Session(Event::ShardFailed(shard, error))) => format!("shard {shard}: {error}"),
         Ok(Wake::Signal) => BY_SIGNAL.to_owned(),
-        Ok(_) => "the session ended before it began".to_owned(),
+        Ok(_) => "the session ended before the device was open".to_owned(),
         Err(_) => not_open(limit, shards),
     };
     shards.shut_down(Duration::ZERO);

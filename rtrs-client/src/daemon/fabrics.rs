@@ -1,4 +1,4 @@
-//! Fabric registry: makes the fabrics of a session's shards, and path targets of portals.
+//! Fabric registry: creates the fabrics of a session's shards, and the path targets of portals.
 //!
 //! A shard has one fabric for each scheme that its session's paths use, in the order in which the
 //! session began to use them, which is the same on all shards. A path that is added while the
@@ -40,7 +40,8 @@ impl FabricRegistry {
     /// Creates a registry for the plan's paths. Opens RDMA only if a path needs it.
     ///
     /// # Errors
-    /// Fails with [`ErrorKind::Path`](crate::error::ErrorKind) and what RDMA lacks here.
+    /// Fails with [`ErrorKind::Path`](crate::error::ErrorKind) and the reason why RDMA cannot be
+    /// used here.
     pub(crate) fn new(plan: &SessionPlan) -> Result<Self, Error> {
         let connect_timeout = plan.settings.connect_timeout.get();
         let rdma = OnceLock::new();
@@ -67,7 +68,7 @@ impl FabricRegistry {
         Ok(registry)
     }
 
-    /// Timeout of a transport for data that is not acknowledged, which is fixed at the attach.
+    /// Timeout of a transport for unacknowledged data, which is fixed at the attach.
     pub(crate) fn transport_timeout(&self, scheme: Scheme) -> Duration {
         match scheme {
             Scheme::Tcp | Scheme::Tls => self.iwarp.user_timeout.unwrap_or_default(),
@@ -143,8 +144,8 @@ pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<Provider
     providers.find(|(_, known)| **known == scheme).map(|(provider, _)| provider)
 }
 
-/// Target of a portal whose host has these addresses, or none for this reason, in a session whose
-/// shards have this provider of its scheme.
+/// Target of a portal, with the addresses of its host or the reason why there are none. `provider`
+/// is that of its scheme on all shards of the session.
 pub(crate) fn path_target(
     portal: &Portal,
     found: Resolved,

@@ -41,9 +41,9 @@ struct Slot {
     /// Whether the front end has the device.
     opened: bool,
     end: End,
-    /// Whether it is stopped individually and its end was not reported yet.
+    /// Whether the front end was stopped individually and its end is not reported yet.
     is_awaited: bool,
-    /// Number of IOs of the device that had not ended when it stopped.
+    /// Number of IOs of the device that had not ended when the front end stopped.
     abandoned: usize,
     /// Whether clients may connect to the next process.
     may_return: bool,
@@ -143,7 +143,7 @@ impl Fronts {
         }
     }
 
-    /// Turns all front ends. Returns whether anything happened.
+    /// Runs a turn of all front ends. Returns whether anything happened.
     pub(crate) fn turn(&mut self, now: Instant) -> bool {
         let any = self.slots.iter_mut().fold(false, |any, slot| slot.front.turn(now) | any);
         if self.leaving.is_empty() {
@@ -164,7 +164,7 @@ impl Fronts {
         self.slots.iter_mut().all(|slot| slot.front.prepare_sleep())
     }
 
-    /// Takes the next request of a front end to the driver.
+    /// Takes the next request from a front end to the driver.
     pub(crate) fn next_request(&mut self) -> Option<(DeviceIndex, FrontRequest)> {
         let request = |slot: &mut Slot| Some((slot.device, slot.front.next_request()?));
         self.slots.iter_mut().find_map(request)

@@ -3,9 +3,9 @@
 //!
 //! A thread sleeps on a netlink socket (`NETLINK_ROUTE`) and reports to the session
 //! ([`NetworkChange`]); `engine/control/network.rs` and `link_down.rs` decide what a change means
-//! for paths. However many changes there are, the thread reports at most once per `PAUSE` what is
-//! up or new, and with it the failed links with their addresses. It is started and ended with the
-//! session (`launch`).
+//! for paths. However many changes there are, the thread reports at most once per `PAUSE`: what is
+//! up or new, and the failed links with their addresses. It starts and ends with the session
+//! (`launch`).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -39,7 +39,7 @@ const NEWS: [u16; 3] = [16, 20, 24];
 const DONT_WAIT: i32 = 0x40;
 /// Buffer size; a link with all its attributes fits.
 const DATAGRAM_MAX: usize = 64 * 1024;
-/// Maximum number of datagrams taken at once.
+/// Maximum number of datagrams taken in a row.
 const DATAGRAMS_MAX: usize = 1024;
 /// Maximum number of links or addresses remembered; beyond that all are forgotten and count as new.
 const KNOWN_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! Process of a session: from a plan to threads that carry IO, and to their end.
+//! Process of a session: starts the threads that carry the IO of a plan, and ends them.
 //!
 //! - `attach`: the daemon behind `rtrs-client attach`; `attached`: its session until the end;
 //! - `config`: the engine's configuration; `fabrics`: its fabrics;

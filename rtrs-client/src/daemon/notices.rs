@@ -15,7 +15,7 @@ pub(crate) enum Event {
     Ready(DeviceIndex, Box<Geometry>),
     /// The volume has failed.
     Failed(DeviceIndex, SessionFailure),
-    /// The device has another size.
+    /// The size of the device has changed.
     Resized(DeviceIndex, u64),
     /// The NBD front end of the device could not start.
     FrontFailed(DeviceIndex, std::io::Error),
@@ -52,7 +52,7 @@ pub(crate) enum Event {
 /// Minimum time between two checks of many volumes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// State of a volume that the process knows.
+/// State of a volume, as known to the process.
 #[derive(Debug)]
 struct Known {
     device: DeviceIndex,
@@ -95,7 +95,7 @@ impl Known {
     }
 }
 
-/// States of the volumes that the process knows.
+/// States of the volumes, as known to the process.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     volumes: Vec<Known>,
@@ -110,7 +110,7 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Records the size of a device that its front end has. Returns what has changed.
+    /// Records that a front end has its device, of this size. Returns the changes.
     pub(crate) fn ready(
         &mut self,
         device: DeviceIndex,

@@ -1,7 +1,7 @@
 //! The limit of open descriptors, raised at startup and compared with the needs of the session.
 //!
-//! A process without free descriptors accepts no NBD client and connects no path, so an attach with
-//! a limit below its least need fails.
+//! A process without free descriptors accepts no NBD client and connects no path, so an attach
+//! fails if the limit is below the session's minimum.
 
 use rtrs_core::rt::raise_open_files;
 
@@ -16,7 +16,7 @@ const SHARD: u64 = 3;
 /// Number of descriptors of a volume: its listening socket, and one NBD client.
 const VOLUME: u64 = 2;
 
-/// Sizes of a session that decide its number of descriptors.
+/// Sizes of a session that determine its number of descriptors.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     shards: u64,
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_below_the_least_need_is_refused_with_the_need() {
+    fn a_limit_below_the_minimum_is_refused_with_the_minimum() {
         let sizes = Sizes { shards: 4, paths: 2, volumes: 1 };
         // 14 + 4 x 3 + 2 x 5 + 2.
         assert_eq!((sizes.least(), shortage(sizes, 38)), (38, None));

@@ -12,7 +12,8 @@ use rtrs_core::time::{Instant, earliest};
 
 use super::fabrics::{FabricRegistry, provider_of};
 
-/// Providers of a shard, in the order of `PathTarget::provider`, and what makes more of them.
+/// Providers of a shard, in the order of `PathTarget::provider`, and the registry that creates
+/// more.
 pub(crate) struct Providers {
     registry: Arc<FabricRegistry>,
     ring: Rc<Ring>,
@@ -22,7 +23,7 @@ pub(crate) struct Providers {
 }
 
 impl Providers {
-    /// Makes the providers that the session's initial paths need.
+    /// Creates the providers that the session's initial paths need.
     ///
     /// # Errors
     /// Fails when the system has no resources for one of them.
@@ -34,7 +35,7 @@ impl Providers {
     /// Returns this scheme's provider, and creates it if there is none.
     ///
     /// # Errors
-    /// Returns the reason why it cannot be made.
+    /// Returns the reason why it cannot be created.
     pub(crate) fn provide(&mut self, scheme: Scheme) -> Result<ProviderIndex, String> {
         if let Some(provider) = provider_of(&self.schemes, scheme) {
             return Ok(provider);

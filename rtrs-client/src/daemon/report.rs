@@ -98,7 +98,7 @@ impl Identity {
         self.devices(reports).map(|device| device.cache_losses).max().unwrap_or(0)
     }
 
-    /// Geometry of the device, once it was open.
+    /// Geometry of the device, once it has been open.
     fn geometry<'a>(&self, reports: &'a [ClientShardReport]) -> Option<&'a Geometry> {
         control(reports)?.engine.geometry(self.index)
     }
@@ -397,7 +397,7 @@ pub(crate) fn stats(identity: &Identity, reports: &[ClientShardReport], with_tim
     }
 }
 
-/// Replaces the initial paths in the settings by the current ones.
+/// Replaces the initial paths in the settings with the current ones.
 pub(crate) fn set_paths(settings: &mut [SettingValue], reports: &[ClientShardReport]) {
     let (Some(paths), Some(setting)) =
         (paths(reports), settings.iter_mut().find(|setting| setting.name == "path"))

@@ -1,4 +1,4 @@
-//! Paths of an attach: the wait for those that it requires, and for the first result of the others.
+//! Wait of an attach for the paths that it requires, and for the first result of the others.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

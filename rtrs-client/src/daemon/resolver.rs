@@ -12,11 +12,11 @@ use rtrs_core::settings::{Host, Portal};
 use super::launch::ShardHandle;
 use crate::plan::resolve;
 
-/// Minimum time between two look-ups of a path's host. Paths ask again while they are unreached, so
+/// Minimum time between two lookups of a path's host. Paths ask again while they are unreached, so
 /// requests that come earlier are dropped.
 const SPACING: Duration = Duration::from_secs(1);
 
-/// Resolver of a session; at most one look-up of each path is in progress.
+/// Resolver of a session; at most one lookup of each path is in progress.
 pub(super) struct Resolver {
     shards: ShardHandle,
     in_progress: Arc<Mutex<BTreeSet<String>>>,

@@ -8,7 +8,7 @@
 //! device have the others.
 //!
 //! A process writes nothing before its volume is about to get users ([`Saved::begin`]): until then
-//! the attach may fail, and what an earlier process has left stays. The files are removed when the
+//! the attach may fail, and the files of an earlier process stay. The files are removed when the
 //! volume has ended and none of its users can miss a loss; see `volume.rs`.
 
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ pub(crate) struct UsedExport {
 }
 
 impl UsedExport {
-    /// Identity that a later attach has to find. Memory of a restarted server has another ID, and
+    /// Identity that a later attach must find. Memory of a restarted server has another ID, and
     /// there is no content to protect.
     pub(crate) fn lasting(self) -> Option<Identity> {
         let Self { identity: Identity { server, export }, memory } = self;
@@ -90,7 +90,7 @@ pub(crate) struct Saved {
     unwritten: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
-/// Files of a volume over the time of its process.
+/// State of a volume's files during the life of its process.
 #[derive(Debug)]
 enum State {
     /// The volume has no users yet: the values wait for [`Saved::begin`].
@@ -283,7 +283,7 @@ impl Saved {
         self.unwritten.lock().insert(extension, why);
     }
 
-    /// Forgets a shared session, as the volume is the only one now.
+    /// Forgets a shared session, since the volume is the only one now.
     pub(crate) fn forget_volume(&self) {
         self.remove(VOLUME);
     }
@@ -329,8 +329,8 @@ impl Saved {
     }
 }
 
-/// Returns the volumes that a dead process left of the session with this name. Unreadable ones are
-/// logged and omitted, and so are volumes that are attached anew.
+/// Returns the volumes of the session with this name that a dead process left behind. Unreadable
+/// ones are logged and omitted, and volumes that are attached again are omitted.
 pub(crate) fn left_of(run_dir: &RunDir, session: &str) -> Vec<SavedVolume> {
     let in_use = |volume: &SavedVolume| {
         let state = socket_state(&run_dir.control_socket(&volume.name));
@@ -359,11 +359,11 @@ pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
     }
 }
 
-/// Extensions of the files that remain only of a process that did not end with a detach.
+/// Extensions of the files that remain only if a process did not end with a detach.
 const OF_ATTACHED: [&str; 3] = [IDENTITY, DEVICE, VOLUME];
 
-/// Returns the volumes that a process left without their control socket: each name, and the path
-/// of the socket. A failed attach, for example, removes the socket of the process before it.
+/// Returns the volumes that a process left behind without their control socket: each name, and the
+/// path of the socket. A failed attach, for example, removes the socket of the process before it.
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.
@@ -378,7 +378,7 @@ pub(crate) fn left_without_socket(run_dir: &RunDir) -> Result<Vec<(String, PathB
     Ok(all)
 }
 
-/// Whether a process has left a volume without this control socket.
+/// Whether a process has left a volume behind without this control socket.
 pub(crate) fn is_left_without(socket: &Path) -> bool {
     let exists = |path: &Path| path.symlink_metadata().is_ok();
     let has_file = || OF_ATTACHED.iter().any(|one| exists(&socket.with_extension(one)));
@@ -403,7 +403,7 @@ fn all_volumes(run_dir: &RunDir) -> Vec<SavedVolume> {
             path == run_dir.path().join(&name)
         });
         if volume.is_none() {
-            tracing::warn!("{} is not understood", run_dir.path().join(&name).display());
+            tracing::warn!("{} has invalid contents", run_dir.path().join(&name).display());
         }
         volume
     };
@@ -443,14 +443,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_named_until_it_is() {
+    fn an_unwritten_file_is_reported_until_it_is_written() {
         let name = format!("rtrs-saved-unwritten-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         let _ = fs::remove_dir_all(dir.path());
         dir.make().unwrap();
         let saved = Saved::new(&dir, "v").unwrap();
         saved.begin();
-        // No file replaces a directory.
+        // A file cannot replace a directory.
         let obstacle = dir.path().join("v.life");
         fs::create_dir(&obstacle).unwrap();
         saved.save_epoch(7);
@@ -516,7 +516,7 @@ mod tests {
         by_device.save_device("/dev/nbd3");
         by_device.save_export(export);
         assert_eq!(names(), ["a b.c", "d"]);
-        // A process that has its socket is found by that.
+        // A process that still has its socket is found by the socket.
         let socket = dir.control_socket("d");
         fs::write(&socket, "").unwrap();
         assert_eq!(names(), ["a b.c"]);
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changes_before_the_volume_gets_users_and_all_is_put_back_if_it_gets_none() {
+    fn files_change_once_the_volume_gets_users_and_are_put_back_if_it_gets_none() {
         let name = format!("rtrs-saved-begin-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(name))).unwrap();
         dir.make().unwrap();

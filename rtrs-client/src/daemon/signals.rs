@@ -22,7 +22,7 @@ pub(crate) fn forward_signals(
 }
 
 /// Handles the signals of an attached session: SIGTERM and SIGINT end it, SIGHUP reopens the log
-/// and creates removed control sockets again, SIGUSR1 logs the state.
+/// and recreates removed control sockets, SIGUSR1 logs the state.
 pub(crate) fn serve_signals(
     wakes: mpsc::Sender<Wake>,
     shards: ShardHandle,
@@ -52,7 +52,7 @@ pub(crate) fn serve_signals(
 /// the log goes to standard error, which does not belong to this process.
 fn reopen_log() {
     let Some(path) = std::env::var_os(DAEMON_LOG) else {
-        return tracing::info!("SIGHUP: log not reopened, it is standard error");
+        return tracing::info!("SIGHUP: log not reopened: it is standard error");
     };
     let path = Path::new(&path);
     // The lock shows that the session's process is alive (`own_log` of the attach command).

@@ -35,8 +35,8 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Takes the size that the kernel has to learn. During the attach, it waits until there is a
-    /// device; a volume that is ending needs none.
+    /// Takes the size that the kernel has to learn. During the attach, the size waits until there
+    /// is a device; a volume that is ending needs none.
     pub(crate) fn take_size(self, resized: &mut Option<u64>) -> Option<u64> {
         match self {
             Self::Opening(_) => None,
@@ -49,7 +49,7 @@ impl Step {
     }
 }
 
-/// Resources of a volume before the session has it.
+/// Resources of a volume before it joins the session.
 pub(crate) struct Prepared {
     pub(crate) config: VolumeConfig,
     pub(crate) fronts: MakeFrontEnds,
@@ -90,7 +90,7 @@ pub(crate) struct Volume {
     pub(crate) was_attached: bool,
     /// State in which its front ends left their users.
     pub(crate) left: Option<LeftToUsers>,
-    /// Whether it was saved that the volume shares a session.
+    /// Whether the saved state records that the volume shares a session.
     pub(crate) is_session_saved: bool,
     /// Number of shards whose connection the kernel has closed.
     pub(crate) kernel_gone: usize,
@@ -103,7 +103,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// Creates the volume of a plan, which has this time to open.
+    /// Creates the volume of a plan, which has the time `patience` to open.
     pub(crate) fn new(
         plan: &AttachPlan,
         prepared: Prepared,
@@ -156,9 +156,9 @@ impl Volume {
     }
 
     /// Removes the state saved for the next process, if the end of the volume leaves no user that
-    /// could miss a loss. A volume that was never attached has written nothing, and what a dead
-    /// process has left stays. Users of a device end with the device, unless it could not be taken
-    /// from them. NBD clients may connect to the next process.
+    /// could miss a loss. A volume that was never attached has written nothing, and the files of a
+    /// dead process stay. Users of a device end with the device, unless it could not be taken from
+    /// them. NBD clients may connect to the next process.
     pub(crate) fn forget(&self) {
         let Some(saved) = self.saved.as_ref().filter(|_| self.was_attached) else { return };
         let detached = !self.detaches.is_empty();
@@ -179,7 +179,7 @@ impl Volume {
 /// NBD, which may be among the sockets that the service manager passed.
 ///
 /// # Errors
-/// Fails if a socket or address is in use, or an identity contradicts what a dead process left.
+/// Fails if a socket or address is in use, or an identity contradicts that of a dead process.
 pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prepared, Error> {
     let name = &plan.session.name;
     let control_path = plan.run_dir.control_socket(name);
@@ -187,7 +187,7 @@ pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prep
         let what = format!("cannot listen on the control socket {}", control_path.display());
         Error::with_source(ErrorKind::InUse, what, e)
     })?;
-    // This must come first, as the time in which requests are repeated begins with it.
+    // This must come first, because the time in which requests are repeated begins with it.
     let reached = match &plan.front {
         Front::Device(options) => device::reach(options, name)?,
         _ => None,
@@ -217,7 +217,7 @@ fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
 fn inherited_export(plan: &AttachPlan, saved: Option<&Saved>) -> Option<ExportId> {
     let saved = saved.filter(|_| !plan.takes_over() && !plan.accept_new_identity)?;
     let export = saved.export_of_epoch().unwrap_or_else(|error| {
-        // A loss is reported without need at worst.
+        // At worst, a loss is reported unnecessarily.
         tracing::warn!("cannot read which export an earlier process used: {error}");
         None
     });
@@ -253,7 +253,7 @@ fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>,
     match (left, given) {
         (Some(left), Some(given)) if left.contradicts(&given) => {
             let text = format!(
-                "cannot attach: the dead process used {left}, and identity says {given}; correct \
+                "cannot attach: the dead process used {left}, but identity is {given}; correct \
                  it, or if the volume was moved, detach it first or set --accept-new-identity"
             );
             Err(Error::new(ErrorKind::Usage, text))
@@ -413,7 +413,7 @@ mod tests {
         volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Loss });
         assert_eq!(left(&volume), Some(7));
         volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Unflushed });
-        assert_eq!(left(&volume), Some(7), "its users may come again after a signal");
+        assert_eq!(left(&volume), Some(7), "its users may return after a signal");
         volume.left = Some(LeftToUsers { may_return: false, outstanding: Outstanding::Reported });
         assert_eq!(left(&volume), None, "its users have gone");
         drop(volume);

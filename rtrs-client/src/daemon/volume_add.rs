@@ -61,7 +61,7 @@ impl AttachedSession {
         let is_device = matches!(plan.front, Front::Device(_));
         let (volume, fronts) = Volume::new(&plan, prepared, identity, READY_TIMEOUT);
         let added = self.add(volume, plan);
-        // After the place for its saved state exists.
+        // Called after `add`, which makes the place for the saved state.
         self.shards.add_fronts(index, &name, is_device, fronts);
         if added.is_err() {
             self.leave(self.volumes.len() - 1, Duration::ZERO);

@@ -38,7 +38,7 @@ use rtrs_core::time::Instant;
 #[repr(align(64))]
 struct Count(AtomicU64);
 
-/// Writes that a flush covers and losses already reported, as of its submission.
+/// Writes that a flush covers, and losses already reported at its submission.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlushMark {
     /// Number of writes acknowledged before the flush was sent.
@@ -57,7 +57,7 @@ pub enum Outstanding {
     Reported,
     /// Acknowledged writes await a flush.
     Unflushed,
-    /// An earlier process may have left unflushed writes, and nothing was flushed since.
+    /// An earlier process may have left unflushed writes, and nothing has been flushed since.
     Inherited,
     /// A loss was not reported to any user.
     Loss,
@@ -69,9 +69,9 @@ pub(crate) struct CacheWatch {
     /// Acknowledged writes that only a flush makes durable, by shard; for a medium that ends with
     /// its server, all acknowledged writes. These counts only grow.
     acked: Box<[Count]>,
-    /// Number of these writes that a flush has covered.
+    /// Number of the writes in `acked` that a flush has covered.
     flushed: AtomicU64,
-    /// Number of these writes at the last change of epoch.
+    /// Number of the writes in `acked` at the last change of epoch.
     since: AtomicU64,
     /// Current epoch of the server.
     epoch: AtomicU64,
@@ -121,7 +121,7 @@ impl CacheWatch {
         reported.then(|| self.epoch()).filter(|epoch| *epoch != 0)
     }
 
-    /// Returns the acknowledged writes that the users could lose without notice. `inherited` tells
+    /// Returns the acknowledged writes that the users could lose without notice. `inherited` means
     /// that an earlier process may have left some.
     pub(super) fn outstanding(&self, inherited: bool) -> Outstanding {
         let safe = if self.is_volatile() { &self.since } else { &self.flushed };
@@ -370,7 +370,7 @@ mod tests {
         assert!(!end(&watch, mark, 7));
         assert_eq!(watch.outstanding(true), Outstanding::Nothing);
 
-        // A flush does not keep what is in memory.
+        // A flush does not preserve an export in memory.
         let watch = CacheWatch::new(1, 7, true);
         write(&watch, 0, 7);
         let mark = begin(&watch);

@@ -42,7 +42,7 @@ pub(crate) struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// Device that was not open yet: no IO fits into it.
+    /// Device that has not been open yet: no IO fits into it.
     fn unknown() -> Self {
         Self {
             device_id: NO_DEVICE,
@@ -62,7 +62,7 @@ pub(crate) type DeviceToken = Rc<()>;
 #[derive(Debug)]
 struct Ended {
     completion: Completion,
-    /// For a flush, which may report a loss: what it covers, and the number of losses at its end.
+    /// For a flush, which may report a loss: its mark, and the number of losses at its end.
     flush: Option<(FlushMark, u64)>,
 }
 
@@ -110,9 +110,9 @@ impl Device {
 /// Whether a device takes IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// The device was not open yet.
+    /// The device has not been open yet.
     New,
-    /// The device was open; whether IO flows depends on the paths.
+    /// The device has been open; whether IO flows depends on the paths.
     Open,
     /// The user has closed the device.
     Closed,
@@ -146,7 +146,7 @@ impl DeviceTable {
         &mut self.rows[device.index()]
     }
 
-    /// Adds a device that was not open yet, under the next number or a free one.
+    /// Adds a device that has not been open yet, under the next number or a free one.
     pub(crate) fn add(&mut self, device: DeviceIndex) {
         match self.rows.get_mut(device.index()) {
             Some(free) => {
@@ -196,7 +196,7 @@ impl DeviceTable {
         self.row(device).inflight > 0 && self.has_user(device)
     }
 
-    /// Whether the device may have another IO.
+    /// Whether the device may take another IO.
     pub(crate) fn has_room(&self, device: DeviceIndex) -> bool {
         self.shares.may_take(device.index())
     }
@@ -317,7 +317,7 @@ impl DeviceTable {
         self.row_mut(device).given_up.push_back(tag);
     }
 
-    /// Takes the next such failure.
+    /// Takes the tag of the next IO whose failure was queued.
     pub(crate) fn take_given_up(&mut self, device: DeviceIndex) -> Option<u64> {
         self.row_mut(device).given_up.pop_front()
     }

@@ -4,8 +4,8 @@
 //! providers, and messages come out of [`ClientEngine::take_message`]. The engine does no IO of its
 //! own and reads no clock, so it runs under the driver on a reactor and under the simulator in
 //! virtual time. A turn consists of messages, events, [`ClientEngine::poll`], the user of the
-//! device, [`ClientEngine::pump`], the providers' flush, outgoing messages. Messages that a shard
-//! sends to itself never come out: they are handled within the same call.
+//! device, [`ClientEngine::pump`], the providers' flush and outgoing messages. Messages that a
+//! shard sends to itself never come out: they are handled within the same call.
 
 mod cache_epoch;
 pub(crate) mod control;
@@ -273,7 +273,7 @@ impl ClientEngine {
         self.view().map(|view| view.volumes(now)).unwrap_or_default()
     }
 
-    /// Returns the time of the next poll even if nothing happens.
+    /// Returns the time by which the next poll is due even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let control = self.control.as_ref().and_then(SessionControl::deadline);
         earliest(self.shard.borrow().deadline(), control)
@@ -352,7 +352,7 @@ impl ClientEngine {
         self.view().map(|view| view.progress().collect())
     }
 
-    /// Whether the progress of the paths is still this one. Does not allocate.
+    /// Whether the progress of the paths still equals `known`. Does not allocate.
     pub(crate) fn is_path_progress(&self, known: &[PathProgress]) -> bool {
         self.view().is_none_or(|view| view.progress().eq(known.iter().copied()))
     }
@@ -397,7 +397,7 @@ impl ClientEngine {
         }
     }
 
-    /// Returns the current settings that may change; None except on the control shard.
+    /// Returns the settings that can change at run time; None except on the control shard.
     pub fn tuning(&self) -> Option<Tuning> {
         self.view().map(|view| view.config().tuning())
     }

@@ -39,7 +39,7 @@ pub(crate) enum PathEnd {
     /// One of the connections above connection 0 caused the end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
-    /// Address, of several, that the path used.
+    /// Address that the path used, one of several.
     #[error("{0}: {1}")]
     At(SocketAddr, Box<Self>),
     /// A connection cannot continue.
@@ -98,8 +98,8 @@ pub(crate) enum PathEnd {
     Evicted,
     /// The server claims an eviction without proof.
     #[error(
-        "cannot connect: the server says that it evicted this session, and does not prove that it \
-         is the one that opened it; detach, and attach again if it was evicted"
+        "cannot connect: the server says that it evicted this session, but does not prove that it \
+         is the server that opened it; detach, and attach again if it was evicted"
     )]
     UnprovenEviction,
     /// An impossible state: a bug of this client.

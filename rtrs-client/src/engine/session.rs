@@ -77,7 +77,7 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
-    /// Whether the path leads to no other address than this one, from the same address of this
+    /// Whether the path leads to no address that the other lacks, from the same address of this
     /// host: together they survive no failure that one of them does not.
     pub(crate) fn duplicates(&self, other: &Self) -> bool {
         let origin = |path: &Self| (path.provider, path.local);
@@ -87,8 +87,8 @@ impl PathTarget {
     }
 
     /// Replaces the addresses, or the reason why there are none, and returns whether the addresses
-    /// are others than before. Known addresses outlast a resolver that fails; their order alone is
-    /// no change, because resolvers rotate it.
+    /// have changed. Known addresses outlast a resolver that fails. A different order is no change,
+    /// because resolvers rotate it.
     pub(crate) fn resolved(&mut self, found: Resolved) -> bool {
         match found {
             Ok(found) => {
@@ -148,7 +148,7 @@ pub struct VolumeConfig {
     /// Cache epoch of the server in which a process that died may have left unflushed writes, for a
     /// session that takes over from it; 0 if unknown. These writes count as this session's own.
     pub inherited_epoch: Option<u64>,
-    /// Export to which that epoch belongs, if known: in the place of another, no loss is reported.
+    /// Export to which that epoch belongs, if known. For another export, no loss is reported.
     pub inherited_export: Option<ExportId>,
     /// Required server and export; None for those of the first path that opens the volume.
     pub identity: Option<Identity>,

@@ -1,7 +1,7 @@
 //! Workload that runs directly on a session, without NBD: measures the transport itself.
 //!
 //! One job per shard keeps `iodepth` IOs in flight on that shard's part of the session until its
-//! time is over, then waits for the last answers. Buffers and the latency histogram are allocated
+//! time is up, then waits for the last answers. Buffers and the latency histogram are allocated
 //! before the clock starts.
 
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) struct Workload {
     /// IOs in flight per job.
     pub(crate) iodepth: u32,
     pub(crate) runtime: Duration,
-    /// Part of the device to use.
+    /// Number of bytes of the device to use; None for all.
     pub(crate) size: Option<u64>,
     /// Pieces of memory per IO.
     pub(crate) pieces: u32,
@@ -107,7 +107,7 @@ struct Job {
     begin: Instant,
     end: Instant,
     inflight: u32,
-    /// Set when the time is over: the job only waits for answers, which wake the shard themselves.
+    /// Set when the time is up: the job only waits for answers, which wake the shard themselves.
     over: bool,
     result: Option<JobResult>,
 }

@@ -1,4 +1,4 @@
-//! NBD bridge of a shard, as the front ends with NBD use it.
+//! NBD bridge of a shard, as used by the front ends with NBD.
 
 use std::io;
 use std::sync::Arc;

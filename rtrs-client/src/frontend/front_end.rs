@@ -36,8 +36,8 @@ pub(crate) trait FrontEnd {
         false
     }
 
-    /// Prepares a sleep, which such input has to end by an event of the ring. Returns false if
-    /// there is some already.
+    /// Prepares a sleep: makes such input cause an event of the ring, which ends the sleep. Returns
+    /// false if there is input already.
     fn prepare_sleep(&mut self) -> bool {
         true
     }

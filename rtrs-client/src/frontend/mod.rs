@@ -2,19 +2,17 @@
 //!
 //! Each device of the session has one front end on each shard. It is made on its shard's thread
 //! before the device is open, and gets the device once. The driver turns it and does not know its
-//! kind. To add a kind: a file here with a type that implements [`FrontEnd`] and a function that
-//! returns [`PreparedFrontEnds`]; its arm in [`prepare`]; and its settings with their variant of
-//! [`Front`].
+//! kind. A new kind needs a file here, with a type that implements [`FrontEnd`] and a function that
+//! returns [`PreparedFrontEnds`]; an arm in [`prepare`]; and settings with a variant of [`Front`].
 //!
 //! - `nbd`: NBD clients at a unix or TCP socket.
 //! - `kernel_nbd`: the kernel's `/dev/nbdX`.
 //! - `vhost_user`: a virtual machine, at a unix socket.
 //! - `bench`: a workload, without NBD.
-//! - `queue`: queues of the program that has the session, without NBD.
+//! - `queue`: queues of the program that embeds the session, without NBD.
 //!
-//! `front_end` has the trait, `client` and `rtrs_core::front_end` its reports, and `pools` the
-//! memory of a shard.
-//! `bridge` has what the front ends with NBD share.
+//! `front_end` contains the trait, `client` and `rtrs_core::front_end` its reports, `pools` the
+//! memory of a shard, and `bridge` the code that front ends with NBD share.
 
 pub(crate) mod bench;
 mod bridge;

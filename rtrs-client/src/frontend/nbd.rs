@@ -1,7 +1,7 @@
 //! Front end for NBD clients at a unix or TCP socket.
 //!
 //! Shard 0 accepts clients once the volume is attached, and hands them to all shards in turn.
-//! Earlier clients wait: the attach may still fail, and their IO would fail with it.
+//! Clients that connect earlier wait: the attach may still fail, and their IO with it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -129,7 +129,7 @@ struct Sockets {
     clients: VecDeque<(CoreIndex, OwnedFd)>,
     /// Connections of clients with TLS; on shard 0.
     relays: Option<Arc<Relays>>,
-    /// Time of the next check whether those have ended, once they should.
+    /// Time of the next check whether those connections have ended, during a stop.
     ending: Option<Instant>,
 }
 
@@ -214,7 +214,7 @@ impl FrontEnd for Sockets {
 
     fn is_idle(&self) -> bool {
         let idle = self.bridge.as_ref().is_none_or(|bridge| bridge.connections() == 0);
-        // They still send what the bridge has answered.
+        // The relays still send answers of the bridge.
         idle && (self.ending.is_none() || self.are_relays_gone())
     }
 

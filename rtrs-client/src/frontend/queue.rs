@@ -1,8 +1,8 @@
 //! Front end for a program that uses the volume within its own process, through queues.
 //!
 //! Each shard has one queue. Its user submits requests through a mailbox, which wakes the shard,
-//! and gets the outcomes through an event queue. The memory of a request lies in regions of the
-//! user; a scattered pool makes one range of it for the session.
+//! and gets the outcomes through an event queue. The memory of a request is in regions of the user;
+//! a scattered pool presents it to the session as one range.
 
 use std::io;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::engine::SessionDevice;
 /// Limits of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLimits {
-    /// Requests in flight.
+    /// Maximum number of requests in flight.
     pub(crate) depth: u16,
-    /// Bytes of memory of a request.
+    /// Maximum size of the memory of a request in bytes.
     pub(crate) io_max: u32,
 }
 
@@ -186,7 +186,7 @@ impl Running {
 
     fn end(&self, slot: u32, status: IoStatus) {
         if self.outcomes.send(Outcome { slot, status }).is_err() {
-            tracing::error!("outcome dropped: more requests are in flight than the queue is deep");
+            tracing::error!("outcome dropped: more requests are in flight than the queue depth");
         }
     }
 

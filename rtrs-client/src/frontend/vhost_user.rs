@@ -1,4 +1,4 @@
-//! Front end for a virtual machine, by vhost-user-blk at a unix socket.
+//! Front end for a virtual machine, over vhost-user-blk at a unix socket.
 
 use std::io;
 use std::path::Path;
@@ -70,7 +70,7 @@ impl FrontEnd for VhostUser {
         if let Some(queues) = &mut self.queues
             && let Err(error) = queues.serve()
         {
-            tracing::error!("no thread for a virtual machine: {error}");
+            tracing::error!("cannot start a thread for a virtual machine: {error}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Service connection of a path: INFO_REQ, proofs, opening and closing of devices, heartbeats.
 //!
-//! Connection 0 is on the control shard. Its first receive is for INFO_RSP; all later ones have
-//! one size. One request is in flight at a time, on one of the control shard's own permits: one is
+//! Connection 0 is on the control shard. Its first receive is for INFO_RSP; all later ones have the
+//! same size. One request is in flight at a time, on one of the control shard's own permits: one is
 //! for opens and closes, another for fences.
 
 use std::net::{IpAddr, SocketAddr};
@@ -354,8 +354,8 @@ impl ServiceConnection {
         self.extensions.authenticate
     }
 
-    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. `returns`: it was open
-    /// at this server before.
+    /// Opens the device: sends SESS_INFO first, and OPEN after its answer. `returns` is set if the
+    /// device was open at this server before.
     pub(crate) fn post_open(
         &mut self,
         export: &str,

@@ -380,7 +380,7 @@ mod tests {
             assert!(Answer::decode(0x1000_0007, &long[..len], true).is_err(), "{len} bytes");
         }
         assert!(Answer::decode(0x1000_0000, &short, true).is_err(), "no times");
-        assert!(Answer::decode(0x1000_0007, &long, false).is_err(), "times unasked");
+        assert!(Answer::decode(0x1000_0007, &long, false).is_err(), "unrequested times");
         let longer = [&long[..], &[0]].concat();
         assert!(Answer::decode(0x1000_0007, &longer, true).is_err(), "17 bytes");
     }

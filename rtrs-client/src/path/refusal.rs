@@ -9,7 +9,7 @@ use rtrs_core::wire::{ConnRsp, Extensions, errno, errno_name};
 const NOT_ADMITTED: &str = " (the server's access lists do not admit this client, or not to this \
                             session: all its paths must prove the same name; its log says why)";
 
-/// Reject of a connect request.
+/// Rejection of a connect request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rejection {
     /// Server's errno, if the reject contains one.
@@ -54,8 +54,8 @@ impl fmt::Display for Rejection {
                  its log says which)"
             }
             errno::EUSERS => {
-                " (the server has as many sessions as it may have: raise sessions-max there, or \
-                 end sessions)"
+                " (the server has reached its maximum number of sessions: raise sessions-max \
+                 there, or end sessions)"
             }
             errno::EDQUOT => {
                 " (a limit of the server: half-open-max, or the number of paths or connections of \

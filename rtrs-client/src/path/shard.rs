@@ -1,8 +1,8 @@
 //! One shard's connection of a path: its queue pair, receives, windows and chunk keys.
 //!
-//! All receives have one size, 8 bytes, or 16 if answers carry times, because the server's answers
-//! (with a fresh key) and bare immediates use the same queue. Every request is one RDMA write with
-//! immediate; payload and header are gathered without a copy.
+//! All receives have the same size, 8 bytes, or 16 if answers carry times, because the server's
+//! answers (with a fresh key) and bare immediates use the same queue. Every request is one RDMA
+//! write with immediate; payload and header are gathered without a copy.
 
 use std::fmt;
 use std::ops::Range;
@@ -296,12 +296,12 @@ impl PathShard {
         served.iter().for_each(|served| self.serve(epoch, *served));
     }
 
-    /// Whether the path's connection is of this epoch.
+    /// Whether the path's connection belongs to this epoch.
     pub(crate) fn is_of(&self, epoch: u32) -> bool {
         self.epoch == epoch
     }
 
-    /// Serves this device from now on, if the connection is of this epoch.
+    /// Serves this device from now on, if the connection belongs to this epoch.
     pub(crate) fn serve(&mut self, epoch: u32, served: Served) {
         if self.epoch != epoch {
             return;
@@ -317,7 +317,7 @@ impl PathShard {
         self.serves.remove(device);
     }
 
-    /// Ends the connection if it is of this epoch.
+    /// Ends the connection if it belongs to this epoch.
     pub(crate) fn disconnect(&mut self, epoch: u32, in_order: bool, ctx: &mut Ctx<'_>) {
         if self.epoch != epoch {
             return;
@@ -344,7 +344,7 @@ impl PathShard {
         }
     }
 
-    /// Registers a further region of IO buffers.
+    /// Registers another region of IO buffers.
     pub(crate) fn attach_region(
         &mut self,
         region: &Arc<Region>,
@@ -589,7 +589,7 @@ fn find_data<'a>(
     found.ok_or(FabricError::LocalMemory)
 }
 
-/// Returns the region in `slot`, which is allocated on first use and kept over reconnects.
+/// Returns the region in `slot`, which is allocated on first use and kept across reconnects.
 fn region(slot: &mut Option<Arc<Region>>, len: usize) -> Result<Arc<Region>, FabricError> {
     if let Some(region) = slot.as_ref().filter(|r| r.len() >= len) {
         return Ok(Arc::clone(region));

@@ -124,11 +124,11 @@ fn socket_path(setting: &str, path: &Path) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Rejects settings that need more than a virtual machine's device has: its requests do not wait
-/// for earlier ones that may still run on the server.
+/// Rejects settings that a virtual machine's device does not support: its requests do not wait for
+/// earlier ones that may still run on the server.
 fn check_vhost_user(settings: &AttachSettings, session: &SessionPlan) -> Result<(), Error> {
     if slow_io(settings) == SlowIo::Fail {
-        return Err(usage("vhost-user does not offer slow-io fail; use slow-io wait"));
+        return Err(usage("vhost-user does not support slow-io fail; use slow-io wait"));
     }
     if session.access == Access::Migration {
         return Err(usage(
@@ -373,13 +373,13 @@ impl AttachPlan {
         self.settings.slow_io.unwrap_or_default()
     }
 
-    /// Whether it takes over a device that another process has left, if there is one.
+    /// Whether the volume takes over a device that another process has left, if there is one.
     pub(crate) fn takes_over(&self) -> bool {
         matches!(&self.front, Front::Device(options) if options.takeover)
     }
 
     /// Time for attempts to open the export. In a takeover, the session waits until the server has
-    /// finished with that of the dead process.
+    /// finished with the session of the dead process.
     pub(crate) fn open_patience(&self) -> Duration {
         let takeover = match &self.front {
             Front::Device(options) if options.takeover => {
@@ -392,7 +392,7 @@ impl AttachPlan {
 
     /// Time after the open during which the kernel may repeat requests of a dead process: until the
     /// last one is as old as the kernel's timeout. A device with quick takeover has no such
-    /// timeout; its requests come within three seconds.
+    /// timeout; its requests are repeated within three seconds.
     pub(crate) fn resent_for(&self) -> Duration {
         match &self.front {
             Front::Device(options) if options.takeover => {
@@ -472,7 +472,7 @@ impl AttachPlan {
     }
 
     /// Runs [`check`](Self::check), and also checks that the host of a path has an address, the
-    /// socket's directory exists and the address is free, which a start would find by itself.
+    /// socket's directory exists and the address is free, which a start would find out itself.
     pub(crate) fn check_start(&self) -> Result<(), Error> {
         self.check()?;
         self.session.check()?;

@@ -93,13 +93,13 @@ impl Visitor for Given<'_> {
     fn section<S: rtrs_core::settings::Settings>(&mut self, _: &'static str, _: &mut S) {}
 }
 
-/// Returns session settings with these values. A repeated list collects its values; of another
-/// setting, the last value counts.
+/// Returns session settings with these values. A repeated list collects its values; for other
+/// settings, the last value counts.
 fn settings_of(given: &[(String, String)]) -> Result<SessionSettings, Error> {
     let mut settings = SessionSettings::default();
     for (at, (name, _)) in given.iter().enumerate() {
         if OF_PROCESS.contains(&name.as_str()) {
-            return Err(usage(format!("{name} concerns the process, which is not the session's")));
+            return Err(usage(format!("{name} concerns the process, not the session; drop it")));
         }
         if given[..at].iter().any(|(earlier, _)| earlier == name) {
             continue;
@@ -121,8 +121,8 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// Default session name: unique among the sessions of this host, because several processes, and
-/// each of them several times, may open an export.
+/// Default session name: unique among the sessions of this host, because several processes may open
+/// an export, and each of them several times.
 fn unique_session_name(export: &str) -> String {
     let number = PLANNED.fetch_add(1, Ordering::Relaxed);
     let suffix = format!("-{}-{number}", std::process::id());

@@ -21,8 +21,8 @@ pub(crate) fn resolve(path: &Portal) -> Resolved {
     })
 }
 
-/// Resolves the hosts of all paths at once, in their order. A name that takes too long is
-/// unresolved.
+/// Resolves the hosts of all paths concurrently; the results are in the order of the paths. A name
+/// that takes too long is unresolved.
 pub(crate) fn resolve_all(paths: &[Portal]) -> Vec<Resolved> {
     resolve_with(paths, RESOLVE_TIME_MAX, resolve)
 }

@@ -38,7 +38,7 @@ impl AttachSettings {
         self.socket = only.path();
         self.listen = only.address().map(NbdAddress::new);
         match self.is_nowhere() {
-            true => Err(usage(format!("{only} of the service manager cannot be the place of NBD"))),
+            true => Err(usage(format!("cannot serve NBD on {only} of the service manager"))),
             false => Ok(()),
         }
     }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_the_place_of_a_volume_with_its_address_or_without_a_place() {
+    fn a_passed_socket_serves_a_volume_with_its_address_or_without_a_place() {
         let dir = std::env::temp_dir().join(format!("rtrs-passed-{}", std::process::id()));
         let unix =
             PassedSocket { name: "u".into(), socket: UnixListener::bind(&dir).unwrap().into() };

@@ -100,7 +100,7 @@ impl SessionPlan {
         Ok(Self { export_name: export.to_owned(), ..self })
     }
 
-    /// Heartbeats for a kernel server, slow enough to be safe with any.
+    /// Heartbeats for a kernel server, slow enough for any server.
     pub(crate) fn heartbeat(&self) -> HeartbeatSettings {
         let missed_max = self.missed_max(5);
         HeartbeatSettings {
@@ -136,7 +136,7 @@ impl SessionPlan {
     }
 
     /// Time for which the transport repeats unacknowledged data before it ends a connection. It is
-    /// longer than that of the heartbeats, so that these decide, but limited.
+    /// longer than the heartbeats' limit, so that heartbeats decide first, but bounded.
     fn transport_timeout(&self) -> Duration {
         let silence = self.heartbeat().silence_max();
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))
@@ -256,7 +256,7 @@ pub(crate) fn default_session_name(name: &str) -> String {
     name
 }
 
-/// Rejects a path that this build, or any, cannot connect.
+/// Rejects a path that this build, or any build, cannot connect.
 pub(crate) fn check_path(path: &Portal) -> Result<(), Error> {
     if path.scheme() == Scheme::Rdma && !Rdma::BUILT_IN {
         return Err(usage(format!("cannot use the path {path}: {}", NoRdma::Feature)));

@@ -63,7 +63,7 @@ fn values_and_combinations_of_attach_are_validated() {
             "vhost-user: /v\nsocket: /s",
             "device, socket, listen and vhost-user exclude each other; set only one",
         ),
-        ("vhost-user: /v\nslow-io: fail", "vhost-user does not offer slow-io fail"),
+        ("vhost-user: /v\nslow-io: fail", "vhost-user does not support slow-io fail"),
         ("vhost-user: /v\naccess: migration", "vhost-user needs an access mode that excludes"),
         (
             "device: auto\ndevice-timeout: 60s",
@@ -401,7 +401,7 @@ fn unacceptable_certificates_are_refused_before_anything_starts() {
         assert!(text.contains("client-cert.pem: ") && text.contains(why), "{text}");
     }
     authority.write_as_client(&dir.0);
-    assert!(check().unwrap_err().contains("the certificate is one of a CA"));
+    assert!(check().unwrap_err().contains("the certificate is a CA certificate"));
     authority.issue(&dir.0, &Wanted { days: Some(3), ..Wanted::CLIENT });
     check().unwrap();
     let got = attach(&yaml).unwrap().session.warnings();

@@ -73,7 +73,7 @@ impl VolumeName {
     }
 }
 
-/// Volume after the first of a session that is started, as the command passes it to the process.
+/// Volume other than the first of a session being started, as the command passes it to the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaterVolume {
     pub(crate) name: String,
@@ -240,24 +240,24 @@ fn check_shared(settings: &Settings) -> Result<(), Error> {
         ));
     }
     if attach.device.is_some_and(|device| device.get() != DeviceChoice::Auto) {
-        return Err(usage("several volumes cannot have one device; use --device auto"));
+        return Err(usage("several volumes cannot share a device; use --device auto"));
     }
     let mut sockets = attach.socket.iter().chain(&attach.vhost_user);
     if let Some(path) = sockets.find(|path| !named(path)) {
         return Err(usage(format!(
-            "several volumes cannot have one socket {}; write {NAME} in the path, which stands \
+            "several volumes cannot share the socket {}; write {NAME} in the path, which stands \
              for the name of each",
             path.display()
         )));
     }
     if let Some(export) = &attach.export {
         return Err(usage(format!(
-            "several volumes cannot have one export {export:?}; drop export, and name each export"
+            "several volumes cannot share the export {export:?}; drop export, and name each export"
         )));
     }
     if session.identity.is_some() {
         return Err(usage(
-            "several volumes cannot have one identity; leave it out, or add each with --session \
+            "several volumes cannot share an identity; leave it out, or add each with --session \
              and its own identity",
         ));
     }
@@ -293,7 +293,7 @@ mod tests {
         let socket = |path: &str| Front::Socket(path.into());
         assert_eq!(shown, [("a", socket("/s/a")), ("pool/b", socket("/s/pool%2Fb"))]);
         let one = self::plan(&["pool/b"], "socket: '/s/{name}'\n").unwrap();
-        assert_eq!(one.front, socket("/s/pool%2Fb"), "also of one");
+        assert_eq!(one.front, socket("/s/pool%2Fb"), "also for one volume");
         let names: Vec<_> = plan.volumes().map(|one| &one.session.session_name).collect();
         assert_eq!(names[0], names[1]);
         assert!(names[0].ends_with("-a"));
@@ -330,7 +330,7 @@ mod tests {
             (&["v", "w"], &["a"], "", "1 names after --as do not match 2 exports; give"),
             (&["v", "w"], &["a", "a"], "", "\"a\" is named twice; drop one"),
             (&["v", "v"], &["a", "b"], "", "a session cannot have the export \"v\" twice"),
-            (&["v", "w"], &[], "export: x", "several volumes cannot have one export \"x\""),
+            (&["v", "w"], &[], "export: x", "several volumes cannot share the export \"x\""),
             (&["v"], &[], "export: ''", "export name \"\" is empty"),
         ] {
             let error = plan(exports, locals, yaml).unwrap_err();
@@ -343,12 +343,12 @@ mod tests {
         for (names, yaml, text) in [
             (&["a", "a"][..], "device: auto", "\"a\" is named twice; drop one"),
             (&["a", "b"], "listen: 127.0.0.1", "several volumes cannot listen at one address"),
-            (&["a", "b"], "device: /dev/nbd3", "several volumes cannot have one device"),
-            (&["a", "b"], "socket: /s", "several volumes cannot have one socket /s; write {name}"),
+            (&["a", "b"], "device: /dev/nbd3", "several volumes cannot share a device"),
+            (&["a", "b"], "socket: /s", "several volumes cannot share the socket /s; write {name}"),
             (
                 &["a", "b"],
                 "device: auto\nidentity: -/00112233445566778899aabbccddeeff",
-                "several volumes cannot have one identity",
+                "several volumes cannot share an identity",
             ),
             (&["a", ""], "device: auto", "export name \"\" is empty"),
         ] {

@@ -1,5 +1,5 @@
-//! The client's own value types: access, policy, failover, what IO without a path does, bench mode,
-//! NBD address and device.
+//! The client's own value types: access, policy, failover, treatment of IO without a path, bench
+//! mode, NBD address and device.
 //!
 //! Each parses from text, prints a text that parses back, and reads the same from a file.
 
@@ -178,7 +178,7 @@ pub enum RequirePaths {
 }
 
 impl RequirePaths {
-    /// Returns the number of a session with this number of paths.
+    /// Returns the required number for a session with this number of paths.
     #[must_use]
     pub const fn of(self, paths: usize) -> usize {
         match self {

@@ -64,7 +64,7 @@ pub(crate) struct Running {
     pub(crate) plan: AttachPlan,
     /// Block device.
     pub(crate) device: Option<String>,
-    /// Export that it is bound to.
+    /// Export that the session is bound to.
     pub(crate) identity: Option<Identity>,
     /// Reason why only a new session can serve IO.
     pub(crate) ended: Option<&'static str>,
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_is_that_of_the_export_that_is_open() {
+    fn a_wanted_identity_is_compared_with_that_of_the_open_export() {
         let server = "00112233445566778899aabbccddeeff";
         let export = "ffeeddccbbaa99887766554433221100";
         let of = |file: &str, setting: &str, bound: Option<&str>| {

@@ -1,7 +1,7 @@
 //! File of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
 //!
-//! The keys are those of the configuration file (`settings.rs`); this module only knows their
-//! places. Keys of a volume are below `volumes`, because a session may have several.
+//! The keys are those of the configuration file (`settings.rs`); this module knows only their
+//! places. Keys of a volume are below `volumes`, because a session may have several volumes.
 //! `difference.rs` compares the file with the running sessions.
 
 pub(crate) mod difference;
@@ -36,7 +36,7 @@ const SHARED: [&str; 2] = ["shards", "metrics"];
 const OF_VOLUME: [&str; 3] = ["access", "read-only", "identity"];
 /// Setting that `apply` itself decides.
 const FOREGROUND: &str = "foreground";
-/// Error for a volume that is no map.
+/// Error for a volume that is not a map.
 const NO_MAP: &str =
     "expected a map with export and device, socket, listen or vhost-user below volumes";
 
@@ -89,7 +89,7 @@ fn is_of_volume(key: &str) -> bool {
     OF_VOLUME.contains(&key) || of_attach && !SHARED.contains(&key)
 }
 
-/// Returns the keys of the file for documents, by their places.
+/// Returns the keys of the file for the documentation, grouped by place.
 pub(crate) fn key_groups() -> Vec<KeyGroup> {
     let mut keys = describe::<Entry>();
     keys.retain(|one| ![FOREGROUND, EXPORT].contains(&&*one.setting.name));
@@ -254,7 +254,7 @@ fn entry_of(map: Mapping) -> Result<Entry, String> {
     read.map(|Keys(entry)| entry).map_err(|error| error.to_string())
 }
 
-/// Error of the first key that is wrong by itself.
+/// Error of the first key that is invalid on its own.
 fn wrong_key(map: &Mapping) -> Option<Wrong> {
     map.iter().find_map(|(key, value)| {
         let alone = Mapping::from_iter([(key.clone(), value.clone())]);
@@ -263,7 +263,7 @@ fn wrong_key(map: &Mapping) -> Option<Wrong> {
     })
 }
 
-/// Takes the names of a volume, if it has an export. The key `name` is that on this host.
+/// Takes the names of a volume, if it has an export. The key `name` is its name on this host.
 fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, Wrong> {
     let name = take_name(volume, "name")?;
     Ok(take_name(volume, EXPORT)?.map(|export| match name {
@@ -272,7 +272,8 @@ fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, Wrong> {
     }))
 }
 
-/// Checks a session of this number of volumes: settings of one volume have one place.
+/// Checks a session with this number of volumes: if there are several, settings of one volume must
+/// be below `volumes`.
 fn check_several(session: &Mapping, count: usize) -> Result<(), Wrong> {
     if count > VOLUMES_MAX {
         let what = format!("{count} volumes are too many; use at most {VOLUMES_MAX}");
@@ -391,7 +392,7 @@ fn plan(name: &str, map: Mapping, run_dir: &RunDir) -> Result<AttachPlan, Error>
     AttachPlan::new(name, settings, Output::Text)
 }
 
-/// Returns the session for the file from which this plan can be created, without default values.
+/// Returns a session for the file that recreates this plan, without default values.
 pub(crate) fn session_of(plan_wanted: &AttachPlan) -> Mapping {
     let (name, run_dir) = (&plan_wanted.session.name, &plan_wanted.run_dir);
     let mut map = print(&plan_wanted.session.settings);
@@ -427,9 +428,9 @@ fn names_in_file(plan: &AttachPlan) -> Mapping {
     names
 }
 
-/// Returns the session for the file from which the plans of these volumes can be created, without
-/// default values. The volumes stay in their order, except that the first is one whose settings the
-/// others inherit. Also returns the names of volumes that differ from what they inherit.
+/// Returns a session for the file that recreates the plans of these volumes, without default
+/// values. The volumes keep their order, except that the first is one whose settings the others
+/// inherit. Also returns the names of volumes that differ from what they inherit.
 pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
     fn name(plan: &AttachPlan) -> &str {
         &plan.session.name
@@ -450,7 +451,7 @@ pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
     (session, differ)
 }
 
-/// Whether the volume's own settings make its plan in the session of another.
+/// Whether the volume's own settings recreate its plan in the session of another.
 fn inherits(plan: &AttachPlan, first: &AttachPlan) -> bool {
     first.adding(&plan.session.name, &plan.own()).is_ok_and(|made| made == *plan)
 }

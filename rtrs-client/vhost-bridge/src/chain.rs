@@ -1,7 +1,7 @@
 //! Chains of descriptors: the memory of one request.
 //!
 //! `virtio-queue` can read chains too, but it reports a malformed chain as the end of the chain.
-//! This reader says what is wrong, and reads chains that are not in the available ring.
+//! This reader reports the fault, and can also read chains that are not in the available ring.
 
 use rtrs_core::mem::MemSlice;
 use virtio_queue::desc::split::Descriptor;

@@ -1,7 +1,7 @@
-//! Channel to the monitor, on which the device tells it that the configuration has changed.
+//! Channel on which the device notifies the monitor of a changed configuration.
 //!
-//! The crate `vhost` takes the channel's descriptor from its message, but cannot send this message.
-//! So the descriptor is copied from the message before it is read.
+//! The crate `vhost` takes the channel's descriptor from the message that passes it, but cannot
+//! send this notification. So the descriptor is copied from that message before `vhost` reads it.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,8 +23,7 @@ const HEADER_LEN: usize = 12;
 pub(crate) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Returns the channel that the next message passes, if it is such a message. The message stays
-    /// unread.
+    /// Returns the channel, if the next message passes it. The message stays unread.
     pub(crate) fn passed(stream: &UnixStream) -> Option<Self> {
         let mut header = [0; HEADER_LEN];
         // Without room for descriptors, none is copied.

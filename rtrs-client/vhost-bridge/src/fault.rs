@@ -3,8 +3,8 @@
 /// Breach of the protocol of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    /// The ring does not lie in memory of the guest.
-    #[error("the ring lies outside the memory of the guest, or is not aligned")]
+    /// The ring is not in the guest's memory, or is not aligned.
+    #[error("the ring is outside the memory of the guest, or is not aligned")]
     Ring,
     /// The ring has a size that is not allowed.
     #[error("a ring of {0} descriptors; it must be a power of two up to 32768")]
@@ -13,7 +13,7 @@ pub(crate) enum Fault {
     #[error("more requests are available than the ring has descriptors")]
     AvailableIndex,
     /// A descriptor that the table does not have.
-    #[error("descriptor {0} of a table of {1}")]
+    #[error("descriptor {0} in a table of {1}")]
     Index(u16, u32),
     /// A chain that has a loop, or is too long.
     #[error("a chain of more than 1024 descriptors, or 2048 pieces of memory")]
@@ -24,8 +24,8 @@ pub(crate) enum Fault {
     /// Memory that the guest does not have.
     #[error("memory at {0:#x}, which the guest does not have")]
     Address(u64),
-    /// A descriptor for the device to read behind one for it to write.
-    #[error("a descriptor to read behind one to write")]
+    /// A descriptor for the device to read after one for it to write.
+    #[error("a descriptor to read after one to write")]
     Order,
     /// An indirect table in an indirect table.
     #[error("an indirect table in an indirect table")]

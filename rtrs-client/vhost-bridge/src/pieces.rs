@@ -1,4 +1,4 @@
-//! Memory of a request from some byte on.
+//! Memory of a request from a given byte on.
 
 use rtrs_core::mem::MemSlice;
 
@@ -6,7 +6,7 @@ use rtrs_core::mem::MemSlice;
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces<'a> {
     pub(crate) all: &'a [MemSlice],
-    /// Number of bytes that are left out.
+    /// Number of bytes to skip.
     pub(crate) from: u64,
 }
 
@@ -23,12 +23,12 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// Copies the next bytes to memory in one piece, which they fill.
+    /// Fills contiguous memory with the next bytes.
     pub(crate) fn copy_to(self, memory: &MemSlice) {
         self.each(memory, |part, piece| part.copy_from(piece));
     }
 
-    /// Copies memory in one piece to the next bytes.
+    /// Copies contiguous memory to the next bytes.
     pub(crate) fn copy_from(self, memory: &MemSlice) {
         self.each(memory, |part, piece| piece.copy_from(part));
     }

@@ -52,9 +52,9 @@ impl From<IoStatus> for Status {
 pub(crate) enum Work {
     /// IO of the device.
     Io(Command),
-    /// The device's name enters the memory.
+    /// Copying the device's name to the memory.
     Name,
-    /// Nothing: the request is answered.
+    /// None: the request is answered with this status.
     Answer(Status),
 }
 
@@ -76,11 +76,11 @@ impl Command {
     }
 }
 
-/// Request without its head.
+/// Parsed request, without its head.
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) work: Work,
-    /// Memory of one byte for the status.
+    /// One byte of memory for the status.
     pub(crate) status: MemSlice,
 }
 
@@ -89,7 +89,7 @@ fn length(pieces: &[MemSlice]) -> u64 {
     pieces.iter().map(|piece| piece.len() as u64).sum()
 }
 
-/// Copies the first bytes of the memory, if it has as many.
+/// Copies the first bytes of the memory, if it has that many.
 fn copy_front<const N: usize>(pieces: &[MemSlice]) -> Option<[u8; N]> {
     let (mut bytes, mut filled) = ([0; N], 0);
     for piece in pieces {
@@ -160,7 +160,7 @@ pub(crate) fn parse(chain: &mut Chain, geometry: &Geometry) -> Result<Parsed, Fa
     Ok(Parsed { work, status })
 }
 
-/// Returns the work of a range of sectors, unless the device does not have it.
+/// Returns the work for a range of sectors, which fails if the device does not have the range.
 fn within(op: IoOp, sector: u64, len: u64, geometry: &Geometry) -> Work {
     let block = u64::from(geometry.logical_block);
     let offset = sector.checked_mul(SECTOR).filter(|at| at.is_multiple_of(block));
@@ -275,7 +275,7 @@ mod tests {
         let last = works.len() - 1;
         works.swap(0, last);
         for other in &works[1..] {
-            assert_eq!(*other, works[0], "the layout has no meaning");
+            assert_eq!(*other, works[0], "the layout does not matter");
         }
         works[0]
     }

@@ -1,4 +1,4 @@
-//! Tests of a device with its socket and shards, against a monitor and driver written by hand.
+//! Tests of a device with its socket and shards, against a hand-written monitor and driver.
 
 mod rig;
 

@@ -176,7 +176,7 @@ mutants! {
         OtherDiskAccepted = "other-disk-accepted",
         /// A path is used although its server reports IDs that a connected path did not report.
         NewIdBeside = "new-id-beside",
-        /// A path is used although its export ID is of a boot other than that of a connected path.
+        /// A path is used although its export ID is from another boot than a connected path's.
         OtherBootBeside = "other-boot-beside",
         /// The server does not notify clients that the size of an export has changed.
         ResizeUnannounced = "resize-unannounced",
@@ -246,8 +246,8 @@ mutants! {
     }
 }
 
-/// True while this rule is disabled. Write `rtrs_base::mutated!(Variant)` in the line that enforces
-/// it.
+/// Evaluates to true while this rule is disabled. Write `rtrs_base::mutated!(Variant)` in the line
+/// that enforces the rule.
 #[macro_export]
 macro_rules! mutated {
     ($variant:ident) => {

@@ -2,8 +2,8 @@
 //!
 //! A daemon declares each setting once, in a struct of [`settings!`](crate::settings!): name, type
 //! with its range, default, help. The flag ([`Flags`]), the key of the configuration file
-//! ([`Keys`]), `--print-config` ([`print()`]) and the tables of the documents ([`describe`]) come
-//! from that.
+//! ([`Keys`]), `--print-config` ([`print()`]) and the tables of the documents ([`describe`]) are
+//! derived from that.
 //!
 //! The types of values: [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
 //! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints a text

@@ -7,7 +7,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Reports that the current test is skipped, and why. The test returns afterwards.
+/// Reports that the current test is skipped, and why. The test must return afterwards.
 ///
 /// # Panics
 /// Panics if the file that counts skips cannot be written, because the count would be wrong.

@@ -8,7 +8,7 @@ use std::ops::{Add, Sub};
 
 pub use std::time::Duration;
 
-/// Point in time of a monotonic clock, in nanoseconds since an origin chosen by the clock.
+/// Point in time on a monotonic clock, in nanoseconds since an origin chosen by the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 

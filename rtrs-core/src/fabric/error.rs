@@ -57,7 +57,7 @@ pub enum CloseReason {
     #[error("timed out")]
     TimedOut,
     /// The peer violated the protocol, and this end closed the connection.
-    #[error("protocol error of the peer: {0}")]
+    #[error("protocol error by the peer: {0}")]
     Protocol(String),
     /// The peer reported a protocol violation by this end and closed the connection.
     #[error("terminated by the peer: {0}")]

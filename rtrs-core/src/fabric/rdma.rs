@@ -62,8 +62,8 @@ pub enum NoRdma {
     OnlyIwarp(Vec<String>),
 }
 
-/// RDMA on this host: there is a device that sessions can use. Without the feature `verbs` no value
-/// of this type exists.
+/// RDMA on this host, with at least one device that sessions can use. Without the feature `verbs`,
+/// no value of this type exists.
 #[derive(Clone, Debug)]
 pub struct Rdma {
     #[cfg(feature = "verbs")]
@@ -74,7 +74,7 @@ pub struct Rdma {
 }
 
 impl Rdma {
-    /// True if this build supports RDMA.
+    /// Whether this build supports RDMA.
     pub const BUILT_IN: bool = cfg!(feature = "verbs");
 
     /// Looks for devices.

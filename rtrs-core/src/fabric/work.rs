@@ -111,13 +111,14 @@ pub struct WorkRequest {
 /// Kind of work that completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WcOp {
-    /// A send was sent.
+    /// A message was sent.
     Send,
-    /// An RDMA write was sent. On iwarp it was handed to TCP and may not have reached the peer yet.
+    /// An RDMA write was sent. On iWARP, it was handed to TCP and may not have reached the peer
+    /// yet.
     RdmaWrite,
     /// An RDMA read has finished; its data is in the local buffer.
     RdmaRead,
-    /// A message was received in a posted receive.
+    /// A message was received into a posted receive.
     Recv,
     /// A peer's RDMA write with immediate consumed a posted receive; its data is in place.
     RecvRdmaWithImm,

@@ -96,7 +96,7 @@ impl Heartbeat {
         }
     }
 
-    /// Records that the path is in use. To be called before each [`Heartbeat::poll`] while it is.
+    /// Records that the path is in use. Must be called before each [`Heartbeat::poll`] while it is.
     pub fn in_use(&mut self) {
         (self.idle, self.patience) = (false, self.interval);
         if self.missed == 0 {
@@ -105,8 +105,8 @@ impl Heartbeat {
     }
 
     /// Records that this end begins IO. Returns true if the path was idle: the caller must send
-    /// HB_MSG at once, because the peer expects the next one only later, and because a path that
-    /// died meanwhile must be detected as early as one in use.
+    /// HB_MSG at once, because the peer does not expect the next one until later, and because a
+    /// path that died meanwhile must be detected as early as one in use.
     pub fn begin_io(&mut self, now: Instant) -> bool {
         self.in_use();
         if self.announces <= self.interval {
@@ -177,7 +177,7 @@ impl Heartbeat {
         (self.missed > 0).then_some(self.doubted)
     }
 
-    /// Checks the time. To be called when [`Heartbeat::deadline`] has passed; earlier calls do
+    /// Checks the time. Must be called when [`Heartbeat::deadline`] has passed; earlier calls do
     /// nothing. After `Dead` the owner may keep waiting: `Dead` is returned again every period.
     pub fn poll(&mut self, now: Instant) -> HeartbeatAction {
         if now < self.next {
@@ -292,11 +292,11 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_always_late_detects_silence_too() {
+    fn a_core_that_is_always_late_still_detects_silence() {
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         let polls = (1..).map(|round| at(round * 300)).map(|now| beat.poll(now));
         let count = polls.take_while(|action| *action != HeartbeatAction::Dead).count();
-        assert_eq!(count, 1 + 8 + 2, "asked, eight late ones, two that counted");
+        assert_eq!(count, 1 + 8 + 2, "the probe, eight late polls, two that counted");
     }
 
     #[test]
@@ -331,7 +331,7 @@ mod tests {
         }
         assert_eq!(sent, [100, 301, 702, 1503, 2504, 3505, 4506, 5507], "each once, nothing else");
         assert_eq!(announced, [200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
-        // From then on the timing is that of a busy path: the answer is due within its short time.
+        // After a probe the timing is that of a busy path: the answer is due after short periods.
         let end = run(&mut beat, at(10_000));
         assert_eq!(end, [(6508, HeartbeatAction::Send), (6808, HeartbeatAction::Dead)]);
     }
@@ -381,7 +381,7 @@ mod tests {
         beat.announced(at(50), 1000 * MS);
         let end = run(&mut beat, at(5000));
         assert_eq!(end, [(1150, HeartbeatAction::Send), (1450, HeartbeatAction::Dead)]);
-        // A live path is waited for again, and with short intervals when the peer announces them.
+        // After an answer the announced interval applies again, until a shorter one is announced.
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.announced(at(50), 1000 * MS);
         assert_eq!(run(&mut beat, at(1150)), [(1150, HeartbeatAction::Send)]);
@@ -405,7 +405,7 @@ mod tests {
         assert!(!beat.has_answered_since(at(0)));
         assert_eq!(beat.on_ack(at(30)), Some(20 * MS));
         assert!(beat.has_answered_since(at(10)) && !beat.has_answered_since(at(11)));
-        // A probe for a silence does not make the answer to an older one a new answer.
+        // The answer to an older probe stays old even if a silence is probed before it arrives.
         assert!(beat.ask(at(40)));
         assert_eq!(run(&mut beat, at(130)), [(130, HeartbeatAction::Send)]);
         assert_eq!(beat.doubted_since(), Some(at(130)));

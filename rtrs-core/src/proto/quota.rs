@@ -1,11 +1,11 @@
-//! Quota of half-open peers: if there are too many, the oldest one of the source that has the most
-//! is closed.
+//! Quota of half-open peers: if there are too many, the oldest one from the source with the most is
+//! closed.
 //!
 //! Peers are not authenticated, and before its first message only a peer's address is known. An
 //! address cannot be forged over TCP, since the handshake needs an answer. So the limit is shared
 //! by address: one source cannot displace others, and a source with a single half-open peer keeps
 //! it for as long as another source has two. Closing an old peer instead of refusing a new one
-//! favors honest peers: they send their request at once, and the idle ones grow old.
+//! favors honest peers: they send their request immediately, and the idle ones grow old.
 //!
 //! Known sources (a session has paths from there) have a reserve of [`RESERVE`] peers that do not
 //! count. So unknown peers never displace a reconnect, however many addresses they have.
@@ -14,12 +14,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// Number of peers of a known source that do not count: the connections that its sessions open at
-/// once.
+/// Number of peers of a known source that do not count: the connections that its sessions open
+/// concurrently.
 pub const RESERVE: usize = 64;
 
-/// Origin of a peer: an IPv4 address, or the /64 of an IPv6 address, since a host has all of its
-/// /64.
+/// Origin of a peer: an IPv4 address, or the /64 of an IPv6 address, since a host controls its
+/// whole /64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// IPv4 address, including IPv4-mapped IPv6 addresses.
@@ -123,7 +123,7 @@ impl<K: Copy + Ord> Quota<K> {
         self.shares.get(&source).map_or(0, BTreeSet::len)
     }
 
-    /// Returns the peer to evict: the oldest of the source that has the most.
+    /// Returns the peer to evict: the oldest from the source with the most.
     #[must_use]
     pub fn victim(&self) -> Option<K> {
         self.ranks.last().map(|(_, Reverse(peer), _)| *peer)
@@ -230,7 +230,7 @@ mod tests {
             let [closed] = admit(&mut quota, 100, key, unknown(key))[..] else { panic!("{key}") };
             assert!(!(100..164).contains(&closed), "{closed} was the known source's");
         }
-        // Beyond its reserve the known source counts like any other.
+        // Beyond its reserve, the known source counts like any other.
         assert_eq!(admit(&mut quota, 100, 1000, known), [100]);
         assert_eq!(admit(&mut quota, 100, 1001, known), [101]);
         // The source is known for as long as any session has paths from there.

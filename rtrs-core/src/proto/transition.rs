@@ -1,7 +1,7 @@
 //! Legal transitions of a state machine, as data.
 //!
 //! A state type lists its transitions once ([`Moves`]); every change of such a state uses [`step`],
-//! which panics on a transition that is not in the list: that is a bug of this program, never
+//! which panics on a transition that is not in the list: that is a bug in this program, never
 //! caused by a peer. [`table`] prints the list, so that a test can compare it with the documented
 //! one.
 

@@ -65,7 +65,7 @@ pub struct ImageFacts {
     pub snapshot: Option<u64>,
     /// Object size in bytes.
     pub object_size: u64,
-    /// Writes may be acknowledged before they are on the OSDs, because the settings of the pool or
-    /// the image say so.
+    /// Writes may be acknowledged before they are on the OSDs, because of the settings of the pool
+    /// or the image.
     pub write_back: bool,
 }

@@ -38,7 +38,7 @@ impl Image {
     }
 
     /// Breaks the lock of this owner, whose client the OSDs then refuse for a week. Later requests
-    /// of this client run only on OSDs that know that. Blocks.
+    /// of this client run only on OSDs that know of the refusal. Blocks.
     ///
     /// # Errors
     /// EBUSY if another client holds the lock, ENOENT if it is not held, or the cluster's error.
@@ -126,7 +126,7 @@ impl Open {
             .or_else(|_| self.set(c"rbd_blacklist_on_break_lock", value))
     }
 
-    /// Makes the OSDs refuse a client. librbd could request that, but monitors of Ceph 16 do not
+    /// Makes the OSDs refuse a client. librbd could do that, but monitors of Ceph 16 do not
     /// understand its format of the duration.
     fn refuse(&self, client: &str) -> io::Result<()> {
         // Addresses contain neither character.

@@ -1,4 +1,4 @@
-//! Certificates for tests, in a directory like that of an operator.
+//! Certificates for tests, in a directory like an operator's.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

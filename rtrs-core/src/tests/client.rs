@@ -62,8 +62,8 @@ impl Default for PathOptions {
 }
 
 impl PathOptions {
-    /// Creates the parameters of a path with two connections from the first source address that
-    /// creates its session.
+    /// Creates the parameters of a path that creates its session, with two connections from the
+    /// first source address.
     #[must_use]
     pub fn new(session: u8, path: u8) -> Self {
         let extensions = ClientExtensions::default();
@@ -132,7 +132,7 @@ pub struct PlayedClient {
     pub queue_depth: u16,
     /// Chunk size in bytes.
     pub chunk_size: u32,
-    /// Answers contain a new key of their chunk.
+    /// Answers contain a new key for their chunk.
     pub new_rkey: bool,
     /// Answers also contain the server's times.
     pub timed: bool,
@@ -146,7 +146,7 @@ pub struct PlayedClient {
     pub options: PathOptions,
     /// Fabric of the client.
     pub fabric: Box<dyn Fabric>,
-    /// Events that were not taken yet.
+    /// Events not taken yet.
     pub events: Vec<FabricEvent>,
     mem_bits: MemBits,
     memory: Arc<dyn MemoryRegistration>,
@@ -324,7 +324,7 @@ impl PlayedClient {
     /// Returns part of the client's memory.
     ///
     /// # Panics
-    /// Panics if it lies outside.
+    /// Panics if the range exceeds the memory.
     #[must_use]
     pub fn sge(&self, at: usize, len: usize) -> Sge {
         let slice = self.memory.region().slice(at, len).expect("inside the client's memory");
@@ -342,7 +342,7 @@ impl PlayedClient {
     }
 
     /// Posts a work request. A request that the connection no longer accepts is dropped: the test
-    /// then sees it closed.
+    /// then sees that the connection is closed.
     pub fn post(&mut self, conn: usize, op: WrOp, sges: SgeList) {
         self.posted += 1;
         let wr = WorkRequest { wr_id: SEND_ID | self.posted, op, sges, signaled: false };
@@ -420,8 +420,8 @@ impl PlayedClient {
     }
 
     /// Writes data, user header and message into the chunk of a permit and announces them on a
-    /// connection; the data area of a read is only left free. `at` is the connection and the
-    /// permit, here and in the methods below.
+    /// connection; the data area of a read is left free. `at` is the connection and the permit,
+    /// here and in the methods below.
     pub fn request(&mut self, at: (usize, u16), data: Data<'_>, header: &[u8], message: &[u8]) {
         let (room, bytes) = match data {
             Data::None => (0, &[][..]),
@@ -527,7 +527,7 @@ impl PlayedClient {
         self.send_plain((0, permit), &Close { device_id }.encode());
     }
 
-    /// Requests that a device is served by this server, or by another.
+    /// Requests that a device be served by this server, or by another.
     pub fn send_move(&mut self, permit: u16, wanted: Move) {
         self.send_plain((0, permit), &wanted.encode());
     }
@@ -561,7 +561,7 @@ impl PlayedClient {
                 if carries {
                     let bytes = self.sge(RECV_AT + place * 16, wc.byte_len as usize).slice.to_vec();
                     let len = if self.timed { TimedRkeyRsp::LEN } else { RkeyRsp::LEN };
-                    assert_eq!(bytes.len(), len, "the long form exactly where it is agreed on");
+                    assert_eq!(bytes.len(), len, "the long form is used exactly where agreed on");
                     let message = RkeyRsp::decode(&bytes).expect("an RKEY_RSP");
                     self.times = TimedRkeyRsp::decode(&bytes).ok();
                     assert_eq!(message.permit, permit);

@@ -53,7 +53,8 @@ impl KeyCommand {
     /// Runs the command.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be written, or contains no key for its owner alone.
+    /// Returns an error if a file cannot be written, or does not contain a key that only its owner
+    /// can read.
     pub fn run<K: ErrorClass>(&self) -> Result<(), CommandError<K>> {
         let KeyArgs { file, output } = self.args();
         let given = file.to_str().and_then(|text| text.parse::<PublicKey>().ok());

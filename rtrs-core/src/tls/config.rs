@@ -156,7 +156,8 @@ impl TlsServerConfig {
         Ok(Self { rustls, clients, roots, verifier, own, sources, generation: 0 })
     }
 
-    /// Creates the server's end of a new connection, for programs that move its bytes themselves.
+    /// Creates the server's end of a new connection, for programs that transfer its bytes
+    /// themselves.
     ///
     /// # Errors
     /// Returns rustls' error.
@@ -220,8 +221,7 @@ impl TlsClientConfig {
         Ok(Self { rustls: client(rustls), name, verifier, own, sources })
     }
 
-    /// Creates a configuration with raw keys: the client's own, and those of which the server must
-    /// have one.
+    /// Creates a configuration with raw keys: the client's own, and those accepted from the server.
     ///
     /// # Errors
     /// Returns an [`Error`] for a key that rustls does not accept.
@@ -326,7 +326,7 @@ fn certificate(files: &Files, error: &rustls::Error) -> Error {
             .into(),
         rustls::Error::InconsistentKeys(_) => format!(
             "this private key does not belong to the certificate {}; use the two files that were \
-             made together",
+             created together",
             files.chain_path.display()
         ),
         error => error.to_string(),

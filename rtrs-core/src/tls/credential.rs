@@ -78,7 +78,8 @@ impl OwnCredential {
         if proof.encode().len() > SignedProof::LEN_MAX
             || proof.credential.chain.len() > Credential::CHAIN_MAX
         {
-            return Err(ProofError::from("our certificate chain is too long (max. 8, and 16 KiB)"));
+            let why = "our certificate chain is too long (max. 8 certificates, 16 KiB)";
+            return Err(ProofError::from(why));
         }
         Ok(proof)
     }

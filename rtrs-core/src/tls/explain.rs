@@ -133,7 +133,7 @@ fn certificate(error: &CertificateError) -> String {
         }
         CertificateError::Other(OtherError(why)) => match why.downcast_ref() {
             Some(webpki::Error::CaUsedAsEndEntity) => {
-                "is one of a CA (basic constraints), not one of a client or a server".into()
+                "is a CA certificate (basic constraints), not one for a client or a server".into()
             }
             Some(why) => format!("is refused: {}", words(&format!("{why:?}"))),
             None => format!("is refused: {why}"),
@@ -230,7 +230,7 @@ pub fn hint(text: &str) -> Option<&'static str> {
         ),
         (
             "does not accept our certificate",
-            "use a client-cert.pem that the server's CA has signed and that is not one of a CA; \
+            "use a client-cert.pem signed by the server's CA that is not a CA certificate; \
              the server's log has the reason",
         ),
         ("by the CA in ca-cert.pem", "use the CA of the server as ca-cert.pem"),

@@ -27,8 +27,8 @@ const INPUT_MAX: usize = 64 << 10;
 /// Space that a record needs in addition to its content.
 const RECORD_ROOM: usize = 64;
 
-/// Function that returns the length of a request, as far as its first bytes give it; None if it is
-/// not a request.
+/// Function that returns the length of a request, as far as its first bytes determine it; None if
+/// it is not a request.
 pub(crate) type RequestLen = fn(&[u8]) -> Option<usize>;
 
 /// Parameters with which a handshake begins.
@@ -135,7 +135,7 @@ impl Handshake {
         Self { conn: Conn::Begin(begin), input: Vec::new(), request: Vec::new() }
     }
 
-    /// Processes received bytes; none for a client that begins.
+    /// Processes received bytes; a client begins without any.
     pub(crate) fn advance(&mut self, received: &[u8]) -> Progress {
         let mut output = Vec::new();
         self.input.extend_from_slice(received);

@@ -205,7 +205,7 @@ impl Clients {
             }
             clients.insert(key, Arc::from(name));
             if let Some(earlier) = lines.insert(key, at) {
-                return Err(format!("line {at} has the key of line {earlier}; drop one"));
+                return Err(format!("line {at} repeats the key of line {earlier}; remove one"));
             }
         }
         Ok(Self(clients))

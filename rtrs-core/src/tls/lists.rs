@@ -1,8 +1,8 @@
 //! Revocation lists: checks of their issuers, their usability and their age.
 //!
-//! With a list that its CA did not sign, or with lists of none of the local CAs, every handshake
-//! would fail; of two lists of a CA only the first would be used. So such files are refused when
-//! they are read. Files that may be right only cause a warning: a list of a CA that is not known
+//! Every handshake would fail with a list that its CA did not sign, or without a list of any local
+//! CA; of two lists of a CA, only the first would be used. Such files are therefore refused when
+//! they are read. Files that may be right cause only a warning: a list of a CA that is not known
 //! here, since peers may present it; a CA without a list; a list that has expired, or is older than
 //! the one in use.
 
@@ -45,13 +45,13 @@ pub(super) struct Lists {
 
 #[derive(Clone, Debug)]
 struct List {
-    /// Name of its CA, in DER.
+    /// Name of the CA, in DER.
     issuer: Vec<u8>,
     /// Expiry as YYYYMMDDHHMMSS in UTC.
     until: String,
     /// Number, big-endian, without leading zeros; empty if it has none.
     number: Vec<u8>,
-    /// The list covers only part of its CA's certificates, so there may be others of that CA.
+    /// The list covers only part of its CA's certificates, so that CA may have other lists.
     is_part: bool,
 }
 
@@ -72,7 +72,7 @@ struct Authority {
 struct Authorities {
     /// CAs of `ca-cert.pem`.
     roots: Vec<Authority>,
-    /// CAs that others have signed, each with the name of its issuer.
+    /// CAs signed by other CAs, each with the name of its issuer.
     intermediates: Vec<(Authority, Vec<u8>)>,
 }
 
@@ -122,7 +122,7 @@ impl Lists {
                 ));
             }
             let signers = authorities.signers(&list);
-            // rustls does not check the key before that either.
+            // rustls, too, selects a list by its issuer's name before it checks the key.
             if !signers.iter().all(|ca| signed.is_by(ca, algorithms)) {
                 return refuse(format!(
                     "the list of {name} is not signed by the key of that CA in ca-cert.pem; make \
@@ -211,8 +211,8 @@ impl Lists {
         let text = |list: &List| {
             let (day, path) = (list.until.as_str(), self.path.display());
             format!(
-                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: what was revoked since \
-                 then is not in it, and it is still used; replace it with a new one",
+                "the list of {} in {path} expired on {}-{}-{} {}:{}:{} UTC: it is still used, but \
+                 lacks later revocations; replace it with a new one",
                 ca_name(&list.issuer),
                 &day[..4],
                 &day[4..6],
@@ -225,7 +225,7 @@ impl Lists {
         self.notes.iter().cloned().chain(expired.map(text)).collect()
     }
 
-    /// Returns a text for each list with a lower number than the previous one.
+    /// Returns a message for each list whose number is lower than before.
     pub(super) fn older_than(&self, before: &Self) -> Vec<String> {
         let text = |list: &List| {
             let then = before.all.iter().find(|then| then.issuer == list.issuer)?;
@@ -234,7 +234,7 @@ impl Lists {
             (of(list) < of(then)).then(|| {
                 format!(
                     "the list of {} in {} has number {}, the previous one has {}: it is \
-                     older, and may lack what was revoked",
+                     older, and may lack revocations",
                     ca_name(&list.issuer),
                     self.path.display(),
                     number(&list.number),
@@ -267,8 +267,8 @@ fn roots(files: &Files) -> Vec<Authority> {
         .collect()
 }
 
-/// Returns the CAs that others have signed, from the local chain and from `ca-cert.pem`, each with
-/// the name of its issuer.
+/// Returns the CAs signed by other CAs, from the local chain and from `ca-cert.pem`, each with the
+/// name of its issuer.
 fn intermediates(files: &Files) -> Vec<(Authority, Vec<u8>)> {
     let all = files.chain.iter().skip(1).chain(&files.ca);
     let parsed = all.filter_map(|one| EndEntityCert::try_from(one).ok());
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_an_intermediate_ca_of_the_own_chain_suffices() {
+    fn a_list_of_an_intermediate_ca_in_our_chain_suffices() {
         let dir = TestDir::new("lists");
         let root = Authority::named("root");
         let between = root.subordinate("between");

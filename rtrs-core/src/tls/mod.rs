@@ -1,8 +1,8 @@
-//! TLS 1.3 for connections over TCP: keys, certificates, and handshakes on threads of their own.
+//! TLS 1.3 for connections over TCP: keys, certificates, and handshakes on their own threads.
 //!
 //! The cryptography comes from `rustls` with `ring`. Both ends prove their identities, in one of
-//! two ways: X.509 certificates of a common CA ([`TlsDir`]), or raw public keys (RFC 7250) known to
-//! the other end ([`PrivateKey`], [`Clients`]). Unauthenticated TLS, resumption, early data and
+//! two ways: X.509 certificates from a common CA ([`TlsDir`]), or raw public keys (RFC 7250) known
+//! to the other end ([`PrivateKey`], [`Clients`]). Unauthenticated TLS, resumption, early data and
 //! older versions are not supported.
 //!
 //! A [`TlsEndpoint`] is shared by all shards of a process. A shard passes received bytes to it, and
@@ -16,7 +16,7 @@
 //! local files · `dates.rs` dates as text · `lists.rs` revocation lists · `revocation.rs` verifiers
 //! that check whole chains against them · `credential.rs` the local credential · `proof.rs` proofs
 //! of paths without TLS · `handshake.rs` one handshake · `workers.rs` the threads · `error.rs`
-//! unusable files and keys · `explain.rs` errors for people.
+//! unusable files and keys · `explain.rs` readable errors.
 
 mod command;
 mod config;

@@ -3,8 +3,8 @@
 //!
 //! Name constraints of a CA (RFC 5280 section 4.2.1.10) apply to forms of names, and verification
 //! compares only names of a constrained form. So a CA that may sign certain DNS names could put any
-//! name into a URI or a common name. Therefore below a CA with constraints a common name is not
-//! accepted, nor is a DNS name or a URI if the constraints apply only to the other form.
+//! name into a URI or a common name. Therefore, below a CA with constraints, a common name is not
+//! accepted, and neither is a DNS name or a URI if the constraints apply only to the other form.
 
 use std::sync::Arc;
 

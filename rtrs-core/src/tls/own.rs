@@ -16,7 +16,7 @@ use super::dates::{DAY, time};
 use super::error::TlsConfigError as Error;
 use super::keys::{Clients, PublicKey};
 
-/// Number of days before the expiry of a certificate from which on a warning is given.
+/// Number of days before a certificate's expiry at which warnings begin.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
 /// Message of a reload after which there is no revocation list.
 pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked anymore";
@@ -57,7 +57,7 @@ impl TlsServerConfig {
         self.sources.warnings(UnixTime::now())
     }
 
-    /// Returns a text for each revocation list that is older than the previous one.
+    /// Returns a message for each revocation list that is older than the previous one.
     #[must_use]
     pub fn older_lists_than(&self, before: &Self) -> Vec<String> {
         self.sources.lists.older_than(&before.sources.lists)
@@ -73,7 +73,7 @@ impl TlsServerConfig {
         let certificate = |of: &Self| of.sources.certificate.clone().map(|(it, _)| it);
         match self.check_own() {
             Err(error) if certificate(self) == certificate(before) => Ok(Some(format!(
-                "{}: it is still in use, and clients refuse it; all else that was read counts",
+                "{}: it is still in use, and clients refuse it; all other changes take effect",
                 error.chain()
             ))),
             checked => checked.map(|_| None),
@@ -92,7 +92,7 @@ impl TlsServerConfig {
         self.clients.as_ref().is_some_and(|clients| clients.is_empty())
     }
 
-    /// Returns a text for each difference between these keys or certificates and the previous ones.
+    /// Returns a message for each difference from the previous keys or certificates.
     #[must_use]
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         let (now, then) = (&self.sources, &before.sources);
@@ -175,8 +175,8 @@ pub(super) fn check_purpose(
         // GnuTLS accepts such a certificate of a server.
         Some(webpki::Error::CaUsedAsEndEntity) if end == End::Client => Err(Error::Content {
             path: path.into(),
-            why: "the certificate is one of a CA (basic constraints), which no server takes from \
-                  a client; make one that the server's CA signs"
+            why: "the certificate is a CA certificate (basic constraints), which no server \
+                  accepts from a client; make one signed by the server's CA"
                 .into(),
         }),
         Some(webpki::Error::RequiredEkuNotFoundContext(_)) => Err(Error::Content {

@@ -1,9 +1,9 @@
 //! Proofs of identity for paths without TLS: the signed data of each end, and its verification.
 //!
-//! Both ends sign the same facts about the path and both nonces, each with its own context string,
-//! with the key that it has for TLS. This module is independent of connections: messages go in,
-//! messages come out. The server proves its identity first, so that a client connected to the wrong
-//! server reveals only the hash of its credential.
+//! Both ends sign the same facts about the path and both nonces, each with its own context string
+//! and its TLS key. This module is independent of connections: messages go in, messages come out.
+//! The server proves its identity first, so that a client connected to the wrong server reveals
+//! only the hash of its credential.
 //!
 //! The signed data begins as in TLS 1.3 (RFC 8446 section 4.4.3): 64 spaces, a unique context
 //! string, a zero byte. So a signature made for one purpose is invalid for any other, including TLS
@@ -90,7 +90,7 @@ pub fn nonce() -> Result<[u8; 32], ProofError> {
     Ok(nonce)
 }
 
-/// Returns the certificates, or the key, of a proof, which must be of the kind that this end uses.
+/// Returns the certificates, or the key, of a proof, which must be of the same kind as this end's.
 fn chain(
     proof: &SignedProof,
     own: &OwnCredential,
@@ -113,7 +113,7 @@ fn chain(
     Ok(proof.credential.chain.iter().cloned().map(CertificateDer::from).collect())
 }
 
-/// Checks that the owner of the first certificate, or of the key, has signed.
+/// Checks that the owner of the first certificate, or of the key, has signed `message`.
 fn check_signature(
     proof: &SignedProof,
     first: &CertificateDer<'_>,
@@ -142,7 +142,7 @@ fn check_signature(
 
 impl TlsServerConfig {
     /// Answers a challenge with this nonce: returns the message to the client, and the exchange
-    /// that it has to sign. Takes a fraction of a millisecond.
+    /// that the client must sign. Takes a fraction of a millisecond.
     ///
     /// # Errors
     /// Returns an error for another version, or for a key that cannot sign.
@@ -204,7 +204,7 @@ impl TlsClientConfig {
     /// the data of the AUTH message. Takes a fraction of a millisecond.
     ///
     /// # Errors
-    /// Returns the reason why it is not that server.
+    /// Returns the reason why the answer is not from that server.
     pub fn answer(
         &self,
         facts: ProofFacts,

@@ -22,14 +22,14 @@ pub(super) enum RawKeys {
     Clients(Clients),
 }
 
-/// A [`RawKeys`] with the cryptography that it uses.
+/// Verifier of peers' [`RawKeys`], with its cryptography provider.
 #[derive(Debug)]
 pub(super) struct RawVerifier {
     pub(super) keys: RawKeys,
     pub(super) provider: Arc<CryptoProvider>,
 }
 
-/// Error for a peer with an unknown key, which the operator can compare.
+/// Error for a peer with an unknown key; it shows the key for comparison.
 #[derive(Debug)]
 pub(super) struct UnknownKey {
     /// None if it is not an Ed25519 key.

@@ -179,9 +179,9 @@ fn a_ca_certificate_is_not_a_client_certificate() {
     place.authority.write_as_client(place.path());
     let client = place.client();
     let text = failure(handshake(&client, &server).1);
-    assert!(text.contains("the peer's certificate is one of a CA (basic constraints)"), "{text}");
+    assert!(text.contains("the peer's certificate is a CA certificate (basic"), "{text}");
     let text = client.check_own().unwrap_err().to_string();
-    assert!(text.contains("client-cert.pem: the certificate is one of a CA"), "{text}");
+    assert!(text.contains("client-cert.pem: the certificate is a CA certificate"), "{text}");
     // The client's description of the alert.
     let heard = |raw_keys| super::alert_text(AlertDescription::CertificateUnknown, raw_keys, None);
     assert_eq!(heard(true), "our key is not known to the peer");
@@ -191,7 +191,7 @@ fn a_ca_certificate_is_not_a_client_certificate() {
     assert!(text.contains(&own.to_string()) && text.contains(&own.fingerprint()), "{text}");
     assert!(super::hint(&text).is_some_and(|hint| hint.contains("key show")));
     assert!(super::hint(&heard(true)).is_some_and(|hint| hint.contains("key show")));
-    assert!(super::hint(&heard(false)).is_some_and(|hint| hint.contains("not one of a CA")));
+    assert!(super::hint(&heard(false)).is_some_and(|hint| hint.contains("not a CA certificate")));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn an_invalid_or_oversize_handshake_is_refused() {
     let failed = std::iter::once(&[22, 3, 1, 2, 0][..]).chain(std::iter::repeat_n(&[1; 64][..], 4));
     let steps: Vec<bool> =
         failed.map(|bytes| matches!(slow.advance(bytes).step, Step::More)).collect();
-    assert_eq!(steps, [true; 5], "a record that is not whole is waited for");
+    assert_eq!(steps, [true; 5], "the rest of a record is awaited");
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn an_error_in_the_client_list_names_its_line() {
         (format!("db1 {one}\ndb2"), "line 2 is not NAME ed25519:BASE64"),
         (format!("db1 {one} x"), "line 1 is not NAME"),
         ("db1 ed25519:zz".to_owned(), "line 1: not a public key"),
-        (format!("db1 {one}\ndb2 {one}\n"), "line 2 has the key of line 1; drop one"),
+        (format!("db1 {one}\ndb2 {one}\n"), "line 2 repeats the key of line 1; remove one"),
         (format!("db1: {one}\n"), "line 1: write db1 without a colon after it"),
         ("db1 ed25519:\n".into(), "line 1: not a public key"),
         (format!("d\u{7f}b {one}"), "line 1: use a name"),

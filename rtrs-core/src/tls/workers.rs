@@ -19,9 +19,9 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 /// Number of threads; each is busy only while it computes.
 const WORKERS: usize = 2;
-/// Maximum number of queued handshake steps. Beyond that connections are closed.
+/// Maximum number of queued handshake steps. Beyond that, connections are closed.
 const JOBS_MAX: usize = 4096;
-/// Maximum number of queued other tasks. Beyond that they are refused.
+/// Maximum number of queued other tasks. Beyond that, they are refused.
 const TASKS_MAX: usize = 1024;
 
 /// Handshake step.
@@ -127,9 +127,9 @@ impl TlsEndpoint {
         Ok(Arc::new(endpoint))
     }
 
-    /// Uses this configuration for new connections of a server. Returns its number, which
-    /// [`Proof`](crate::fabric::Proof)s that are checked against it contain. If it equals the
-    /// current configuration, that one stays in use with its number, so that clients that are
+    /// Uses this configuration for new connections of a server. Returns its number, which is part
+    /// of each [`Proof`](crate::fabric::Proof) checked against it. If it equals the current
+    /// configuration, the current one stays in use and keeps its number, so that clients that are
     /// proving their identity need not start again.
     pub fn replace(&self, mut config: TlsServerConfig) -> u64 {
         let mut role = self.role.write();
@@ -195,8 +195,8 @@ impl TlsEndpoint {
         }
     }
 
-    /// Returns a text for each revocation list of the configuration that is older than the current
-    /// one.
+    /// Returns a message for each revocation list of the configuration that is older than the
+    /// current one.
     pub fn older_lists(&self, config: &TlsServerConfig) -> Vec<String> {
         match &*self.role.read() {
             Role::Server(before) => config.older_lists_than(before),
@@ -214,9 +214,9 @@ impl TlsEndpoint {
         }
     }
 
-    /// Begins the handshake with a server, whose certificate must have this name, or otherwise its
-    /// address. The request is sent with the end of the handshake. Returns None at a server's
-    /// endpoint.
+    /// Begins the handshake with a server, whose certificate must contain this name, or without a
+    /// name its address. The request is sent with the end of the handshake. Returns None at a
+    /// server's endpoint.
     pub(crate) fn connect(
         &self,
         address: IpAddr,

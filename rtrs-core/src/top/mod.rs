@@ -28,7 +28,7 @@ pub use table::Layout;
 pub struct IntervalArgs {
     /// Time between two samples, 100ms to 1h
     ///
-    /// Rates are those of this time.
+    /// Rates are averages over this time.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub interval: Time<{ 100 * MILLISECOND }, HOUR>,
 

@@ -60,7 +60,8 @@ impl Counters {
 pub struct Entry {
     /// Name.
     pub name: String,
-    /// Identifier that distinguishes it from a later one of the same name, such as a process.
+    /// Identifier that distinguishes the entry from a later one of the same name, such as a
+    /// process.
     pub instance: String,
     /// State.
     pub state: String,
@@ -68,7 +69,7 @@ pub struct Entry {
     pub paths_up: Option<(usize, usize)>,
     /// Number of requests in flight.
     pub inflight: Option<u64>,
-    /// Counters; none if it does not answer.
+    /// Counters; None if there was no answer.
     pub counters: Option<Counters>,
     /// Paths.
     pub paths: Vec<Self>,
@@ -94,7 +95,7 @@ pub struct Sample {
     pub groups: Vec<Group>,
 }
 
-/// Line of the view. Without counters of the whole interval there are no rates.
+/// Line of the view. Without counters for the whole interval, there are no rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name.
@@ -249,7 +250,7 @@ fn times_between(before: &[Bucket], now: &[Bucket]) -> Vec<Bucket> {
     now.iter().map(newer).filter(|one| one.count > 0).collect()
 }
 
-/// Returns None if there are no times.
+/// Returns the statistics of these times, or None if there are no times.
 fn part_times(times: &[Bucket]) -> Option<PartTimes> {
     let count: u64 = times.iter().map(|one| one.count).sum();
     let middle = |one: &Bucket| (one.from as f64 + one.to as f64) / 2.0;
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn each_group_has_an_interval_of_its_own() {
+    fn each_group_has_its_own_interval() {
         let begin = Instant::now();
         let group = |name, ms, ios| {
             let at = begin + Duration::from_millis(ms);

@@ -1,8 +1,8 @@
 //! View on a terminal: a full screen that responds to keys.
 //!
-//! While it is shown, the terminal neither echoes nor waits for line ends. [`restore`] reverts that
-//! in all cases: at the end, on an error, in a panic, and on signals that end or stop the process.
-//! Only SIGKILL leaves the terminal unrestored; `reset` helps then.
+//! While the view is shown, the terminal neither echoes nor waits for line ends. [`restore`]
+//! reverts that in all cases: at the end, on an error, in a panic, and on signals that end or stop
+//! the process. Only SIGKILL leaves the terminal unrestored; `reset` helps then.
 
 use std::io::{self, Read, Write};
 use std::sync::mpsc::{self, Sender};
@@ -33,7 +33,7 @@ const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_REST: &str = "\x1b[J";
 /// Size used if that of the terminal is unknown.
 const SIZE_DEFAULT: (usize, usize) = (24, 80);
-/// Maximum time that a panic waits for a thread that draws.
+/// Maximum time that a panic waits for a thread that is drawing.
 const DRAWING_MAX: Duration = Duration::from_millis(500);
 
 /// Original settings of the terminal, while they are replaced. Locked while drawing.
@@ -213,7 +213,8 @@ impl Shown {
 
     /// Handles keys. Returns false if they end the command.
     fn handle_keys(&mut self, keys: &[u8]) -> bool {
-        // Arrow keys and the like send several bytes, which must not be taken for other keys.
+        // Arrow keys and other special keys send several bytes, which must not be taken for other
+        // keys.
         if keys.first() == Some(&0x1b) {
             return true;
         }

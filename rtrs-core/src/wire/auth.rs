@@ -69,7 +69,7 @@ impl Credential {
     }
 }
 
-/// Credential with a signature that proves the presence of its owner.
+/// Credential, with a signature that proves possession of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedProof {
     /// Presented credential.

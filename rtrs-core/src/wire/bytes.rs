@@ -19,7 +19,7 @@ pub(super) fn fixed<'a, const N: usize>(
     bytes.first_chunk::<N>().ok_or_else(|| WireError::short(message, N, bytes.len()))
 }
 
-/// Returns `N` bytes at a constant offset of an array. Panics for a wrong offset, which is a bug of
+/// Returns `N` bytes at a constant offset of an array. Panics for a wrong offset, which is a bug in
 /// the caller.
 pub(super) fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
@@ -108,7 +108,7 @@ fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess }
 /// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
 /// offsets. `at & mask` is a flag in a byte. With a type number before the fields, which is stored
 /// in bytes 0 and 1, the message has `encode` and `decode`; otherwise it has `store` and `load`, on
-/// which its own are built.
+/// which its own `encode` and `decode` are built.
 macro_rules! message {
     ($(#[$meta:meta])+ pub struct $name:ident[$len:literal] = $text:literal, type $kind:literal {
         $($fields:tt)+

@@ -2,8 +2,8 @@
 //!
 //! A server that is short of memory grants a new session of such a client fewer chunks, and refuses
 //! other clients. On reconnect the client repeats the depth of its session, so that a server that
-//! does not know the session (anymore) grants the same depth. The extensions use bytes of CON_REQ
-//! that kernels leave zero and do not read (docs/PROTOCOL.md, "The queue depth").
+//! does not (or no longer) know the session grants the same depth. The extensions use bytes of
+//! CON_REQ that kernels leave zero and do not read (docs/PROTOCOL.md, "The queue depth").
 
 use super::bytes::{put, u16_at};
 

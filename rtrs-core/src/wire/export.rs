@@ -136,8 +136,8 @@ message! {
         8 nsectors: u64,
         /// Maximum transfer in sectors; clients ignore it.
         16 max_hw_sectors: u32,
-        /// Maximum write zeroes in sectors, 0 if unsupported. Linux 6.8 and later; before, an
-        /// unused field that servers send as 0.
+        /// Maximum write zeroes in sectors, 0 if unsupported. Linux 6.8 and later; in earlier
+        /// versions an unused field that servers send as 0.
         20 max_write_zeroes_sectors: u32,
         /// Maximum discard in sectors, 0 if unsupported.
         24 max_discard_sectors: u32,
@@ -151,21 +151,21 @@ message! {
         38 logical_block_size: u16,
         /// Maximum number of segments of a transfer; clients ignore it.
         40 max_segments: u16,
-        /// Secure erase is supported, if not 0. Always 0, since the kernel's client fails on it.
+        /// Nonzero if secure erase is supported. Always 0, since the kernel's client fails on it.
         42 secure_discard: u16,
         /// The device is a rotating disk. Obsolete.
         44 rotational: bool,
         /// FUA is honored (cache policy bit 0).
         45 & 1 fua: bool,
-        /// The device has a volatile cache (cache policy bit 1). Without one no flush and no FUA
+        /// The device has a volatile cache (cache policy bit 1). Without one, no flush and no FUA
         /// arrives, and each write must be durable when it is answered.
         45 & 2 write_cache: bool,
-        /// Epoch of the cache: acknowledged writes that were not flushed remain as long as it does
+        /// Epoch of the cache: acknowledged writes that were not flushed survive as long as it does
         /// not change; 0 if unknown. An extension: valid only with
         /// [`Extensions::cache_id`](super::Extensions::cache_id), since a kernel's server leaves
         /// these bytes uninitialized.
         48 cache_id: u64,
-        /// When the epoch changes, all data is lost, flushed or not. An extension too.
+        /// When the epoch changes, all data is lost, flushed or not. Also an extension.
         46 & 1 volatile: bool,
         /// Write zeroes is faster than writing data, and a request may demand that
         /// ([`Rw::fast_only`](super::Rw::fast_only)). An extension: valid only with

@@ -1,10 +1,10 @@
 //! FENCE: an extension with which a client makes the server discard late requests of a dead path.
 //!
 //! A server that supports FENCE announces that in bytes of CON_RSP that the kernel's server leaves
-//! zero ([`Extensions`]); other servers are never sent one. FENCE is the user message of a WRITE
+//! zero ([`Extensions`]); it is never sent to other servers. FENCE is the user message of a WRITE
 //! without data, on a connection of another path of the session, and is answered like a CLOSE. The
-//! answer guarantees that no further request of the named path, from connects up to the named one,
-//! will begin; running requests hold their permits until they have ended
+//! answer guarantees that no further request of the named path, from any connect up to the named
+//! one, will begin; running requests hold their permits until they have ended
 //! (docs/explanation/fence.md).
 
 use super::bytes::{put, take, u32_at};

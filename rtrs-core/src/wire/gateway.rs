@@ -2,8 +2,8 @@
 //!
 //! A server with such exports announces that in CON_RSP
 //! ([`Extensions::gateways`](super::Extensions::gateways)); it is never sent to other servers. It
-//! is the user message of a WRITE without data, and is answered at once, when the move has begun.
-//! The move ends with a CHANGED, or with the end of the path (docs/PROTOCOL.md, "Gateways").
+//! is the user message of a WRITE without data, and is answered as soon as the move has begun. The
+//! move ends with a CHANGED, or with the end of the path (docs/PROTOCOL.md, "Gateways").
 
 use super::error::WireError;
 

@@ -42,8 +42,8 @@ pub enum Imm {
     },
     /// HB_MSG: requires an immediate answer.
     Heartbeat {
-        /// Extension: if the path stays idle, the sender's next one follows within this number of
-        /// milliseconds, below 2^28. 0: no announcement. Sent only to a server that supports it
+        /// Extension: if the path stays idle, the sender's next HB_MSG follows within this number
+        /// of milliseconds, below 2^28. 0: no announcement. Sent only to a server that supports it
         /// ([`Extensions`](super::Extensions)).
         next_ms: u32,
     },
@@ -75,8 +75,8 @@ impl Imm {
     /// ([`errno::fit`]).
     ///
     /// # Panics
-    /// Panics if a request's permit or offset, or a device's ID, does not fit, because it would
-    /// refer to another one.
+    /// Panics if a request's permit or offset, or a device's ID, does not fit, because the
+    /// truncated value would refer to another one.
     pub fn encode_with(self, bits: MemBits) -> u32 {
         let (kind, payload) = match self {
             Self::Request { permit, offset } => {
@@ -122,7 +122,7 @@ impl Imm {
     }
 
     /// Decodes an immediate at a server. The caller must check permit and offset against the queue
-    /// depth and the chunk size: outside them the path ends.
+    /// depth and the chunk size, and end the path if they are exceeded.
     pub fn decode_with(imm: u32, bits: MemBits) -> Self {
         if imm >> IMM_PAYLOAD_BITS != TYPE_IO_REQ {
             return Self::decode(imm);

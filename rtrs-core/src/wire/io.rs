@@ -183,7 +183,7 @@ impl IoHeader {
         out
     }
 
-    /// Decodes the message. The priority is only valid in a full message of a session whose
+    /// Decodes the message. The priority is valid only in a full message of a session whose
     /// negotiated version `ver` is 2 or later; otherwise it is garbage and decoded as 0.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl ReadMsg {
     /// Writes the message to the start of `out` and returns its length.
     ///
     /// # Panics
-    /// Panics if `out` is shorter than [`ReadMsg::encoded_len`], which is a bug of the caller.
+    /// Panics if `out` is shorter than [`ReadMsg::encoded_len`], which is a bug in the caller.
     pub fn encode(&self, out: &mut [u8]) -> usize {
         let out = &mut out[..self.encoded_len()];
         put(out, 0, TYPE_READ.to_le_bytes());

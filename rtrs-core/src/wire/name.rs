@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_requires_a_nul_and_ignores_what_follows() {
+    fn a_field_requires_a_nul_and_ignores_later_bytes() {
         assert_eq!(
             Name::from_field("OPEN", &[b'x'; 300], 6).unwrap_err(),
             WireError { message: "OPEN", at: 6, fault: Fault::Unterminated }

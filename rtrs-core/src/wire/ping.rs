@@ -66,7 +66,7 @@ codes! {
 }
 
 impl PingMode {
-    /// Returns true if the client, or with duplex the server, writes.
+    /// Returns true if the client writes; with duplex, the server writes too.
     #[must_use]
     pub const fn writes(self) -> bool {
         matches!(self, Self::WriteLatency | Self::WriteBandwidth)
@@ -86,7 +86,7 @@ pub struct PingHello {
     pub mode: PingMode,
     /// In a bandwidth mode, the server does the same in the other direction.
     pub duplex: bool,
-    /// Go-aheads are sends with invalidate of the key last used.
+    /// Go-aheads invalidate the most recently used key.
     pub server_invalidate: bool,
     /// The server ends the registration of each read's sink when the read has completed.
     pub read_invalidate: bool,
@@ -188,7 +188,7 @@ pub enum PingStatus {
     Unusable,
     /// Memory could not be allocated.
     Memory,
-    /// Status of a newer server.
+    /// Status known only to newer versions.
     Other(u8),
 }
 
@@ -252,7 +252,8 @@ pub const RPING_SIZE_MAX: u32 = 65535;
 pub const RPING_PORT: u16 = 7174;
 
 /// Fills in the data of round `n`, as rping generates it: `rdma-ping-N: `, then letters that start
-/// one further in each round, then a NUL as the last byte. The data is truncated to the buffer.
+/// one letter later in each round, then a NUL as the last byte. The data is truncated to the
+/// buffer.
 pub fn fill_pattern(n: u64, out: &mut [u8]) {
     const FIRST: u8 = b'A';
     const LETTERS: u8 = b'z' - b'A' + 1;

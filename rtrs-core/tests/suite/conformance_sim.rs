@@ -1,5 +1,6 @@
 //! Runs the conformance suite for the simulated provider with all options: completions at departure
-//! or at acknowledgement, binds in force at once or at their completion, slow links with jitter.
+//! or at acknowledgement, binds effective immediately or at their completion, slow links with
+//! jitter.
 
 use std::net::SocketAddr;
 

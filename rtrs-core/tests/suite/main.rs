@@ -1,5 +1,5 @@
-//! Tests of rtrs-core through its public interface, in one binary, because each binary costs a
-//! link. `conformance_verbs` is another one: the lab runs it on machines with an RDMA device.
+//! Tests of rtrs-core through its public interface, in one binary, because each binary must be
+//! linked. `conformance_verbs` is separate: the lab runs it on machines with an RDMA device.
 #![forbid(unsafe_code)]
 
 mod conformance_iwarp;

@@ -270,7 +270,7 @@ fn a_silent_link_fills_the_queue() {
         s.write(client, 0, 32 << 10, 1);
     }
     let done = s.run(Duration::from_secs(1)).len();
-    assert_eq!(done, 2, "what the buffers hold completes, no more");
+    assert_eq!(done, 2, "only what the buffers hold completes");
     s.world.unsilence(sim_ip(11), sim_ip(1));
     assert_eq!(s.run(Duration::from_secs(1)).len(), 14);
 }

@@ -177,7 +177,7 @@ proptest! {
         prop_assert_eq!(fitted.encode(), imm.encode());
     }
 
-    /// A server locates what a client has laid out.
+    /// A server finds a request where the client placed it.
     #[test]
     fn requests_are_decoded_where_they_were_placed(
         read: bool,

@@ -38,7 +38,7 @@ impl Network {
         let net = network(&format!("{address}{len}"))?;
         let is_link_local = matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
         if !is_link_local || net.prefix_len() < 10 {
-            let problem = ", which has an interface and is not link-local".to_owned();
+            let problem = ", which has an interface but is not link-local".to_owned();
             let hint = format!("write {address}{len}; only addresses of fe80::/10 have one");
             return Err((problem, hint));
         }

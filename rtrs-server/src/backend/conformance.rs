@@ -3,7 +3,7 @@
 //! [`run`] drives a source as the server does, on its own shards, and panics with a message if
 //! the source violates the contract of `BlockDevice`. The suite follows the geometry: operations
 //! that are not promised there must be refused with the right status, and promised ones must work.
-//! Every wait has a bound. Called by the tests of this crate and of the workspace.
+//! Every wait has a bound. Tests of this crate and of the workspace run the suite.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -88,7 +88,7 @@ impl Rig {
         }
     }
 
-    /// Sleeps until the device wakes the shard, at most for this time. Returns false if it did not.
+    /// Sleeps until the device wakes the shard, for at most this time. Returns false if it did not.
     pub fn sleep(&mut self, most: Duration) -> bool {
         if self.woken.prepare_sleep() {
             self.ring.turn_or_sleep(Some(most)).expect("the ring sleeps");
@@ -212,7 +212,7 @@ fn geometry_is_valid(source: &dyn BlockSource) {
     assert!(!g.discard || g.discard_granularity >= g.logical_block, "{g:?}");
     assert!(!g.fast_zero || g.write_zeroes, "{g:?}");
     assert!(!g.read_only || !(g.discard || g.write_zeroes), "{g:?}");
-    assert!(g.extents, "every backend says what it knows of holes");
+    assert!(g.extents, "every backend reports extents");
     let rig = Rig::new(source, 0);
     assert_eq!(*rig.device.geometry(), g, "device and source agree");
     assert_eq!((rig.device.inflight(), rig.device.deadline()), (0, None), "an idle device");
@@ -237,7 +237,7 @@ fn holes_read_as_zeroes(source: &dyn BlockSource) {
             list.push(extent);
             true
         });
-        assert!(good, "no extents from {at} on");
+        assert!(good, "no extents at {at}");
         for Extent { len, hole } in list {
             assert!(len.is_multiple_of(block as u64) && !(hole && at == 0), "{len} bytes at {at}");
             let len = usize::try_from(len).expect("a short extent");
@@ -327,7 +327,8 @@ fn both_ends_of_the_device_are_written(source: &dyn BlockSource, keeps: Keeps) {
     }
 }
 
-/// Compares random operations with a plain vector. None in the model: discarded, unknown.
+/// Compares random operations with a plain vector. In the model, `None` is discarded data, whose
+/// content is unknown.
 #[allow(clippy::cast_possible_truncation, reason = "all numbers are below the window")]
 fn random_io_matches_a_model(source: &dyn BlockSource, keeps: Keeps) {
     let g = source.geometry();
@@ -423,7 +424,7 @@ fn cleared_ranges_read_as_specified(source: &dyn BlockSource, keeps: Keeps) {
             }
             if keeps == Keeps::Data {
                 let outside = got[..first].iter().chain(&got[last..]);
-                assert!(outside.copied().all(|b| b == 0x77), "{op:?} {flags:?} left its range");
+                assert!(outside.copied().all(|b| b == 0x77), "{op:?} {flags:?} exceeded its range");
             }
         }
     }
@@ -451,7 +452,7 @@ fn every_io_ends_once_and_a_full_device_returns_it(source: &dyn BlockSource) {
     }
     let refused = refused.expect("a bound on what is in flight");
     assert_eq!(rig.device.inflight(), taken.len());
-    assert!(taken.len() >= 16, "room for some IOs at once");
+    assert!(taken.len() >= 16, "room for several IOs");
     for (tag, status) in rig.drain() {
         assert_eq!(status, IoStatus::Ok);
         assert!(taken.remove(&tag), "a completion without its IO: {tag}");

@@ -34,13 +34,13 @@ impl Done {
     pub(crate) fn pop(&mut self) -> Option<Completion> {
         let done = self.0.pop_front();
         if self.0.is_empty() {
-            // Starts from the beginning again, so that a light load touches little memory.
+            // Restart at the beginning of the buffer, so that a light load touches little memory.
             self.0.clear();
         }
         done
     }
 
-    /// Completions are to be reaped at once.
+    /// Returns an immediate deadline if there are completions to reap.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         (!self.0.is_empty()).then_some(Instant::ZERO)
     }

@@ -1,4 +1,4 @@
-//! Sparse memory as a device.
+//! A sparse memory device.
 //!
 //! The content is stored in chunks of 64 KiB that are allocated on their first write; unwritten
 //! ranges read as zeroes and use no memory. Discard and write zeroes free every chunk that they
@@ -51,7 +51,7 @@ struct Store {
     stripes: Box<[RwLock<Chunks>]>,
 }
 
-/// A device of memory. Its content exists until the source and all its devices are dropped.
+/// A memory device. Its content exists until the source and all its devices are dropped.
 #[derive(Debug)]
 pub struct MemorySource {
     geometry: Geometry,
@@ -62,10 +62,10 @@ impl MemorySource {
     /// Creates a device with `size` bytes of zeroes in blocks of `block` bytes. The size must be a
     /// multiple of the block.
     pub fn new(size: u64, block: u32) -> Self {
-        assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
+        assert!(size.is_multiple_of(u64::from(block)), "the size must be in whole blocks");
         let stripes = (0..STRIPES).map(|_| RwLock::new(Chunks::new())).collect();
-        // The content is lost with the process, flushed or not: a client that never flushes would
-        // not notice.
+        // Advertised so that clients flush: the content is lost with the process, and a client that
+        // never flushes would not notice.
         let geometry = Geometry { write_cache: true, ..geometry(size, block) };
         Self { geometry, store: Arc::new(Store { size: SharedSize::new(size), stripes }) }
     }
@@ -138,14 +138,14 @@ impl Store {
         &self.stripes[index]
     }
 
-    /// Length of a chunk within the device, which may be shorter for the last one. An IO may have
-    /// begun before the device was shrunk.
+    /// Length of a chunk within the device: shorter for the last one, and 0 beyond the end, because
+    /// an IO may have begun before the device was shrunk.
     fn chunk_len(&self, chunk: u64) -> usize {
         let left = self.size.get().saturating_sub(chunk * CHUNK as u64);
         usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK))
     }
 
-    /// Clears everything beyond this end.
+    /// Clears everything beyond `size`.
     fn cut(&self, size: u64) {
         for stripe in &self.stripes {
             stripe.write().retain(|number, chunk| {
@@ -165,7 +165,7 @@ impl Store {
                 }
                 found => {
                     let part = buf.slice(p.from, p.len);
-                    part.expect("a piece lies within its IO").fill(0);
+                    part.expect("a piece is within its IO").fill(0);
                     // The last chunk of a device that has grown may be short.
                     if let Some(there) = found.and_then(|chunk| chunk.get(p.at..)) {
                         buf.copy_in(p.from, there);

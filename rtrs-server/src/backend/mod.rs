@@ -8,7 +8,7 @@
 //! the IO back; no IO allocates (except memory's first write of a chunk, where the chunk is the
 //! storage). `conformance.rs` checks this for all backends.
 //!
-//! [`open_target`] turns a user's specification into a source. Called once per export.
+//! [`open_target`] turns a user's specification into a source. It is called once per export.
 
 pub mod file;
 mod immediate;

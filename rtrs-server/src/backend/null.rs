@@ -1,4 +1,4 @@
-//! A null device: reads return zeroes, writes are discarded. For measuring everything else.
+//! A null device, for measuring everything else: reads return zeroes, and writes are discarded.
 //!
 //! IOs complete within `submit`; `poll` has nothing to do. There is no cache to flush, and no
 //! durability to violate.
@@ -24,7 +24,7 @@ impl NullSource {
     /// Creates a null device of `size` bytes in blocks of `block` bytes. The size must be a
     /// multiple of the block.
     pub fn new(size: u64, block: u32) -> Self {
-        assert!(size.is_multiple_of(u64::from(block)), "a size in whole blocks");
+        assert!(size.is_multiple_of(u64::from(block)), "the size must be in whole blocks");
         Self {
             geometry: super::memory::geometry(size, block),
             size: Arc::new(SharedSize::new(size)),

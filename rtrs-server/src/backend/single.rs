@@ -20,7 +20,7 @@ use super::target::INFLIGHT_MAX;
 
 /// Polling policy of the thread.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::from_micros(200) };
-/// Number of submissions that the ring takes at once.
+/// Number of entries of the ring's submission queue.
 const RING_ENTRIES: u32 = 256;
 
 /// Message to the thread.
@@ -36,7 +36,7 @@ enum Job {
 #[derive(Debug)]
 struct Ended {
     queue: ArrayQueue<Completion>,
-    /// Whether the shard was woken, and has not looked since.
+    /// Whether the shard was woken and has not polled since.
     woken: AtomicBool,
     wake: WakeHandle,
 }
@@ -102,7 +102,7 @@ impl Drop for Single {
 struct Runner {
     device: Box<dyn BlockDevice>,
     inbox: Inbox<Job>,
-    /// Tags of the shards and their destinations, by the tag that the device gets.
+    /// Tag at the shard and destination of each IO, by the tag that the device gets.
     rows: Vec<Option<(u64, Arc<Ended>)>>,
     free: Vec<usize>,
     waiting: VecDeque<(Io, Arc<Ended>)>,

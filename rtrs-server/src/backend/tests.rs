@@ -139,7 +139,7 @@ fn memory_never_exceeds_its_size_and_is_freed() {
     }
     let (chunk, plain) = (CHUNK as u64, IoFlags::default());
     assert_eq!(rig.clear(IoOp::Discard, 512, 2 * chunk, plain), IoStatus::Ok);
-    assert_eq!(source.allocated(), 2 * chunk + 512, "one whole chunk lay in the range");
+    assert_eq!(source.allocated(), 2 * chunk + 512, "one whole chunk was in the range");
     assert_eq!(rig.clear(IoOp::WriteZeroes, 3 * chunk, 512, plain), IoStatus::Ok);
     assert_eq!(source.allocated(), 2 * chunk, "the short last chunk is whole too");
     let keep = IoFlags { no_unmap: true, ..plain };
@@ -180,7 +180,7 @@ fn a_delay_holds_io_and_keeps_its_order() {
     let took = Clock.now().since(begin);
     assert_eq!(ended, tags);
     assert!(took >= delay, "{took:?}");
-    assert!(took < delay * COUNT, "IOs wait side by side, not one after another: {took:?}");
+    assert!(took < delay * COUNT, "IOs wait concurrently, not one after another: {took:?}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Commands by the words that other tools use. They are not in the help; a tip names ours.
+//! Aliases: words that other tools use for our commands. They are not in the help; a tip names our
+//! command.
 
 use std::ffi::OsString;
 use std::io::Write as _;

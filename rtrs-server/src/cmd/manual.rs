@@ -1,4 +1,4 @@
-//! Parts of the manual pages that the command line does not give.
+//! Parts of the manual pages that do not come from the command line.
 
 use rtrs_core::settings::{FileUse, FormatPage, KeyGroup, Manual, describe};
 
@@ -95,7 +95,7 @@ pub(super) fn manual() -> Manual {
                     configuration; a name may appear only once. The default directory is exports.d \
                     next to the configuration file. Files with other endings are ignored.\n\n\
                     An export is a map with the keys below, of which only target is required, or \
-                    a text [NAME=]TARGET[,OPTION...] as in rtrs-server --export.\n\n\
+                    a string [NAME=]TARGET[,OPTION...] as in rtrs-server --export.\n\n\
                     Changed files apply after rtrs-server reload. rtrs-server export save prints \
                     the exports of a running server as such a file.",
                 keys: vec![export],

@@ -12,7 +12,7 @@ use crate::metrics::ALL;
 /// The arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct MetricsArgs {
-    /// Which server.
+    /// The server.
     #[command(flatten)]
     pub server: ServerArgs,
 }

@@ -114,12 +114,13 @@ pub enum Command {
     Status(ServerArgs),
     /// Change settings of a running server: its log level
     ///
-    /// Until the server ends. The log level of the next start is that of the configuration. Exports
-    /// and access lists change with `export` and `reload`; other settings need a restart.
+    /// The change lasts until the server ends; the next start uses the log level of the
+    /// configuration. Exports and access lists change with `export` and `reload`; other settings
+    /// need a restart.
     Set(SetArgs),
     /// Print settings of a running server
     ///
-    /// Without exports and access lists, which `export list` shows.
+    /// Omits exports and access lists, which `export list` shows.
     Get(GetArgs),
     /// List and end the sessions of a running server
     ///
@@ -162,7 +163,7 @@ pub enum Command {
     Reload(ReloadArgs),
     /// Manage this server's key
     ///
-    /// For tls:// and rdma:// with --key-file, like ssh-keygen for ssh. Clients need what `show`
+    /// Used by tls:// and rdma:// with --key-file, like the keys of ssh. Clients need what `show`
     /// prints, as their server-key. No server needs to run.
     #[command(subcommand)]
     Key(KeyCommand),

@@ -78,7 +78,7 @@ impl SlowNotice {
 /// A running server.
 pub(super) struct Server {
     socket: PathBuf,
-    /// Whether commands say that the server does not answer yet.
+    /// Whether commands report that the server does not answer yet.
     notices: bool,
 }
 
@@ -167,8 +167,8 @@ impl Server {
     }
 
     /// Sends a request whose reply may take up to `timeout`. The server holds the connection until
-    /// it exits. A request that takes long is sent only after a short one was answered, to detect a
-    /// stopped or hanging server.
+    /// it exits. A request that takes long is sent only after a short one has been answered, to
+    /// detect a stopped or hanging server.
     pub(super) fn request_within<T: DeserializeOwned>(
         &self,
         what: &Request,

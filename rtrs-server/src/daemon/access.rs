@@ -95,9 +95,9 @@ impl ServerAccess {
         self.configuration += 1;
     }
 
-    /// Adopts a configuration, of which only the restrictions apply for now: an export is open to
+    /// Adopts a configuration, but applies only its restrictions for now: an export is open to
     /// clients that both the previous lists and those of the configuration allow. `others` are the
-    /// lists of exports that commands have added, `withdrawn` the exports that left the
+    /// lists of exports that commands have added; `withdrawn` are the exports that left the
     /// configuration, which are available only to their holders.
     pub(super) fn narrow_to(
         &mut self,
@@ -219,7 +219,7 @@ impl ServerAccess {
         true
     }
 
-    /// Sets the lists of those exports in the configuration with this number that commands have
+    /// Restores the lists of exports of the configuration with this number that commands have
     /// removed since it was read. Does nothing if another configuration was read since.
     pub(super) fn renew(&mut self, configuration: u64, exports: &[ExportSpec]) {
         if configuration != self.configuration {
@@ -410,7 +410,7 @@ mod tests {
         let may = |access: &ServerAccess, who, export, write| may(access, who, DB1, export, write);
         assert!(may(&access, "db1", "a", false) && !may(&access, "db1", "a", true));
         assert!(!may(&access, "db2", "a", false) && !may(&access, "db1", "b", false));
-        assert!(!may(&access, "ops", "b", false), "in the old list of the server only");
+        assert!(!may(&access, "ops", "b", false), "only in the old list of the server");
         let client =
             Client { name: Some("ops"), address: [10, 0, 0, 1].into(), scope: 0, session: DB1 };
         let found = |access: &ServerAccess, write| access.policy().allows_found(client, write);

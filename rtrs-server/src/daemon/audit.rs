@@ -1,9 +1,9 @@
 //! The audit log: one JSON object per line, in a file or in the journal.
 //!
-//! A thread writes, so that a slow disk delays no other work. Its queue is bounded: events that do
-//! not fit are counted, and the next line contains the number of lost ones. When a file reaches its
-//! limit, a part of this file and of the previous one is kept as `FILE.1`, so there are at most two
-//! files.
+//! A separate thread writes, so that a slow disk delays no other work. Its queue is bounded: events
+//! that do not fit are counted, and a line with their number precedes the next event. When a file
+//! reaches its limit, part of it and of the previous file is kept as `FILE.1`, so there are at most
+//! two files.
 //!
 //! `audit/limit.rs` limit per client · `audit/rotation.rs` rotation of a full file
 
@@ -135,7 +135,7 @@ fn check_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
             let dir = dir.unwrap_or_else(|| Path::new("."));
-            // A file without a name, which is removed at once.
+            // A file without a name, which vanishes when it is closed.
             let tried = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir);
             match tried {
                 // The file system does not support such files.
@@ -392,7 +392,7 @@ mod tests {
         drop(thread);
         let took = begin.elapsed();
         let lines = fs::read_to_string(&path).unwrap().lines().count();
-        // A thread that takes longer is not waited for.
+        // The drop does not wait longer for a slow thread.
         assert!(lines == 1000 || took >= END_MAX, "{lines} lines after {took:?}");
     }
 

@@ -25,7 +25,8 @@ use crate::stats::{ExportSnapshot, ExportState};
 /// Maximum time for a running server to report its status.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// This server is already running: another process with its name, or without a name at its address.
+/// A running instance of this server: a process with its name or, if it has no name, at its
+/// address.
 #[derive(Debug, Serialize)]
 pub(crate) struct Running {
     /// Name of the server.
@@ -62,7 +63,8 @@ impl Running {
             else {
                 if named.is_some() {
                     let socket = socket.display();
-                    let text = format!("a server of this name runs ({socket}) but does not answer");
+                    let text =
+                        format!("a server of this name is running ({socket}) but does not answer");
                     return Err(Error::new(ErrorKind::InUse, text));
                 }
                 continue;
@@ -147,7 +149,7 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
 }
 
 /// Checks that the control socket can be created if the settings require it, and that the state
-/// directory can be written. Returns the warnings of a start.
+/// directory is writable. Returns the warnings of a start.
 fn check_directories(set: &Settings, user: Option<&RunAs>) -> Result<Vec<String>, Error> {
     let account = user.map(RunAs::account);
     let checked = check_run_dir(set, user);
@@ -164,7 +166,7 @@ fn check_directories(set: &Settings, user: Option<&RunAs>) -> Result<Vec<String>
 
 fn check_run_dir(set: &Settings, user: Option<&RunAs>) -> Result<(), Error> {
     let run_dir = privileges::run_dir(set)?;
-    // That of another user was checked with the user.
+    // Another user's directory was checked with the user.
     if user.is_none() {
         run_dir.check()?;
     }

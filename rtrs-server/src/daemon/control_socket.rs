@@ -172,7 +172,7 @@ impl ServerControl {
         let Some(Draining { stream, until, answer, first_flush }) = drain else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);
         let mut wrong = Vec::new();
-        // Without an answer, a signal has ended the server before.
+        // Without an answer, a signal ended the server first.
         let begun = match answer.try_recv() {
             Ok(AdminReply::Drained { unfinished }) => {
                 if unfinished > 0 {
@@ -192,9 +192,7 @@ impl ServerControl {
             match (begun, &*wrong) {
                 (true, "") => Ok(Drained { drained: true }),
                 (true, wrong) => Err(format!("the server has ended, but {wrong}")),
-                (false, _) => {
-                    Err("not drained: the server ended before, for another reason".into())
-                }
+                (false, _) => Err("not drained: the server ended first, for another reason".into()),
             },
         );
         // Closed by the exit of the process, which the command waits for.
@@ -450,7 +448,7 @@ impl Flush {
     }
 }
 
-/// First flush of a drain, which did not keep the server from being drained.
+/// First flush of a drain that went on although the flush was late or failed.
 enum FirstFlush {
     Running(Flush),
     Failed(io::Error),

@@ -49,7 +49,7 @@ impl Shard for ServerShard {
         }
         for provider in ProviderIndex::all(self.fabrics.len()) {
             busy |= self.fabrics[provider.index()].poll(now);
-            // Remaining events are processed in the next turn, which follows at once after a busy
+            // Remaining events are processed in the next turn, which immediately follows a busy
             // one.
             while !self.engine.is_turn_full()
                 && let Some(event) = self.fabrics[provider.index()].next_event()
@@ -58,8 +58,8 @@ impl Shard for ServerShard {
                 self.engine.handle_event(now, provider, event, &mut self.fabrics);
             }
         }
-        // All events have been processed, and a device that works within `submit` has completed
-        // them.
+        // All events have been processed, and a device that works within `submit` has completed its
+        // IOs.
         let now = if busy { Clock.now() } else { now };
         busy |= self.engine.poll(now, &mut self.fabrics);
         if self.listening && self.engine.is_stopping() {

@@ -69,7 +69,7 @@ mod tests {
             warned.extend(reminder.due(hours(hour), soon()).map(|_| hour));
         }
         assert_eq!(warned, [24, 48, 72]);
-        // A new certificate, which is valid and later expires.
+        // A new certificate is valid at first, and later expires.
         assert_eq!(reminder.due(hours(73), None), None);
         assert_eq!(reminder.due(hours(74), soon()), soon());
         assert_eq!(reminder.due(hours(75), soon()), None);

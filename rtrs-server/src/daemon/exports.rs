@@ -1,7 +1,7 @@
 //! The exports of a running server, and their changes.
 //!
 //! Owns [`Exports`]. Changes run on threads of the control socket, of a signal or of the daemon,
-//! never on a shard, because opening, flushing and closing a file may block; each has the turn of
+//! never on a shard, because opening, flushing and closing a file may block; each holds the turn of
 //! its export, or of all of them (`turns.rs`). The control shard tracks which sessions have an
 //! export open (`engine/control/exports.rs`). A removed export is released when its last request
 //! has ended on every shard: a thread then flushes and closes it, which frees its lock, and records
@@ -125,7 +125,7 @@ impl Exports {
         exports
     }
 
-    /// Attempts to open failed exports.
+    /// The attempts to open failed exports.
     pub(super) fn attempts(&self) -> Arc<Attempts> {
         Arc::clone(&self.attempts)
     }
@@ -152,8 +152,8 @@ impl Exports {
 
     /// Lists all exports without examining their targets.
     fn list_now(&self) -> Result<ExportList, String> {
-        // An export may fail, or be opened, while the control shard answers. Looks before and after
-        // the answer find it in one of both places.
+        // An export may fail, or be opened, while the control shard answers. Checks before and
+        // after the answer find it in one of the two places.
         let failed_before = self.failed.snapshots();
         let access = self.access.of_server();
         let policy = self.table.access();
@@ -236,7 +236,9 @@ impl Exports {
     /// Refuses a name that is taken.
     fn check_name(&self, name: &str) -> Result<(), String> {
         if self.table.lookup(name.as_bytes()) != Lookup::Unknown {
-            return Err(format!("cannot export {name:?}: there is an export of this name already"));
+            return Err(format!(
+                "cannot export {name:?}: there is already an export with this name"
+            ));
         }
         Ok(())
     }
@@ -329,7 +331,7 @@ fn is_named(export: &ExportSnapshot) -> bool {
     !export.found && export.state != ExportState::Removing
 }
 
-/// Returns the failed exports of two looks, the newer one first, that are not served.
+/// Returns the failed exports that are not served, from two checks, the newer one first.
 fn not_served(
     served: &[ExportSnapshot],
     looks: [Vec<ExportSnapshot>; 2],

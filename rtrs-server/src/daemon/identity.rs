@@ -3,8 +3,8 @@
 //! Owns [`Sources`]: the system's information about its disks and files, or directories with
 //! equivalent content in tests. An ID is *stable* if the system names the object itself (a serial
 //! number, a UUID), and *weak* if it identifies the object only until the next boot. Objects with
-//! the same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here;
-//! docs/explanation/identity.md says so.
+//! the same ID (in-place restores, cloned disks, cloned machine IDs) cannot be distinguished here
+//! (docs/explanation/identity.md).
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -165,8 +165,8 @@ impl Sources {
             Target::Rbd(_) => None,
             // The target behind the URL is unknown.
             Target::Nbd(url) => Some(Key::weak("nbd", vec![url.to_string()])),
-            // Its content is lost when it is removed, at the latest with the process: the next one
-            // is a different export, even under the same name.
+            // The content is lost when the export is removed, at the latest with the process: the
+            // next export is a different one, even under the same name.
             Target::Memory(_) | Target::Null(_) => {
                 let number = self.in_memory.fetch_add(1, Ordering::Relaxed);
                 let parts = [self.process.to_string(), name.to_owned(), target.to_string()];
@@ -273,7 +273,7 @@ impl Sources {
             return Some(Key::stable("serial", vec![id]));
         }
         let name = dir.file_name()?.to_string_lossy().into_owned();
-        // Counts the disks that the kernel has had since its start.
+        // Counts the disks that the kernel has had since boot.
         let diskseq = read_text(&dir.join("diskseq")).unwrap_or_default();
         Some(Key::weak("device", vec![name, numbers, diskseq]))
     }

@@ -85,7 +85,7 @@ impl ServerMetrics {
     /// Collects all current samples.
     ///
     /// # Errors
-    /// The reason for display, if there are none.
+    /// The reason why there are none, for display.
     pub(crate) fn samples(&self) -> Result<Samples, String> {
         let sessions = self.control.sessions()?;
         let reports = self.reports();
@@ -153,8 +153,8 @@ struct ExportSums {
 fn add_export(out: &mut Samples, name: &str, sums: &ExportSums) {
     let ExportSums { totals, rises, replaced } = sums;
     for (op, of_op) in OP_NAMES.iter().zip(&totals.ops) {
-        // Unused operations are omitted: a thousand exports with five operations each would be a
-        // large text.
+        // Unused operations are omitted: a thousand exports with five operations each would make a
+        // long text.
         if of_op.times.count() > 0 {
             out.add_times(&m::IO_SECONDS, &[ROLE, name, op], &of_op.times);
             out.add(&m::IO_BYTES, &[ROLE, name, op], of_op.bytes);

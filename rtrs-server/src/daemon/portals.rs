@@ -2,8 +2,8 @@
 //!
 //! Owns [`Portals`]: the providers that a server needs, in the order of their indexes, and the
 //! addresses they listen on. TCP is always available; RDMA is opened only when a portal requires
-//! it, or when the portals are automatic and the host has a device. Called by `serve.rs`, once for
-//! the server, then by each shard for its providers, then by shard 0 to listen.
+//! it, or when the portals are automatic and the host has a device. `serve.rs` creates it once for
+//! the server; then each shard creates its providers, and shard 0 listens.
 
 mod keys;
 mod passed;

@@ -43,7 +43,7 @@ const CAPABILITIES: [&str; 3] = ["CapPrm:", "CapEff:", "CapAmb:"];
 
 /// Longest time that a thread takes to end on a busy machine.
 const THREAD_END_MAX: Duration = Duration::from_secs(10);
-/// Interval between two checks of the threads.
+/// Interval between checks of the threads.
 const CHECK_AGAIN: Duration = Duration::from_millis(1);
 /// Maximum time to wait for threads that cannot take a signal.
 const STUCK_MAX: Duration = Duration::from_secs(30);
@@ -121,7 +121,7 @@ impl RunAs {
         forbid_new_privileges().map_err(failed(ErrorKind::System, "cannot set no_new_privs"))?;
         let dirs = [Some(run_dir(set)?.path().to_path_buf()), state_dir(set.state_dir.as_deref())];
         for dir in dirs.into_iter().flatten() {
-            let text = format!("cannot make {} for user {}", dir.display(), self.account.name);
+            let text = format!("cannot create {} for user {}", dir.display(), self.account.name);
             self.make_dir(&dir).map_err(failed(ErrorKind::System, text))?;
         }
         Ok(())
@@ -138,7 +138,8 @@ impl RunAs {
         }
     }
 
-    /// Changes all threads to the user, irrevocably. `pins_memory`: paths will register memory.
+    /// Changes all threads to the user, irrevocably. `pins_memory` is whether paths will register
+    /// memory.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the system refuses, or a thread has kept privileges. The server
@@ -156,13 +157,13 @@ impl RunAs {
         wait_for_stuck_threads(Path::new(TASKS), STUCK_MAX).map_err(refuse)?;
         become_account(&self.account).map_err(failed(ErrorKind::System, text.as_str()))?;
         wait_verified(THREAD_END_MAX, || verify(&self.account)).map_err(refuse)?;
-        tracing::info!(user = %name, uid, gid, "the server has dropped the privileges of root");
+        tracing::info!(user = %name, uid, gid, "the server has dropped root privileges");
         Ok(())
     }
 }
 
-/// Repeats a check until no thread has kept privileges, or until the time is over. The C library
-/// does not change a thread that is ending, and the kernel lists it until it has ended.
+/// Repeats a check until no thread has kept privileges, or until the time is up. The C library does
+/// not change a thread that is ending, and the kernel lists it until it has ended.
 fn wait_verified(
     time_max: Duration,
     mut check: impl FnMut() -> io::Result<Result<(), String>>,

@@ -1,4 +1,4 @@
-//! Thread that tries to open the exports that failed.
+//! Thread that retries exports that could not be opened.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -8,9 +8,9 @@ use super::exports::{OpenError, recovery};
 use super::reload::Changes;
 use crate::settings::ExportSpec;
 
-/// Maximum time between looks at the list of failed exports, which a reload may change.
+/// Maximum time between checks of the list of failed exports, which a reload may change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Time between looks while there are none. A change that fails wakes the thread.
+/// Time between checks while there are none. A change that fails wakes the thread.
 const LOOK_IDLE: Duration = Duration::from_secs(30);
 
 /// Adds the exports that a start could not open, and starts the thread. The thread ends some time

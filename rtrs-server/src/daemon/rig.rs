@@ -79,7 +79,7 @@ impl Rig {
         *self.after_reading.lock() = Some(Box::new(then));
     }
 
-    /// Origin of an export, as a command that saves asks for it.
+    /// Origin of an export, as a command with `--save` requests it.
     pub(crate) fn origin(&self, name: &str) -> Result<Origin, String> {
         self.changes.origin(name)
     }

@@ -146,7 +146,7 @@ impl Shelf {
             open_target_at(&spec, Some(&at)).map(|opened| (opened, ro))
         };
         let opened = open(false).or_else(|error| {
-            tracing::info!(export = name, %error, "not for writing, so read-only");
+            tracing::info!(export = name, %error, "cannot be written; opening it read-only");
             open(true)
         });
         match opened {
@@ -448,7 +448,7 @@ mod tests {
         fs::rename(at("a"), at("moved")).unwrap();
         assert_eq!(look("moved").epoch.number(), base + 1, "the same file has failed a sync");
         fails("moved", look("moved"));
-        // Meanwhile another file has its name.
+        // Another file takes over its name.
         fs::write(at("a"), [0; 4096]).unwrap();
         assert_ne!(look("a").epoch.number(), base + 2, "no sync of this one has failed");
         // A client that knows the epoch after the first failure must notice the second one.

@@ -68,8 +68,8 @@ pub fn serve(plan: &Plan, reread: Reread) -> Result<(), Error> {
     run_server(plan, |source| source, reread)
 }
 
-/// Runs the server like [`serve`], with a layer over each export's block source. For test servers
-/// that delay, hold or break IO on command.
+/// Runs the server like [`serve`], with a layer over each export's block source. Used by test
+/// servers that delay, hold or break IO on command.
 ///
 /// # Errors
 /// Those of [`serve`].
@@ -175,7 +175,7 @@ fn open_exports(
     let sources = Sources::system();
     let state = Arc::new(StateDir::open(set.state_dir.as_deref(), user.map(RunAs::account)));
     let opener = Arc::new(Opener::new(sources.clone(), Arc::clone(&state)));
-    // Root opens the targets, and a change of the user waits for all threads.
+    // Root opens the targets, and changing the user waits for all threads.
     let stalled = if user.is_some() { Stalled::Refused } else { Stalled::Left };
     let Started { mut exports, failures } = open_all(set, &opener, stalled)?;
     for export in &mut exports {
@@ -344,8 +344,8 @@ fn stop_cleanly(exports: &Arc<ExportTable>, state: &StateDir) {
     }
     if !state.save_writers(WRITERS_MAX) {
         tracing::warn!(
-            "cannot save in state-dir who has written last; after this restart, a client that \
-             returns may write although another one has written meanwhile"
+            "cannot save the last writers in state-dir; after this restart, a client that returns \
+             may write although another one has written meanwhile"
         );
     }
 }

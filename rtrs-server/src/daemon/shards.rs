@@ -168,8 +168,8 @@ fn new_ring() -> Result<std::rc::Rc<Ring>, Error> {
     Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))
 }
 
-/// Sets up the rings of this many shards, all at once because they share the limit of locked
-/// memory, and releases them.
+/// Sets up the rings of this many shards together, because they share the limit of locked memory,
+/// and releases them.
 ///
 /// # Errors
 /// [`ErrorKind::System`] with the limit and its remedy.

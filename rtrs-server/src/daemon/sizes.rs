@@ -107,8 +107,8 @@ impl ExportCommands {
                 // A refused resize loses nothing, so it must not raise the epoch.
                 check_growth()?;
                 let rises = export.epoch.raise();
-                let why = "state-dir could not note in time that data is lost; nothing was \
-                           changed; check the disk of state-dir and its free space, and try again";
+                let why = "state-dir could not record the loss in time; nothing was changed; check \
+                           the disk of state-dir and its free space, and try again";
                 let noted = wait_saved(&export.epoch, rises).then_some(());
                 noted.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::TimedOut, why))?;
                 // Checked again right before the target is truncated, because saving can take a
@@ -128,7 +128,7 @@ impl ExportCommands {
 }
 
 /// Effect of a forced resize of an open export.
-const LOSES: &str = "which loses what lies beyond the end";
+const LOSES: &str = "which loses the data beyond the end";
 
 /// Sizes by which a resize may lose data.
 struct Losses {
@@ -225,7 +225,7 @@ mod tests {
             let size = export.source.geometry().size;
             if hangs {
                 let why = resized.unwrap_err();
-                assert!(why.contains("state-dir could not note"), "{why}");
+                assert!(why.contains("state-dir could not record"), "{why}");
                 assert_eq!((size, export.note_size()), (1 << 20, false));
             } else {
                 assert_eq!(resized.unwrap().size, 4096);

@@ -8,7 +8,7 @@ use crate::control_protocol::{ExportList, Listener, Load, Sessions};
 pub(super) struct Addresses<'a> {
     /// Portals that it listens on.
     pub(super) portals: &'a [String],
-    /// Those that use a socket of the service manager.
+    /// Portals that use a socket of the service manager.
     pub(super) activated: &'a [String],
 }
 

@@ -1,9 +1,9 @@
 //! Threads that cannot take a signal, because they wait in the kernel for a file system or disk
 //! that does not answer.
 //!
-//! The C library changes the user of all threads by a signal to each, and waits for all of them
-//! without a limit. Meanwhile no thread can start or end, so a server that waits there cannot even
-//! stop. It must not begin while a thread is stuck.
+//! The C library changes the user of all threads by sending a signal to each, and waits for all of
+//! them without a limit. Meanwhile no thread can start or end, so a server that waits there cannot
+//! even stop. The change must therefore not begin while a thread is stuck.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval between two looks at the threads.
+/// Interval between checks of the threads.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Waits up to `within` until each thread has been able to take a signal. The error names one that
@@ -71,7 +71,7 @@ mod tests {
         set(&dir.0, "1", "S (sleeping)");
         set(&dir.0, "2", "D (disk sleep)");
         set(&dir.0, "3", "D (disk sleep)");
-        // Has ended.
+        // A thread that has ended.
         fs::create_dir(dir.0.join("4")).unwrap();
         let why = wait_for_stuck_threads(&dir.0, Duration::ZERO).unwrap_err();
         assert!(why.starts_with("thread export-2 waits for a file system"), "{why}");

@@ -1,7 +1,7 @@
-//! Exports whose path has come to lead to another file or device.
+//! Exports whose path now leads to another file or device.
 //!
-//! Once a second, a thread has unused exports reopened by their path, each on its own thread,
-//! because targets can hang. Others do that before the first session opens an export
+//! Once a second, a thread reopens unused exports by their path, each on its own thread, because
+//! targets can hang. Other threads do that before the first session opens an export
 //! ([`Examiner`]), so that no session starts on the old file. The backend examines the target of
 //! the path (`backend/file/watch.rs`) on threads that may block; the wait for that is bounded.
 
@@ -70,7 +70,7 @@ fn look(changes: &Weak<Changes>) {
                 break;
             }
             let named = thread::Builder::new().name("export-reopen".into());
-            // Without a thread, the next look tries again.
+            // Without a thread, the next check tries again.
             let _ = named.spawn(move || {
                 let _one = one;
                 of_thread.exports.reopen_unused(&name);
@@ -98,7 +98,7 @@ fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &Cont
     }
 }
 
-/// Examines the target of an open, and lets the control shard continue with it.
+/// Examines the target of an open, and passes the open on to the control shard.
 fn examine(open: Waiting, changes: &Weak<Changes>, control: &ControlShard) {
     let Waiting { reply_to, name, mode } = open;
     let examined = changes

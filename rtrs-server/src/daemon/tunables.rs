@@ -47,7 +47,7 @@ impl Tunables {
             let filter = text.parse::<LogFilter>().map_err(|error| format!("{LOG}: {error}"))?;
             let mut log = self.log.lock();
             change_filter(&filter)?;
-            tracing::warn!(before = %*log, after = %filter, "the filter of the log has changed");
+            tracing::warn!(before = %*log, after = %filter, "the log filter has changed");
             *log = filter;
         }
         let mut values = self.values();

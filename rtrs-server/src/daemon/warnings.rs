@@ -48,13 +48,13 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     {
         all.push(format!(
             "{} (clients-file) is empty: no client has a name; add a line NAME ed25519:BASE64 for \
-             each, with what `rtrs-client key show` prints",
+             each, as printed by `rtrs-client key show`",
             file.display()
         ));
     }
     if has_keys(set) && !proves(&set.listen) {
         all.push(
-            "certificates or keys are set, and all portals are tcp://, where no client can prove \
+            "certificates or keys are set, but all portals are tcp://, where no client can prove \
              who it is; add --listen tls://0.0.0.0:1234"
                 .to_owned(),
         );

@@ -1,9 +1,9 @@
 //! The epoch of an export: the number of its failed syncs.
 //!
-//! Linux reports a write-back error once per open file description, and all shards and sessions
-//! share the one of an export. The request that gets the error therefore reports it on behalf of
-//! all: the shard raises the epoch, and the next flush of every session fails if the session has
-//! acknowledged writes that no successful flush has covered since (`engine/ledger.rs`).
+//! Linux reports a write-back error once per open file description, and an export has only one,
+//! shared by all shards and sessions. The request that gets the error therefore reports it on
+//! behalf of all: the shard raises the epoch, and the next flush of every session fails if the
+//! session has acknowledged writes that no successful flush has covered since (`engine/ledger.rs`).
 //!
 //! A successful sync is answered only when the results of all syncs that began before its end are
 //! known, because another one may have consumed the error (`rtrs_core::sync_order`,
@@ -164,7 +164,7 @@ impl SyncEpoch {
     }
 
     /// Whether a sync of the export has failed since the mark was set, or may have failed: an
-    /// export of the search path that is found again has another object, with the saved number.
+    /// export of the search path that is found again is another object, with the saved number.
     pub fn has_risen_since(&self, mark: &EpochMark) -> bool {
         let rises = mark.state.rises.load(Ordering::Acquire);
         let same = Arc::ptr_eq(&self.state, &mark.state);
@@ -237,7 +237,7 @@ mod tests {
         let state = queue.0.lock().pop().unwrap();
         let (number, rises) = state.begin_save();
         assert_eq!((number, rises), (9, 2));
-        assert_eq!(epoch.raise(), 3, "comes too late for that one");
+        assert_eq!(epoch.raise(), 3, "too late for that save");
         state.end_save(rises);
         assert!(epoch.is_saved(2) && !epoch.is_saved(3));
         assert_eq!(queue.0.lock().pop().unwrap().begin_save(), (10, 3));

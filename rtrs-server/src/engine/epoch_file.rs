@@ -8,7 +8,7 @@
 //!
 //! A server that starts trusts a file only if both slots are intact, and continues with the newer
 //! one. A file that is missing, empty or torn may lack a save: the export then starts in a fresh
-//! epoch, which every client with unflushed writes takes for a loss. For the same reason a save
+//! epoch, which every client with unflushed writes treats as a loss. For the same reason a save
 //! that fails clears the file.
 
 use std::io;
@@ -33,7 +33,7 @@ pub trait Medium {
     /// The system's error.
     fn read(&mut self) -> io::Result<Option<Vec<u8>>>;
 
-    /// Replaces the whole file by one whose blocks are allocated, or leaves the file unchanged.
+    /// Replaces the whole file with one whose blocks are allocated, or leaves the file unchanged.
     ///
     /// # Errors
     /// The system's error.
@@ -52,7 +52,7 @@ pub trait Medium {
     fn clear(&mut self) -> io::Result<()>;
 }
 
-/// How a save ended.
+/// Outcome of a save.
 #[derive(Debug)]
 pub enum Saved {
     /// The next server continues with the saved epoch.
@@ -69,7 +69,7 @@ pub struct EpochFile<M> {
     number: u64,
     /// Both slots hold what this process has written or read.
     intact: bool,
-    /// Reason why the file is empty since it was opened, until it is reported.
+    /// Reason why the file has been empty since it was opened, until it is reported.
     cleared: Option<io::Error>,
 }
 
@@ -107,7 +107,7 @@ impl<M: Medium> EpochFile<M> {
         self.cleared.take()
     }
 
-    /// Returns the epoch that the file holds, without a change of the file; `None` for a file that
+    /// Returns the epoch that the file holds, without changing the file; `None` for a file that
     /// cannot be trusted.
     ///
     /// # Errors

@@ -160,8 +160,8 @@ impl FlushLedger {
             if self.reported.load(Ordering::SeqCst) != mark.reported {
                 return Some(Hidden::ReportedMeanwhile);
             }
-            // Meanwhile, a shard that has not seen the epoch rise may acknowledge a write: it is
-            // checked too before it counts as covered.
+            // Meanwhile, a shard that has not seen the epoch rise may acknowledge a write: that
+            // write is checked too before it counts as covered.
             match self.cover(word, mark) {
                 Ok(()) => return None,
                 Err(now) => word = now,

@@ -1,8 +1,8 @@
 //! Messages between the control shard and the shards that carry IO.
 //!
 //! The control shard is shard 0; a message to the same shard is delivered within the same turn.
-//! Messages from one shard to another keep their order, which the lifecycle of a path relies on:
-//! what is accepted on a shard is closed there later.
+//! Messages from one shard to another keep their order, which the lifecycle of a path relies on: a
+//! connection that a shard accepts is closed there later.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -151,25 +151,25 @@ pub struct PingOrder {
 pub enum ShardMessage {
     /// Accept a connection of a path.
     Accept(Box<AcceptOrder>),
-    /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. To the shard of
-    /// connection 0.
+    /// Bind the windows of the new chunk pool and send INFO_RSP on connection 0. Sent to the shard
+    /// of connection 0.
     Serve {
         /// Number of the path.
         path: PathKey,
     },
-    /// Refuse INFO_REQ on connection 0. To the shard of connection 0.
+    /// Refuse INFO_REQ on connection 0. Sent to the shard of connection 0.
     RefuseInfo {
         /// Number of the path.
         path: PathKey,
         /// Positive errno for the client.
         errno: u16,
     },
-    /// Send HB_MSG on connection 0. To the shard of connection 0.
+    /// Send HB_MSG on connection 0. Sent to the shard of connection 0.
     Heartbeat {
         /// Number of the path.
         path: PathKey,
     },
-    /// Send CHANGED for a device on connection 0. To the shard of connection 0.
+    /// Send CHANGED for a device on connection 0. Sent to the shard of connection 0.
     Changed {
         /// Number of the path.
         path: PathKey,
@@ -212,7 +212,7 @@ pub enum ShardMessage {
     /// Wake requests that may wait for an event on another shard, such as a completed sync or a
     /// turn.
     Wake,
-    /// Exit, because the server stops.
+    /// Exit, because the server is stopping.
     Exit,
 }
 
@@ -327,7 +327,7 @@ pub enum AdminRequest {
         /// Time for running requests.
         within: Duration,
     },
-    /// End the paths that changed access lists no longer allow what their sessions do.
+    /// End the paths that changed access lists no longer allow.
     CheckAccess,
     /// List the authenticated clients of the paths.
     Identities,
@@ -378,8 +378,7 @@ pub enum AdminReply {
         memory: MemorySnapshot,
         /// Portals that are not served because their device was removed.
         lost_portals: Vec<String>,
-        /// Number of connections refused and sessions evicted for others since the start, by
-        /// reason.
+        /// Number of connections refused, and of sessions evicted to admit others, by reason.
         refused: BTreeMap<String, u64>,
     },
     /// Paths of a session are ending.
@@ -444,7 +443,7 @@ pub enum Message {
     Control(ControlMessage),
     /// Connection request of a ping; to the last shard only.
     Ping(Box<PingOrder>),
-    /// End all pings and accept no more, because the server stops; to the last shard only.
+    /// End all pings and accept no more, because the server is stopping; to the last shard only.
     StopPings,
     /// A device has completed an operation on another thread.
     Wake,

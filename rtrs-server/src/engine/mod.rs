@@ -47,8 +47,8 @@ const PINGS_PER_TURN: usize = 16;
 pub struct ServerEngine {
     core: CoreIndex,
     control: Option<Control>,
-    /// Present on the last shard, so that pings do not delay the control shard, if there is another
-    /// one.
+    /// Present on the last shard, so that pings delay the control shard only if there is no other
+    /// shard.
     pings: Option<PingServer>,
     /// Used on shard 0, which has the listener: each ping in transit to the last shard holds a
     /// clone.
@@ -137,7 +137,7 @@ impl ServerEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Processes the event of a ping connection. Returns false if it is another.
+    /// Processes the event of a ping connection. Returns false for events of other connections.
     fn give_to_pings(
         &mut self,
         now: Instant,

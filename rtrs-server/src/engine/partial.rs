@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_range_lies_in_its_block_and_the_block_in_its_chunk() {
+    fn a_partial_range_is_within_its_block_and_the_block_within_its_chunk() {
         let geometry = Geometry { logical_block: 4096, ..Geometry::plain(1 << 20) };
         let limits = Limits::new(8, 8192).expect("limits");
         let part = |bytes| PartOfBlock::new(&geometry, limits, bytes);
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(part(8195..12288), Some((8192, of(3, 4093))));
         assert_eq!(part(8192..12288), Some((8192, of(0, 4096))));
         assert_eq!(part(8192..8192), None, "nothing");
-        assert_eq!(part(8191..8193), None, "of two blocks");
+        assert_eq!(part(8191..8193), None, "in two blocks");
         let large = Geometry { logical_block: 8192, ..geometry.clone() };
         assert_eq!(PartOfBlock::new(&large, limits, 0..1), None, "no room for the block");
         assert!(!takes_partial_writes(&Geometry { read_only: true, ..geometry }, limits));

@@ -1,10 +1,9 @@
 //! Last writers of an export, kept for the next process of the server.
 //!
 //! A client that returns after another one has written must not continue. Within a process,
-//! `control/writers.rs` knows that. The next process knows it only from the list of displaced
-//! sessions that this one has saved.
-//! Sessions in neither list may open the export, because a save can fail and a wrong refusal would
-//! fail all IO of a client.
+//! `control/writers.rs` detects that. The next process detects it only by the list of displaced
+//! sessions that this one has saved. Sessions in neither list may open the export, because a save
+//! can fail and a wrong refusal would fail all IO of a client.
 
 use std::fmt;
 

@@ -62,7 +62,7 @@ pub struct SessionParams {
     pub ping_only: bool,
     /// Whether to list the exports to clients that ask.
     pub discovery: bool,
-    /// Limits of pings.
+    /// Limits on pings.
     pub pings: PingServerConfig,
     /// Time for running requests at shutdown.
     pub shutdown_grace: Duration,
@@ -142,7 +142,7 @@ pub struct SessionShared {
 }
 
 impl SessionShared {
-    /// Creates a session without paths and devices. `who` is its client, if known.
+    /// Creates a session without paths or devices. `who` is its client, if known.
     pub fn new(id: SessionId, limits: Limits, who: Option<Who>, first_shard: CoreIndex) -> Self {
         Self {
             id,

@@ -23,19 +23,19 @@ fn a_found_export_keeps_its_index_while_any_core_has_it() {
     assert_eq!(table.get(ExportIndex(1)).map(|export| export.name.clone()), None);
     let (a, b) = (Arc::new(export("a")), Arc::new(export("b")));
     assert_eq!(table.place(&a), Some(ExportIndex(1)));
-    assert_eq!(table.place(&a), Some(ExportIndex(1)), "it has its place");
+    assert_eq!(table.place(&a), Some(ExportIndex(1)), "already placed");
     assert_eq!(table.get(ExportIndex(1)).unwrap().name, "a");
     table.leave(ExportIndex(1));
     assert!(table.get(ExportIndex(1)).is_none());
     assert_eq!(table.place(&b), Some(ExportIndex(2)), "a core may still have a's device");
-    assert_eq!(table.place(&a), Some(ExportIndex(1)), "the same again");
+    assert_eq!(table.place(&a), Some(ExportIndex(1)), "the same index again");
     table.leave(ExportIndex(1));
     drop(a);
     assert_eq!(table.place(&Arc::new(export("c"))), Some(ExportIndex(1)));
     // Named exports stay.
     table.leave(ExportIndex(0));
     assert_eq!(table.get(ExportIndex(0)).unwrap().name, "named");
-    assert_eq!(table.find(b"a"), None, "only named ones are found by name");
+    assert_eq!(table.find(b"a"), None, "only named exports are found by name");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn named_exports_are_listed_by_name() {
         (vec!["/a".into()], vec!["b".into()], vec!["c".into()])
     );
     table.remove(table.find(b"b").unwrap(), true);
-    assert_eq!(names("a", 9), ["c"], "neither what is removed nor what was found");
+    assert_eq!(names("a", 9), ["c"], "neither removed nor found exports");
     assert!(names("c", 9).is_empty() && names("\u{7f}", 9).is_empty());
 }
 

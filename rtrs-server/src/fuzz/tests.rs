@@ -1,5 +1,5 @@
-//! Tests of the corpus of `server_paths`, of random programs, and that clients that follow the
-//! rules are served.
+//! Tests of `server_paths`: its corpus replays, random programs hold the invariants, and clients
+//! that follow the rules are served.
 
 use proptest::prelude::*;
 

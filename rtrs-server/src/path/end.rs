@@ -101,17 +101,17 @@ pub enum PathEnd {
     /// The client reconnects this path, so its current connections are dead.
     #[error("the client reconnected the path")]
     Replaced,
-    /// The client abandoned it and reported that over another path.
+    /// The client abandoned the path and reported that over another one.
     #[error("the client abandoned the path")]
     Fenced,
     /// The client resent a request over another path while this one still has it, so it abandoned
     /// this path.
     #[error("the client resent a request over path {0}")]
     Superseded(PathKey),
-    /// The operator ended it.
+    /// The operator ended the path.
     #[error("ended by the operator")]
     Operator,
-    /// The operator ended its session.
+    /// The operator evicted the session.
     #[error("the session was evicted by the operator")]
     Evicted,
     /// The access lists changed and no longer allow what the client's session does.
@@ -124,7 +124,7 @@ pub enum PathEnd {
     #[error("an export of the session moved to another gateway")]
     Moved,
     /// The server shuts down.
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Shutdown,
 }
 

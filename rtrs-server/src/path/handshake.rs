@@ -17,7 +17,7 @@ pub struct Joining {
     seen: Box<[bool]>,
     missing: u16,
     deadline: Instant,
-    /// Reason of an INFO_REQ refusal that was sent to the client.
+    /// Reason for an INFO_REQ refusal that was sent to the client.
     refused: Option<PathEnd>,
 }
 
@@ -25,7 +25,7 @@ pub struct Joining {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
     /// The number of connections differs from the path's.
-    #[error("it belongs to {found} connections, the path has {expected}")]
+    #[error("it announces {found} connections, but the path has {expected}")]
     Count {
         /// Number from this connection.
         found: u16,
@@ -54,12 +54,12 @@ impl Joining {
         self.deadline = deadline;
     }
 
-    /// Records the reason of an INFO_REQ refusal, which the caller sends to the client.
+    /// Records the reason for an INFO_REQ refusal, which the caller sends to the client.
     pub fn refuse(&mut self, why: PathEnd) {
         self.refused = Some(why);
     }
 
-    /// Returns the reason of an INFO_REQ refusal that was sent to the client.
+    /// Returns the reason for an INFO_REQ refusal that was sent to the client.
     pub fn refused(&self) -> Option<&PathEnd> {
         self.refused.as_ref()
     }

@@ -3,8 +3,8 @@
 //! The chains are those of docs/PROTOCOL.md, "responses" (kernel rtrs-srv.c, rdma_write_sg and
 //! send_io_resp_imm). A kernel client depends on these rules: an answer uses the connection of its
 //! request; with fresh keys every answer, errors included, is a SEND_WITH_IMM that carries
-//! RKEY_RSP, without them a zero-length RDMA_WRITE_WITH_IMM; a SEND_WITH_INV precedes it, and the
-//! immediate says so, exactly when the request asked for it, failed reads included.
+//! RKEY_RSP, without them a zero-length RDMA_WRITE_WITH_IMM; exactly when the request asked for an
+//! invalidation, failed reads included, a SEND_WITH_INV precedes it and the immediate has the flag.
 
 use rtrs_core::fabric::{Fabric, FabricError, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use rtrs_core::ids::{PermitId, QpNum, Rkey};
@@ -36,7 +36,7 @@ impl Answer {
         1 + self.data.is_some() as u32 + self.invalidate.is_some() as u32
     }
 
-    /// Posts the chain; the last one is signaled when `signaled`.
+    /// Posts the chain. `signaled` is whether its last work request is signaled.
     ///
     /// # Errors
     /// Those of the fabric. Part of the chain may have been posted, so the path must end.
@@ -113,7 +113,7 @@ impl SendQueue {
         Self { limit: Self::limit_for(queue_depth), used: 0, unsignaled: 0 }
     }
 
-    /// Maximum number of entries that answers may use at once.
+    /// Maximum number of entries in use by answers.
     pub const fn limit_for(queue_depth: u16) -> u32 {
         Self::ANSWER_MAX * queue_depth as u32 + 2 * (Self::SIGNAL_EVERY + Self::ANSWER_MAX)
     }
@@ -123,8 +123,8 @@ impl SendQueue {
         self.used + count <= self.limit
     }
 
-    /// Takes `count` entries that will be posted as one chain. If it returns Some, the last one
-    /// must ask for a completion, which accounts for the returned number.
+    /// Takes `count` entries that will be posted as one chain. If it returns Some, the last entry
+    /// must ask for a completion, which accounts for the returned number of entries.
     pub fn take(&mut self, count: u32) -> Option<u32> {
         assert!(self.has_room(count), "posted beyond the send queue");
         self.used += count;
@@ -158,7 +158,7 @@ mod tests {
             while queue.has_room(SendQueue::ANSWER_MAX) {
                 promised.extend(queue.take(SendQueue::ANSWER_MAX));
             }
-            assert!(!promised.is_empty(), "depth {depth}: full and nothing will free it");
+            assert!(!promised.is_empty(), "depth {depth}: full, and nothing will free it");
             for covered in promised {
                 queue.complete(covered);
             }

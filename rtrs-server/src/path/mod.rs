@@ -164,7 +164,7 @@ impl PathShared {
         own.unwrap_or(&self.session.permits)
     }
 
-    /// Holder of a permit; this path if it holds one of that number.
+    /// Holder of a permit; this path if it holds a permit with that number.
     pub(crate) fn permit_holder(&self, permit: PermitId, holder: Holder) -> Option<Holder> {
         let own = self.gate.as_ref().and_then(|gate| gate.permits.holder(permit));
         own.filter(|own| *own == holder).or_else(|| self.session.permits.holder(permit))

@@ -1,5 +1,4 @@
-//! Starts with only some of the exports: decides whether a server starts if others cannot be
-//! opened.
+//! Partial starts: decides whether a server starts if some of its exports cannot be opened.
 
 use crate::error::Error;
 use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings};

@@ -214,7 +214,7 @@ rtrs_core::settings! {
         user: Option<String> = "admin",
         /// Time in which the cluster or server must answer a new connection, for rbd: and nbd:
         connect_timeout: Time<SECOND, { 10 * MINUTE }> = "15s",
-        /// Let a second client write (access: migration), or deny it: allow or deny
+        /// Allow or deny writes by a second client (access: migration)
         migration: Migration = "allow",
         /// Delay each request by this time; for tests
         delay: Time<0, { 10 * MINUTE }> = "0s",
@@ -232,7 +232,7 @@ rtrs_core::settings! {
         bandwidth_read: ByteRate = "none",
         /// Limit of bytes written per second
         bandwidth_write: ByteRate = "none",
-        /// Time whose share of each limit an unused export saves up
+        /// Allowance that an unused export saves up, as time at each limit
         burst: Time<{ 10 * MILLISECOND }, MINUTE> = "100ms",
         /// Identify the export to clients by this text, 1 to 255 bytes; see
         /// docs/explanation/identity.md

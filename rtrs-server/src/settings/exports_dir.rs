@@ -75,7 +75,7 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
 /// # Errors
 /// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
 pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
-    // Reading a pipe would wait for a writer. Other errors are those of the reading.
+    // Reading a pipe would wait for a writer. Other errors are reported by the read.
     if fs::metadata(file).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
         let text = format!("{} is not a regular file; remove it from exports-dir", file.display());
         return Err(Error::new(ErrorKind::ConfigFile, text));

@@ -22,7 +22,7 @@ pub enum SearchSpec {
     Below {
         /// Path of the directory.
         prefix: PathBuf,
-        /// Whether each session uses the subdirectory of its name.
+        /// Whether each session uses the subdirectory named after it.
         by_session: bool,
     },
 }

@@ -25,7 +25,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Logs that the file is empty because it could not be written, unless that is known.
+    /// Logs that the file is empty because it could not be written, unless that was already logged.
     pub(super) fn log_cleared(&self, number: u64, error: &io::Error) {
         if !self.logged.swap(true, Ordering::Relaxed) {
             tracing::error!(

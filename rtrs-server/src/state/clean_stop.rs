@@ -43,7 +43,7 @@ impl CleanStop {
     fn take(&self) -> io::Result<u64> {
         let _as = files_as(self.owner.as_ref())?;
         let text = fs::read_to_string(&self.path)?;
-        // Removed, because otherwise a process that is killed would leave the number too.
+        // Removed, because otherwise a killed process would leave the number too.
         fs::remove_file(&self.path)?;
         let number = text.strip_suffix('\n').and_then(|number| number.parse().ok());
         number.filter(|number| *number != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())

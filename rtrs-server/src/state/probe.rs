@@ -1,4 +1,4 @@
-//! Tests of directories that a server writes to, for a start and for `--check`.
+//! Checks whether a server can write to its directories, at its start and for `--check`.
 
 use std::fs::{self, File};
 use std::io;
@@ -35,8 +35,8 @@ pub(super) fn try_write(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Tests whether files can be created in `below` in a directory, which a start creates if they do
-/// not exist: as root, the directory for its owner.
+/// Checks whether files can be created in the subdirectory `below` of a directory. A start creates
+/// both if they do not exist; as root, it creates the directory for its owner.
 ///
 /// # Errors
 /// The system's error, with the directory.
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_of_a_directory_creates_nothing() {
+    fn checking_a_directory_creates_nothing() {
         let scratch = TestDir::new("probe");
         let dir = scratch.0.join("a/b");
         assert_eq!(check_state_dir(Some(&dir), None), None);

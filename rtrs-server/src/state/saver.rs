@@ -16,7 +16,7 @@ pub(super) trait Save: Send + Sized + 'static {
     /// Whether a save writes the same file, so that the later one suffices.
     fn has_file_of(&self, other: &Self) -> bool;
 
-    /// Writes the file, if that is still to be done. Returns a save that is to be repeated.
+    /// Writes the file, unless it is already saved. Returns a save that is to be repeated.
     fn run(self) -> Option<Self>;
 }
 
@@ -24,7 +24,7 @@ pub(super) trait Save: Send + Sized + 'static {
 #[derive(Debug)]
 enum Job<S> {
     Save(S),
-    /// Repeats all failed saves at once, and reports whether everything is saved.
+    /// Repeats all failed saves immediately, and reports whether everything is saved.
     Finish(Sender<bool>),
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Saver<S> {
     running: Arc<Running>,
 }
 
-/// Time since when a save runs; None if none does, or if it was reported.
+/// Start of the running save; None if there is none, or if it was reported.
 #[derive(Debug, Default)]
 struct Running(Mutex<Option<Instant>>);
 
@@ -163,7 +163,7 @@ mod tests {
         assert!(!saver.finish(LONG));
     }
 
-    /// A save that fails once, or one that is followed by another one at once.
+    /// A save that fails once, or one that is immediately followed by another.
     enum Busy {
         FailsOnce(Sender<()>, bool),
         Follows(Saver<Self>, Arc<AtomicBool>),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_save_is_repeated_although_others_follow_each_other() {
+    fn a_failed_save_is_repeated_while_others_keep_arriving() {
         let saver = Saver::start("test").unwrap();
         let (runs, seen) = mpsc::channel();
         let goes_on = Arc::new(AtomicBool::new(true));
@@ -203,7 +203,7 @@ mod tests {
         assert!(saver.finish(LONG));
     }
 
-    /// A save that ends with the sender.
+    /// A save that hangs until the sender is dropped.
     struct Hanging(Receiver<()>);
 
     impl Save for Hanging {

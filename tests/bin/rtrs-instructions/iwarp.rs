@@ -28,8 +28,9 @@ struct End {
     pd: Arc<dyn ProtectionDomain>,
     memory: Arc<dyn MemoryRegistration>,
     qp: Option<QpNum>,
-    /// Writes of the peer that have arrived, and own writes that have ended.
+    /// Number of the peer's writes that have arrived.
     arrived: u64,
+    /// Number of own writes that have completed.
     ended: u64,
 }
 

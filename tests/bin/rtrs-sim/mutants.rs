@@ -11,7 +11,7 @@ use rtrs_core::mutant::{self, Mutant};
 use rtrs_tests::sim::{Scenario, Scene, Verdict, hunt, keep_panics};
 use serde::Serialize;
 
-/// Seeds after which a mutant has survived, by default.
+/// Default seeds; a mutant that none of them catches has survived.
 const SEEDS: Range<u64> = 0..3000;
 /// Mutants that `quick` runs: each loses data silently, and survived the simulator once.
 const QUICK: [Mutant; 9] = [
@@ -141,7 +141,7 @@ pub(crate) fn main(
     code
 }
 
-/// Returns a verdict in a line.
+/// Formats a verdict as one line.
 fn line(verdict: &Verdict) -> String {
     let Some(caught) = &verdict.caught else {
         return format!("{:24} SURVIVED {} runs: {}", verdict.mutant, verdict.runs, verdict.rule);

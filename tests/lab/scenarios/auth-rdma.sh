@@ -60,12 +60,13 @@ scenario() {
 
     assert_true "a known key attaches" attach vol --path "$PORTAL" --device auto "${known[@]}"
     expect_match "the server shows its name" "$(timeout 20 rtrs-server session list)" "key:db1"
-    expect_match "and its path" "$(timeout 20 rtrs-server session list)" ", authenticated, up"
+    expect_match "its path is authenticated" "$(timeout 20 rtrs-server session list)" \
+        ", authenticated, up"
     assert_true "the client writes" dd if=/dev/urandom of=/dev/nbd0 bs=64k count=32 oflag=direct
     assert_true "the volume detaches" detach vol
     expect_match "the audit log has the proof" "$(cat "$LAB_WORK/audit.log")" \
         '"event":"authenticate","result":"ok","identity":"db1"'
-    expect_match "and a refusal" "$(cat "$LAB_WORK/audit.log")" \
+    expect_match "the audit log has a refusal" "$(cat "$LAB_WORK/audit.log")" \
         '"event":"authenticate","result":"refused"'
 
     for module in rtrs-core rtrs-client rnbd-client; do
@@ -75,7 +76,8 @@ scenario() {
     assert_true "a list admits kernel clients" rtrs-server export set vol access=db1:rw \
         access=kernel@10.0.0.0/24:rw
     assert_true "a kernel client maps" ks_map kernel vol 1 access_mode=rw
-    assert_true "and writes" dd if=/dev/urandom of="/dev/$KS_DEV" bs=64k count=32 oflag=direct
+    assert_true "the kernel client writes" dd if=/dev/urandom of="/dev/$KS_DEV" bs=64k count=32 \
+        oflag=direct
     expect_match "the kernel client is anonymous" "$(timeout 20 rtrs-server session list)" \
         "anonymous"
     assert_true "the client unmaps" kernel_unmap "$KS_DEV"

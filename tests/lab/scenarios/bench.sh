@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# lab: our block devices next to the kernel's own and others', in one boot; ratios only
+# lab: our block devices compared with the kernel's and others', in one boot; ratios only
 # topology: one
 # paths: 1
 # limit: 2400
 # groups: bench
 # in-all: no
 #
-# Every peer has a disk of its own, all alike, and stays up throughout. Each pass goes
-# through the rows and for each row through the peers, so that what is compared ran within the same
-# minute. RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each measurement], and
-# RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, words that pick some, are read by scripts/lab.sh.
+# Every peer has a disk of its own, all of one kind, and stays up throughout. Each pass goes through
+# the rows, and for each row through the peers, so that compared measurements run within the same
+# minute. scripts/lab.sh reads RTRS_LAB_BENCH_PASSES [3], RTRS_LAB_BENCH_SECONDS [4, for each
+# measurement], and RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, which select peers and rows.
 # A measurement that hangs and a peer that cannot be started are reported and left out. No speed
 # fails the scenario.
 
@@ -84,7 +84,7 @@ start_one() { # peer name argument...
 start_rnbd() { # disk
     local device
     kernel_server 1236 || return 1
-    # The port goes before the path it is for, else it is 1234, where ours listens.
+    # The port must precede its path; otherwise it is 1234, where our server listens.
     device=$(kernel_map sessname=bench dest_port=1236 path=ip:10.0.0.1@ip:10.0.0.2 \
         "device_path=$1") || return 1
     [ -b "/dev/$device" ] && DEVICE[rnbd]=/dev/$device
@@ -101,7 +101,8 @@ start_nvme() { # rdma|tcp port disk
     wait_until 10 "$system" test -b "$system" && DEVICE[nvme-$1]=$system
 }
 
-# The others' servers on a port, then the kernel's client with a connection for each CPU, as ours.
+# Waits for a server on a port, then connects the kernel's client with a connection for each CPU, as
+# ours has.
 start_nbd() { # peer port export
     local device at
     for at in {0..15}; do

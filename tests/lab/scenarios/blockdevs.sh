@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: a brd, a loop device and its file, a scsi_debug of 4096-byte sectors, as clients see them
+# lab: a brd, a loop device and its file, a scsi_debug with 4096-byte sectors, as clients see them
 # topology: one
 # paths: 1
 # limit: 200
@@ -22,7 +22,7 @@ compare() { # name target size logical_block write_cache discard
     expect_num "$name: physical block size" "$(sysfs_queue "$device" physical_block_size)" \
         -ge "$logical"
     expect_eq "$name: write cache" "$(sysfs_queue "$device" write_cache)" "$cache"
-    # The kernel uses FUA only where there is a cache to bypass.
+    # The kernel uses FUA only if there is a cache to bypass.
     expect_eq "$name: FUA" "$(sysfs_queue "$device" fua)" \
         "$([ "$cache" = "write back" ] && echo 1 || echo 0)"
     expect_eq "$name: discard" "$(some "$device" discard_max_bytes)" "$discard"
@@ -30,7 +30,7 @@ compare() { # name target size logical_block write_cache discard
         expect_num "$name: discard granularity" "$(sysfs_queue "$device" discard_granularity)" \
             -ge "$logical"
     fi
-    # Through all caches to the disk itself: what is written with O_DSYNC is there at once. The
+    # Reads the disk itself, past all caches: data written with O_DSYNC is there immediately. The
     # file is in memory here, which has no direct IO.
     [ -f "$target" ] || direct=iflag=direct
     assert_true "$name: a write with FUA" dd if="$LAB_WORK/noise" of="$device" bs=64k count=16 \
@@ -53,11 +53,11 @@ below_loop() { # device
     expect_match "the file of a loop device is not exported" \
         "$(rtrs-server export add "$below" 2>&1)" "is in use by the loop device $1"
     assert_true "it is exported with ro" rtrs-server export add "$below,ro"
-    assert_true "that export goes" rtrs-server export remove below
-    assert_true "the export of the device goes" rtrs-server export remove loop
+    assert_true "that export is removed" rtrs-server export remove below
+    assert_true "the export of the device is removed" rtrs-server export remove loop
     losetup -d "$1"
     wait_until 20 "$1 to be detached" eval "! losetup '$1' 2>/dev/null"
-    expect_true "the file is exported when the device has gone" rtrs-server export add "$below"
+    expect_true "the file is exported once the device is gone" rtrs-server export add "$below"
 }
 
 scenario() {

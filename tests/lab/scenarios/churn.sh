@@ -6,7 +6,7 @@
 # groups: issue ours
 
 serve() {
-    # Small, since most of a round goes into registering the chunks.
+    # Small, since registering the chunks takes most of a round.
     start_server --export "vol=$DISK" --listen rdma://10.0.0.2 --listen rdma://10.0.1.2 \
         --queue-depth 64
 }
@@ -39,7 +39,7 @@ in_flight() {
     grep -qE "$IO_PATTERN" /sys/block/nbd0/inflight
 }
 
-# No process waits for something that cannot happen.
+# No process is stuck in the kernel.
 calm() {
     [ -z "$(ps -e -o stat=,comm= | awk '$1 ~ /^D/ && $2 !~ /^kworker/')" ]
 }
@@ -57,7 +57,7 @@ kill_client() { # round
     assert_within 60 "client $1: the volume attaches again, with its device" connect
     assert_within 20 "client $1: fio ends" eval "! kill -0 $fio"
     wait "$fio"
-    expect_num "client $1: with an error" $? -ne 0
+    expect_num "client $1: fio ended with an error" $? -ne 0
     assert_true "client $1: IO works" io "$1"
     assert_true "client $1: the volume detaches" detach vol
 }
@@ -72,7 +72,7 @@ kill_server() { # round
     wait "$LAB_SERVER"
     serve
     # Its requests in flight end with an error, or wait for the path: bounded either way.
-    assert_within 60 "server $1: the session connects to the new one" are_connected vol 2
+    assert_within 60 "server $1: the session connects to the new server" are_connected vol 2
     kill "$fio"
     assert_within 40 "server $1: fio ends" eval "! kill -0 $fio"
     assert_within 30 "server $1: IO works" io "$1"
@@ -90,7 +90,7 @@ scenario() {
     assert_true "round 1" round 1
     objects=$(rdma_objects)
     for ((round = 2; round <= rounds; round++)); do assert_true "round $round" round "$round"; done
-    assert_within 20 "the number of RDMA objects is that after the first round" eval \
+    assert_within 20 "there are as many RDMA objects as after the first round" eval \
         "[ \"\$(rdma_objects)\" = '$objects' ]"
     for ((round = 1; round <= kills; round++)); do kill_client "$round"; done
     assert_within 20 "the server has released the objects of dead clients" eval \

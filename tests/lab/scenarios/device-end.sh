@@ -54,7 +54,7 @@ stuck_io() {
     expect_eq "the reader ends with an error" "$?" 1
     wait $writer
     expect_eq "the writer ends with an error" "$?" 1
-    expect_match "it is an IO error" "$(cat reader.log)" 'Input/output error'
+    expect_match "the reader's error is an IO error" "$(cat reader.log)" 'Input/output error'
     expect_eq "no process is stuck" "$(stuck)" "" hang
     assert_within 5 "the device is free" is_free
     kill -CONT "$SERVER"
@@ -76,9 +76,9 @@ killed() {
         assert_within 30 "round $round: the volume attaches again" attach a --device /dev/nbd0 \
             --device-dead-timeout "$((round % 2 * 600))s"
         wait $writer
-        expect_false "round $round: by another process" test "$(owner)" = "$pid"
-        expect_true "round $round: it works" dd if=/dev/nbd0 of=/dev/null bs=64k count=16 \
-            iflag=direct
+        expect_false "round $round: the dead process is not the owner" test "$(owner)" = "$pid"
+        expect_true "round $round: the device works" dd if=/dev/nbd0 of=/dev/null bs=64k \
+            count=16 iflag=direct
     done
     pid=$(owner)
     kill -9 "$pid"
@@ -90,7 +90,8 @@ killed() {
     expect_match "detach frees the device" "$(timeout 30 rtrs-client detach a)" \
         'freed what it had left behind: \["/dev/nbd0"\]'
     expect_true "the device is free" is_free
-    expect_match "but only once" "$(timeout 30 rtrs-client detach a 2>&1)" 'is not attached'
+    expect_match "a second detach finds nothing" "$(timeout 30 rtrs-client detach a 2>&1)" \
+        'is not attached'
 }
 
 others() {
@@ -99,7 +100,7 @@ others() {
     pid=$(owner)
     kill "$pid"
     assert_within 15 "SIGTERM frees the device" is_free
-    assert_within 15 "and ends the process" eval "! test -e /proc/$pid"
+    assert_within 15 "SIGTERM ends the process" eval "! test -e /proc/$pid"
     assert_true "the volume attaches" attach a --device /dev/nbd0
     pid=$(owner)
     expect_true "nbd-client -d" timeout 20 nbd-client -d /dev/nbd0
@@ -133,7 +134,7 @@ others() {
     # 1 if the journal wrote at that moment.
     expect_match "a forced detach of a mounted device ends in time" "$?" '^[01]$'
     timeout 20 umount mnt
-    assert_within 10 "unmounted, it is free" is_free
+    assert_within 10 "the unmounted device is free" is_free
 }
 
 scenario() {

@@ -15,7 +15,7 @@ round() { # number
     dd if="$dir/data" of=/dev/nbd0 bs=128k count=8 seek="$1" oflag=direct || return 1
     echo "read"
     dd if=/dev/nbd0 bs=128k count=8 skip="$1" iflag=direct | cmp - "$dir/data" || return 1
-    # At once, while udev probes the written data.
+    # Immediately, while udev probes the written data.
     echo "detach"
     timeout 60 rtrs-client detach a || return 1
     echo "free"

@@ -38,7 +38,7 @@ what_it_shows() {
     expect_num "unused memory is not populated" \
         "$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status")" -lt 120000
     expect_eq "no warning is logged" "$(grep -c WARN /run/rtrs/a.log)" 0
-    # One of every kind, at once, from the first and from the last block.
+    # Reads and writes of all sizes, many in flight.
     assert_true "fio reads back what it wrote" fio_run verify 100 --filename=/dev/nbd0 \
         --direct=1 --rw=randrw --bsrange=512-1M --iodepth=64 --ioengine=libaio --size=256M \
         --io_size=48M --verify=crc32c --numjobs=1
@@ -82,7 +82,7 @@ partitions() {
     assert_true "detach" timeout 30 rtrs-client detach a
     assert_within 10 "the partitions are gone" eval "! test -e /sys/block/nbd0/nbd0p1"
     assert_true "attach again" attach a --device /dev/nbd0
-    # At once, not a moment later.
+    # Immediately, not a moment later.
     expect_eq "lsblk shows the partitions" "$(lsblk -nro NAME,SIZE,TYPE /dev/nbd0 | xargs)" \
         "nbd0 512M disk nbd0p1 64M part nbd0p2 446M part"
     expect_true "a partition can be used" mkfs.ext4 -q /dev/nbd0p1
@@ -97,12 +97,12 @@ refusals() {
     local first name ro='ro attached: /dev/nbd1 (read-only)'
     expect_match "a device in use is refused" "$(attach ro --device /dev/nbd0 2>&1)" \
         '/dev/nbd0 is in use: connected to "rtrs:.*/a" by process [0-9]+ \(rtrs-client\)'
-    assert_eq "auto takes the next" "$(attach ro --device auto)" "$ro"
+    assert_eq "auto takes the next device" "$(attach ro --device auto)" "$ro"
     expect_eq "a read-only export is a read-only device" "$(cat /sys/block/nbd1/ro)" 1
     expect_false "the device cannot be written" dd if=/dev/zero of=/dev/nbd1 bs=4k count=1 \
         oflag=direct
     expect_true "the device can be read" dd if=/dev/nbd1 of=/dev/null bs=4k count=1 iflag=direct
-    assert_eq "auto takes the next" "$(attach b4k --device auto)" "b4k attached: /dev/nbd2"
+    assert_eq "auto takes the next device" "$(attach b4k --device auto)" "b4k attached: /dev/nbd2"
     expect_eq "blocks of 4096" "$(cat /sys/block/nbd2/queue/logical_block_size)" 4096
     expect_eq "three sessions" "$(rtrs-client -o json list | jq length)" 3
     first=$(attach mem --device nbd9)

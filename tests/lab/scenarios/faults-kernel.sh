@@ -10,7 +10,7 @@
 . tests/lab/faults.sh
 . tests/lab/interop.sh
 
-# Only the survival of its IO is asserted, as the kernel promises; the rest is reported.
+# Asserts only that IO survives, which the kernel promises; reports the rest.
 round() { # run name break mend
     local since
     faults_mark "$1" "$2"

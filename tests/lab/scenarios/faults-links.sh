@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: links go down, fall silent in one or both directions, and all go down at once, under load
+# lab: links go down, fall silent in one or both directions, and all go down together, under load
 # topology: one
 # paths: 2
 # limit: 420
@@ -67,7 +67,8 @@ no_link() {
     faults_stalls gone "both links down for 20 s, under queue-for=60s"
     expect_num "IO waited that long" "$FAULTS_MAX" -ge 15000
     assert_within 30 "the other session has its paths again" are_connected short 2
-    expect_true "and serves" dd if=/dev/nbd1 of=/dev/null bs=4k count=8 iflag=direct
+    expect_true "the other session serves IO" \
+        dd if=/dev/nbd1 of=/dev/null bs=4k count=8 iflag=direct
 }
 
 scenario() {

@@ -30,7 +30,7 @@ file_system() { # kind mkfs_argument...
     assert_true "the file system mounts again" mount /dev/nbd0 "$mount"
     assert_true "$kind: the checksums match" timeout 120 env -C "$mount" \
         sha256sum --check --strict --quiet "$LAB_SHARE/sample.sha256"
-    assert_true "the file system unmounts at last" timeout 60 umount "$mount"
+    assert_true "the file system unmounts again" timeout 60 umount "$mount"
 }
 
 scenario() {
@@ -44,6 +44,6 @@ scenario() {
     file_system ext4 -F
     file_system xfs -f
     assert_num "the RDMA device carried data" "$(rxe_counter rxa0 sent_pkts)" -gt 10000
-    assert_true "the volume detaches at last" detach vol
+    assert_true "the volume detaches finally" detach vol
     assert_true "the server exits cleanly" stop_server
 }

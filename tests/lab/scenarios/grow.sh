@@ -36,7 +36,7 @@ write_and_read() {
     done
 }
 
-goes_on() {
+load_continues() {
     local from
     from=$(cat "$LAB_WORK/rounds")
     wait_until 30 "the load continues" eval '[ "$(cat "$LAB_WORK/rounds")" -gt '"$((from + 1))"' ]'
@@ -60,31 +60,32 @@ scenario() {
     echo 0 >"$LAB_WORK/rounds"
     write_and_read &
     pid=$!
-    assert_true "the load runs" goes_on
+    assert_true "the load runs" load_continues
 
     # The client notices the new size without a command.
     before=$(stat -fc %b "$MNT")
     truncate -s 512M "$LAB_WORK/vol.img"
     assert_within 10 "lsblk shows the new size" has_size $((512 << 20))
     # The kernel function that logs it also sends the event for udev.
-    assert_true "the kernel logs it" eval "dmesg | grep -q 'nbd0: detected capacity change'"
-    expect_eq "status shows it" "$(client_json status vol .size)" $((512 << 20))
+    assert_true "the kernel logs the new size" eval \
+        "dmesg | grep -q 'nbd0: detected capacity change'"
+    expect_eq "status shows the new size" "$(client_json status vol .size)" $((512 << 20))
     expect_eq "nothing was reconnected" \
         "$(client_json status vol '[.paths[].reconnects] | add')" 0
     assert_true "resize2fs, mounted" timeout 60 resize2fs /dev/nbd0
     expect_num "the file system is larger" "$(stat -fc %b "$MNT")" -gt $((before * 3 / 2))
-    assert_true "the load continues" goes_on
+    assert_true "the load continues" load_continues
 
     # By command, at once.
     assert_true "export resize" rtrs-server export resize vol --size 768M
-    assert_within 2 "lsblk shows it at once" has_size $((768 << 20))
+    assert_within 2 "lsblk shows the new size at once" has_size $((768 << 20))
     assert_true "resize2fs again" timeout 60 resize2fs /dev/nbd0
     assert_true "a file fills the new space" dd if=/dev/zero of="$MNT/big" bs=1M count=500 \
         conv=fsync status=none
     expect_match "a smaller size is refused" "$(rtrs-server export resize vol --size 64M 2>&1)" \
         'data beyond 67108864 bytes would be lost; it is open'
     expect_true "the size is unchanged" has_size $((768 << 20))
-    assert_true "the load continues" goes_on
+    assert_true "the load continues" load_continues
 
     rm "$LAB_WORK/go"
     assert_true "the load got no error" wait $pid

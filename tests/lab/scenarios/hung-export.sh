@@ -16,7 +16,7 @@ FLIGHT=128
 # one.
 WHILE=10
 
-# A disk in memory with a cache, so that flushes mean something, and discards.
+# A disk in memory with discards and with a cache, so that flushes have an effect.
 null_disk() { # name
     local dir=/sys/kernel/config/nullb/$1
     mkdir "$dir" && echo 64 >"$dir/size" && echo 4096 >"$dir/blocksize" &&
@@ -51,7 +51,7 @@ b() { # name argument...
     fio_run "$1" $WHILE --filename="$B" --direct=1 --ioengine=psync --size=32M --bs=4k "${@:2}"
 }
 
-# Writes and reads of A, each longer in flight than the disk hangs.
+# Writes and reads of A, which stay in flight as long as the disk hangs.
 load_a() {
     fio_run a 150 --filename="$A" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k \
         --numjobs=2 --iodepth=96 --size=12M --offset_increment=12M --cpus_allowed=0-1 \
@@ -125,10 +125,10 @@ scenario() {
     echo $TAGS >/sys/module/dm_mod/parameters/dm_mq_queue_depth
     DISK_B=$(null_disk null-b) && DISK_A=$(null_disk null-a) || exit 1
     sectors=$(dm_sectors "$DISK_A")
-    # A disk of requests, which has tags, unlike dm-linear.
+    # A request-based disk, which has tags, unlike dm-linear.
     DISK_A=$(dm_create hung "0 $sectors multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 1 \
 $DISK_A 1") || exit 1
-    # A scheduler would have twice as many.
+    # With a scheduler, there would be twice as many.
     echo none >"/sys/block/${DISK_A#/dev/}/queue/scheduler"
     assert_num "the disk has few tags" "$(sysfs_queue "$DISK_A" nr_requests)" -le $((2 * TAGS))
     hang

@@ -38,7 +38,7 @@ scenario() {
     blockdev --setrw "/dev/$reader"
     expect_false "our server refuses a reader's write" dd if=/dev/zero of="/dev/$reader" bs=4k \
         count=1 oflag=direct
-    expect_false "and its discard" blkdiscard -f -o 0 -l 4096 "/dev/$reader"
+    expect_false "our server refuses a reader's discard" blkdiscard -f -o 0 -l 4096 "/dev/$reader"
     expect_false "nothing was written" cmp -n 4096 "/dev/$writer" /dev/zero
     expect_eq "a migration alongside the writer" "$(try moving vol migration)" mapped
     expect_eq "a second migration" "$(try three vol migration)" EPERM
@@ -51,7 +51,7 @@ scenario() {
     cell kernel-client "access ro, rw, migration: granted and refused as the kernel does; ro kept"
 
     expect_eq "a list that allows kernels to read: rw" "$(try listed listed rw)" EACCES
-    expect_eq "the same: ro" "$(try listed listed ro)" mapped
+    expect_eq "a list that allows kernels to read: ro" "$(try listed listed ro)" mapped
     expect_eq "a list of other addresses" "$(try others others ro)" EACCES
     expect_true "the log gives the reason" ks_log_says "without a name may not open 'others' ro"
     assert_true "the list changes" rtrs-server export set others access=kernel@10.0.0.0/16:rw
@@ -65,7 +65,7 @@ scenario() {
     expect_eq "a name with slashes" "$(try deep deep/er/vol rw)" mapped
     expect_eq "the device name shows the slashes" "$(ls "$devices" | grep deep)" \
         'deep!er!vol@deep'
-    expect_eq "a name with slashes in front" "$(try slashes //ro ro)" mapped
+    expect_eq "a name with leading slashes" "$(try slashes //ro ro)" mapped
     expect_eq "a name of 240 bytes" "$(try long "$long" rw)" mapped
     expect_eq "a name with .." "$(try dots ../vol rw)" EINVAL
     for name in /sys/block/rnbd*; do

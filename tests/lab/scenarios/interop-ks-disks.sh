@@ -17,7 +17,7 @@ compare() { # name device size logical physical write_cache fua discard
     expect_eq "$name: physical block" "$(sysfs_queue "$dev" physical_block_size)" "$5"
     expect_eq "$name: write cache" "$(sysfs_queue "$dev" write_cache)" "$6"
     expect_eq "$name: FUA" "$(sysfs_queue "$dev" fua)" "$7"
-    # 256 KiB of a chunk, less the 4096 bytes of the header.
+    # A chunk of 256 KiB, less the 4096 bytes of the header.
     expect_eq "$name: largest request" "$(sysfs_queue "$dev" max_hw_sectors_kb)" 252
     if [ "$8" = yes ]; then
         expect_num "$name: discards" "$(sysfs_queue "$dev" discard_max_bytes)" -gt 0
@@ -40,7 +40,7 @@ ext4_on() { # device
     assert_true "umount" umount "$dir"
     assert_true "e2fsck finds nothing" e2fsck -fn "$1"
     assert_true "mount again" mount "$1" "$dir"
-    assert_true "every file is as it was" sha256sum -c --quiet "$LAB_WORK/sums"
+    assert_true "every file is unchanged" sha256sum -c --quiet "$LAB_WORK/sums"
     assert_true "umount again" umount "$dir"
 }
 
@@ -76,7 +76,7 @@ scenario() {
     done
     for dev in "${devs[@]}"; do
         wait "${pids[0]}"
-        expect_eq "$dev reads back what it wrote, all four at once" $? 0
+        expect_eq "$dev reads back what it wrote, all four concurrently" $? 0
         pids=("${pids[@]:1}")
     done
     cell kernel-client "four devices in a session, IO on all at once"

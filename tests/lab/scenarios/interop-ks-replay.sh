@@ -82,9 +82,9 @@ scenario() {
     expect_eq "kernel's: the held write came last and undid the newer one" \
         "$(word_of "$kernels")" HOLD
 
-    # Our server had the same time.
+    # Our server had as much time.
     assert_true "ours: the copy waits" kill -0 "$put_ours"
-    expect_false "ours: the disk took no write yet" test -s "$LAB_WORK/held0/order"
+    expect_false "ours: the disk has taken no write yet" test -s "$LAB_WORK/held0/order"
     : >"$LAB_WORK/held0/release"
     assert_within 20 "ours: the copy is done after the original" eval "! kill -0 $put_ours"
     wait "$put_ours"

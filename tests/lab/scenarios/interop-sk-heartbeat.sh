@@ -47,7 +47,7 @@ scenario() {
     if [ -n "${LAB_LONG:-}" ]; then
         sleep 600
         assert_eq "after 10 minutes both are connected" "$(connected "$disk")" 2
-        assert_eq "and path 0 was never lost" "$(path_stat "$disk" 0 reconnects)" 0
+        assert_eq "after 10 minutes path 0 was never lost" "$(path_stat "$disk" 0 reconnects)" 0
     fi
     assert_true "the volume detaches" detach "$disk"
     # Messages about the path that went silent.

@@ -41,9 +41,9 @@ scenario() {
     assert_true "ro in addition is granted" open_as c ro "$disk"
     assert_true "the client reads" reads c
     expect_false "c cannot write" writes c
-    assert_true "rw can" writes a
+    assert_true "rw can write" writes a
     assert_true "migration in addition to rw is granted" open_as d migration "$disk"
-    assert_true "and writes" writes d
+    assert_true "migration can write" writes d
     refused "a third writer is refused" e migration "$disk" 'EPERM'
     cell kernel-server "access modes ro, rw, migration; ro enforced"
     refused "the name of an existing session is refused" a ro "$disk" \
@@ -59,9 +59,9 @@ scenario() {
     assert_true "b detaches" close_as b "$disk"
     blockdev --setro "$disk"
     assert_true "auto accepts a read-only disk" open_as g auto "$disk"
-    assert_true "and reads" reads g
-    expect_eq "as read-only" "$(timeout 20 rtrs-client status "$disk" --run-dir /run/rtrs-g \
-        -o json | jq .read_only)" true
+    assert_true "auto can read" reads g
+    expect_eq "auto opens it read-only" "$(timeout 20 rtrs-client status "$disk" \
+        --run-dir /run/rtrs-g -o json | jq .read_only)" true
     assert_true "g detaches" close_as g "$disk"
     refused "rw of a read-only disk is refused" h rw "$disk" 'EACCES.*read-only'
     blockdev --setrw "$disk"

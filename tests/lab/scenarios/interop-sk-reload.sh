@@ -42,5 +42,5 @@ scenario() {
     cell kernel-server "the server is unloaded and loaded again: reconnect, re-open, IO waits"
     assert_true "the volume detaches" detach "$disk"
     sk_expect_kernel_quiet
-    assert_true "the server's modules unload at last" kernel_server_gone
+    assert_true "the server's modules unload finally" kernel_server_gone
 }

@@ -9,7 +9,7 @@
 scenario() {
     local test
     . tests/lab/topology.sh
-    # The hand-played peer's address.
+    # Address of the hand-driven peer.
     topology_address 0 a 101 || exit 1
     export RTRS_BIN_DIR=$LAB_BIN RTRS_TEST_RDMA=10.0.0.2 TMPDIR=$LAB_WORK
     for test in a_used_key_is_refused_when_on keys_stay_when_off; do

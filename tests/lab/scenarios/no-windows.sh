@@ -49,7 +49,7 @@ scenario() {
     out=$(LD_PRELOAD=$LIBRARY timeout 60 rtrs-server --export "vol=$disk" \
         --listen rdma://10.0.0.2 --always-invalidate on 2>&1)
     assert_eq "with always-invalidate: on the server does not start" "$?" 1
-    assert_match "and gives the reason" "$out" \
+    assert_match "the server gives the reason" "$out" \
         'rxb0 has no memory windows .*always-invalidate: auto'
 
     # With the provider as it is.

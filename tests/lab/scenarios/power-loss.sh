@@ -6,8 +6,8 @@
 # groups: durable ours
 #
 # dm-log-writes records which data became durable and when (tests/lab/power_loss.py). The disk is
-# rebuilt as of many of its flushes and writes with FUA, and compared with the replies that the
-# users of /dev/nbd0 had received by then.
+# rebuilt as it was at many of its flushes and writes with FUA, and compared with the replies that
+# the users of /dev/nbd0 had received by then.
 
 # shellcheck source=tests/lab/dm.sh
 . tests/lab/dm.sh
@@ -35,7 +35,7 @@ end() { # name
     assert_true "$1: the volume detaches" detach vol
     assert_true "$1: the server exits cleanly" stop_server
     assert_true "$1: the log is closed" dm_remove log
-    assert_true "$1: its disk too" dm_remove disk
+    assert_true "$1: its disk is removed" dm_remove disk
 }
 
 # Runs a command that checks the disk at points of the log.
@@ -86,7 +86,7 @@ files() { # rounds points
         /dev/ram1 $((MIB << 20)) "$2" "$LAB_WORK/image" "$mount"
 }
 
-# The check detects a disk that never receives flushes: the kernel drops them.
+# Tests that the check detects a disk that never receives flushes, because the kernel drops them.
 deaf() {
     begin deaf tcp
     echo "write through" >"/sys/block/$DISK/queue/write_cache"

@@ -93,7 +93,7 @@ quick() {
     [ -z "${LAB_LONG:-}" ] || rounds=20
     stuck=$(dmesg | grep -c 'Possible stuck request')
     under_fio $rounds 7 serve_quick
-    expect_match "the last took it over" "$(cat client.log)" 'nbd0 taken over'
+    expect_match "the last process took the device over" "$(cat client.log)" 'nbd0 taken over'
     expect_num "the kernel resent requests of dead processes" \
         $(($(dmesg | grep -c 'Possible stuck request') - stuck)) -ge $rounds
     [ -z "$LAB_FIGURES" ] ||
@@ -141,7 +141,7 @@ refusals() {
         'it has no quick takeover; leave that out'
     expect_true "the device is still connected" test -e /sys/block/nbd0/pid
     assert_true "the device can still be taken over" attach
-    expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
+    expect_true "the device works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
     expect_true "the volume detaches" timeout 60 rtrs-client detach a
     assert_within 5 "the device is free" eval '! test -e /sys/block/nbd0/pid'
     assert_true "without a device to take over the attach is a normal one" attach
@@ -166,7 +166,7 @@ other_disk() {
         "$(attach 2>&1)" 'a different'
     expect_true "the device is still connected" test -e /sys/block/nbd0/pid
     assert_true "--accept-new-identity allows the takeover" attach --accept-new-identity
-    expect_true "and works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
+    expect_true "the device works" dd if=/dev/nbd0 of=/dev/null bs=4k count=16 iflag=direct
     assert_true "the volume detaches" timeout 60 rtrs-client detach a
     expect_false "the saved identity is removed with the session" test -e /run/rtrs/a.identity
 }

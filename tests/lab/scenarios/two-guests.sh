@@ -38,7 +38,8 @@ errors() {
     client_json stats vol '[.ops[].errors] | add'
 }
 
-# From fio's log of latencies, whose first column is the time of each answer in milliseconds.
+# Prints the longest time between answers, from fio's log of latencies, whose first column is the
+# time of each answer in milliseconds.
 longest_pause() { # name
     awk -F, 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print most + 0 }' \
         "$LAB_WORK/$1"_lat.*.log
@@ -67,7 +68,7 @@ disturb() { # silence|down
         [ "$now" -gt "$last" ] || slow=$((slow + 1))
         last=$now
     done
-    assert_eq "$1: path 1 answered in each $half s of the $((2 * half)) after" "$slow" 0
+    assert_eq "$1: path 1 answered in each of the next two periods of $half s" "$slow" 0
     assert_within 30 "$1: path 0 is known to be down" are_connected vol 1
     assert_eq "$1: path 1 stayed connected" "$(path_stat vol 1 reconnects)" 0
     assert_eq "$1: path 1 reported no errors" "$(path_stat vol 1 errors)" 0
@@ -79,7 +80,7 @@ disturb() { # silence|down
     assert_eq "$1: no request failed" $((now - before)) 0
     assert_num "$1: requests in flight failed over" "$(path_stat vol 0 failovers)" -gt 0
     assert_true "$1: fio reads back what it wrote over the remaining path" verify "one-$1" 10
-    assert_eq "$1: without further errors" "$(errors)" "$now"
+    assert_eq "$1: there were no further errors" "$(errors)" "$now"
 }
 
 client() {

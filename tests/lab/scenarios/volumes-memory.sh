@@ -44,8 +44,8 @@ scenario() {
     assert_num "the client pins memory" "${one% *}" -gt 0
     assert_num "the server pins memory" "${one#* }" -gt 0
     assert_true "the volume detaches" detach v1
-    assert_true "forty-nine attach" attach "${names[@]:0:VOLUMES-1}" "${SESSION[@]}"
-    assert_true "one more joins" timeout 60 rtrs-client attach v$VOLUMES --session v1 \
+    assert_true "forty-nine volumes attach" attach "${names[@]:0:VOLUMES-1}" "${SESSION[@]}"
+    assert_true "one more volume joins" timeout 60 rtrs-client attach v$VOLUMES --session v1 \
         --socket "$LAB_WORK/{name}.sock"
     assert_within 20 "both paths are connected again" are_connected v1 2
     expect_eq "all volumes share one process" \
@@ -56,7 +56,7 @@ scenario() {
     for at in 1 2 3 25 $VOLUMES; do expect_true "volume $at has its own data" holds_own $at; done
     expect_eq "fifty volumes pin as much memory as one" \
         "$(pinned "$client") $(pinned "$LAB_SERVER")" "$one"
-    assert_true "all detach" detach_all "${names[@]}"
+    assert_true "all volumes detach" detach_all "${names[@]}"
     assert_within 20 "the process ends" eval "! kill -0 $client"
     assert_true "the server exits cleanly" stop_server
 }

@@ -105,7 +105,7 @@ pub(crate) fn judge(packets: &[Packet]) -> Result<Counts, String> {
 
 fn be32(bytes: &[u8], at: usize) -> Result<u32, String> {
     let word = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
-    word.map(u32::from_be_bytes).ok_or_else(|| "a datagram is cut".into())
+    word.map(u32::from_be_bytes).ok_or_else(|| "a truncated datagram".into())
 }
 
 impl Path {
@@ -166,13 +166,13 @@ impl Path {
                 if self.connections.contains_key(&local) {
                     return Ok(());
                 }
-                let private = bytes.get(140 + 36..140 + 92).ok_or("a REQ is cut")?;
+                let private = bytes.get(140 + 36..140 + 92).ok_or("a truncated REQ")?;
                 let request = ConnReq::decode(private).map_err(|e| e.to_string())?;
                 if bytes[35] != 0 || bytes[39] != 0 {
                     return Err("RDMA reads are offered".into());
                 }
                 if request.cid.index() != self.counts.accepts {
-                    return Err("a connect before the last was accepted".into());
+                    return Err("a connect before the previous one was accepted".into());
                 }
                 let first = self.connections.values().next().map_or(request, |c| c.request);
                 let same = (first.path_uuid, first.session_id, first.cid_num)
@@ -192,7 +192,7 @@ impl Path {
                 if new.server_qp.is_some() {
                     return Ok(());
                 }
-                let private = bytes.get(36..232).ok_or("a REP is cut")?;
+                let private = bytes.get(36..232).ok_or("a truncated REP")?;
                 let rsp = ConnRsp::decode(private).map_err(|e| e.to_string())?;
                 if rsp.errno != 0 {
                     return Err(format!("accepted with {}", rsp.errno));
@@ -318,7 +318,7 @@ impl Path {
             | UserMessage::Discover { .. }
             | UserMessage::Challenge(_)
             | UserMessage::Auth(_) => {
-                return Err(format!("a kernel is not asked: {user:?}"));
+                return Err(format!("not a message for a kernel: {user:?}"));
             }
             UserMessage::Io(op, header) => {
                 counts.fua += usize::from(*op == RwOp::Write && header.rw.is_fua());

@@ -24,7 +24,7 @@ fn names(page: &Page) -> Vec<String> {
 }
 
 #[test]
-fn invalid_discovers() {
+fn invalid_discover_requests() {
     for always_invalidate in ["on", "off"] {
         let mut scene = Scene::with(&["--always-invalidate", always_invalidate]);
         let mut peer = scene.asking();
@@ -45,7 +45,7 @@ fn invalid_discovers() {
         assert_eq!(peer.answer().errno, 0, "a name that is not UTF-8");
         for (what, message, room) in [
             ("an unterminated name", &endless[..], 512),
-            ("a short one", &endless[..263], 512),
+            ("a short message", &endless[..263], 512),
             ("no room", &Discover::default().encode()[..], Page::LEN_MIN - 1),
             ("room for nothing", &Discover::default().encode()[..], 0),
         ] {
@@ -58,14 +58,14 @@ fn invalid_discovers() {
         let huge = rtrs_core::wire::SgDesc { len: u32::MAX, ..peer.result_desc(512) };
         peer.request((0, 0), Data::Room(512), &good, &read_message(264, Some(huge), false));
         assert_eq!(peer.answer().errno, errno::EINVAL, "a huge descriptor");
-        peer.check_alive("wrong discovers");
+        peer.check_alive("invalid discover requests");
         drop(peer);
         scene.end();
     }
 }
 
 #[test]
-fn a_flood_of_discovers() {
+fn a_flood_of_discover_requests() {
     let mut scene = Scene::new();
     let mut peers: Vec<Peer> = (0..4).map(|_| scene.asking()).collect();
     for _ in 0..250 {
@@ -76,7 +76,8 @@ fn a_flood_of_discovers() {
             assert!((0..4).all(|_| peer.answer().errno == 0));
         }
     }
-    // A client that only asks gets four pieces of memory. Chunks this far apart share none.
+    // A client that only sends DISCOVER gets four pieces of memory. Chunks this far apart share
+    // none.
     if is_tcp() {
         let mut greedy = scene.asking();
         for permit in [0, 6, 12, 18] {

@@ -23,7 +23,7 @@ fn immediates_that_end_the_path() {
 }
 
 #[test]
-fn immediates_without_a_meaning_are_ignored() {
+fn unknown_immediates_are_ignored() {
     let mut scene = Scene::new();
     let mut peer = scene.writer();
     for imm in [0x1000_0001, 0x1fff_ffff, 0x2000_0000, 0x3000_0000, 0x7fff_ffff, 0xf000_0000] {
@@ -33,7 +33,7 @@ fn immediates_without_a_meaning_are_ignored() {
     // Heartbeats on the wrong connection.
     peer.send_imm(1, 0x8000_0000);
     peer.send_imm(1, 0x9000_0000);
-    peer.check_alive("immediates that mean nothing");
+    peer.check_alive("unknown immediates");
     drop(peer);
     scene.end();
 }
@@ -134,7 +134,7 @@ fn requests_that_are_answered_with_an_error() {
             inval,
         ),
         (
-            "a short one",
+            "a short user header",
             bytes,
             header(Rw::WRITE, 512)[..23].to_vec(),
             { WriteMsg { usr_len: 23 }.encode().to_vec() },

@@ -1,6 +1,6 @@
 //! Tests of frames after the start-up: violations of MPA, DDP or RDMAP end the connection, with the
-//! Terminate and its reason where the RFCs define one. Also frames that come early, and a peer that
-//! sends requests endlessly and reads no answer.
+//! Terminate and its reason where the RFCs define one. Also frames that arrive early, and a peer
+//! that sends requests endlessly and reads no answer.
 
 use rtrs_tests::raw_mpa::{
     CRC, ENHANCED, REQUEST_KEY, SEND, WRITE, frame, immediate, send, start_data, start_frame,
@@ -35,7 +35,7 @@ fn frames_that_violate_the_stream() {
         bytes
     };
     let just = |ulpdu: Vec<u8>| -> Frames { Box::new(move |_| frame(&ulpdu)) };
-    // Terminates as RFC 5040 and 5041 number them: layer and type, code. 0x0202: MPA's checksum.
+    // Terminates as RFC 5040 and 5041 number them: layer and type, code. 0x2002: MPA's checksum.
     let cases: Vec<(&str, Frames, Option<[u8; 2]>)> = vec![
         (
             "a flipped bit in the payload",

@@ -100,7 +100,7 @@ impl Cluster {
         self.beside.asleep = self.take_client(self.now());
     }
 
-    /// Continues the host that sleeps. Returns the number of its IOs in flight.
+    /// Wakes the sleeping host. Returns the number of its IOs in flight.
     pub(in super::super) fn wake_up(&mut self) -> usize {
         self.beside.returned = std::mem::take(&mut self.beside.asleep);
         self.wake_all();

@@ -1,4 +1,4 @@
-//! Invariants that hold at any moment of a run, and checks of what is left at its end.
+//! Invariants that hold at any moment of a run, and checks of leftovers at its end.
 
 use std::net::IpAddr;
 
@@ -52,7 +52,7 @@ impl Cluster {
         self.guest.as_ref().and_then(|guest| guest.work()).map_or(0, |work| work.stats.writes)
     }
 
-    /// Settles all oracles, as nothing is in flight anywhere.
+    /// Settles all oracles. Requires that nothing is in flight anywhere.
     pub(in super::super) fn settle_all(&mut self) {
         self.oracle.settle();
         if let Some(oracle) = self.guest.as_mut().and_then(|guest| guest.oracle_mut()) {
@@ -145,7 +145,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Checks that no IO is in flight longer than its bound, where there is one.
+    /// Checks that no IO is in flight longer than its bound, if there is one.
     pub(super) fn check_time(&self) -> Result<(), Failure> {
         let Some(bound) = self.options.stall_max else { return Ok(()) };
         let now = self.now();
@@ -176,8 +176,8 @@ impl Cluster {
         self.check_depth()
     }
 
-    /// Checks that each session has half the queue depth where the server has little memory, from
-    /// its first connect on and after any restart.
+    /// Checks that each session has half the queue depth if the server has little memory, from its
+    /// first connect on and after any restart.
     fn check_depth(&self) -> Result<(), Failure> {
         let Some(control) = self.server.first().filter(|_| self.options.extra.little_memory) else {
             return Ok(());

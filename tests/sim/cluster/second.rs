@@ -259,7 +259,7 @@ impl Cluster {
         self.wake_all();
     }
 
-    /// Gives the session its second volume from now on, exported by the server.
+    /// Ensures that the session has its second volume from now on, exported by the server.
     pub(super) fn calm_second(&mut self) {
         let now = self.now();
         self.show_second();

@@ -82,7 +82,7 @@ impl OtherServers {
         }
     }
 
-    /// Returns the identity that the session's own server reports, if it does.
+    /// Returns the identity that the session's own server reports, if any.
     pub(super) const fn home(&self) -> Option<Identity> {
         self.home
     }

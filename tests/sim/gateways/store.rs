@@ -172,7 +172,7 @@ impl Store {
             return Ok(());
         }
         let has = self.blocks[block];
-        Err(Failure::new("lost", format!("block {block}: {value} was acked, and it has {has}")))
+        Err(Failure::new("lost", format!("block {block}: {value} was acked, but it has {has}")))
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {

@@ -111,7 +111,7 @@ impl Stalls {
         ended
     }
 
-    /// Forgets all extra writes, as the connection is closed.
+    /// Forgets all extra writes, because the connection is closed.
     pub(super) fn closed(&mut self) {
         self.open.clear();
         (self.next, self.until) = (None, Instant::ZERO);

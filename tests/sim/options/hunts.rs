@@ -80,9 +80,9 @@ impl Options {
         }
     }
 
-    /// Makes it likely that a write that failed for lack of a path is followed at once by another
-    /// to the same place, while requests of the first may still arrive: the server's core that
-    /// receives them learns late, often after a second, that the path is fenced off.
+    /// Makes it likely that a write that failed for lack of a path is immediately followed by
+    /// another to the same place, while requests of the first may still arrive: the server's core
+    /// that receives them learns late, often after a second, that the path is fenced off.
     pub(super) fn hunt_rewrites(&mut self, prng: &mut Prng) {
         self.hunt_unfenced_writes(prng);
         self.io_timeout = pick(prng, &[30, 60, 100]) * MS;
@@ -106,8 +106,8 @@ impl Options {
         (work.reads, work.flushes) = (Ratio::new(1, 2), Ratio::new(1, 150));
     }
 
-    /// Makes it likely that writes are acknowledged by a server whose cache is in another epoch by
-    /// then. Nothing is read meanwhile: a read would show which of the writes in flight are done.
+    /// Makes it likely that acknowledgements of writes arrive when the server's cache is already in
+    /// another epoch. Nothing is read, since reads would show which writes in flight are done.
     pub(super) fn hunt_old_answers(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.io_timeout) = (NoPath::Queue, 1000 * MS);
@@ -124,8 +124,8 @@ impl Options {
         (work.fua, work.zeroes, work.overlap) = (Ratio::ZERO, Ratio::ZERO, false);
     }
 
-    /// Makes it likely that the memory of a read is reused at once, while its data arrives a second
-    /// time and its memory window is slow to close.
+    /// Makes it likely that the memory of a read is reused immediately, while its data arrives a
+    /// second time and its memory window is slow to close.
     pub(super) fn hunt_reused_buffers(&mut self, prng: &mut Prng) {
         (self.late_data, self.nbd, self.pinned) = (true, false, None);
         (self.always_invalidate, self.invalidate_reads) = (true, true);

@@ -1,5 +1,5 @@
-//! Identities that servers report, in half of the runs with other servers: there some report fewer
-//! than both ids, as a kernel server and our earlier versions do.
+//! Identities that servers report, in half of the runs with other servers: some report fewer than
+//! both ids, as a kernel server and our earlier versions do.
 //!
 //! Drawn by a separate generator, so that the other runs do not change.
 
@@ -49,14 +49,14 @@ fn weak(boot: u64, name: &str) -> Option<ExportId> {
 #[derive(Clone, Copy, Debug)]
 pub struct Ids {
     /// Identity of the session's server in each third of the time under load; the server is
-    /// restarted where it changes.
+    /// restarted when it changes.
     pub home: [ReportedIds; 3],
 }
 
 impl Ids {
     /// Whether the session knows too little at first to refuse another server if it is the only
     /// one: that server might be its own after an upgrade, or after another boot. Then another path
-    /// to its own server has to be connected while others answer.
+    /// to its own server must be connected while others answer.
     pub(in super::super) fn is_beside(self) -> bool {
         self.home[0] != ReportedIds::All
     }

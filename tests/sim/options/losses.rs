@@ -21,7 +21,7 @@ pub struct Losses {
     pub statuses: bool,
     /// Whether the NBD connections of the cores are separate users, each with its own loss reports.
     pub users: bool,
-    /// Whether only zeroes and discards wait for a flush, as all data is written durably.
+    /// Whether only zeroes and discards wait for a flush, because all data is written durably.
     pub zeroes: bool,
     /// Whether durable writes do not report errors of others.
     pub apart: bool,

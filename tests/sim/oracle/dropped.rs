@@ -39,7 +39,7 @@ impl Oracle {
         over.into_iter().for_each(|id| self.close(id, now));
     }
 
-    /// Ends all dropped writes, as no request of any connection is in flight anymore.
+    /// Ends all dropped writes. Requires that no request of any connection is in flight anymore.
     pub(in super::super) fn dropped_are_over(&mut self) {
         self.dropped.clear();
     }

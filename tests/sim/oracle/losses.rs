@@ -20,7 +20,7 @@ impl Oracle {
     }
 
     /// Records a write that the server acknowledged before the cut or the next server after it. The
-    /// write may have happened by now or be lost; a flush promises it all the same.
+    /// write may have happened by now or be lost; a flush promises it in either case.
     pub(super) fn acked_or_lost(&mut self, id: u32) {
         self.write_failed(id, true);
         self.writes[id as usize].old = true;

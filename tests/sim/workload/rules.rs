@@ -39,7 +39,7 @@ pub(in super::super) struct Rules {
     pub(in super::super) alone: bool,
     /// Whether users stop in the middle of payloads.
     pub(in super::super) stalls: bool,
-    /// Whether users drop their connections now and then.
+    /// Whether users occasionally drop their connections.
     pub(in super::super) nbd_drops: bool,
     /// Whether the memory of the front is shared with that of another volume.
     pub(in super::super) shares: bool,

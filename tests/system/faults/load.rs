@@ -21,12 +21,12 @@ const BLOCKS: u64 = 16;
 /// Alignment of the clients' parts of the export.
 const PART: u64 = 1 << 20;
 const PROGRESS_TIME_MAX: Duration = Duration::from_secs(60);
-/// Pauses of a client between two IOs, and after an error, which may come at once each time.
+/// Pauses of a client between two IOs, and after an error, which may be returned immediately.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
-/// Orders to the clients: continue; read everything once more and end; end at once, since the test
-/// has failed.
+/// Orders to the clients: continue; read everything once more and end; end immediately, since the
+/// test has failed.
 const RUN: u8 = 0;
 const END: u8 = 1;
 const ABANDON: u8 = 2;

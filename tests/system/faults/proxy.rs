@@ -1,5 +1,5 @@
 //! TCP proxy between a client and its server, for one path, that simulates failures of networks and
-//! middleboxes: drops out in one direction or both while all connections stay open, delays every
+//! middleboxes: goes silent in one direction or both while all connections stay open, delays every
 //! byte, closes in the middle of a frame, corrupts a byte.
 //!
 //! The proxy parses the frames of MPA (RFC 5044 section 4), to damage the intended place. Bytes
@@ -194,7 +194,7 @@ fn accept<'s>(
         // The server is down: the client's connection is closed.
         let Ok(server) = TcpStream::connect_timeout(&server, CONNECT_TIME_MAX) else { continue };
         for stream in [&client, &server] {
-            // Fails if the connection is closed already, which the threads will find.
+            // Fails if the connection is closed already, which the threads will detect.
             let _ = stream.set_nodelay(true);
             let _ = stream.set_write_timeout(Some(WRITE_TIME_MAX));
         }

@@ -115,7 +115,7 @@ impl ClientHandshake {
             if part.len() < need {
                 return Ok((taken, None));
             }
-            // A head whose data has not arrived yet.
+            // The head has arrived, but not its data.
             if self.need()? > self.buf.len() {
                 continue;
             }

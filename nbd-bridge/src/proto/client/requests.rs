@@ -36,7 +36,7 @@ pub enum Reply {
         /// Code of an NBD error, or 0 for success.
         error: u32,
     },
-    /// Bytes that need no action of the caller.
+    /// Bytes that need no action by the caller.
     Nothing,
 }
 
@@ -59,7 +59,7 @@ pub enum BadReply {
     /// A chunk with an invalid type or length.
     #[error("a malformed chunk")]
     Chunk,
-    /// Not a violation, but the end of the connection too: the request must be resent over another
+    /// Not a violation, but it ends the connection too: the request must be resent over another
     /// one.
     #[error("the server shuts down")]
     Shutdown,

@@ -58,7 +58,7 @@ pub(crate) fn drive(
         taken += n;
         match outcome {
             Outcome::NeedMore => {
-                assert!(taken == end, "more is asked for while input is left");
+                assert!(taken == end, "more input is requested while some is left");
                 assert!(out.len() == before, "an answer without an option");
                 if end == input.len() {
                     return (taken, out, Outcome::NeedMore);

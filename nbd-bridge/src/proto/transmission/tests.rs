@@ -1,5 +1,5 @@
 //! Tests with hand-written requests: each command, each violation, and the error that the document
-//! demands.
+//! requires.
 
 use super::*;
 use crate::proto::fuzz::fuzz_transmission;

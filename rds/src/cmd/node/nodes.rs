@@ -70,14 +70,12 @@ impl Nodes {
             tracing::warn!(node = %address, %name, %value, "setting changed");
         }
         settings.insert(address, new);
-        tuned.map_err(|error| {
-            format!("the change applies only to connections from now on: {error}")
-        })?;
+        tuned.map_err(|error| format!("the change applies only to new connections: {error}"))?;
         Ok(Some(values))
     }
 }
 
-/// Checks that the system gives TCP connections the buffers that change.
+/// Checks that the system allows the changed buffer sizes of TCP connections.
 fn check_system_limits(
     settings: &Settings,
     changes: &BTreeMap<String, String>,

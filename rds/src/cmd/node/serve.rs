@@ -194,9 +194,9 @@ fn raise_limits(settings: &Settings, nodes: u64) {
     }
 }
 
-/// Returns the open files of `nodes` nodes: a connection and counters for each socket and for each
-/// process that uses some, those of each peer, further ones that are new or replace former ones,
-/// rings, listeners and boards; plus those of the process.
+/// Returns the number of files that the process and `nodes` nodes may open. A node needs a
+/// connection and counters for each socket and each process with sockets, the connections of each
+/// peer and one that replaces them, and rings, listeners and boards.
 fn open_files(settings: &Settings, nodes: u64) -> u64 {
     let sockets = u64::from(settings.sockets_max.get());
     let peers = u64::from(settings.peers_max.get());
@@ -225,7 +225,7 @@ fn remove_stale(dir: &Path) -> Result<(), Error> {
 fn make_dir(dir: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
     made.map_err(|error| {
-        let what = format!("cannot make the directory {}", dir.display());
+        let what = format!("cannot create the directory {}", dir.display());
         if error.kind() == io::ErrorKind::PermissionDenied {
             return Error::new(ErrorKind::InUse, format!("{what}: {NO_PERMISSION}"));
         }

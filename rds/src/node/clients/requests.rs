@@ -1,4 +1,4 @@
-//! Requests of users: binding ports, changes of sockets, and information.
+//! Requests from users: binding ports, changing sockets, and reading information.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -59,7 +59,8 @@ impl Clients {
         };
         let flow = NodeFlow::create();
         let flow = flow.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
-        // The user passes the descriptor of a connection next, which would be lost.
+        // The user passes the descriptor of a connection next; without a free descriptor here, it
+        // would be lost.
         let flow = flow.and_then(|flow| if has_free() { Ok(flow) } else { Err(Errno::MFILE) });
         let slot = flow.and_then(|flow| Ok((flow, self.board.take_slot().ok_or(Errno::NOBUFS)?)));
         let (flow, (slot, serial)) = match slot {
@@ -132,14 +133,14 @@ impl Clients {
     }
 
     /// Takes over a connection that a user has passed, with the user's credentials. A user that has
-    /// passed anything else is ended.
+    /// passed anything else is disconnected.
     fn adopt_apart(&mut self, node: &mut Node, id: ClientId, fd: OwnedFd) -> Option<ClientId> {
         let credentials = self.clients.get(&id)?.credentials;
         match Client::passed(fd, credentials) {
             Ok(client) => Some(self.add(node, client)),
             Err(error) => {
                 let PeerCredentials { pid, uid } = credentials;
-                tracing::debug!(uid, pid, %error, "user ended: it has passed no connection");
+                tracing::debug!(uid, pid, %error, "user disconnected: it has passed no connection");
                 self.end(node, id);
                 None
             }
@@ -147,7 +148,7 @@ impl Clients {
     }
 
     /// Records that a connection is to get an answer, and returns its user. A connection that may
-    /// get none is ended.
+    /// get none is closed.
     fn begin_answer(&mut self, now: Instant, node: &mut Node, id: ClientId) -> Option<UserId> {
         let client = self.clients.get(&id)?;
         let user = client.user();
@@ -172,7 +173,7 @@ impl Clients {
         }
     }
 
-    /// Handles a request of a connection without a socket.
+    /// Handles a request on a connection without a socket.
     pub(super) fn request(&mut self, now: Instant, node: &mut Node, asker: Asker, packet: &Packet) {
         let id = asker.answering;
         if self.begin_answer(now, node, id).is_none() {
@@ -219,7 +220,7 @@ impl Clients {
         match in_memory(&bytes) {
             Ok(fd) => self.say(id, &packet, &[fd.as_fd()]),
             Err(error) => {
-                tracing::warn!(%error, "cannot make memory for an answer");
+                tracing::warn!(%error, "cannot create memory for an answer");
                 self.answer(id, Some(Errno::NOMEM));
             }
         }
@@ -264,7 +265,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Returns the socket named by a request of a control connection.
+    /// Returns the socket named by a request on a control connection.
     pub(super) fn meant(&self, control: ClientId, packet: &Packet) -> Result<ClientId, Errno> {
         let is_meant = |client: &Client| {
             client.bound.as_ref().is_some_and(|bound| {

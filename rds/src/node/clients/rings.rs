@@ -1,4 +1,4 @@
-//! Rings of users: which ones the node looks at, and which ones wake it.
+//! Rings of users: which ones the node polls, and which ones wake it.
 
 use rtrs_base::time::Instant;
 
@@ -8,12 +8,12 @@ use crate::channel::NodeRing;
 use crate::proto::Node;
 
 impl Clients {
-    /// Whether a ring that the node looks at has a message.
+    /// Whether a ring that the node polls has a message.
     pub(in crate::node) fn has_ring_input(&self) -> bool {
         self.rings.iter().filter_map(|id| self.clients.get(id)).any(Client::has_ring_input)
     }
 
-    /// Reads the rings that the node looks at. Returns true if any had a message.
+    /// Reads the rings that the node polls. Returns true if any had a message.
     pub(super) fn read_rings(&mut self, now: Instant, node: &mut Node) -> bool {
         let has_input = |id: &ClientId| self.clients.get(id).is_some_and(Client::has_ring_input);
         let ready: Vec<ClientId> = self.rings.iter().copied().filter(has_input).collect();
@@ -23,7 +23,7 @@ impl Clients {
         !ready.is_empty()
     }
 
-    /// Looks at the ring of a user from now on if its socket has room, or else once it has.
+    /// Starts polling the ring of a user, or stops while its socket is full.
     pub(super) fn plan_ring(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let is_full = client.bound.as_ref().is_some_and(|bound| bound.is_full);

@@ -158,8 +158,8 @@ impl Node {
         Ok(())
     }
 
-    /// Sends a message to the node itself, which never leaves it. The limits are the same as for
-    /// peers.
+    /// Sends a message to the node itself; the message never leaves the node. The limits are the
+    /// same as for peers.
     fn send_to_self(&mut self, now: Instant, id: SocketId, message: Outgoing) {
         let Outgoing { to: from, port, payload, .. } = message;
         let times = ArrivalTimes::at(now);

@@ -8,8 +8,8 @@ use crate::proto::event::LinkId;
 /// Minimum interval between two attempts requested by a larger peer.
 const KICK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Number of connections in a row, each established and lost soon without a message, after which
-/// the peer is considered unable to communicate.
+/// Number of consecutive connections, each lost soon after it was established and without a
+/// message, after which the peer is considered unable to communicate.
 const FRUITLESS_MAX: u32 = 8;
 
 /// State of the connection to a peer.
@@ -25,7 +25,7 @@ pub(in crate::proto) enum Phase {
     Up(LinkId),
 }
 
-/// Part that a lost link had in the connection to its peer.
+/// Role that a lost link had in the connection to its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Lost {
     /// An accepted connection that was to replace the current one.
@@ -125,8 +125,8 @@ impl Connection {
         self.candidate = Some(link);
     }
 
-    /// Whether the connection is to be restored when it is lost. In vain only if the peer asks for
-    /// it, which a proxy in its place does not.
+    /// Whether the connection is to be restored when it is lost. After many fruitless connections,
+    /// only if the peer asks for it, which a proxy in its place would not do.
     pub(super) fn is_restored(&self) -> bool {
         self.connects && self.was_up && (!self.is_in_vain() || self.was_kicked)
     }

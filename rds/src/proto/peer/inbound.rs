@@ -9,11 +9,11 @@ const FORMER_MAX: usize = 8;
 /// Run of a peer that a map belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proto) enum Run {
-    /// The known one, or the first.
+    /// The known run, or the first.
     Same,
-    /// Another one: the peer has restarted.
+    /// Another run: the peer has restarted.
     New,
-    /// One before the known one, which is still connected: its connection is late.
+    /// A run before the known one, which is still connected: the former run's connection is late.
     Former,
 }
 
@@ -101,8 +101,8 @@ impl Inbound {
     }
 
     /// Records the generation in a probe or in the answer to one. Returns true if the peer has
-    /// restarted. The probe's sequence number already belongs to the new run, and so does the one
-    /// expected before it.
+    /// restarted. The probe's sequence number, and the one that is expected now, already belong to
+    /// the new run.
     pub(in crate::proto) fn probed(&mut self, header: &Header) -> bool {
         let generation = Extensions::decode(&header.extensions).generation;
         generation.is_some_and(|generation| self.run(generation))
@@ -113,8 +113,9 @@ impl Inbound {
         self.generation
     }
 
-    /// Records the generation in the header of a map. `is_connected`: another connection is of the
-    /// known run. Without one, a former run may be back: the address has moved between hosts.
+    /// Records the generation in the header of a map. `is_connected` tells whether another
+    /// connection is of the known run. If none is, a former run may be back, because the address
+    /// has moved between hosts.
     pub(in crate::proto) fn map_begun(
         &mut self,
         generation: Option<u32>,

@@ -25,7 +25,7 @@ pub(in crate::proto) struct Filled {
     pub(in crate::proto) repeats: u64,
 }
 
-/// Messages that their socket has given up.
+/// Messages given up by their socket.
 #[derive(Debug, Default)]
 pub(in crate::proto) struct Abandoned {
     /// Messages that will not be sent.
@@ -165,7 +165,7 @@ impl Outbound {
         !std::mem::replace(&mut self.is_synced, true)
     }
 
-    /// Takes back the messages of a lost connection. Returns those that will not be sent any more.
+    /// Takes back the messages of a lost connection. Returns those that will no longer be sent.
     pub(in crate::proto) fn take_back(&mut self, lost: Vec<Message>) -> Vec<Message> {
         self.hold_until = None;
         let mut dropped = self.outbox.take_back(lost);

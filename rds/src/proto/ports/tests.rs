@@ -103,7 +103,7 @@ fn completions_are_reported_and_limited() {
     };
     ports.charge(id, &message(7));
     assert!(ports.awaits_acks() && ports.pending(id).is_none());
-    // A canceled message has no owner any more, but its sender still waits.
+    // A canceled message no longer has an owner, but its sender still waits.
     ports.discharge(id, Amount::one(200));
     ports.release(&Message { owner: Owner::Nobody, ..message(7) });
     assert_eq!(ports.take_event(), Some(Event::Readable(id)));
@@ -183,12 +183,12 @@ fn unacknowledged_messages_of_a_user_leave_memory_for_others() {
 }
 
 #[test]
-fn unread_completions_are_bounded_also_when_the_buffer_may_be_exceeded() {
+fn unread_completions_are_bounded_even_when_the_buffer_may_be_exceeded() {
     let mut ports = ports(4);
     let id = ports.bind(UserId(1000), 4000, BUFFERS).unwrap();
     let mut count = 0;
     while ports.may_exceed(id) {
-        assert!(count <= 2 * COMPLETED_MAX, "it grows without an end");
+        assert!(count <= 2 * COMPLETED_MAX, "it grows without bound");
         ports.complete(Completion { socket: id, cookie: 7 });
         count += 1;
     }

@@ -16,7 +16,7 @@ fn the_smaller_node_connects_regardless_of_the_sender() {
         net.pass(Duration::from_secs(3));
         assert_eq!(net.read(to, reader), [(3000, b"hi".to_vec())]);
         assert_eq!(net.pipes.len(), 1);
-        assert_eq!(net.pipes[0][0].node, 1, "the connection is that of the smaller node");
+        assert_eq!(net.pipes[0][0].node, 1, "the smaller node has opened the connection");
         let kicks = u64::from(from == 5);
         assert_eq!(net.at(5).stats().tcp_kicks_sent, kicks);
         assert_eq!(net.at(1).stats().tcp_kicks_received, kicks);
@@ -25,7 +25,7 @@ fn the_smaller_node_connects_regardless_of_the_sender() {
 }
 
 #[test]
-fn both_nodes_may_start_at_once() {
+fn both_nodes_may_start_simultaneously() {
     let mut net = Net::new(&[1, 5]);
     let sockets = [1, 5].map(|node| net.at(node).bind(3000).unwrap());
     net.send(sockets[0], 1, (5, 3000), b"up");
@@ -341,7 +341,7 @@ fn connections_that_carry_nothing_back_off() {
         let minute = Instant::ZERO + Duration::from_secs(60);
         let attempts = attempts_at_a_closing_peer(&mut node, greeting, Instant::ZERO..minute);
         assert!((80..=180).contains(&attempts), "{attempts}");
-        // Without messages there is no reason to continue.
+        // Without messages, there is no reason to continue.
         node.close_socket(socket);
         let soon = minute + Duration::from_secs(5);
         attempts_at_a_closing_peer(&mut node, greeting, minute..soon);
@@ -357,7 +357,7 @@ fn connections_that_carry_nothing_back_off() {
 /// NAT may change the order of addresses: both nodes have the smaller one, or both the larger.
 #[test]
 fn nodes_that_disagree_about_their_order_back_off() {
-    // The own addresses, and the address of the first node as the second one sees it.
+    // The nodes' own addresses, and the address of the first node as the second one sees it.
     for [first, second, translated] in [[1, 5, 9], [9, 5, 1]] {
         let mut nodes = [Net::node(first, 1), Net::node(second, 1)];
         let sees = [second, translated];

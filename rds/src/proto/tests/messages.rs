@@ -60,13 +60,13 @@ fn buffers_are_freed_only_when_acknowledged() {
 }
 
 #[test]
-fn the_tcp_stack_acknowledges_nothing_for_an_unaccepted_connection() {
+fn tcp_acknowledgments_of_an_unaccepted_connection_do_not_count() {
     let (mut net, sender, reader) = connected();
     net.cut();
     net.delivers = false;
     net.send(sender, 1, (5, 4000), &[7; 1000]);
     net.pass(Duration::from_millis(20));
-    // Behaves like Linux 6.1 before it has seen the end of the former connection: its TCP
+    // Behaves like Linux 6.1 before it has seen the end of the previous connection: its TCP
     // acknowledges everything and then resets the new connection.
     let [near, far] = net.pipes[0].clone();
     assert!(near.written > 1000);
@@ -134,14 +134,14 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     }
     assert_eq!(net.at(1).may_send(sender, to, 4000, 500), Err(SendError::Congested));
     assert_eq!(sent, 4000 / 500 + 1);
-    // The port of the other socket is 65 higher, so that the groups differ by one.
+    // The port of the other socket is one higher, so it is in the next group.
     net.send(sender, 1, (5, 4001), b"passes");
     net.settle();
     assert_eq!(net.read(5, other).len(), 1);
     // Room at the port is reported only on request.
     net.at(1).watch(sender, address(5), 4000);
     while net.at(1).ports_mut().take_event().is_some() {}
-    // At once for a port that is not congested.
+    // A port that is not congested is reported at once.
     net.at(1).watch(sender, address(5), 4001);
     assert_eq!(net.at(1).ports_mut().take_event(), Some(Event::Readable(sender)));
     assert_eq!(net.at(1).ports_mut().take_updates(sender), 1 << (4001 % 64));
@@ -257,7 +257,7 @@ fn a_node_can_send_to_itself() {
 
 /// Users are not obliged to call `may_send`.
 #[test]
-fn memory_is_bounded_for_messages_to_the_own_node() {
+fn memory_is_bounded_for_messages_to_the_same_node() {
     let mut config = Config::new(address(1), 1, 1);
     (config.rcvbuf, config.port_memory, config.memory) = (5000, 10_000, 15_000);
     let mut node = Node::new(config);

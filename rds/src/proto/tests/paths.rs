@@ -84,7 +84,7 @@ fn two_nodes_use_as_many_paths_as_both_support() {
 }
 
 #[test]
-fn a_map_announces_the_path_and_their_number() {
+fn a_map_announces_its_path_and_the_number_of_paths() {
     let first = |paths| {
         let mut node = node(1, 0x0102_0304, paths);
         let id = node.bind(3000).unwrap();
@@ -160,7 +160,7 @@ fn messages_of_other_paths_restore_the_first_one() {
     let link = pair.net.at(1).peers().established(address(5))[0];
     pair.net.pipes.retain(|pipe| pipe.iter().all(|end| (end.node, end.link) != (1, link)));
     pair.net.settle();
-    // Our request for a connection makes it write, which shows it the loss.
+    // Our request for a connection makes the other node write, which reveals the loss.
     let now = pair.net.now;
     pair.net.at(1).lost(now, link);
     assert_eq!(pair.read(), Pair::all(b"1"));
@@ -186,7 +186,7 @@ fn a_restarted_peer_may_have_another_number_of_paths() {
     }
 }
 
-/// Connections of node 5 with the simulated peer 1, in its second run.
+/// Connects the simulated peer 1 to node 5 and sends a map of this path and generation.
 fn accept_map(node: &mut Node, path: u8, generation: u32) -> LinkId {
     let now = Instant::ZERO;
     let link = node.accepted(now, address(1)).unwrap();
@@ -218,7 +218,7 @@ fn late_connections_do_not_replace_newer_ones() {
     let newer = accept_map(&mut node, 3, 7);
     input_map(&mut node, late, 3, 7);
     assert_eq!(closed(&mut node), [late]);
-    // Another one that is newer does.
+    // A newer connection does replace it.
     let newest = accept_map(&mut node, 3, 7);
     assert_eq!(closed(&mut node), [newer]);
     assert_eq!(node.peers().established(address(1)), [first, newest]);
@@ -310,7 +310,7 @@ fn a_peer_with_fewer_paths_repeats_messages_on_another_connection() {
 
 /// Maps of other paths can be older than one of the first path.
 #[test]
-fn maps_count_on_the_first_path_only() {
+fn maps_count_only_on_the_first_path() {
     let mut node = node(5, 1, 8);
     let first = accept_map(&mut node, 0, 7);
     let second = accept_map(&mut node, 1, 7);

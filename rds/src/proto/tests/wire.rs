@@ -283,7 +283,7 @@ fn a_restart_announced_in_a_probe_keeps_its_sequence_numbers() {
 }
 
 #[test]
-fn a_map_waits_for_one_message_at_most_and_only_once() {
+fn a_map_waits_for_at_most_one_message_and_is_queued_once() {
     let mut played = Played::greeted();
     let reader = played.node.bind(4000).unwrap();
     played.node.set_buffers(reader, None, Some(1000));
@@ -308,7 +308,7 @@ fn a_map_waits_for_one_message_at_most_and_only_once() {
 }
 
 #[test]
-fn a_message_for_an_unbound_port_is_dropped_alone() {
+fn only_messages_for_unbound_ports_are_dropped() {
     let mut played = Played::new();
     let reader = played.node.bind(4000).unwrap();
     played.input(Header { dport: 4001, ..data(1, 0) }, &[1; 5000]);

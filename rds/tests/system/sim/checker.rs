@@ -46,8 +46,8 @@ impl Checker {
         self.sent.push(Sent { from, to, ports, len, read_in: Vec::new() });
     }
 
-    /// Checks a message that was read. `announces`: its reader's node announces that it has
-    /// restarted.
+    /// Checks a message that was read. `announces` tells whether the reader's node announces its
+    /// restarts.
     pub(super) fn read(
         &mut self,
         from: (usize, u16),

@@ -46,8 +46,8 @@ pub(super) struct Net {
 }
 
 impl Net {
-    /// Connects a node, with its link number for the connection, to the system of another node,
-    /// each in a run.
+    /// Connects a node, given with its run and its link number, to the system of another node,
+    /// given with its run.
     pub(super) fn connect(&mut self, from: (usize, u32, LinkId), to: (usize, u32)) {
         self.next += 1;
         let id = self.next;
@@ -126,7 +126,7 @@ impl Net {
         from.out.len()
     }
 
-    /// Closes an end, as its node has closed it or ended: no more bytes are read at this end.
+    /// Closes an end because its node has closed it or ended: no more bytes are read at this end.
     pub(super) fn close(&mut self, (conn, side): EndId) {
         let Some(ends) = self.conns.get_mut(&conn) else { return };
         ends[side].closed = true;
@@ -161,7 +161,7 @@ pub(super) fn other((conn, side): EndId) -> EndId {
     (conn, 1 - side)
 }
 
-/// Takes bytes off the front, all at once: most bytes of a run are moved this way.
+/// Takes bytes off the front in one block: most bytes of a run are moved this way.
 pub(super) fn take(queue: &mut VecDeque<u8>, count: usize) -> Vec<u8> {
     let (first, second) = queue.as_slices();
     let from_first = count.min(first.len());

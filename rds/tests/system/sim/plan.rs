@@ -9,7 +9,7 @@ use super::checker::LEN_MAX;
 /// Settings of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// Nodes, each with the number of its sockets.
+    /// Number of sockets of each node.
     pub(super) sockets: Vec<u16>,
     /// Whether a node announces its current run to peers (GEN_NUM). Nodes that do not are like
     /// Linux 6.1.
@@ -27,7 +27,7 @@ pub(super) struct Plan {
     pub(super) rcvbuf: usize,
     /// Bytes that a system holds for a connection, at each end.
     pub(super) window: usize,
-    /// Maximum bytes that move at once.
+    /// Maximum bytes that move in one step.
     pub(super) piece: u64,
     /// Maximum delay of bytes, ends and attempts to connect.
     pub(super) delay: Duration,
@@ -65,7 +65,8 @@ impl Plan {
         let announces = (0..nodes).map(|_| prng.chance(share)).collect();
         let small = prng.chance(Ratio::new(1, 3));
         let micros = |prng: &mut Prng, max| Duration::from_micros(prng.range(10..=max));
-        // Drawn from a fork: the rest of the plan, and so runs with single paths, stay the same.
+        // Drawn from a fork, so that the rest of the plan, and runs with single paths, stay the
+        // same.
         let mut own = prng.clone().fork();
         let several = [Ratio::ZERO, Ratio::ZERO, Ratio::new(3, 4), Ratio::ONE][own.index(4)];
         let paths = |own: &mut Prng| if own.chance(several) { 1 + own.index(8) } else { 1 };

@@ -70,7 +70,7 @@ fn kind(rejected: Result<(), Rejected>) -> ErrorKind {
 }
 
 #[test]
-fn handles_may_move_and_a_volume_may_be_shared() {
+fn a_queue_may_move_and_a_volume_may_be_shared() {
     fn moves<T: Send>() {}
     fn is_shared<T: Send + Sync>() {}
     moves::<Queue>();
@@ -78,7 +78,7 @@ fn handles_may_move_and_a_volume_may_be_shared() {
 }
 
 #[test]
-fn completions_come_in_any_order_with_their_memory() {
+fn completions_arrive_in_any_order_with_their_memory() {
     let (mut queue, mut session) = queue(4);
     for token in [10, 11] {
         queue.submit(token, Request::read(0, Buffer::zeroed(4096))).unwrap();

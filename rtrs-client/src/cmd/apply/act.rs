@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::OF_ADDED;
 use crate::volumes::difference::{Action, Task, Wanted};
 
-/// Interval of the attempts to attach a volume to a running session.
+/// Interval between attempts to attach a volume to a running session.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Permitted actions.
@@ -157,8 +157,8 @@ fn change_in_order(
     Ok(())
 }
 
-/// Detaches a volume and reattaches it. Anything that would prevent the attach is found before the
-/// detach.
+/// Detaches a volume and reattaches it. Anything that would prevent the attach is detected before
+/// the detach.
 fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error> {
     let session = turn.session;
     wanted.plan.session.check()?;

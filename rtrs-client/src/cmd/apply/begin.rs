@@ -1,4 +1,4 @@
-//! Begin of a session that `apply` starts with all of its volumes that are to be attached.
+//! Start of a session by `apply`, with all of its volumes that are to be attached.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl Group<'_> {
         }
     }
 
-    /// Volumes to start a session with; none if it runs, or if a volume of it may run.
+    /// Volumes to start the session with; none if it runs, or if one of its volumes may run.
     fn to_start(&self, renewal: &Renewal) -> Vec<&Wanted> {
         let is_renewed = matches!(renewal, Renewal::Ended { .. });
         if self.items.iter().any(|item| item.task.action == Action::Unclear) {
@@ -52,7 +52,7 @@ impl Group<'_> {
         };
         let items: Vec<&Item> = self.items.iter().filter(to_attach).collect();
         let volumes: Vec<&Wanted> = items.iter().filter_map(|item| item.wanted.as_ref()).collect();
-        // An unusable name or run directory is the error of the item's own turn.
+        // An unusable name or run directory is reported at the item's own turn.
         let session = |item: &Item| Session::new(&item.name, self.global).ok();
         let all: Vec<Session> = self.items.iter().filter_map(session).collect();
         match volumes.first() {

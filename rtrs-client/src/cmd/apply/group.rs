@@ -1,4 +1,4 @@
-//! The volumes that take turns in an `apply`, with what is to be done for each.
+//! Groups of volumes that `apply` handles together, with the action for each.
 
 use std::time::Instant;
 

@@ -50,8 +50,8 @@ pub struct FileArgs {
 
     /// Also detach sessions that the file does not list
     ///
-    /// Only sessions of this run directory. A session that is in use is not detached: its device is
-    /// mounted or open, or NBD clients are connected.
+    /// Affects only sessions of this run directory. A session that is in use is not detached: its
+    /// device is mounted or open, or NBD clients are connected.
     #[arg(long)]
     pub prune: bool,
 }
@@ -73,7 +73,8 @@ pub struct ApplyArgs {
 
     /// Print what would be done and change nothing
     ///
-    /// Like diff, except for the exit code: 1 only if a session cannot be changed as the file says.
+    /// Like diff, except for the exit code: 1 only if a session cannot be changed to match the
+    /// file.
     #[arg(long)]
     pub dry_run: bool,
 

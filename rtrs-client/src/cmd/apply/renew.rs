@@ -1,9 +1,9 @@
 //! Reattach of all volumes of a session, for settings that they share and that only a new session
 //! can have.
 //!
-//! The volumes are detached first, and then take their turns as in a first `apply`. Whatever keeps
-//! a volume attached is looked for before any is detached. If a detach is refused nevertheless, the
-//! session continues, and the volumes that were detached join it again.
+//! The volumes are detached first, and then take their turns as in a first `apply`. Anything that
+//! would keep a volume attached is detected before any is detached. If a detach is refused
+//! nevertheless, the session continues, and the volumes that were detached join it again.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -34,7 +34,7 @@ pub(crate) enum AskError {
     /// The connection failed or ended.
     #[error("{0}")]
     Path(#[from] PathEnd),
-    /// The connection ended in order.
+    /// The connection was closed without an error.
     #[error("the connection ended")]
     Ended,
     /// The step was not completed in time.
@@ -51,13 +51,13 @@ pub(crate) enum AskError {
         "discovery is off at the server (discovery: off), or it is an rtrs-server that is too old"
     )]
     DiscoveryOff,
-    /// The server's exports are not in order, so there might be no end.
+    /// The server's exports are not in order, so the list might be endless.
     #[error("bad DISCOVER_RSP: the names are not in order")]
     NotInOrder,
     /// The server has too many exports.
     #[error("bad DISCOVER_RSP: there are too many exports")]
     TooManyExports,
-    /// The local system failed; the text says how.
+    /// The local system failed, for this reason.
     #[error("{0}")]
     System(String),
 }
@@ -120,7 +120,7 @@ impl Listing {
     /// Adds a page. Returns the next request, None after the last page.
     ///
     /// # Errors
-    /// Fails if the server violates the protocol, so that there might be no end.
+    /// Fails if the server violates the protocol, so that the list might be endless.
     fn add(&mut self, page: Page) -> Result<Option<Discover>, AskError> {
         for export in page.exports {
             let last = self.exports.last().map(|last| bare(&last.name));
@@ -184,7 +184,7 @@ fn ask(
     timeout: Duration,
 ) -> Result<Listing, AskError> {
     let prover = link.prover().cloned();
-    let no_random = |error| AskError::System(format!("no random numbers: {error}"));
+    let no_random = |error| AskError::System(format!("cannot get random numbers: {error}"));
     let uuid = || random_uuid().map_err(no_random);
     let (path, id) = (uuid()?, uuid()?);
     let number = u32::from_le_bytes([id[0], id[1], id[2], id[3]]);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_list_gives_a_reason() {
+    fn servers_that_do_not_list_exports_are_distinguished() {
         assert_eq!(check_discovers(Extensions::default()), Err(AskError::KernelServer));
         let off = Extensions { discover: false, ..Extensions::OURS };
         assert_eq!(check_discovers(off), Err(AskError::DiscoveryOff));

@@ -117,7 +117,7 @@ pub(super) fn listed_size(
     exports(&listing).into_iter().find(|export| export.name == name).map(|export| export.size)
 }
 
-/// Asks one server, at one of its addresses after the other, within the timeout of `options`.
+/// Asks one server, trying its addresses one after another, within the timeout of `options`.
 fn ask(portal: &Portal, tls: &TlsSources, options: LinkOptions) -> Result<Listing, String> {
     let deadline = Instant::now() + options.timeout;
     let found = portal.resolve().map_err(|error| error.to_string())?;

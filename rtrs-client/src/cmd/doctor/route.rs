@@ -13,7 +13,7 @@ use netlink_sys::{Socket, SocketAddr};
 
 /// Buffer size; an interface with all its attributes fits.
 const ANSWER_MAX: usize = 64 * 1024;
-/// Maximum number of messages: an answer, its acknowledgement, and spare ones.
+/// Maximum number of messages: an answer, its acknowledgment, and spare ones.
 const ANSWERS_MAX: usize = 8;
 
 /// Route to a peer.
@@ -169,8 +169,7 @@ mod tests {
 
     #[test]
     fn an_unroutable_address_has_no_route() {
-        // Apart from class E, limited broadcast and multicast, 0.0.0.1 is an address that no host
-        // has.
+        // The source address is reserved for documentation, so no host has it.
         let error = route(Some([203, 0, 113, 77].into()), LOOPBACK).unwrap_err();
         assert!(error.raw_os_error().is_some(), "{error}");
     }

@@ -432,13 +432,13 @@ fn missing_ping(watch: &Silent) -> Option<Step> {
             let remedy = match status {
                 PingStatus::Off => "start rtrs-server without --no-ping to run this step",
                 PingStatus::Busy => "try again later",
-                _ => "look at the server's log",
+                _ => "see the server's log",
             };
             (failure.to_string(), remedy)
         }
         PingFailure::NoPing(text) => (
             format!("no answer to a ping: {text}"),
-            "nothing for a kernel server; upgrade an older rtrs-server",
+            "none for a kernel server; upgrade an older rtrs-server",
         ),
         _ => return None,
     };
@@ -494,7 +494,7 @@ const NOT_LISTED: &str = "no access list of the server names this client: ask it
 
 /// Creates the private data of the first connection of a new session.
 fn first_connect(link: &Link) -> Result<PrivateData, Error> {
-    let uuid = || random_uuid().map_err(system("no random numbers"));
+    let uuid = || random_uuid().map_err(system("cannot get random numbers"));
     let request = ConnReq {
         cid_num: 1,
         recon_cnt: 1,
@@ -534,7 +534,7 @@ fn judge_refusal(response: &ConnRsp) -> Step {
     bad(9, Verdict::Fail, found, remedy)
 }
 
-/// Requests the first connection of a session, and leaves before there is a session.
+/// Requests the first connection of a session, and disconnects before the session exists.
 fn handshake(target: &Target<'_>, link: &mut Link) -> Result<Step, Error> {
     let &Target { portal, remote, timeout, .. } = target;
     let data = first_connect(link)?;

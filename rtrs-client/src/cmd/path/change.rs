@@ -19,7 +19,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of failed attempts of a reconnect: the server refuses the path until it has
 /// released the old one.
 const REFUSALS_MAX: u64 = 3;
-/// Interval for reading the status.
+/// Interval between reads of the status.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Goal of the change.
@@ -82,7 +82,7 @@ pub(crate) fn carry_out(session: &Session, step: &Step) -> Result<Outcome, Error
         }
         if Instant::now() >= deadline {
             let text = format!(
-                "{name}: the change of {path} is not done after {} s; it continues, see path list",
+                "{name}: changing {path} takes longer than {} s; it continues, see path list",
                 step.time_max().as_secs()
             );
             return Err(Error::new(ErrorKind::Path, text));
@@ -121,13 +121,13 @@ impl Outcome {
 }
 
 impl Watch<'_> {
-    /// Returns the end of the change, if the status shows it. A session that is too busy to list
-    /// its paths shows nothing.
+    /// Returns the outcome of the change, if the status shows it. A session that is too busy to
+    /// list its paths shows nothing.
     fn seen(&self, status: &Status) -> Option<Outcome> {
         status.paths.as_ref().and_then(|_| self.outcome(find(status, self.path)))
     }
 
-    /// Returns the end of the change, if `now` shows it.
+    /// Returns the outcome of the change, if `now` shows it.
     fn outcome(&self, now: Option<&PathInfo>) -> Option<Outcome> {
         let ended = |state, error| Some(Outcome { state, error });
         let Some(now) = now else {

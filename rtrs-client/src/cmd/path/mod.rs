@@ -50,8 +50,8 @@ pub enum PathCommand {
     Reconnect(PathLeaveArgs),
     /// Have another gateway serve the volume
     ///
-    /// For an export that several servers share. The one that serves it gives it up, and another
-    /// one to which a path is in the state standby takes it over. IO waits meanwhile.
+    /// For an export that several servers share. The server that serves it gives it up, and another
+    /// one, to which a path is in the state standby, takes it over. IO waits meanwhile.
     Switch(NameArgs),
 }
 
@@ -87,7 +87,7 @@ pub struct PathLeaveArgs {
 
     /// Allow this for the last or only connected path
     ///
-    /// IO then waits for a path as --no-path says.
+    /// IO then waits for a path, as set by no-path.
     #[arg(long)]
     pub force: bool,
 }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_selected_by_the_name_listings_show() {
+    fn a_path_is_selected_by_the_name_that_listings_show() {
         let args = |path: &str| PathLeaveArgs {
             name: "v".into(),
             path: path.into(),

@@ -30,9 +30,9 @@ use crate::error::{Error, ErrorKind, system};
 /// Interval of the progress updates of a long run.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// Describes why the required proof failed, without which nothing is pinged.
+/// Describes why the authentication that precedes the pings failed.
 fn describe_unproved(portal: &str, why: &AskError) -> String {
-    // A server with ping-only has no sessions, which proofs need.
+    // Authentication needs a session, which a server with ping-only does not have.
     let hint = match why.errno() {
         Some(errno::EOPNOTSUPP) => {
             "; a server with ping-only cannot authenticate: omit key-file or tls-dir"

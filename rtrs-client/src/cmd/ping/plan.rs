@@ -37,7 +37,7 @@ pub enum Mode {
 pub struct PingArgs {
     /// The server, for example tls://host, rdma://10.0.0.1@10.0.0.2, tcp://host:1234 or ip:10.0.0.2
     ///
-    /// Or an attached session, whose first path is pinged.
+    /// The name of an attached session pings its first path.
     #[arg(value_name = "PATH|NAME", required_unless_present = "config", conflicts_with = "config")]
     pub target: Option<LinkArg>,
 
@@ -73,7 +73,7 @@ pub struct PingArgs {
     /// Local address to connect from
     ///
     /// Same as tcp://ADDR@HOST. Selects the RDMA device. A link-local address needs its interface,
-    /// as in fe80::1%eth0, and HOST has the same one.
+    /// as in fe80::1%eth0, and HOST must have the same one.
     #[arg(short = 'I', long, value_name = "ADDR")]
     pub source: Option<SourceAddress>,
 
@@ -252,7 +252,7 @@ impl PingPlan {
     }
 }
 
-/// Returns the local address to connect from, as the portal or `--source` say.
+/// Returns the local address to connect from, as given by the portal or `--source`.
 fn source_of(args: &PingArgs, portal: &Portal) -> Result<Option<IpAddr>, Error> {
     let Some(given) = &args.source else { return Ok(portal.source()) };
     if portal.source().is_some_and(|written| written != given.ip()) {

@@ -67,7 +67,7 @@ fn the_table_shows_the_reported_values() {
 }
 
 #[test]
-fn a_ping_is_judged_by_its_mode() {
+fn defaults_and_limits_depend_on_the_mode() {
     let ping = |args: &[&str]| plan(&[&["tcp://h"], args].concat());
     let made = ping(&[]);
     assert_eq!((made.portal.port(), made.hello.size, made.count), (1234, 64, 0));

@@ -206,7 +206,7 @@ fn malformed_messages_are_parsed_to_the_end_and_count_as_unclear() {
     assert_eq!(Known::default().judge(&bytes), None);
 }
 
-/// Waits until this number of threads of the process listen to the network.
+/// Waits until this number of threads of the process listen for network changes.
 fn wait_for_threads(wanted: usize) {
     let count = || {
         let tasks = std::fs::read_dir("/proc/self/task").expect("our threads");
@@ -231,7 +231,7 @@ fn the_thread_sleeps_until_it_is_stopped() {
     wait_for_threads(1);
     drop(watch);
     wait_for_threads(0);
-    // Whatever the machine's network did meanwhile: no thread is left to report more.
+    // The network may have changed meanwhile, but no thread is left to report more.
     let text = |change| match change {
         NetworkChange::Up(what) | NetworkChange::Down { what, .. } => what,
     };

@@ -66,8 +66,8 @@ impl CacheEpoch {
         Some(Arc::clone(watch))
     }
 
-    /// Drops the epoch of an earlier process if that used another export. Memory of a restarted
-    /// server has a new ID too, and its content is lost.
+    /// Drops the epoch of an earlier process that used another export. Memory of a restarted server
+    /// has a new ID too, and its content is lost.
     fn drop_of_another(&mut self, device: &OpenDevice) {
         let exports = self.inherited_export.zip(device.export_id);
         let differs = exports.is_some_and(|(a, b)| a.compare(b) == Comparison::Different);

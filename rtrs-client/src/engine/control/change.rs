@@ -47,7 +47,7 @@ pub struct Leaving {
     pub path: String,
     /// Time for the path's requests; afterwards they move to the other paths.
     pub within: Duration,
-    /// Also take the path out of use when IO then has to wait for another.
+    /// Take the path out of use even if IO then has to wait for another.
     pub force: bool,
 }
 

@@ -22,11 +22,10 @@ struct ServerInfo {
     fences: bool,
     id: Option<ServerId>,
     process: ServerProcess,
-    /// Whether the server has accepted the path before, and may be asked to create the session
-    /// anew.
+    /// Whether the server has accepted the path before, and may be asked to recreate the session.
     accepted: bool,
-    /// Longest heartbeat interval of an idle path that the server accepts; zero for only the usual
-    /// one.
+    /// Longest heartbeat interval of an idle path that the server accepts; zero if it accepts only
+    /// the usual one.
     idle_max: Duration,
 }
 
@@ -301,14 +300,14 @@ impl Channel {
         self.connections.shared().last_used()
     }
 
-    /// Ends all connections, at once or in order, and the heartbeats.
+    /// Ends all connections, immediately or in order, and the heartbeats.
     pub(super) fn end(&mut self, in_order: bool, ctx: &mut Ctx<'_>) {
         self.heartbeat.stop();
         self.connections.shared().set_latency(Duration::ZERO);
         self.connections.end(in_order, ctx);
     }
 
-    /// Ends connections at once that take too long to end.
+    /// Immediately ends connections that take too long to end.
     pub(super) fn abort(&mut self, ctx: &mut Ctx<'_>) {
         self.connections.end(false, ctx);
     }

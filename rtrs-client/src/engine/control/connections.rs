@@ -25,7 +25,7 @@ pub(super) struct Connections {
     remote: SocketAddr,
     started: Instant,
     service: Option<ServiceConnection>,
-    /// Claims of connection 0; of the others, only `first_conn` may differ.
+    /// Claims of connection 0; those of the others may differ only in `first_conn`.
     claims: Claims,
     /// Whether each connection, by number, is up or being established.
     open: Vec<bool>,
@@ -35,8 +35,8 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Connections of a path that was never tried. `epoch` is the last attempt number used in its
-    /// slot.
+    /// Creates the connections of a path that was never tried. `epoch` is the last attempt number
+    /// used in its slot.
     pub(super) fn new(
         path: PathId,
         uuid: PathUuid,

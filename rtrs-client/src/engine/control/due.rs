@@ -7,7 +7,7 @@ use crate::engine::path_end::PathEnd;
 pub(super) struct End {
     /// Reason that is shown and logged; None for a requested end.
     pub(super) why: Option<PathEnd>,
-    /// Whether to process first what the server has sent on other connections.
+    /// Whether messages that the server has already sent on other connections are processed first.
     pub(super) in_order: bool,
 }
 

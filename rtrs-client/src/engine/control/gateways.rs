@@ -1,9 +1,10 @@
-//! Volumes that move between servers: selects when a volume moves to another server, and to which.
+//! Volumes that move between servers: decides when a volume moves to another server, and to which
+//! one.
 //!
 //! A server that shares an export with others reports its standing when a path opens the volume
 //! (`rtrs_core::gateway`). A path to a standby server is connected but does not serve the volume.
 //! When no path to the active server is left, a path to a standby carries MOVE, at limited
-//! intervals (`moving.rs`). The server sends CHANGED when it is active, and the path reopens the
+//! intervals (`moving.rs`). The server sends CHANGED once it is active, and the path reopens the
 //! volume. From then on, requests sent to other servers have no effect anymore, so they need no
 //! fence (`fence.rs`).
 //!

@@ -20,7 +20,7 @@ pub(crate) struct HeartbeatCount {
 /// Result of a check of the heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// Nothing.
+    /// Nothing is due.
     Fine,
     /// Send a heartbeat.
     Due,
@@ -66,7 +66,8 @@ impl HeartbeatMonitor {
     }
 
     /// Starts monitoring the path. `ours` means that the server is `rtrs-server`; `server_idle_max`
-    /// is the longest interval that it accepts on an idle path, zero for only the usual one.
+    /// is the longest interval that it accepts on an idle path, zero if it accepts only the usual
+    /// one.
     pub(super) fn start(&mut self, now: Instant, ours: bool, server_idle_max: Duration) {
         (self.seen, self.confirmed, self.server_idle_max) = (now, None, server_idle_max);
         let settings = self.settings[usize::from(ours)];

@@ -1,12 +1,12 @@
-//! Identity of the server and the exports of a session, and protection against others in their
-//! place.
+//! Identity of a session's server and exports, and protection against a different server or disk in
+//! their place.
 //!
 //! The first path that opens a volume pins server and export. Every other path, and every
-//! reconnect, has to find the same two. Otherwise a reused address or a name with several hosts
-//! would connect the session to another disk, which answers as if nothing had happened. A server
-//! that reports no ID where one is pinned counts as another server. The server's ID is checked
-//! before a volume is opened there, the export's ID afterwards. Kernel servers have no IDs; for
-//! those only the shape of the device can be compared. Another server is of no use to the session;
+//! reconnect, must find the same two. Otherwise a reused address or a name that resolves to several
+//! hosts could connect the session to another disk, which answers as if nothing had happened. A
+//! server that reports no ID where one is pinned counts as another server. The server's ID is
+//! checked before a volume is opened there, the export's ID afterwards. Kernel servers report no
+//! IDs, so only the device's geometry can be compared. Another server is of no use to the session;
 //! another export is of no use to its volume.
 //!
 //! A server that reports an ID for the first time, or has another boot ID, may be the same server
@@ -25,8 +25,8 @@ use crate::engine::device_table::OpenDevice;
 
 /// Remedy for a path that leads to another server or export.
 const HINT: &str = "check the path's address; if the volume was moved, detach it (rtrs-client \
-                    detach NAME) and attach it again, with the new identity in the file of apply \
-                    if it has one there";
+                    detach NAME) and attach it again; if the file for apply sets its identity, \
+                    change it there";
 
 /// Difference between the server or export of a path and the pinned one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl PinnedServer {
         (is_new && !rtrs_core::mutated!(NewIdBeside)).then_some(Mismatch::NewServer)
     }
 
-    /// Records the server of an opened volume, after it was not refused. With `moves`, an ID that
+    /// Records the server of an opened volume, once it has been accepted. With `moves`, an ID that
     /// is already pinned is kept.
     pub(super) fn record(
         &mut self,
@@ -138,7 +138,7 @@ impl PinnedServer {
         self.gateways = true;
     }
 
-    /// Whether other servers may have its exports.
+    /// Whether other servers may serve this server's exports.
     pub(super) fn has_gateways(&self) -> bool {
         self.gateways
     }

@@ -74,8 +74,8 @@ impl Departure {
         self.leave = leave;
     }
 
-    /// Begins the leave of a path whose shards retire its requests. If they do already, replaces
-    /// only reason and deadline. Returns whether that was so.
+    /// Begins the leave of a path whose shards retire its requests. If they already do, replaces
+    /// only the reason and the deadline, and returns true.
     pub(super) fn begin_or_replace(&mut self, leave: Leave) -> bool {
         if let Some(before) = &mut self.leave {
             (before.why, before.deadline) = (leave.why, leave.deadline);
@@ -115,7 +115,7 @@ mod tests {
         assert!(departure.begin_or_replace(leave(Why::Remove, 10)));
         assert_eq!(departure.why(), Some(Why::Remove));
         assert_eq!(departure.deadline(), Some(Instant::ZERO + Duration::from_secs(10)));
-        assert!(departure.retired(CoreIndex(1)), "the first has not begun anew");
+        assert!(departure.retired(CoreIndex(1)), "the first shard has not started over");
         departure.set(None);
         assert!(!departure.is_begun() && !departure.is_final());
     }

@@ -8,7 +8,7 @@
 //! counts as closed. When a path ends, all its connections are ended on all shards; then it waits
 //! for a backoff with jitter and starts over.
 //!
-//! Each part owns its state and knows nothing of the others; this file connects them:
+//! Each part owns its state and knows nothing about the others; this file connects them:
 //!
 //! - `paths.rs`: the set of paths;
 //! - `path.rs`: one path, with `due.rs`, made of `channel.rs` (`connections.rs` and
@@ -106,7 +106,7 @@ struct ShardConnectionEnd {
     epoch: u32,
     cid: ConnIndex,
     why: PathEnd,
-    /// The peer closed the connection.
+    /// Whether the peer closed the connection.
     in_order: bool,
 }
 
@@ -443,7 +443,8 @@ impl SessionControl {
         }
     }
 
-    /// Handles a service connection that failed or ended. Returns whether it was one.
+    /// Handles a queue pair of this shard that failed or ended. Returns whether it was a service
+    /// connection.
     pub(crate) fn handle_closed(
         &mut self,
         provider: ProviderIndex,
@@ -608,7 +609,8 @@ impl SessionControl {
         self.checks.deadlines().unwrap_or_else(|| self.deadlines(None)).first
     }
 
-    /// Deadlines now. Opens are due as `known`, if nothing has happened since that was found.
+    /// Current deadlines. That of opens is taken from `known`, if nothing has happened since it was
+    /// found.
     fn deadlines(&self, known: Option<Deadlines>) -> Deadlines {
         let detaching = self.closing.is_detaching();
         let no_path = self.routes.volumes.no_path_deadline().filter(|_| !detaching);

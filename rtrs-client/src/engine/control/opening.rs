@@ -44,7 +44,7 @@ fn openable<'a>(path: &'a Path, volumes: &'a Volumes) -> impl Iterator<Item = &'
     })
 }
 
-/// Volume that a connecting path opens next. One whose last open was not answered comes last.
+/// Volume that a connecting path opens next. Volumes whose last open was not answered come last.
 fn first(path: &Path, volumes: &Volumes) -> Option<DeviceIndex> {
     let untried =
         || openable(path, volumes).filter(|volume| !path.volumes.terms.is_tried(volume.index()));
@@ -100,8 +100,8 @@ pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
 }
 
 /// Returns whether the device in the answer on a connected path is the one that was opened `last`,
-/// perhaps with another size. Returns false if its size differs and no ID proves that: it stays as
-/// it was, since the connection is alive.
+/// perhaps with another size. Returns false if its size differs and no ID proves that it is the
+/// same; the known size then applies, since the connection is alive.
 ///
 /// # Errors
 /// Returns the reason why the device cannot be the same one.
@@ -278,7 +278,7 @@ impl Opening {
     }
 
     /// Server to compare with the pinned one. A volume that moves may be at any server if its
-    /// export ID proves that it is the same export; then that is the pinned one.
+    /// export ID proves that it is the same export; that server then counts as the pinned one.
     fn reported_server(&self, answer: OpenAnswer<'_>, routes: &Routes) -> ReportedServer<'_> {
         let Opened { device, standing, .. } = answer.opened;
         let is_certain = device.export_id.is_some_and(|id| !id.is_weak());

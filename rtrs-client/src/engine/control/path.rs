@@ -253,7 +253,7 @@ impl Path {
             }
             Proof::Server(_) => Err(self.channel.internal_error("an answer without a challenge")),
             Proof::Accepted => Err(self.channel.internal_error("an answer without a proof")),
-            // Only then does the server compare the name of the session with others.
+            // The server compares the session's name with others only after the proof.
             Proof::Refused(errno @ errno::EEXIST) => {
                 Err(PathEnd::SessionRefused { errno, session: self.config.name.clone() })
             }
@@ -302,7 +302,7 @@ impl Path {
     /// Whether IO to a volume can use the path.
     pub(super) fn carries(&self, volume: DeviceIndex) -> bool {
         let carries = self.volumes.carries(volume);
-        // The end of a path ends both at once.
+        // The end of a path ends both at the same time.
         debug_assert!(!carries || self.is_connected(), "{:?} carries IO", self.state);
         carries
     }
@@ -542,7 +542,7 @@ impl Path {
         false
     }
 
-    /// Uses the addresses that the host has now. A waiting path tries others at once.
+    /// Adopts the addresses that the host has now. A waiting path tries new ones at once.
     pub(super) fn resolved(&mut self, now: Instant, found: Resolved) {
         if self.channel.target_mut().resolved(found) {
             let target = self.channel.target();

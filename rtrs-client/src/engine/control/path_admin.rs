@@ -14,7 +14,7 @@ use super::paths::Paths;
 use crate::engine::ctx::Ctx;
 use crate::engine::session::{NoPath, SessionConfig};
 
-/// Takes a path out of use. Returns it, and whether its connections have to be ended now.
+/// Takes a path out of use. Returns its ID and whether its connections have to be ended now.
 pub(super) fn leave(
     paths: &mut Paths,
     why: Why,

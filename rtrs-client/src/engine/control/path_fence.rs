@@ -38,7 +38,7 @@ pub(super) struct PathFence {
     held: Option<Arc<[RemoteMem]>>,
     /// Whether the shards were notified that they may use the path.
     carries: bool,
-    /// Volumes opened since then of which the shards were not notified yet.
+    /// Volumes opened since then that the shards were not notified of yet.
     unreported: DeviceSet,
     lost: Option<Lost>,
 }
@@ -54,7 +54,8 @@ impl PathFence {
         self.held.is_some()
     }
 
-    /// Lets the path carry IO over the returned chunks. None if it already does, or must not.
+    /// Lets the path carry IO over the returned chunks. Returns None if it already does, or must
+    /// not.
     pub(super) fn release(&mut self) -> Option<Arc<[RemoteMem]>> {
         let chunks = self.held.take()?;
         (self.carries, self.unreported) = (true, DeviceSet::default());

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_that_requires_proofs_refuses_one_that_gives_none() {
+    fn a_client_without_keys_refuses_a_server_that_requires_proofs() {
         let proof = PathProof::new(None);
         let requires = |authenticate| Extensions { authenticate, ..Extensions::default() };
         assert_eq!(proof.check(requires(false)), Ok(()));

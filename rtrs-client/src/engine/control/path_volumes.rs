@@ -81,7 +81,8 @@ impl PathVolumes {
         Ok(())
     }
 
-    /// Asks this server to take over a volume that the path has open, or with `away` to give it up.
+    /// Asks this server to take over a volume that the path has open, or, with `away`, to give it
+    /// up.
     pub(super) fn ask_move(
         &mut self,
         volume: DeviceIndex,
@@ -153,7 +154,7 @@ mod tests {
         volumes.terms.agree(OTHER, 8, 0);
         volumes.fence.opened(OTHER);
         assert!(!volumes.carries(OTHER), "shards do not know of it");
-        assert!(volumes.leaves(OTHER, 1).is_none(), "and need not forget it");
+        assert!(volumes.leaves(OTHER, 1).is_none(), "shards never knew it");
         volumes.fence.opened(OTHER);
         let served = volumes.serves(OTHER, 1);
         assert!(matches!(served, Some(ShardMessage::Serves { path: PathId(3), epoch: 1, .. })));

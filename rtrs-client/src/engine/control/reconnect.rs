@@ -33,12 +33,12 @@ impl Reconnect {
         }
     }
 
-    /// Sets other bounds, from the next wait on.
+    /// Sets new bounds, which apply from the next wait on.
     pub(super) fn set_waits(&mut self, min: Duration, max: Duration) {
         self.backoff.set_bounds(min, max);
     }
 
-    /// Starts a round of other addresses, without a change of later waits.
+    /// Starts a round of other addresses, without changing later waits.
     pub(super) fn set_addresses(&mut self, addresses: usize) {
         self.addresses = addresses.max(1) as u64;
         self.failed_in_row = 0;
@@ -68,7 +68,7 @@ impl Reconnect {
         self.failed_in_row = self.addresses - 1;
     }
 
-    /// Shortens waits to those after a first failure.
+    /// Resets waits to those after a first failure.
     pub(super) fn forget_failures(&mut self) {
         self.failed_in_row = 0;
         self.backoff.reset();

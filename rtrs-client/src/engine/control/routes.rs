@@ -47,7 +47,7 @@ impl Routes {
         ctx.out.all_shards(self.shards, message);
     }
 
-    /// Whether the permit for opens is free and no path is connecting, which takes precedence.
+    /// Whether the permit for opens is free and no connecting path needs it first.
     pub(super) fn may_ask(&self) -> bool {
         !self.paths.is_using(CONTROL) && self.paths.first(PathState::Opening).is_none()
     }
@@ -171,8 +171,8 @@ impl Routes {
         }
     }
 
-    /// Ends the wait for a path's fence, if there is one: the server starts none of its old
-    /// requests anymore. Returns whether shards were notified.
+    /// Ends the wait for a path's fence, if there is one: the server can no longer start any of its
+    /// old requests. Returns whether shards were notified.
     pub(super) fn fenced(&mut self, id: PathId, ctx: &mut Ctx<'_>) -> bool {
         let message = self.paths[id].fenced();
         if let Some(message) = &message {
@@ -197,8 +197,8 @@ impl Routes {
         self.volumes.remove(at);
     }
 
-    /// Fails volumes that were never open when every path was refused or has failed, and one path
-    /// is connected without them.
+    /// Fails volumes that were never open if a path is connected and every path has failed or had
+    /// its open refused.
     pub(super) fn fail_refused(&mut self, now: Instant) {
         let connected = self.paths.are_connected();
         for volume in self.volumes.iter_mut().filter(|_| connected) {

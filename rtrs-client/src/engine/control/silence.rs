@@ -1,9 +1,9 @@
-//! Decision whether a silent path is dead.
+//! Decision on whether a silent path is dead.
 //!
 //! `rtrs-server` is sent heartbeats earlier than kernel servers, and its paths end sooner. This is
 //! to detect a dead link; a server that is starved of CPU must not be mistaken for one. Two tests
 //! distinguish them. First, if the provider knows that the peer's system acknowledges everything
-//! sent, the link works and the server's program is slow; it gets as long as a kernel server.
+//! sent, the link works and the server's program is slow; it gets as much time as a kernel server.
 //! Second, the other paths show whether the server runs: when one path is silent for a period after
 //! its heartbeat, the others send one too. `rtrs-server` answers the heartbeats of all paths on one
 //! shard. If it has answered such a later heartbeat and the silent path receives nothing for

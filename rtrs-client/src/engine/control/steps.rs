@@ -80,7 +80,7 @@ impl SessionControl {
         self.proceed(id, next, ctx)
     }
 
-    /// Does the work that an answer to an open on this path leaves.
+    /// Does the work that remains after an answer to an open on this path.
     fn proceed(&mut self, id: PathId, next: Next, ctx: &mut Ctx<'_>) -> Result<(), PathEnd> {
         let is_connected = self.routes.paths[id].is_connected();
         match next {

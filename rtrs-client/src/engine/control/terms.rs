@@ -75,7 +75,7 @@ impl Terms {
         Self { rows: Vec::new(), asked: None, carried: DeviceSet::default(), waits, seed }
     }
 
-    /// Sets other bounds, from the next wait on.
+    /// Sets new bounds, which apply from the next wait on.
     pub(super) fn set_waits(&mut self, min: Duration, max: Duration) {
         self.waits = (min, max);
         self.rows.iter_mut().filter_map(|term| term.backoff.as_mut()).for_each(|backoff| {

@@ -39,13 +39,13 @@ pub(crate) struct DeviceReport {
     pub(crate) slow_requests: SlowReport,
     /// Number of times that the server may have lost acknowledged writes, over all shards.
     pub(crate) cache_losses: u64,
-    /// Number of flushes that only reported such a loss, over all shards.
+    /// Number of flushes that succeeded but reported such a loss, over all shards.
     pub(crate) failed_flushes: u64,
     pub(crate) failures: Failures,
 }
 
 impl Ios {
-    /// Adds a device that was not open yet.
+    /// Adds a device that has not been open yet.
     pub(super) fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.devices.add(device);
         self.requests.add_device(device);

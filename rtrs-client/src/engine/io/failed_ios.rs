@@ -55,7 +55,7 @@ impl Failures {
 #[derive(Debug, Default)]
 pub(super) struct FailedIos {
     devices: Vec<Device>,
-    /// Paths that failed IOs that have not ended.
+    /// Paths that failed IOs, until the IO ends.
     paths: Vec<(IoRow, PathId)>,
     /// Names of all paths, for the log.
     path_names: Vec<String>,
@@ -70,13 +70,13 @@ struct Device {
 }
 
 impl FailedIos {
-    /// Adds a device, in place of an earlier one of this number.
+    /// Adds a device, in place of an earlier one with this number.
     pub(super) fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.devices.retain(|known| known.device != device);
         self.devices.push(Device { device, export, failures: Failures::default() });
     }
 
-    /// Adds a path, in place of an earlier one of this number.
+    /// Adds a path, in place of an earlier one with this number.
     pub(super) fn add_path(&mut self, path: PathId, name: &str) {
         let paths = self.path_names.len().max(path.index() + 1);
         self.path_names.resize(paths, String::new());

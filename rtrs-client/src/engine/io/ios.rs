@@ -1,8 +1,8 @@
 //! IOs of a shard, from their submission to their completion.
 //!
-//! This part knows what was submitted, and which requests carry it; connections are elsewhere. A
-//! request leaves its connection by an answer, or with the connection: then it awaits the fence of
-//! its path (`retry.rs`) and belongs to no path until it is resent.
+//! This part knows what was submitted and which requests carry it; connections are elsewhere. A
+//! request leaves its connection when it is answered or when the connection ends. In the latter
+//! case it awaits the fence of its path (`retry.rs`) and belongs to no path until it is resent.
 
 use rtrs_core::block::{Completion, Io, IoOp};
 use rtrs_core::ids::{CoreIndex, PathId};
@@ -24,7 +24,7 @@ use crate::stats::{DeviceStats, Done};
 /// Loss count of an IO with an individually lost part; no real count reaches this value.
 const PART_LOST: u64 = u64::MAX;
 
-/// Devices of a shard, their IOs, and the requests of these.
+/// Devices of a shard, their IOs, and the requests that carry those.
 #[derive(Debug)]
 pub(crate) struct Ios {
     pub(super) shard: CoreIndex,
@@ -42,7 +42,7 @@ pub(crate) struct Ios {
 }
 
 impl Ios {
-    /// Creates the tables without devices and paths.
+    /// Creates the tables, without devices or paths.
     pub(super) fn new(shard: CoreIndex) -> Self {
         Self {
             shard,
@@ -100,7 +100,7 @@ impl Ios {
     }
 
     /// Prepares the next request of an IO. A sync enters the order of syncs with its first one.
-    /// Returns whether it has; [`Self::return_sync`] takes it out again.
+    /// Returns whether it did; [`Self::return_sync`] takes it out again.
     pub(super) fn begin(&mut self, row: IoRow) -> bool {
         let taken = self.requests.io_mut(row);
         let Some(cache) = self.devices.cache(taken.device) else { return false };
@@ -239,8 +239,8 @@ impl Ios {
         }
     }
 
-    /// Makes requests ready whose path is fenced off up to this epoch: they can no longer start at
-    /// the server.
+    /// Makes ready the requests whose path is fenced off up to this epoch: they can no longer start
+    /// at the server.
     pub(super) fn fenced(&mut self, path: PathId, epoch: u32) {
         let fenced = self.requests.rows(|request| {
             let awaits = request.standing;
@@ -268,7 +268,7 @@ impl Ios {
         self.retries.push(turn, row);
     }
 
-    /// Fails requests that have waited too long for a path. Returns whether there was any.
+    /// Fails requests that have waited too long for a path. Returns whether there were any.
     pub(super) fn fail_late_retries(&mut self, limits: &TimeLimits, has_fences: bool) -> bool {
         let over = self.requests.rows(|request| {
             let submitted = self.requests.io(request.io).submitted;
@@ -281,7 +281,8 @@ impl Ios {
         !over.is_empty()
     }
 
-    /// Fails IOs of a device that have waited too long to be issued. Returns whether there was any.
+    /// Fails IOs of a device that have waited too long to be issued. Returns whether there were
+    /// any.
     pub(super) fn fail_late_waiting(
         &mut self,
         limits: &TimeLimits,
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_learns_once_of_an_io_that_takes_too_long() {
+    fn a_slow_io_is_reported_to_its_user_once() {
         let mut ios = ios();
         submit(&mut ios, 7);
         let row = send(&mut ios, 4096);
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_io_fails_when_its_time_is_over() {
+    fn waiting_io_fails_at_its_time_limit() {
         let mut ios = ios();
         let limits = TimeLimits::failing_after(Duration::from_secs(30));
         submit(&mut ios, 1);

@@ -62,12 +62,12 @@ impl TimeLimits {
         self.slow_io == SlowIo::Fail
     }
 
-    /// Whether an IO has had its whole time.
+    /// Whether an IO has used up its time.
     pub(super) fn is_over(&self, submitted: Instant, now: Instant) -> bool {
         self.age_max().is_some_and(|max| now.since(submitted) >= max)
     }
 
-    /// Whether a request has had its time on its connection. `submitted` is the time of its IO.
+    /// Whether a request has used up its time on its connection. `submitted` is the time of its IO.
     pub(super) fn is_overdue(&self, sent: Instant, submitted: Instant, now: Instant) -> bool {
         let age = sent.since(submitted);
         // Remaining time of the whole IO, but at least `LAST_TRY`.
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_request_gets_what_is_left_of_its_io() {
+    fn a_late_request_gets_the_remaining_time_of_its_io() {
         let fail = limits(SlowIo::Fail);
         assert!(!fail.is_overdue(at(0), at(0), at(9)) && fail.is_overdue(at(0), at(0), at(10)));
         assert!(!fail.is_overdue(at(24), at(0), at(29)) && fail.is_overdue(at(24), at(0), at(30)));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_alive_if_it_was_heard_since_and_recently() {
+    fn a_connection_is_alive_if_heard_after_the_request_and_recently() {
         let limits = limits(SlowIo::Wait);
         assert!(limits.is_alive(at(0), at(5), at(9)));
         assert!(!limits.is_alive(at(5), at(5), at(6)), "nothing since the request");

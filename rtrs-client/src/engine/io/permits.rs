@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_permit_is_kept_for_probes_where_there_are_four() {
+    fn one_permit_of_four_or_more_is_kept_for_probes() {
         for (range, most) in [(0..3, 3), (4..8, 3), (0..256, 255)] {
             let mut permits = Permits::new(range);
             let taken: Vec<_> = std::iter::from_fn(|| permits.take()).collect();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_requests_in_turn_with_quick_ones_eject_no_path() {
+    fn slower_requests_alternating_with_quick_ones_eject_no_path() {
         let mut chooser = Chooser::new(Policy::RoundRobin, 2);
         let mut now = Instant::ZERO;
         let up = paths(&[(0, 0), (0, 0)]);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_no_choice() {
+    fn nothing_is_chosen_without_paths() {
         for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
             assert!(Chooser::new(policy, 3).choose(Instant::ZERO, std::iter::empty()).is_none());
         }

@@ -13,7 +13,7 @@ use rtrs_core::time::Duration;
 use super::requests::RequestRow;
 
 /// Maximum number of times a request is sent. A request that takes down every path it is sent on
-/// must fail in the end, instead of keeping all paths down.
+/// must eventually fail instead of keeping all paths down.
 pub(super) const TRIES_MAX: u16 = 16;
 
 /// Ready requests in order, and the fenced epochs.

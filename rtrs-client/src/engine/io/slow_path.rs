@@ -28,7 +28,7 @@ const SLOW_TIME: Duration = Duration::from_secs(2);
 const SLOW_ANSWERS: u32 = 16;
 /// ...and in at least this number of windows.
 const SLOW_WINDOWS: u32 = 8;
-/// Answers of a new connection do not count until this number has come...
+/// Answers of a new connection do not count until this many have arrived...
 const FIRST_ANSWERS: u32 = 16;
 /// ...and this time has passed since the first.
 const FIRST_TIME: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ const GOOD_WINDOWS: u32 = 4;
 /// Minimum and maximum time between two requests that a path gets only for comparison.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
-/// Limits of such requests: one in this number of those in flight, and this number at once.
+/// Limits of such requests: one in [`TRY_SHARE`] of those in flight, and [`TRIES_MAX`] on a path.
 const TRY_SHARE: u32 = 4;
 const TRIES_MAX: u32 = 16;
 /// Maximum age of a window in comparisons, and of a suspicion without answers.
@@ -193,7 +193,7 @@ impl PathTimes {
         self.watched -= usize::from(watched);
     }
 
-    /// Best of the other paths that are not slow.
+    /// Best typical time of the other paths that are not slow.
     fn best_beside(&self, at: usize, end: Instant) -> Option<u64> {
         let others =
             self.of.iter().enumerate().filter(|(other, measured)| *other != at && !measured.slow);
@@ -276,7 +276,7 @@ impl PathTimes {
         let load: u32 = up.clone().map(|c| c.inflight).sum();
         let is_due = |c: &Candidate| {
             let measured = self.of.get(c.path.index()).copied().unwrap_or_default();
-            // At a low load, a trial also delays the requests after it, so the pause is longer.
+            // At low load, a trial also delays the requests after it, so the pause is longer.
             let share = Duration::from_nanos(measured.last_nanos) * TRY_SHARE / (load + 1);
             c.inflight < TRIES_MAX
                 && c.inflight * TRY_SHARE <= load
@@ -344,7 +344,7 @@ mod tests {
         let left = run(&mut times, 5000..9000, MS, 50 * MS);
         assert!(left.len() == 1 && (7000..7400).contains(&left[0]), "{left:?}");
         assert!(times.is_slow(OTHER) && !times.is_slow(QUICK));
-        assert!(run(&mut times, 9000..20_000, MS, 50 * MS).is_empty(), "and stays away");
+        assert!(run(&mut times, 9000..20_000, MS, 50 * MS).is_empty(), "it stays away");
         // The slow path gets a request every 50 ms.
         let back = run_every(&mut times, 20_000..21_000, 50, [MS, MS]);
         assert!(back.len() == 1 && (20_300..20_800).contains(&back[0]), "{back:?}");
@@ -373,14 +373,14 @@ mod tests {
         let mut times = PathTimes::default();
         assert!(
             run(&mut times, 0..9000, MS / 10, 9 * MS).is_empty(),
-            "90 times as slow, and quick"
+            "90 times as slow, yet quick"
         );
         let mut times = PathTimes::default();
         assert!(run(&mut times, 0..9000, 10 * MS, 70 * MS).is_empty(), "7 times as slow");
     }
 
     #[test]
-    fn one_late_answer_makes_no_path_suspect() {
+    fn one_late_answer_does_not_make_a_path_suspect() {
         let mut times = warm();
         for ms in 5000..15_000 {
             times.answered(QUICK, at(ms), MS);
@@ -393,9 +393,9 @@ mod tests {
     }
 
     #[test]
-    fn an_outlier_that_strikes_several_paths_ejects_none() {
-        // A stall ends all requests in flight at once, more on one path than on the other, again
-        // and again.
+    fn an_outlier_on_several_paths_ejects_none_of_them() {
+        // A repeated stall ends all requests in flight at the same time, more on one path than on
+        // the other.
         let mut times = warm();
         for round in 0..30 {
             let begin = 5000 + round * 1000;
@@ -501,7 +501,7 @@ mod tests {
         let tried = |load: &[(PathId, u32)]| times.pick_try(at(13_300), up(load));
         assert_eq!(tried(&[(QUICK, 3), (OTHER, 1)]), Some(OTHER));
         assert_eq!(tried(&[(QUICK, 2), (OTHER, 1)]), None, "a quarter of the load");
-        assert_eq!(tried(&[(QUICK, 200), (OTHER, 16)]), None, "16 at once");
+        assert_eq!(tried(&[(QUICK, 200), (OTHER, 16)]), None, "16 in flight");
         assert_eq!(tried(&[(OTHER, 0)]), None, "it is the only path");
         // Without other load, a fifth of the time is spent on the slow path.
         times.answered(OTHER, at(13_300), 100 * MS);

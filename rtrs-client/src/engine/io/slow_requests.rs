@@ -2,7 +2,7 @@
 //! alive.
 //!
 //! In this case the disk hangs, not the path. Closing the path would not help: the request would
-//! hang again on the next one, and all other requests of this one would have to move. So the
+//! hang again on the next path, and all other requests of this path would have to move. So the
 //! request stays and is reported. Each shard logs one line when the first request of a path becomes
 //! slow, and one when the last has ended.
 

@@ -4,7 +4,7 @@
 //! it is slow. The connection that carries the request shows which: it is alive if something was
 //! received on it since the request, and recently. Nothing else counts, not even a heartbeat of the
 //! path, since a connection can fail on its own (`probe.rs`). A silent connection that owes answers
-//! is probed before the time of its oldest request is over, so that the answer is there when it is
+//! is probed before the time of its oldest request runs out, so that the answer is there when it is
 //! needed. If no probe can be sent, because the shard has too few permits to reserve one
 //! (`permits.rs`) and requests hold them all, silence counts as death.
 

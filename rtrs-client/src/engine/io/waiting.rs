@@ -54,7 +54,7 @@ impl Waiting {
         self.queues.get(device.index())?.front().copied()
     }
 
-    /// Removes that IO.
+    /// Removes the IO of this device that is issued next.
     pub(super) fn pop_front(&mut self, device: DeviceIndex) {
         let queue = &mut self.queues[device.index()];
         self.count -= usize::from(queue.pop_front().is_some());

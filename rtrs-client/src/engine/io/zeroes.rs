@@ -1,7 +1,7 @@
 //! Zeroes that the session writes itself if the server cannot be trusted to.
 //!
 //! A kernel server before Linux 6.8 treats a write zeroes as a read. One from 6.12 to 6.18 loses
-//! its length, does nothing and reports success, and nothing on the wire distinguishes these from
+//! the length, does nothing and reports success, and nothing on the wire distinguishes these from
 //! correct ones. So a write zeroes becomes a write of zeroed memory, unless the server is
 //! `rtrs-server` and has announced that it keeps lengths. Each shard has one buffer of zeroes.
 
@@ -35,7 +35,7 @@ impl Zeroes {
     /// register it.
     ///
     /// # Errors
-    /// Fails when the system has no memory.
+    /// Fails when the system is out of memory.
     pub(super) fn prepare(&mut self, device: &OpenDevice) -> std::io::Result<Option<Arc<Region>>> {
         if self.region.is_some() || device.writes_zeroes || device.geometry.read_only {
             return Ok(None);
@@ -45,7 +45,7 @@ impl Zeroes {
         Ok(Some(region))
     }
 
-    /// Translates write zeroes into a write if the server does not write zeroes.
+    /// Translates a write zeroes into a write if the server does not write zeroes.
     pub(super) fn translate(&self, device: &OpenDevice, io: Io) -> Io {
         let translates = io.op == IoOp::WriteZeroes && !device.writes_zeroes && !io.flags.fast_only;
         let Some(region) = self.region.as_ref().filter(|_| translates) else { return io };

@@ -41,7 +41,7 @@ fn a_flush_fails_once_after_a_lost_cache() {
         assert_eq!(run(&mut fixture, 1, op, false), Some(IoStatus::Ok));
         restart(&mut fixture, 8);
         assert_eq!(run(&mut fixture, 0, IoOp::Read, false), Some(IoStatus::Ok), "reads continue");
-        assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok), "so does FUA");
+        assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok), "so do FUA writes");
         assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Io), "{op:?}");
         for shard in [0, 1] {
             assert_eq!(run(&mut fixture, shard, IoOp::Flush, false), Some(IoStatus::Ok), "once");
@@ -73,7 +73,7 @@ fn flushes_succeed_if_nothing_was_lost() {
 }
 
 #[test]
-fn a_flush_in_flight_over_a_loss_fails() {
+fn a_flush_in_flight_during_a_loss_fails() {
     let mut fixture = fixture(7);
     assert_eq!(run(&mut fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
     fixture.server.how.hold = true;
@@ -156,7 +156,7 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
         (s.config.volumes[0].inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);
     });
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Io)));
-    over.until("the end of that", 9 * SEC, |s| {
+    over.until("the end of resent_for", 9 * SEC, |s| {
         assert_eq!(kept(s), None);
         s.now() >= Instant::ZERO + 5 * SEC
     });
@@ -212,7 +212,7 @@ fn a_flush_without_an_answer_is_not_a_loss() {
     assert_eq!(losses(&fixture), Some(0));
 }
 
-/// Two overlapping flushes, of which the second succeeds and is answered first.
+/// Submits two overlapping flushes; the second succeeds and is answered first.
 fn overlapping_flushes(fixture: &mut Fixture) -> [u64; 2] {
     assert_eq!(run(fixture, 0, IoOp::Write, false), Some(IoStatus::Ok));
     fixture.server.how.hold = true;

@@ -43,7 +43,7 @@ fn queue_pairs(fixture: &mut Fixture, path: u16) -> Vec<u32> {
 fn a_late_completion_belongs_to_no_path() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     let [ended, other] = [0, 1].map(|path| queue_pairs(&mut fixture, path));
-    assert_eq!([ended.len(), other.len()], [2; 2], "connection 0 and that for IO");
+    assert_eq!([ended.len(), other.len()], [2; 2], "connection 0 and the one for IO");
     assert!(ended.iter().all(|qp| !other.contains(qp)));
     assert!(queue_pairs(&mut fixture, 2).is_empty(), "a slot without a path");
     let now = fixture.now();
@@ -209,7 +209,7 @@ fn one_path_opens_the_session_and_the_others_join_it() {
 }
 
 #[test]
-fn a_mute_first_path_delays_the_others_for_a_bounded_time() {
+fn an_unresponsive_first_path_delays_the_others_for_a_bounded_time() {
     let mut fixture = Fixture::new(|s| {
         s.paths = 2;
         s.config.connect_timeout = 4 * SEC;
@@ -270,7 +270,7 @@ fn an_invalid_accept_of_a_later_connection_ends_the_attempt() {
         let error = fixture.client.last_error(0);
         assert!(error.starts_with("connection 2: "), "{error}");
         assert!(error.contains("bad connect") || error.contains("accepted with"), "{error}");
-        // The limits in its answer do not count there.
+        // The limits in the answer of a later connection are ignored.
         fixture.server.how.con_rsp = Some(Box::new(|req, rsp| {
             let rsp = if req.cid.0 == 0 { rsp } else { ConnRsp { queue_depth: 0, ..rsp } };
             rsp.encode().to_vec()
@@ -560,7 +560,7 @@ fn the_read_only_fallback_applies_on_every_path() {
     assert!(text.contains("EACCES: the export is read-only"), "{text}");
 }
 
-/// Creates a session of one path with several addresses, of which only `good` leads to the server.
+/// Creates a session of one path with several addresses; only the one at `good` is the server's.
 fn several(good: usize, count: usize) -> Fixture {
     Fixture::new(|s| {
         s.remotes = (0..count)
@@ -612,7 +612,7 @@ fn a_lost_path_waits_before_it_retries_its_addresses() {
 
 #[test]
 fn a_path_that_ends_at_info_req_names_the_likely_reason() {
-    // If another session has the name, a kernel server only ends a connection, whichever it is.
+    // If another session has the name, a kernel server ends only one connection, no matter which.
     for (first, has_extensions) in [(0, false), (1, false), (0, true), (1, true)] {
         let mut fixture = Fixture::new(|s| {
             s.how.info_rsp = Some(Box::new(|_| Vec::new()));

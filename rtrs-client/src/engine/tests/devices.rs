@@ -13,7 +13,7 @@ use crate::engine::message::ShardMessage;
 use crate::engine::{Change, DeviceIndex};
 
 #[test]
-fn a_geometry_that_changes_in_the_device_table_is_seen_by_the_device() {
+fn a_device_sees_geometry_changes_in_the_device_table() {
     let mut fixture = Fixture::open(|_| {});
     let before = fixture.client.info(0, DeviceIndex::FIRST);
     let mut device = fixture.client.device(0, DeviceIndex::FIRST);

@@ -1,5 +1,5 @@
-//! Tests of detaching: it closes the device, then every connection, in time whatever the server
-//! does.
+//! Tests of detaching: it closes the device, then every connection, in bounded time whatever the
+//! server does.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::CloseReason;
@@ -27,11 +27,11 @@ fn the_device_is_closed_before_the_connections_end() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(closed, vec![CloseReason::Peer; 8], "two paths of four, in order");
+    assert_eq!(closed, vec![CloseReason::Peer; 8], "two paths of four connections");
     assert!(fixture.server.paths.is_empty());
     assert_eq!(fixture.client.states(), [PathState::Gone; 2]);
     fixture.run(5 * SEC);
-    assert_eq!(fixture.server.seen.len(), before + 9, "and nothing comes back");
+    assert_eq!(fixture.server.seen.len(), before + 9, "nothing reconnects");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_detach_while_a_path_reopens_closes_the_device() {
         let closes = closes.filter(|seen| matches!(seen, Seen::Request(r) if r.tail[0] == 5));
         assert_eq!(closes.count(), 1, "over {paths} paths");
     }
-    // An answer that never comes delays nothing.
+    // An answer that never comes does not delay the detach.
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.hold_control = true;
     let device = fixture.server.device.expect("an open device");
@@ -134,7 +134,7 @@ fn io_in_flight_at_a_detach_ends_once() {
 }
 
 #[test]
-fn a_path_that_dies_while_the_device_is_closing_does_not_stop_the_end() {
+fn a_path_that_dies_while_the_device_is_closing_does_not_stop_the_detach() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     fixture.server.how.hold_control = true;
     fixture.detach();

@@ -42,7 +42,7 @@ fn the_last_path_closes_the_device_and_reopens_it() {
 }
 
 #[test]
-fn a_path_the_server_ends_comes_back_again_and_again() {
+fn a_path_that_the_server_ends_reconnects_every_time() {
     let mut fixture = Fixture::open(|s| s.paths = 2);
     for round in 1..=10 {
         for slot in 0..4 {
@@ -91,7 +91,7 @@ fn one_lost_connection_ends_its_whole_path() {
     let tag = submit(&mut fixture, 2, IoOp::Write, 0);
     fixture.until("the end of the path", SEC, |s| s.client.states()[0] == PathState::Waiting);
     let error = fixture.client.last_error(0);
-    assert!(error.starts_with("connection 3: protocol error of the peer"), "{error}");
+    assert!(error.starts_with("connection 3: protocol error by the peer"), "{error}");
     fixture.drain(10 * SEC);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::Aborted), "not forever");
     assert_eq!(fixture.server.ios().count(), 16);
@@ -274,7 +274,7 @@ fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     assert_ended(fixture, tags, &SessionFailure::Removed, "operator removed the export");
 }
 
-/// Requests fail, and the session does not come back.
+/// Checks that requests fail and the session does not come back.
 fn assert_ended(fixture: &mut Fixture, tags: &[u64], failure: &SessionFailure, text: &str) {
     fixture.drain(2 * SEC);
     let late = submit(fixture, 0, IoOp::Read, 0);
@@ -319,7 +319,7 @@ fn an_export_that_was_removed_meanwhile_is_not_reopened() {
 #[test]
 fn a_client_does_not_return_after_another_writer() {
     let mut fixture = Fixture::open(|s| {
-        // The first open is not refused: nothing is old.
+        // The first open is not refused: nothing is stale yet.
         (s.how.displaced, s.how.server_id) = (true, Some([1; 16]));
         s.config.no_path = NoPath::Queue;
     });
@@ -404,7 +404,7 @@ fn a_session_the_server_forgot_is_reopened() {
     assert_eq!(fixture.server.opens, 2);
     let good = fixture.client.done.iter().filter(|done| done.status.is_ok()).count();
     assert!(good > 50, "{good}");
-    assert_eq!(fixture.client.done.len(), good, "none is for a device it does not know");
+    assert_eq!(fixture.client.done.len(), good, "the server knows every device");
     fixture.drain(10 * SEC);
     fixture.world.unsilence(server_ip(1), client_ip(1));
     fixture.until("both paths", 10 * SEC, Fixture::is_whole);
@@ -537,7 +537,7 @@ fn io_is_canceled_only_if_no_part_was_sent() {
     fixture.run(10 * MS);
     for (at, tag) in tags.iter().enumerate() {
         let wanted = (at >= sent).then_some(IoStatus::Aborted);
-        assert_eq!(fixture.client.status(*tag), wanted, "the one at {at} of {sent} sent");
+        assert_eq!(fixture.client.status(*tag), wanted, "IO {at}, {sent} sent");
     }
     // Requests in flight are resent when their path dies.
     fixture.server.held.clear();

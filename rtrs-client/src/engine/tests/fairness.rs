@@ -36,7 +36,7 @@ fn a_greedy_device_leaves_each_other_half_of_its_share() {
     while taken < 1024 && greedy.try_submit(&mut fixture, 0, IoOp::Read, 0, 512).is_some() {
         taken += 1;
     }
-    assert_eq!(taken, IOS_MAX * 3 / 4, "half of the rows too is kept in equal shares");
+    assert_eq!(taken, IOS_MAX * 3 / 4, "half of the rows is kept in equal shares too");
     fixture.run(10 * MS);
     assert_eq!((held(&fixture, first), held(&fixture, second)), (45, 0));
     // The disk of the first device hangs and holds all its permits; the other device has its own.

@@ -1,5 +1,5 @@
-//! Test fixture: the shards of one session, a server and a simulated world, driven as by
-//! `driver.rs`.
+//! Test fixture: the shards of one session, a server and a simulated world, driven as `driver.rs`
+//! does.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};

@@ -20,7 +20,7 @@ pub(super) struct Gateways {
     /// Active server.
     pub(super) active: Option<usize>,
     term: u64,
-    /// Standing that each server reports instead.
+    /// Standing that each server reports instead of its own.
     says: [Option<Standing>; 2],
     /// Received MOVE requests: the server, and whether another one should take over.
     pub(super) moves: Vec<(usize, bool)>,
@@ -188,7 +188,7 @@ fn nothing_is_resent_before_the_other_server_is_active() {
     lose(&mut fixture, 0);
     let asked = fixture.now();
     fixture.until("the question", SEC, |s| !seen(s).moves.is_empty());
-    assert!(fixture.now().since(asked) < 400 * MS, "the path gets a moment only");
+    assert!(fixture.now().since(asked) < 400 * MS, "the path gets only a moment");
     fixture.run(SEC);
     assert_eq!(fixture.spread(), [1, 0], "nothing was resent");
     gateways(&mut fixture).end_move(1, false);
@@ -233,7 +233,7 @@ fn the_higher_term_wins_if_two_servers_claim_to_be_active() {
     fixture.until("the later one", SEC, |s| is_served(s, 1));
     assert_eq!(states(&fixture), [PathState::Standby, PathState::Connected]);
     fixture.run(3 * SEC);
-    assert!(is_served(&fixture, 1), "the other is asked, and not believed");
+    assert!(is_served(&fixture, 1), "the other is asked but not believed");
     fixture.read(0, 0, 4096);
 }
 
@@ -286,7 +286,7 @@ fn open_with_third() -> (Fixture, u64) {
 }
 
 #[test]
-fn a_path_that_returns_to_another_server_is_not_thereby_fenced() {
+fn returning_to_another_server_does_not_fence_a_path() {
     let (mut fixture, tag) = open_with_third();
     lose(&mut fixture, 0);
     // The path's address now belongs to the other server.

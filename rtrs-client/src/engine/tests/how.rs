@@ -53,7 +53,7 @@ pub(super) struct How {
     pub(super) fence: bool,
     /// Epoch of its cache; 0 to report none.
     pub(super) cache_id: u64,
-    /// Reports IDs: this one of its own, all zero for none, and that of the export.
+    /// Reports its own ID (this one; all zero for none) and that of the export.
     pub(super) server_id: Option<[u8; 16]>,
     pub(super) export_id: Option<ExportId>,
     /// Keeps a copy of the chunk with each request.

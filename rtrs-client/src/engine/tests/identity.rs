@@ -40,7 +40,7 @@ fn replace(fixture: &mut Fixture, change: impl FnOnce(&mut How)) {
     });
 }
 
-/// Checks that both paths stay down for this reason, and IO fails as without a path.
+/// Checks that both paths stay down for this reason, and that IO fails as it does without a path.
 fn assert_refused(fixture: &mut Fixture, why: &str) {
     fixture.until(why, 5 * SEC, |s| (0..2).all(|path| s.client.last_error(path).contains(why)));
     for path in 0..2 {
@@ -143,7 +143,7 @@ fn a_weak_id_holds_until_the_servers_host_reboots() {
     assert_back(&mut fixture, |_| {});
     replace(&mut fixture, |how| how.export_id = weak(1, "b"));
     assert_refused(&mut fixture, "the export is a different disk or file");
-    // After a reboot, the shape of the device decides, as for a kernel server.
+    // After a reboot, the device's geometry decides, as it does for a kernel server.
     assert_back(&mut fixture, |how| how.export_id = weak(2, "b"));
     replace(&mut fixture, |how| how.export_id = weak(2, "a"));
     assert_refused(&mut fixture, "the export is a different disk or file");

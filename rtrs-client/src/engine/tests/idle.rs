@@ -19,7 +19,7 @@ fn accept_idle(how: &mut How, idle: Duration) {
     }));
 }
 
-/// Opens a session with `rtrs-server` that was idle for a minute.
+/// Opens a session with `rtrs-server` that has been idle for a minute.
 fn idle(change: impl FnOnce(&mut Setup)) -> Fixture {
     let mut fixture = Fixture::open(|s| {
         (s.how.fence, s.world.link.detect) = (true, None);
@@ -82,7 +82,7 @@ fn a_server_that_accepts_no_announcements_gets_none() {
 
 #[test]
 fn the_first_request_ends_the_idle_time_at_both_ends() {
-    // On any shard.
+    // The request may be on any shard.
     for shard in 0..2 {
         let mut fixture = idle(|_| {});
         let begin = fixture.now();
@@ -92,7 +92,7 @@ fn the_first_request_ends_the_idle_time_at_both_ends() {
         assert!(beats[0].0.since(begin) < 2 * MS, "at once: {:?}", beats[0].0.since(begin));
         assert_eq!(beats[0].1, 100);
         assert!(beats[1].0.since(beats[0].0) < 105 * MS, "and then as usual");
-        // Once for the path, not for each request.
+        // Only the first request of the path sends a heartbeat.
         fixture.server.seen.clear();
         for _ in 0..20 {
             fixture.read(shard, 0, 512);

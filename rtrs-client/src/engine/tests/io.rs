@@ -93,7 +93,7 @@ fn a_long_read_is_split_and_joined() {
 }
 
 #[test]
-fn an_error_in_one_part_is_the_error_of_the_whole_once() {
+fn an_error_in_one_part_fails_the_whole_io_once() {
     for bad in [0u64, 700, 2047] {
         let mut fixture = Fixture::open(|s| {
             s.how.queue_depth = 6;
@@ -257,7 +257,7 @@ fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
         let sent: Vec<_> = fixture.server.ios().skip(before).filter_map(|r| r.io).collect();
         let wanted = if trusted { RwOp::WriteZeroes } else { RwOp::Write };
         let cleared: Vec<_> = sent.iter().filter(|(op, _)| *op != RwOp::Read).collect();
-        assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "599040 bytes of 126976 at most");
+        assert_eq!(cleared.len(), if trusted { 1 } else { 5 }, "at most 126976 bytes each");
         assert!(cleared.iter().all(|(op, header)| *op == wanted && header.rw.is_fua()));
 
         // Fast zeroes must not be emulated, and no server has promised them.
@@ -275,7 +275,7 @@ fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
 
 #[test]
 fn fast_zeroes_are_requested_from_a_server_that_promises_them() {
-    // A kernel server leaves uninitialized memory in the byte of the promise.
+    // A kernel server leaves uninitialized memory in the byte that makes the promise.
     for (keeps_lengths, fast_zero) in [(true, true), (true, false), (false, true)] {
         let mut fixture = Fixture::open(|s| {
             s.how.keeps_lengths = keeps_lengths;
@@ -297,7 +297,7 @@ fn fast_zeroes_are_requested_from_a_server_that_promises_them() {
 
 #[test]
 fn extents_are_requested_from_a_server_that_promises_them() {
-    // A kernel server leaves uninitialized memory in the byte of the promise.
+    // A kernel server leaves uninitialized memory in the byte that makes the promise.
     for (keeps_lengths, extents) in [(true, true), (true, false), (false, true)] {
         let mut fixture = Fixture::open(|s| {
             s.how.keeps_lengths = keeps_lengths;
@@ -306,7 +306,7 @@ fn extents_are_requested_from_a_server_that_promises_them() {
         let promised = keeps_lengths && extents;
         assert_eq!(fixture.client.device(0, DeviceIndex::FIRST).geometry().extents, promised);
         let before = fixture.server.ios().count();
-        // A range larger than a request carries, in a single request.
+        // A range larger than a request can transfer, in a single request.
         let tag = fixture.submit(0, IoOp::Extents, 4096, 1 << 20);
         fixture.drain(SEC);
         let status = if promised { IoStatus::Ok } else { IoStatus::Unsupported };

@@ -190,7 +190,7 @@ fn a_slow_server_is_connected_despite_changes() {
 }
 
 #[test]
-fn a_mute_server_is_not_asked_more_often_than_it_has_time_to_answer() {
+fn a_server_whose_answers_are_lost_gets_time_for_each_attempt() {
     let mut fixture = Fixture::open(|s| s.config.connect_timeout = 5 * SEC);
     let before = attempts(&fixture).len();
     // The server receives everything, and its answers are lost.
@@ -222,7 +222,7 @@ fn a_change_while_a_path_closes_skips_its_wait() {
     fixture.until("the end", SEC, |s| s.client.states()[0] == PathState::Closing);
     fixture.network_change();
     fixture.until("the path", 10 * MS, Fixture::is_whole);
-    // Only once.
+    // The change skips only one wait.
     fixture.server.end_path(fixture.now(), 0);
     fixture.run(SEC);
     assert_eq!(fixture.client.states()[0], PathState::Waiting);

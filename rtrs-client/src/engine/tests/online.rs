@@ -32,7 +32,7 @@ fn submit(fixture: &mut Fixture, shard: usize, op: IoOp, slot: usize) -> u64 {
 fn tune(fixture: &mut Fixture, change: impl FnOnce(&mut Tuning)) {
     let mut tuning = fixture.client.control.view().config().tuning();
     change(&mut tuning);
-    fixture.change(Change::Tune(Box::new(tuning))).expect("it may");
+    fixture.change(Change::Tune(Box::new(tuning))).expect("allowed");
     // Lets all shards apply the change.
     fixture.run(MS);
 }
@@ -125,7 +125,7 @@ fn requests_unanswered_at_the_deadline_move_to_the_other_path() {
 }
 
 #[test]
-fn a_link_that_is_lost_while_its_path_leaves_is_a_failover() {
+fn losing_the_link_of_a_leaving_path_causes_a_failover() {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.hold, s.how.fence) = (2, true, true));
     for slot in 0..6 {
         submit(&mut fixture, slot % 2, IoOp::Write, slot);
@@ -134,11 +134,11 @@ fn a_link_that_is_lost_while_its_path_leaves_is_a_failover() {
     fixture.change(remove(0)).expect("another path is left");
     fixture.link_down(0);
     fixture.until("it left", 2 * SEC, |s| names(s) == ["path1"]);
-    fixture.until("the others go over", SEC, |s| over(s, 0xa1) == 6);
+    fixture.until("the requests to move", SEC, |s| over(s, 0xa1) == 6);
     all_well(&mut fixture);
     // Its slot is free once it is fenced off, and another path then takes the slot.
     fixture.link_up(0);
-    fixture.change(add(0, 1)).expect("there is none of that name");
+    fixture.change(add(0, 1)).expect("the name is free");
     fixture.until("both", 5 * SEC, Fixture::is_whole);
     assert_eq!(names(&fixture), ["path0", "path1"]);
     for slot in 0..8 {
@@ -156,14 +156,14 @@ fn paths_reconnect_on_request() {
     let refused =
         fixture.change(Change::Disconnect(leaving(0, SEC))).expect_err("the last").to_string();
     assert!(refused.contains("only connected path"), "{refused}");
-    fixture.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
+    fixture.change(Change::Reconnect(leaving(1, SEC))).expect("allowed");
     fixture.until("it is up", 100 * MS, Fixture::is_whole);
     // Connected paths return without losing a request, one after the other, including the last.
     for round in 0..6 {
         for slot in 0..8 {
             submit(&mut fixture, slot % 2, IoOp::Write, slot);
         }
-        fixture.change(Change::Reconnect(leaving(round % 2, SEC))).expect("it may");
+        fixture.change(Change::Reconnect(leaving(round % 2, SEC))).expect("allowed");
         fixture.until("both are up", SEC, Fixture::is_whole);
         all_well(&mut fixture);
     }
@@ -184,7 +184,7 @@ fn a_path_between_attempts_is_tried_at_once_on_request() {
     fixture.link_up(1);
     fixture.run(SEC);
     assert_eq!(fixture.client.states()[1], PathState::Waiting);
-    fixture.change(Change::Reconnect(leaving(1, SEC))).expect("it may");
+    fixture.change(Change::Reconnect(leaving(1, SEC))).expect("allowed");
     fixture.until("it is up", 100 * MS, Fixture::is_whole);
 }
 
@@ -276,14 +276,14 @@ fn io_waits_or_fails_by_the_current_policy() {
     fixture.until("its error", SEC, |s| s.client.done.iter().any(|done| done.tag == waits));
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);
     let kept = submit(&mut fixture, 0, IoOp::Write, 2);
-    fixture.change(Change::Reconnect(leaving(0, SEC))).expect("it may");
+    fixture.change(Change::Reconnect(leaving(0, SEC))).expect("allowed");
     fixture.until("its answer", 5 * SEC, |s| s.client.done.iter().any(|done| done.tag == kept));
     let last = fixture.client.done.last().map(|done| (done.tag, done.status));
     assert_eq!(last, Some((kept, IoStatus::Ok)));
 }
 
 #[test]
-fn heartbeats_change_on_paths_that_are_up_and_that_are_added() {
+fn heartbeats_change_on_connected_and_added_paths() {
     let mut fixture = Fixture::open(|s| s.spare = 1);
     let heartbeat = HeartbeatSettings {
         interval: 20 * MS,
@@ -295,7 +295,7 @@ fn heartbeats_change_on_paths_that_are_up_and_that_are_added() {
         tuning.heartbeat = heartbeat;
         tuning.own_heartbeats.clear();
     });
-    fixture.change(add(1, 0)).expect("it may");
+    fixture.change(add(1, 0)).expect("allowed");
     fixture.until("the path", SEC, Fixture::is_whole);
     let silence = fixture.client.control.view().paths().into_iter().map(|path| path.silence_max_ms);
     assert_eq!(silence.collect::<Vec<_>>(), [Some(60), Some(60)]);
@@ -309,7 +309,7 @@ fn paths_that_come_and_go_leave_nothing_behind() {
             submit(&mut fixture, slot % 2, IoOp::Write, slot);
         }
         let life = round % 5;
-        fixture.change(add(1, life)).expect("there is none of that name");
+        fixture.change(add(1, life)).expect("the name is free");
         fixture.until("both", SEC, Fixture::is_whole);
         for slot in 0..8 {
             submit(&mut fixture, slot % 2, IoOp::Read, slot);
@@ -318,11 +318,11 @@ fn paths_that_come_and_go_leave_nothing_behind() {
         fixture.until("it left", SEC, |s| names(s) == ["path0"]);
         all_well(&mut fixture);
     }
-    assert_eq!(fixture.client.control.view().path_names().len(), 2, "its place was used again");
+    assert_eq!(fixture.client.control.view().path_names().len(), 2, "its slot was reused");
 }
 
 #[test]
-fn a_session_that_attaches_or_detaches_is_not_changed() {
+fn a_session_cannot_be_changed_while_it_attaches_or_detaches() {
     let mut fixture = Fixture::new(|s| s.paths = 2);
     let refused = fixture.change(remove(0)).expect_err("not open").to_string();
     assert!(refused.contains("still attaching"), "{refused}");
@@ -333,7 +333,7 @@ fn a_session_that_attaches_or_detaches_is_not_changed() {
 }
 
 #[test]
-fn an_attach_learns_of_the_progress_of_each_path() {
+fn an_attach_sees_the_progress_of_each_path() {
     let mut fixture = Fixture::open(|s| s.spare = 1);
     let progress = |s: &Fixture| s.client.control.view().progress().collect::<Vec<_>>();
     let before = progress(&fixture);
@@ -357,7 +357,7 @@ fn an_attach_learns_of_the_progress_of_each_path() {
 }
 
 #[test]
-fn a_path_to_the_address_of_another_is_refused() {
+fn a_second_path_to_the_same_address_is_refused() {
     let mut fixture = Fixture::open(|s| s.spare = 1);
     let alias = |path: usize, replaces: &[&str]| Change::Add {
         target: PathTarget { name: "alias".into(), ..target(path) },
@@ -367,7 +367,7 @@ fn a_path_to_the_address_of_another_is_refused() {
     let refused = fixture.change(alias(0, &["other"])).expect_err("a duplicate").to_string();
     assert!(refused.starts_with("path alias would duplicate path path0"), "{refused}");
     assert_eq!(names(&fixture), ["path0"]);
-    // From another address of this host it is a different path, and so is one to a further address.
+    // A path from another address of this host is a different one, and so is one to more addresses.
     let other = PathTarget { local: None, ..target(0) };
     assert!(!other.duplicates(&target(0)) && !target(0).duplicates(&other));
     let both = [target(0), target(1)].iter().flat_map(|path| path.remotes.clone()).collect();
@@ -379,7 +379,7 @@ fn a_path_to_the_address_of_another_is_refused() {
 }
 
 #[test]
-fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
+fn an_unreached_path_uses_new_addresses_of_its_host() {
     let unused = SocketAddr::new(IpAddr::from([10, 99, 0, 1]), 1234);
     for (remotes, unresolved) in [(Vec::new(), Some("no such host")), (vec![unused], None)] {
         // Only another address can be tried in time.
@@ -389,7 +389,9 @@ fn an_unreached_path_uses_the_addresses_that_its_host_has_later() {
         });
         let unresolved = unresolved.map(|why: &str| Unresolved(why.to_owned()));
         let target = PathTarget { remotes: remotes.clone(), unresolved, ..target(1) };
-        fixture.change(Change::Add { target, uuid: [0xa1; 16], replaces: Vec::new() }).expect("it");
+        fixture
+            .change(Change::Add { target, uuid: [0xa1; 16], replaces: Vec::new() })
+            .expect("allowed");
         // The path also waits before its first attempt.
         fixture.until("a failure", 20 * SEC, |s| {
             s.client.states()[1] == PathState::Waiting && !s.client.last_error(1).is_empty()

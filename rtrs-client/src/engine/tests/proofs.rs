@@ -25,7 +25,7 @@ fn prover() -> Prover {
     Prover::new(config, Arc::new(Zeroes))
 }
 
-/// Lets the server require a proof.
+/// Makes the server require a proof.
 fn demanding(setup: &mut Setup) {
     setup.how.con_rsp = Some(Box::new(|_, rsp| {
         let says = Extensions { authenticate: true, ..Extensions::decode(&rsp.ext) };
@@ -48,7 +48,7 @@ fn refused(change: impl FnOnce(&mut Setup), words: &str, proves: bool) {
 }
 
 #[test]
-fn a_client_without_keys_does_not_use_a_server_that_wants_a_proof() {
+fn a_client_without_keys_does_not_use_a_server_that_requires_a_proof() {
     refused(demanding, "set key-file and server-key, or tls-dir", false);
 }
 

@@ -62,7 +62,7 @@ fn a_device_that_grows_is_used_at_once() {
     assert_eq!(fixture.end_of(IoOp::Write, OLD), Some(IoStatus::Ok));
     fixture.read(1, 2 * OLD - 4096, 4096);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
-    // Only over one path, as if the other notification had been lost.
+    // Notified over only one path, as if the other notification had been lost.
     fixture.set_size(3 * OLD);
     fixture.send_changed(1);
     fixture.run(200 * MS);
@@ -182,7 +182,7 @@ fn changed_before_the_open_is_remembered() {
     fixture.server.release();
     fixture.until("the device", SEC, Fixture::is_whole);
     fixture.run(200 * MS);
-    assert_eq!(fixture.opens(), 2, "once, and once more");
+    assert_eq!(fixture.opens(), 2, "one open and one reopen");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn another_refusal_leaves_the_path_as_it_is() {
 }
 
 #[test]
-fn a_path_that_dies_with_the_answer_leaves_it_to_the_next() {
+fn a_reopen_lost_with_its_path_is_repeated_on_another() {
     let mut fixture = fixture(|s| s.how.fence = true);
     fixture.server.how.hold_control = true;
     fixture.set_size(2 * OLD);

@@ -1,5 +1,5 @@
-//! Tests of IO whose memory is a list of pieces, as front ends for guests and for vectors submit
-//! it.
+//! Tests of IO whose memory is a list of pieces, as front ends for guests and for vectored IO
+//! submit it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn ended(fixture: &mut Fixture, shard: usize) {
     fixture.until("the end of the IO", SEC, |fixture| fixture.client.has_completions(shard));
 }
 
-/// Returns pieces of a total length that is a multiple of a block, in reverse order and apart.
+/// Returns pieces with gaps, in reverse order, whose total length is a multiple of a block.
 fn pieces(prng: &mut Prng, memory: &Arc<Region>, count: usize) -> Vec<MemSlice> {
     let mut lens: Vec<usize> = (0..count).map(|_| 1 + prng.index(LEN / count - 512)).collect();
     let total: usize = lens.iter().sum();
@@ -102,7 +102,7 @@ fn pieces_hold_the_bytes_of_an_io() {
     }
 }
 
-/// Maps a file without a name, as a guest's memory is.
+/// Maps an unlinked file, like the memory of a guest.
 fn guest_memory() -> Arc<Region> {
     let path = std::env::temp_dir().join(format!("rtrs-guest-{}", std::process::id()));
     let options =

@@ -1,4 +1,4 @@
-//! Scripted server: one session, one device in memory and others, any number of paths.
+//! Scripted server: one session, one device in memory, further exports, any number of paths.
 //!
 //! The server asserts everything that a client must comply with (order of connections, fields,
 //! permits not used twice, lengths) and records what it saw. [`How`] determines its answers.
@@ -71,7 +71,7 @@ impl Path {
         self.info_req_at() + 512
     }
 
-    /// Checks that the client has received every accept, since a round trip has passed since each.
+    /// Checks that a round trip has passed since each accept, so the client has received it.
     fn check_accepts(&self, now: Instant) {
         let heard = |con: &Con| now.since(con.accepted) >= ROUND_TRIP;
         assert!(self.cons.iter().all(heard), "one after the other");

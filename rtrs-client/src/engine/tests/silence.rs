@@ -129,7 +129,7 @@ fn the_servers_heartbeats_do_not_prove_that_it_receives() {
     fixture.server.how.heartbeats = false;
     let start = fixture.now();
     while fixture.client.states()[0] == PathState::Connected {
-        assert!(fixture.now().since(start) <= 500 * MS, "the path is held up");
+        assert!(fixture.now().since(start) <= 500 * MS, "the path is kept alive");
         fixture.server.immediate(0, 0, Imm::Heartbeat { next_ms: 0 }.encode());
         fixture.run(30 * MS);
     }
@@ -149,11 +149,7 @@ fn the_round_trip_is_measured() {
     assert!((6000..6100).contains(&latency), "{latency}");
     fixture.server.end_path(fixture.now(), 0);
     fixture.run(10 * MS);
-    assert_eq!(
-        fixture.client.control.view().paths()[0].heartbeat_us,
-        None,
-        "of a path that is down"
-    );
+    assert_eq!(fixture.client.control.view().paths()[0].heartbeat_us, None, "the path is down");
 }
 
 #[test]
@@ -185,7 +181,7 @@ fn defaults(s: &mut Setup) {
 }
 
 #[test]
-fn a_silent_path_of_our_own_server_is_noticed_within_500_ms_and_a_kernels_in_3_s() {
+fn a_silent_rtrs_server_is_noticed_within_500_ms_and_a_kernel_server_within_3_s() {
     for (fence, bound) in [(true, 300 * MS..500 * MS), (false, 2500 * MS..3010 * MS)] {
         for before in 0..12 {
             let mut fixture = Fixture::open(|s| {
@@ -228,7 +224,7 @@ fn a_path_is_given_up_sooner_if_the_server_answers_on_another() {
 }
 
 #[test]
-fn a_server_that_answers_nowhere_gets_all_its_time() {
+fn a_server_that_answers_on_no_path_gets_its_full_time() {
     let mut fixture = Fixture::open(rdma_defaults);
     fixture.run(SEC);
     fixture.server.how.heartbeats = false;
@@ -307,7 +303,7 @@ fn a_server_that_is_as_late_as_we_are_loses_no_path() {
         fixture.server.immediate(0, 0, Imm::HeartbeatAck.encode());
         fixture.run(10 * MS);
     }
-    // With turns on time again, silence counts.
+    // Once turns are on time again, silence counts.
     fixture.server.how.heartbeats = false;
     fixture.until("the path's end", 500 * MS, |s| s.client.states() != [PathState::Connected]);
 }

@@ -48,7 +48,7 @@ fn probes(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_request_that_hangs_keeps_its_path_and_other_requests_continue() {
-    // With the default of the setting, for each treatment of IO without a path.
+    // With the default of slow-io, for each treatment of IO without a path.
     for no_path in [NoPath::Queue, NoPath::QueueFor(5 * SEC), NoPath::Fail] {
         let mut fixture = hanging(|s| s.config.no_path = no_path);
         let tag = fixture.submit(0, IoOp::Read, 0, 4096);
@@ -79,7 +79,7 @@ fn a_request_that_hangs_keeps_its_path_and_other_requests_continue() {
 }
 
 #[test]
-fn requests_that_hang_with_every_permit_keep_their_paths() {
+fn requests_that_hold_every_permit_and_hang_keep_their_paths() {
     // A probe has its own permit. IO that waits for permits waits just as long.
     let mut fixture = hanging(|_| {});
     let tags: Vec<_> = (0..40).map(|at| fixture.submit(at % 2, IoOp::Read, 0, 512)).collect();
@@ -119,7 +119,7 @@ fn a_connection_that_answers_nothing_ends_its_path_though_heartbeats_are_answere
 
 #[test]
 fn a_slow_request_goes_to_another_path_when_its_own_dies() {
-    // At any age.
+    // The age of the requests does not matter.
     let mut fixture = hanging(|s| s.config.no_path = NoPath::QueueFor(5 * SEC));
     let tags = [0, 0].map(|shard| fixture.submit(shard, IoOp::Write, 0, 512));
     fixture.run(90 * SEC);

@@ -126,7 +126,7 @@ fn a_resent_request_counts_once() {
 }
 
 #[test]
-fn an_answer_of_the_other_form_ends_the_path() {
+fn an_answer_in_the_wrong_format_ends_the_path() {
     for (agreed, word) in [(true, "RKEY_RSP with times"), (false, "")] {
         let mut fixture = Fixture::open(|s| {
             if agreed {

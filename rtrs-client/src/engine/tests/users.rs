@@ -32,7 +32,7 @@ impl Users {
         Self { devices, ended: BTreeMap::new(), next_tag: 1 }
     }
 
-    /// Submits an IO whose buffer is after those of the first device.
+    /// Submits an IO whose buffer follows those of the first device.
     pub(super) fn submit(
         &mut self,
         fixture: &mut Fixture,

@@ -19,7 +19,7 @@ fn status(fixture: &Fixture, device: DeviceIndex) -> VolumeStatus {
     volumes.into_iter().find(|volume| volume.device == device).expect("a volume")
 }
 
-/// Returns the device IDs that requests on a path named, by the path's first byte.
+/// Returns the device IDs named by requests on the path whose UUID begins with this byte.
 fn ids_over(fixture: &Fixture, path: u8) -> Vec<u32> {
     let over = fixture.server.ios().filter(|request| request.path.0[0] == path);
     let mut ids: Vec<u32> = over.filter_map(|r| r.io.map(|io| io.1.device_id)).collect();
@@ -35,7 +35,7 @@ fn send_changed(fixture: &mut Fixture, device: u32) {
 }
 
 #[test]
-fn a_report_has_the_devices_that_were_asked_for() {
+fn a_report_has_the_requested_devices() {
     let fixture = with_second(|_| {});
     let devices = |reported| {
         let reports = fixture.client.device_reports(fixture.now(), 1, reported);
@@ -68,7 +68,7 @@ fn each_path_opens_every_volume_and_carries_io_of_each() {
 }
 
 #[test]
-fn a_session_has_as_many_volumes_as_it_may_have() {
+fn a_session_can_have_the_maximum_number_of_volumes() {
     let mut fixture = Fixture::new(|s| {
         s.config.volumes.extend((1..VOLUMES_MAX).map(|at| volume(&format!("vol{at}"))));
     });
@@ -152,7 +152,7 @@ fn a_volume_that_was_open_is_retried_on_the_path_that_lacks_it() {
 }
 
 #[test]
-fn another_disk_under_the_name_of_one_volume_takes_only_that_off_the_path() {
+fn another_disk_under_a_volumes_name_takes_only_that_volume_off_the_path() {
     let mut fixture = new_with_second(|s| {
         s.paths = 2;
         (s.how.server_id, s.how.export_id) = (Some([1; 16]), Some(ExportId::of_name("a")));
@@ -199,12 +199,12 @@ fn two_names_of_one_export_are_not_two_volumes() {
 }
 
 #[test]
-fn ids_are_those_of_the_path_that_a_request_takes() {
+fn requests_use_the_device_ids_of_their_path() {
     let mut fixture = with_second(|s| s.paths = 2);
     let mut second = Users::of(&fixture, SECOND);
     let old = fixture.server.more.named("vol1").device.unwrap();
     // A server was restarted behind the other path, which seems alive: it assigns other numbers,
-    // and that of the first volume to the second.
+    // and gives the second volume the old number of the first.
     let first = fixture.server.device.unwrap();
     fixture.server.more.named("vol1").device = None;
     fixture.server.more.named("vol1").next_id = Some(first);
@@ -223,8 +223,8 @@ fn ids_are_those_of_the_path_that_a_request_takes() {
         ids.sort_unstable();
         ids
     };
-    assert_eq!(ids_over(&fixture, 0xa0), sorted(vec![first, old]), "as they were");
-    assert_eq!(ids_over(&fixture, 0xa1), sorted(vec![first, 7]), "as they are there");
+    assert_eq!(ids_over(&fixture, 0xa0), sorted(vec![first, old]), "the old IDs");
+    assert_eq!(ids_over(&fixture, 0xa1), sorted(vec![first, 7]), "the new IDs");
     // Requests repeated on the other path use its number.
     fixture.server.how.hold = true;
     let tags: Vec<u64> =
@@ -235,12 +235,12 @@ fn ids_are_those_of_the_path_that_a_request_takes() {
     fixture.server.end_path(fixture.now(), 0);
     fixture.server.release();
     fixture.run(50 * MS);
-    assert_eq!(ids_over(&fixture, 0xa1), [first], "the one of the second volume there");
+    assert_eq!(ids_over(&fixture, 0xa1), [first], "that of the second volume");
     assert!(tags.iter().all(|tag| second.status(*tag).is_some()));
 }
 
 #[test]
-fn a_path_that_lacks_a_volume_does_not_stop_its_clock() {
+fn a_path_that_lacks_a_volume_does_not_stop_the_volumes_clock() {
     let mut fixture = with_second(|s| s.config.no_path = NoPath::QueueFor(5 * SEC));
     let mut second = Users::of(&fixture, SECOND);
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
@@ -318,7 +318,7 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     assert_eq!(fixture.server.more.named("vol1").opens, opens);
     assert!(!status(&fixture, SECOND).open, "nor a path that has reconnected");
 
-    // An idle volume learns of the removal by CHANGED.
+    // An idle volume learns of the removal from CHANGED.
     let mut fixture = with_second(|s| s.paths = 2);
     let id = fixture.server.more.named("vol1").device.unwrap();
     fixture.server.more.named("vol1").open_errno = errno::EIDRM;
@@ -365,7 +365,7 @@ fn only_the_volume_that_grows_is_reopened() {
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     assert_eq!(fixture.serving(SECOND), [1]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // The same for the first volume, which only one path serves by then.
+    // The path ends when the first volume, which is all that it serves by now, changes too.
     fixture.server.how.open_rsp =
         Some(Box::new(|rsp| OpenRsp { device_id: rsp.device_id + 40, ..rsp }));
     let first = fixture.server.device.unwrap();
@@ -419,14 +419,14 @@ fn a_flush_and_its_reports_concern_only_its_volume() {
     assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Io);
     assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Ok, "once");
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);
-    assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Ok, "a write of its new epoch");
+    assert_eq!(second.run(&mut fixture, IoOp::Flush), IoStatus::Ok, "a write in the new epoch");
     fixture.run(3 * SEC);
     let kept = |device| fixture.client.control.view().saved_epoch(device);
     assert_eq!((kept(DeviceIndex::FIRST), kept(SECOND)), (Some(7), Some(70)));
 }
 
 #[test]
-fn an_open_that_is_not_answered_ends_the_path_and_goes_last_the_next_time() {
+fn an_unanswered_open_ends_its_path_and_goes_last_the_next_time() {
     let mut fixture = with_second(|s| (s.paths, s.how.fence) = (2, true));
     let mut second = Users::of(&fixture, SECOND);
     fixture.server.how.hold_volume = Some("vol0");

@@ -216,7 +216,7 @@ fn a_closed_volume_without_a_path_keeps_its_permits_only_as_long_as_an_open_one(
 }
 
 #[test]
-fn unreaped_completions_of_a_closed_volume_keep_no_shard_busy() {
+fn unreaped_completions_of_a_closed_volume_do_not_keep_a_shard_busy() {
     let mut fixture = with_second(|s| s.how.hold = true);
     let mut second = Users::of(&fixture, SECOND);
     for _ in 0..2 {
@@ -236,7 +236,7 @@ fn unreaped_completions_of_a_closed_volume_keep_no_shard_busy() {
 
 /// The user ends before the shard learns of the close.
 #[test]
-fn completions_without_a_user_keep_no_shard_busy_before_the_close() {
+fn completions_without_a_user_do_not_keep_a_shard_busy_before_the_close() {
     let mut fixture = with_second(|s| s.how.hold = true);
     let mut second = Users::of(&fixture, SECOND);
     second.submit(&mut fixture, 0, IoOp::Write, 0, 4096);
@@ -388,7 +388,7 @@ fn a_volume_that_is_closed_without_a_path_is_closed_once_there_is_one() {
     close(&mut fixture, "vol1").expect("another is left");
     fixture.run(SEC);
     assert_eq!(fixture.volumes(), ["vol0"], "its user does not wait");
-    assert!(fixture.server.more.named("vol1").device.is_some(), "the server knows nothing");
+    assert!(fixture.server.more.named("vol1").device.is_some(), "the server does not know yet");
     for path in 0..2 {
         fixture.world.unsilence(client_ip(path), server_ip(path));
         fixture.world.unsilence(server_ip(path), client_ip(path));
@@ -397,7 +397,7 @@ fn a_volume_that_is_closed_without_a_path_is_closed_once_there_is_one() {
     assert_eq!(fixture.server.more.named("vol1").device, None);
     fixture.until("the paths", 5 * SEC, Fixture::is_whole);
     fixture.read(0, 0, 4096);
-    // Another volume gets its index: no path serves it by the old number.
+    // Another volume gets its index: no path serves it under the old number.
     fixture.server.more.add("vol2", 1 << 20);
     fixture.server.how.hold_volume = Some("vol2");
     add(&mut fixture, "vol2").expect("room");
@@ -427,7 +427,7 @@ fn a_volume_may_be_closed_while_it_is_opened() {
 }
 
 #[test]
-fn a_detach_ends_volumes_that_come_and_go() {
+fn a_detach_ends_volumes_that_are_being_added_or_closed() {
     for steps in 0..40 {
         let mut fixture = new_with_second(|s| s.paths = 2);
         fixture.server.more.add("vol2", 1 << 20);

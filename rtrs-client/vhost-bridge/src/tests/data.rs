@@ -1,4 +1,4 @@
-//! Requests of a well-behaved driver.
+//! Tests of requests from a well-behaved driver.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -77,7 +77,7 @@ fn two_rings_on_two_shards_carry_many_requests() {
     rings.iter().for_each(|ring| ring.reset(&guest));
     guest.connect(&rig.socket, &mut rings);
     let prng = &mut Prng::new(9);
-    // Each slot has a part of the disk of its own, and a ring.
+    // Each slot has its own part of the disk, and a ring.
     const SECTORS: u64 = 512;
     let mut model = vec![vec![0; SECTORS as usize * 512]; usize::from(SLOTS)];
     for _ in 0..40 {
@@ -158,7 +158,7 @@ fn pieces_of_any_number_and_length_are_served() {
         let seen = pieces.iter().flat_map(|piece| guest.read(piece.at, piece.len as usize));
         assert!(seen.collect::<Vec<_>>() == data, "{count}");
     }
-    // 129 pieces of less than a sector in all cannot be placed without a copy.
+    // 129 pieces that total less than a sector cannot be used without a copy.
     let pieces: Vec<_> = (0..256)
         .map(|at| Piece { at: GuestRing::data_at(0) + at * 64, len: 2, is_writable: true })
         .collect();
@@ -199,7 +199,7 @@ fn writes_are_durable_unless_the_driver_flushes() {
         guest.wanted = !(1 << VIRTIO_BLK_F_FLUSH);
         guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
         assert_eq!(ran(&guest, &mut ring), through);
-        // A firmware is such a driver, and its successor can flush.
+        // Firmware is such a driver, and the driver after it can flush.
         guest.disconnect();
         guest.wanted = u64::MAX;
         guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
@@ -233,7 +233,7 @@ fn a_failed_part_fails_the_request() {
 }
 
 #[test]
-fn a_ring_stops_when_its_requests_have_ended_and_goes_on() {
+fn a_ring_stops_when_its_requests_have_ended_and_resumes() {
     let rig = Rig::new("stop", &geometry(), 1);
     let (mut guest, mut ring) = guest(&rig);
     assert_eq!(ring.put(&guest, 0, &[1; 512]), 0);

@@ -1,4 +1,4 @@
-//! Tests of a ring, with a driver written by hand and without a device.
+//! Tests of a ring, with a hand-written driver and without a device.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn take(ring: &mut Vring) -> Result<Option<u16>, Fault> {
 }
 
 #[test]
-fn requests_are_taken_in_order_and_answered_in_any() {
+fn requests_are_taken_in_order_and_answered_in_any_order() {
     // The indices wrap around.
     let (guest, mut driver, mut ring) = ring(65_533);
     for round in 0..10_u32 {
@@ -101,7 +101,7 @@ fn a_chain_is_read_through_its_tables() {
 }
 
 #[test]
-fn each_fault_of_a_driver_is_found() {
+fn every_fault_of_a_driver_is_detected() {
     type Prepare = fn(&Guest, &mut GuestRing);
     let outside = u64::from(u32::MAX);
     let cases: [(Fault, Prepare); 12] = [
@@ -161,7 +161,7 @@ fn each_fault_of_a_driver_is_found() {
 }
 
 #[test]
-fn a_request_is_in_flight_once() {
+fn a_request_in_flight_is_not_taken_again() {
     let (guest, mut driver, mut ring) = ring(0);
     offer(&guest, &mut driver, 2);
     assert_eq!(take(&mut ring), Ok(Some(2)));
@@ -170,7 +170,7 @@ fn a_request_is_in_flight_once() {
 }
 
 #[test]
-fn a_ring_lies_in_memory_of_the_guest() {
+fn a_ring_must_be_in_memory_of_the_guest() {
     let (guest, driver) = (Guest::default(), GuestRing::new(0, SIZE, 0));
     driver.reset(&guest);
     let start = |change: fn(&mut RingSetup)| {
@@ -196,7 +196,7 @@ fn a_ring_lies_in_memory_of_the_guest() {
 }
 
 #[test]
-fn kicks_and_calls_are_left_out_as_both_sides_ask() {
+fn kicks_and_calls_are_suppressed_on_request() {
     for has_events in [false, true] {
         let (guest, mut driver) = (Guest::default(), GuestRing::new(0, SIZE, 65_530));
         driver.reset(&guest);
@@ -209,7 +209,7 @@ fn kicks_and_calls_are_left_out_as_both_sides_ask() {
             assert_eq!(ring.ask_kicks(), Ok(false));
             offer(&guest, &mut driver, 0);
             assert!(driver.kick(&guest, 1), "the device sleeps");
-            assert_eq!(ring.ask_kicks(), Ok(true), "a request came before it sleeps");
+            assert_eq!(ring.ask_kicks(), Ok(true), "a request arrived before it sleeps");
             assert_eq!(take(&mut ring), Ok(Some(0)));
             for head in [1, 2] {
                 offer(&guest, &mut driver, head);
@@ -227,7 +227,7 @@ fn kicks_and_calls_are_left_out_as_both_sides_ask() {
                 driver.ignore_calls(&guest, true);
             }
             ring.answer(2, 1).unwrap();
-            assert_eq!(ring.needs_call(), Ok(false), "the driver looks by itself");
+            assert_eq!(ring.needs_call(), Ok(false), "the driver polls");
             driver.ignore_calls(&guest, false);
             while driver.answer(&guest).is_some() {}
         }
@@ -302,7 +302,7 @@ fn a_ring_of_any_bytes_is_read_or_refused() {
         let mut bytes = vec![0; 4096];
         prng.fill(&mut bytes);
         for descriptor in bytes.chunks_exact_mut(16) {
-            // Mostly memory of the guest, of a length that is not endless.
+            // Mostly memory of the guest, of limited length.
             if prng.index(40) > 0 {
                 let at = GUEST_AT + prng.index(8192) as u64 * 16;
                 descriptor[..8].copy_from_slice(&at.to_le_bytes());

@@ -22,7 +22,7 @@ const UNNAMED: &str = "unknown";
 pub struct PassedSocket {
     /// Name: `FileDescriptorName=` of the socket unit, or else the name of the unit.
     pub name: String,
-    /// The socket, whose calls wait.
+    /// The socket, in blocking mode.
     pub socket: Socket,
 }
 
@@ -63,7 +63,7 @@ pub fn passed_sockets() -> io::Result<Vec<PassedSocket>> {
     numbers.zip(names_of(&names)).map(|(number, name)| socket(number, name)).collect()
 }
 
-/// Returns the names of the descriptors in a value of LISTEN_FDNAMES, without end.
+/// Returns the names of the descriptors in a value of LISTEN_FDNAMES, as an infinite iterator.
 fn names_of(names: &str) -> impl Iterator<Item = &str> {
     let named = names.split(':').map(|name| if name.is_empty() { UNNAMED } else { name });
     named.chain(std::iter::repeat(UNNAMED))

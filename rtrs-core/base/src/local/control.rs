@@ -2,7 +2,7 @@
 //!
 //! This module has the listening end ([`ControlSocket`]), which replies on a thread of its own, off
 //! the IO path, and the requesting end ([`request`]). A request is at most 4096 bytes long, and
-//! request and reply as a whole have a time limit. Each connection has a small thread until its
+//! request and reply each have a total time limit. Each connection has a small thread until its
 //! request has arrived, so a client that stops in the middle, or sends nothing, delays no other; if
 //! there are too many such connections, the oldest is closed. The daemon defines the types of
 //! requests and replies. A request that the daemon refuses, or does not know, is answered with
@@ -49,7 +49,7 @@ type Received = (String, UnixStream);
 #[derive(Debug)]
 pub struct ControlSocket(Arc<Shared>);
 
-/// Handle that creates the path of a control socket again.
+/// Handle that recreates the path of a control socket.
 #[derive(Clone, Debug)]
 pub struct SocketRenewal(Arc<Shared>);
 
@@ -89,7 +89,7 @@ impl ControlSocket {
     /// Passes every request to `handle`, one after the other, on a thread of its own. The handler
     /// replies with [`reply`], immediately or later. A request that does not parse as `R` is
     /// refused. A request whose sender has closed the connection is dropped: a command that gave
-    /// up, as on a process that was stopped for a while, must not take effect later.
+    /// up, for example while this process was stopped, must not take effect later.
     ///
     /// # Errors
     /// Returns the system's error if no thread or descriptor is available.
@@ -126,7 +126,7 @@ impl ControlSocket {
 }
 
 impl SocketRenewal {
-    /// Creates the path again if it was removed, and logs that. Has no effect after the end of the
+    /// Recreates the path if it was removed, and logs that. Has no effect after the end of the
     /// socket.
     pub fn renew(&self) {
         match self.0.renew() {
@@ -135,7 +135,7 @@ impl SocketRenewal {
                 tracing::info!("control socket {} recreated", self.0.path.display());
             }
             Err(error) => tracing::warn!(
-                "cannot create the control socket {} again: {error}",
+                "cannot recreate the control socket {}: {error}",
                 self.0.path.display()
             ),
         }
@@ -150,7 +150,7 @@ impl Shared {
         if state.ended || !state.bound.as_ref().is_none_or(is_missing) {
             return Ok(false);
         }
-        // First, because the new socket may get the inode number by which this one knows its file.
+        // Drop the old socket first: the new one may get the inode number that identifies its file.
         state.bound = None;
         let bound = Bound::new(&self.path)?;
         state.received.iter().try_for_each(|received| bound.accept(received.clone()))?;
@@ -292,7 +292,7 @@ pub enum RequestError {
 }
 
 /// Sends a request to the daemon that listens on a control socket, and waits for the reply for at
-/// most `timeout`. Connecting to a daemon that has stopped accepting is limited too.
+/// most `timeout`. This also limits connecting to a daemon that no longer accepts.
 ///
 /// # Errors
 /// See [`RequestError`].
@@ -453,7 +453,7 @@ mod tests {
         let mut gone = UnixStream::connect(&path).unwrap();
         gone.write_all(b"\"gone\"\n").unwrap();
         drop(gone);
-        // This client has ended its direction, and waits.
+        // This client has shut down its sending direction, and waits.
         let mut half = UnixStream::connect(&path).unwrap();
         half.write_all(b"\"half\"\n").unwrap();
         half.shutdown(std::net::Shutdown::Write).unwrap();
@@ -510,7 +510,7 @@ mod tests {
                 reply(&stream, Ok(text));
             })
             .unwrap();
-        // More than are kept, and they would take minutes if they were served one after the other.
+        // More connections than are kept; served one after the other, they would take minutes.
         let silent: Vec<_> = (0..2 * SILENT_MAX)
             .map(|_| {
                 let mut stream = UnixStream::connect(&path).unwrap();

@@ -3,8 +3,8 @@
 //!
 //! A path without a listener was left behind by a killed process and is replaced. Checking and
 //! replacing are one atomic step for all users of this module: they hold a lock on the directory
-//! meanwhile, so that one of two processes that start at once is refused, and neither listens on a
-//! socket that the other has removed. No call waits longer than [`LOCK_PATIENCE`].
+//! meanwhile, so that one of two processes that start at the same time is refused, and neither
+//! listens on a socket that the other has removed. No call waits longer than [`LOCK_PATIENCE`].
 //!
 //! Used by the NBD listener and by `control.rs`.
 

@@ -12,12 +12,13 @@ use tracing::callsite::Identifier;
 
 use crate::time::{Duration, Instant};
 
-/// Number of lines that a call site may log at once, and the time after which it may log another.
+/// Number of lines that a call site may log in a burst, and the time after which it may log
+/// another.
 const PLACE: Rate = Rate { burst: 1000, pause: Duration::from_millis(500) };
-/// Number of lines that a call site may log at once for one peer, and the time after which it may
-/// log another.
+/// Number of lines that a call site may log in a burst for one peer, and the time after which it
+/// may log another.
 const PEER: Rate = Rate { burst: 100, pause: Duration::from_secs(5) };
-/// Maximum number of peers distinguished per call site; one more replaces the peer that was quiet
+/// Maximum number of peers distinguished per call site; another replaces the peer that was quiet
 /// the longest.
 const PEERS_MAX: usize = 64;
 

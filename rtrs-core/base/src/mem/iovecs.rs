@@ -1,4 +1,4 @@
-//! Vector form that `sendmsg` and `recvmsg` take.
+//! I/O vectors for `sendmsg` and `recvmsg`.
 
 use std::fmt;
 
@@ -64,7 +64,7 @@ impl IoVecs {
     }
 
     /// Appends the parts of a scattered slice. If its owner has meanwhile assigned more pieces than
-    /// there is room for, the list ends with bounce memory: their number of bytes is promised.
+    /// there is room for, the list ends with bounce memory, so that it has the promised length.
     fn push_parts(&mut self, slice: &MemSlice) {
         let (Some(parts), mut done) = (slice.region().parts(), 0) else { return };
         while done < slice.len() {
@@ -87,7 +87,7 @@ impl IoVecs {
     }
 
     /// Fills the slices in order, as a receive would; returns the number of bytes that fit. For
-    /// machines driven without a socket, before any `advance`.
+    /// state machines driven without a socket, before any `advance`.
     pub fn fill_from(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         for slice in &self.slices {

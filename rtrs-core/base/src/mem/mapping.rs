@@ -62,7 +62,7 @@ impl Mapping {
             "no word at {offset} of {}",
             self.len
         );
-        // SAFETY: the word lies in the mapping, which is page-aligned and lives as long as `self`
+        // SAFETY: the word is inside the mapping, which is page-aligned and lives as long as `self`
         // is borrowed; atomics may be shared with other processes.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
@@ -71,13 +71,13 @@ impl Mapping {
     /// bytes by an atomic word. Panics outside the memory.
     pub(super) fn write_bytes(&self, offset: usize, bytes: &[u8]) {
         let to = self.bytes(offset, bytes.len());
-        // SAFETY: the target lies in the mapping, to which no Rust references to bytes exist; the
+        // SAFETY: the target is inside the mapping, to which no Rust references to bytes exist; the
         // source is other memory, since it is borrowed.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Copies bytes from an offset, as [`Self::write_bytes`] does. What another process changes
-    /// meanwhile may be copied or not.
+    /// Copies bytes from an offset, the counterpart of [`Self::write_bytes`]. Concurrent changes by
+    /// another process may or may not be copied.
     pub(super) fn read_bytes(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.bytes(offset, bytes.len());
         // SAFETY: as for writes. All bytes are valid values, and each is read once.

@@ -1,9 +1,9 @@
 //! Bytes that can be borrowed like a vector and turned into a region for an IO.
 //!
-//! A region hands out no references, because other holders may change its bytes. [`OwnedBytes`] is
-//! the only handle to its region, so it can. [`OwnedBytes::share`] turns it into handles for an IO,
-//! and [`OwnedBytes::reclaim`] turns the last of them back. Memory that is not a vector, such as
-//! that of a C program, is wrapped by [`OwnedBytes::foreign`].
+//! A region lends no references, because other holders may change its bytes. [`OwnedBytes`] is the
+//! only handle to its region, so it can lend them. [`OwnedBytes::share`] turns it into handles for
+//! an IO, and [`OwnedBytes::reclaim`] turns the last of them back. Memory that is not a vector,
+//! such as that of a C program, is wrapped by [`OwnedBytes::foreign`].
 
 use std::any::Any;
 use std::fmt;
@@ -92,7 +92,7 @@ impl Deref for OwnedBytes {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the vector, or the caller of `foreign`, has initialized these bytes. This is the
-        // only handle of the region, so no operation or slice names it, and changes need `&mut
+        // only handle of the region, so no operation or slice uses it, and changes need `&mut
         // self`.
         unsafe { slice::from_raw_parts(self.region.address(0), self.region.len()) }
     }

@@ -29,8 +29,8 @@ impl Pool {
         Ok(Self::of(Region::new(bytes)?, count, buffer_len))
     }
 
-    /// Creates a pool of `count` buffers of `buffer_len` bytes each, whose bytes lie in pieces of
-    /// other regions: [`Self::assign`] says in which.
+    /// Creates a pool of `count` buffers of `buffer_len` bytes each, whose bytes are in pieces of
+    /// other regions, set by [`Self::assign`].
     ///
     /// # Errors
     /// See [`Self::new`].
@@ -62,13 +62,13 @@ impl Pool {
     /// the last operation that names its bytes has ended.
     ///
     /// # Errors
-    /// The rule that the pieces break; the buffer has no pieces then.
+    /// The rule that the pieces break; the buffer then has no pieces.
     pub fn assign(
         &mut self,
         index: u32,
         pieces: impl IntoIterator<Item = MemSlice>,
     ) -> Result<MemSlice, ScatterError> {
-        assert!(self.taken[index as usize], "pieces of the free buffer {index}");
+        assert!(self.taken[index as usize], "pieces assigned to the free buffer {index}");
         let scatter = self.scatter.as_ref().ok_or(ScatterError::Whole)?;
         let len = scatter.assign(index, pieces)?;
         self.slice(index).slice(0, len).ok_or(ScatterError::Length)

@@ -44,12 +44,12 @@ enum Backing {
     Scattered(Arc<dyn Parts>),
 }
 
-/// Parts of memory in which the bytes of a scattered region lie.
+/// Parts of memory that hold the bytes of a scattered region.
 pub(super) trait Parts: Send + Sync {
-    /// Returns memory in one piece, of the same length.
+    /// Returns contiguous memory of the same length.
     fn bounce(&self) -> &Arc<Region>;
 
-    /// Returns the memory of the first bytes of a range that is not empty: as many as lie in one
+    /// Returns the memory of the first bytes of a range that is not empty: as many as are in one
     /// part.
     fn first_part(&self, offset: usize, len: usize) -> MemSlice;
 
@@ -63,7 +63,7 @@ pub(super) trait Parts: Send + Sync {
         }
     }
 
-    /// Returns the length of the start of a range that lies in at most `count` parts.
+    /// Returns the length of the longest start of a range that is in at most `count` parts.
     fn len_of(&self, count: usize, offset: usize, len: usize) -> usize {
         let mut done = 0;
         for _ in 0..count {
@@ -109,7 +109,7 @@ impl Region {
         Self::map(len, stride).map(Arc::new)
     }
 
-    /// Maps memory that counts against a limit, for buffers that lie `stride` apart.
+    /// Maps memory that counts against a limit, for buffers that are `stride` apart.
     ///
     /// # Errors
     /// See [`Region::new`].
@@ -162,7 +162,7 @@ impl Region {
         Arc::new(Self::of(base, len, 0, Backing::Foreign { _owner: Box::new(owner) }))
     }
 
-    /// Makes a region whose bytes lie in these parts.
+    /// Makes a region whose bytes are in these parts.
     pub(super) fn scattered(parts: Arc<dyn Parts>) -> Arc<Self> {
         let Self { base, len, stride, .. } = **parts.bounce();
         Arc::new(Self::of(base, len, stride, Backing::Scattered(parts)))
@@ -205,7 +205,7 @@ impl Region {
         Self { base, len, stride, id, usage: None, backing }
     }
 
-    /// Returns true if the bytes lie in pieces of other regions.
+    /// Returns true if the bytes are in pieces of other regions.
     #[inline]
     pub fn is_scattered(&self) -> bool {
         matches!(self.backing, Backing::Scattered(_))
@@ -249,7 +249,7 @@ impl Region {
         self.len
     }
 
-    /// Returns a number of which no buffer of this region crosses a multiple; 0 if unknown.
+    /// Returns the stride: no buffer of this region crosses a multiple of it. 0 if unknown.
     pub fn stride(&self) -> usize {
         self.stride
     }
@@ -264,7 +264,7 @@ impl Region {
         self.id
     }
 
-    /// Returns the slice `offset..offset + len` of this region. None if it does not lie inside.
+    /// Returns the slice `offset..offset + len` of this region. None if it exceeds the region.
     pub fn slice(self: &Arc<Self>, offset: usize, len: usize) -> Option<MemSlice> {
         if offset.checked_add(len)? > self.len {
             return None;
@@ -397,7 +397,7 @@ impl Region {
         self.device_address(offset)
     }
 
-    /// Returns the address that stands for the byte at `offset` at an RDMA device: that of its
+    /// Returns the address at which an RDMA device accesses the byte at `offset`: that of its
     /// bounce memory if the region is scattered ([`MemSlice::fill_bounce`]).
     pub fn device_address(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "address outside the region");
@@ -464,7 +464,7 @@ impl MemSlice {
         self.len == 0
     }
 
-    /// Extends the slice by one that continues it in memory. Returns false if that does not.
+    /// Extends the slice by one that continues it in memory. Returns false if `next` does not.
     #[inline]
     pub(super) fn extend(&mut self, next: &Self) -> bool {
         if self.region.id != next.region.id || self.offset + self.len != next.offset {
@@ -474,7 +474,7 @@ impl MemSlice {
         true
     }
 
-    /// Returns the part `from..from + len` of this slice. None if it does not lie inside.
+    /// Returns the part `from..from + len` of this slice. None if it exceeds the slice.
     pub fn slice(&self, from: usize, len: usize) -> Option<Self> {
         if from.checked_add(len)? > self.len {
             return None;
@@ -527,7 +527,7 @@ impl MemSlice {
         self.region.device_address(self.offset)
     }
 
-    /// Returns how many of the first `max` bytes lie in at most `parts` parts of memory: all unless
+    /// Returns how many of the first `max` bytes are in at most `parts` parts of memory: all unless
     /// the region is scattered.
     pub fn len_of_parts(&self, max: usize, parts: usize) -> usize {
         let len = self.len.min(max);

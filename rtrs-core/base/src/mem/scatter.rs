@@ -1,14 +1,14 @@
-//! Buffers whose bytes lie in pieces of other regions.
+//! Buffers whose bytes are in pieces of other regions.
 //!
 //! A scattered region has buffers like any other, and its owner assigns a list of pieces to each
 //! buffer that is in use: memory of a guest, or of a program that submits vectors. Everything that
-//! accesses the region accesses the pieces. So a buffer is one range for everybody between its
-//! owner and the socket: it is split, registered and opened to a peer like memory in one piece.
+//! accesses the region accesses the pieces. So a buffer is one range for all code between its owner
+//! and the socket: it is split, registered and opened to a peer like memory in one piece.
 //!
 //! Devices need memory in one piece. For them the region has bounce memory, at the same offsets; a
 //! provider that uses it copies between bounce memory and pieces. It is backed by real memory only
-//! where it is used. It also holds the bytes of a buffer that lie in no piece, so an access never
-//! fails: a late write to a buffer that its owner has taken back reaches nothing of others.
+//! where it is used. It also holds the bytes of a buffer that are in no piece, so an access never
+//! fails: a late write to a buffer that its owner has taken back reaches no other memory.
 
 use std::io;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Parts for Scatter {
 }
 
 fn part_of(memory: &MemSlice, from: usize, len: usize) -> MemSlice {
-    memory.slice(from, len).unwrap_or_else(|| panic!("{from}+{len} lies outside {memory:?}"))
+    memory.slice(from, len).unwrap_or_else(|| panic!("{from}+{len} is outside {memory:?}"))
 }
 
 #[cfg(test)]
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_buffer_lie_in_its_pieces() {
+    fn bytes_of_a_buffer_are_in_its_pieces() {
         let prng = &mut Prng::new(7);
         let memory = Region::new(LEN).unwrap();
         let other = Region::new(LEN).unwrap();

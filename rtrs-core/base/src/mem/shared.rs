@@ -66,7 +66,7 @@ impl SharedMemory {
         self.len() == 0
     }
 
-    /// Reads a word, with all writes that its writer made before it.
+    /// Reads a word. All writes that its writer made before it are then visible.
     pub fn load(&self, offset: usize) -> u32 {
         self.mapping.word(offset).load(Ordering::Acquire)
     }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 /// Size of units in bytes if buffers are smaller.
 const UNIT: usize = 256 << 10;
 
-/// Returns the distance between units of a region whose buffers lie `stride` apart: one buffer, or
+/// Returns the distance between units of a region whose buffers are `stride` apart: one buffer, or
 /// as many as fit in 256 KiB. The system may back a whole unit as soon as one byte is used
 /// (`rt/fixed.rs` pins it).
 pub(crate) const fn unit_of(stride: usize) -> usize {
@@ -87,7 +87,7 @@ pub(super) struct RegionUsage {
 }
 
 impl RegionUsage {
-    /// Creates the accounting for a region of `len` bytes with buffers that lie `stride` apart.
+    /// Creates the accounting for a region of `len` bytes with buffers that are `stride` apart.
     pub(super) fn new(
         meter: &Arc<MemoryMeter>,
         len: usize,

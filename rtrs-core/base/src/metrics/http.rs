@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum length of a request with all its headers.
 const REQUEST_MAX: usize = 8192;
-/// Maximum number of connections at once.
+/// Maximum number of simultaneous connections.
 const CONNECTIONS_MAX: usize = 16;
 /// Minimum time between two generations of the text. Requests in between wait.
 const INTERVAL_MIN: Duration = Duration::from_millis(250);

@@ -17,7 +17,7 @@ pub use times::{Bucket, TIME_BUCKETS, Times, bucket_of};
 
 /// Declares the metrics of a daemon: a constant for each, and `ALL` with all metrics in this order.
 /// The metrics common to both daemons come first; `of` lists the labels that distinguish processes,
-/// `io` those of what an IO is for.
+/// `io` those that identify the target of an IO.
 #[macro_export]
 macro_rules! metrics {
     (of [$($of:literal),*]; io [$($io:literal),+]; $($own:tt)+) => {

@@ -392,7 +392,7 @@ impl fmt::Debug for FileFacts {
     }
 }
 
-/// Returns the position of the first byte of a file from `at` on that is not in a hole; None if
+/// Returns the position of the first byte of a file at or after `at` that is not in a hole; None if
 /// there is none before its end. Moves the file's position, and may wait for the file system.
 ///
 /// # Errors
@@ -401,8 +401,8 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
     seek(file, at, libc::SEEK_DATA)
 }
 
-/// Returns the position of the first byte of a file from `at` on that is in a hole; the end of the
-/// file counts as one. None if `at` is beyond it. Otherwise like [`next_data`].
+/// Returns the position of the first byte of a file at or after `at` that is in a hole; the end of
+/// the file counts as one. None if `at` is beyond it. Otherwise like [`next_data`].
 ///
 /// # Errors
 /// See [`next_data`].

@@ -83,12 +83,12 @@ impl<T> EventReceiver<T> {
         self.shared.queue.pop()
     }
 
-    /// Returns true if the sender was dropped; values that it has sent may be left.
+    /// Returns true if the sender was dropped; values that it has sent may still be queued.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire)
     }
 
-    /// Makes the eventfd readable if the queue has a value or is closed, and otherwise with the
+    /// Makes the eventfd readable now if the queue has a value or is closed, otherwise with the
     /// next value.
     pub fn watch(&mut self) {
         let shared = &*self.shared;
@@ -129,7 +129,7 @@ impl<T> EventReceiver<T> {
 }
 
 impl<T> AsFd for EventReceiver<T> {
-    /// Returns the eventfd, for a poll loop; see [`Self::watch`]. It is not to be read.
+    /// Returns the eventfd, for a poll loop; see [`Self::watch`]. Callers must not read it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }

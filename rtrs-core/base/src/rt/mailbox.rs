@@ -97,7 +97,7 @@ impl<T> Sender<T> {
             unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), 8) };
         };
         flag.send(|| queue.push(message), write);
-        // `Receiver::drop` says why it is seen here, or the message there.
+        // Either the flag is seen here, or `Receiver::drop` sees the message; see there.
         if has_ended.load(Ordering::Relaxed) {
             self.shared.drop_messages();
         }

@@ -22,7 +22,8 @@ impl Fd {
         Self(Rc::new(fd.into()))
     }
 
-    /// Returns the descriptor if there is no other holder; None drops this holder's share.
+    /// Returns the descriptor if there is no other holder. Otherwise drops this holder's share and
+    /// returns None.
     pub fn into_owned(self) -> Option<OwnedFd> {
         Rc::into_inner(self.0)
     }

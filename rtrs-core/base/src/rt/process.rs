@@ -1,4 +1,4 @@
-//! Settings of the process itself: its terminal, its memory, its treatment by the kernel.
+//! Settings of the process itself: its terminal, its memory, and its treatment by the kernel.
 //!
 //! A process that serves a block device of the kernel must not wait for that device: neither for a
 //! page of its own that was written there, nor for memory that is freed by writing there. The calls
@@ -32,13 +32,13 @@ pub fn become_daemon() -> io::Result<()> {
     std::env::set_current_dir("/")
 }
 
-/// Resets what the starter of a program may have left to it: no signal is blocked, and the ends of
+/// Resets signal settings that a program may have inherited: no signal is blocked, and the ends of
 /// children can be awaited (SIGCHLD is not ignored). A write beyond the file size limit fails with
 /// EFBIG instead of ending the program (SIGXFSZ).
 pub fn reset_signals() {
     let mut none = mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initializes the set, which pthread_sigmask reads. No handler is replaced:
-    // this runs at the start of the program, and both actions run no code of it. With these
+    // this runs at the start of the program, and neither action runs code of it. With these
     // arguments, none of the calls fails.
     unsafe {
         libc::sigemptyset(none.as_mut_ptr());
@@ -48,8 +48,8 @@ pub fn reset_signals() {
     }
 }
 
-/// Excludes the memory of the process, and thereby its keys, from core dumps and from access by
-/// other processes of its user (PR_SET_DUMPABLE).
+/// Excludes the memory of the process, including its keys, from core dumps and from access by other
+/// processes of its user (PR_SET_DUMPABLE).
 ///
 /// # Errors
 /// The system's error.
@@ -390,9 +390,9 @@ pub fn become_account(account: &Account) -> io::Result<()> {
     if dumps_are_forbidden { forbid_dumps() } else { Ok(()) }
 }
 
-/// While this guard exists, its thread opens, creates and removes files as an account, with the
-/// rights only of that account; created files belong to the account. Threads started meanwhile do
-/// so permanently.
+/// Guard under which its thread opens, creates and removes files as an account, with only the
+/// rights of that account; created files belong to the account. Threads started meanwhile do so
+/// permanently.
 #[derive(Debug)]
 pub struct FilesAs {
     before: (u32, u32),
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn open_files_are_bounded_by_the_hard_limit_alone() {
+    fn open_files_are_limited_only_by_the_hard_limit() {
         let limits = || {
             let text = std::fs::read_to_string("/proc/self/limits").unwrap();
             let line = text.lines().find(|line| line.starts_with("Max open files")).unwrap();

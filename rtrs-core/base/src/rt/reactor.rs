@@ -5,7 +5,7 @@
 //! largest budget would have been caught by polling, so the budget grows; a longer one makes it
 //! shrink. An idle shard therefore costs no CPU. While it polls, a shard yields its CPU to any
 //! other thread that wants it, and stops polling when one did: polling does not cost throughput
-//! when shards are scarce. With few requests in flight, a turn's submissions are held for one more
+//! when CPUs are scarce. With few requests in flight, a turn's submissions are held for one more
 //! turn, so that they can be combined with a sleep that may follow: one system call instead of two.
 
 use std::io;
@@ -33,8 +33,8 @@ pub trait Shard {
     fn has_input(&self) -> bool {
         false
     }
-    /// Prepares a sleep, which such input has to end by an event of the ring. Returns false if
-    /// there is some already.
+    /// Prepares a sleep, which input that only `has_input` reports must end with an event of the
+    /// ring. Returns false if there is such input already.
     fn prepare_sleep(&mut self) -> bool {
         true
     }

@@ -165,8 +165,8 @@ impl Ring {
 
     /// Permits reads and writes to use a region's memory as registered, so that the kernel need not
     /// pin pages for each. This call registers nothing: a piece is queued when it is used, and each
-    /// turn registers one (`fixed.rs`). If the system refuses (RLIMIT_MEMLOCK), IO works all the
-    /// same. Must be balanced by a [`Ring::detach_region`].
+    /// turn registers one (`fixed.rs`). If the system refuses (RLIMIT_MEMLOCK), IO still works.
+    /// Must be balanced by a [`Ring::detach_region`].
     pub fn attach_region(&self, region: &Arc<Region>) {
         let mut inner = self.inner.borrow_mut();
         if inner.fixed.needs_room()
@@ -403,7 +403,7 @@ impl Port {
     }
 
     /// Like [`Port::submit`], but a read or write takes no worker thread: it fails with EAGAIN if
-    /// it would block, or EOPNOTSUPP if the file cannot tell.
+    /// it would block, or EOPNOTSUPP if that cannot be determined.
     pub fn submit_nowait(&self, op: Op, token: u64) -> OpId {
         self.start(op, token, Blocks::Never)
     }
@@ -435,9 +435,9 @@ impl Port {
         OpId(key)
     }
 
-    /// Runs a read or write at once on the calling thread, for files held in memory, where io_uring
-    /// would only move the copy to a worker thread. Completes through [`Port::take`] like any
-    /// other. Other operations are submitted.
+    /// Runs a read or write immediately on the calling thread, for files held in memory, where
+    /// io_uring would only move the copy to a worker thread. Completes through [`Port::take`] like
+    /// any other. Other operations are submitted.
     pub fn run_inline(&self, op: Op, token: u64) {
         let result = match &op {
             // SAFETY: the slice is valid memory of that length, owned by `op`.

@@ -355,13 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_a_process_number_is_accepted_and_no_peer_is_not() {
+    fn a_peer_may_lack_a_process_number_but_must_exist() {
         let (ours, theirs) = packet_pair();
         let uid = std::fs::metadata("/proc/self").unwrap().uid();
         let own = PeerCredentials { pid: Some(std::process::id()), uid };
         assert_eq!(peer_credentials(&ours).unwrap(), own);
         drop(theirs);
-        assert_eq!(peer_credentials(&ours).unwrap(), own, "also after it has gone");
+        assert_eq!(peer_credentials(&ours).unwrap(), own, "also after it is gone");
         let outside = credentials(libc::ucred { pid: 0, uid: 7, gid: 7 }).unwrap();
         assert_eq!(outside, PeerCredentials { pid: None, uid: 7 });
         let alone =

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 /// Parses `ADDR:PORT`. A zone is the name of an interface of this machine or its index, as in
-/// `[fe80::1%eth0]:9823`. Returns None if the text is no such address.
+/// `[fe80::1%eth0]:9823`. Returns None if the text is not such an address.
 #[must_use]
 pub fn parse_address(text: &str) -> Option<SocketAddr> {
     if let Ok(address) = text.parse() {
@@ -18,10 +18,10 @@ pub fn parse_address(text: &str) -> Option<SocketAddr> {
     (inner, port.parse().ok()?).to_socket_addrs().ok()?.next()
 }
 
-/// Prints an address as [`parse_address`] reads it, a zone by the name of its interface.
+/// Prints an address as [`parse_address`] reads it, with the zone as an interface name.
 ///
 /// # Errors
-/// Those of the formatter.
+/// Returns the formatter's error.
 pub fn write_address(address: &SocketAddr, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let zone = match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => interface(v6.scope_id()),

@@ -3,7 +3,7 @@
 //! Contains the traits behind [`settings!`](crate::settings!), which builds a struct from a list of
 //! declarations. Everything that is done with settings is a [`Visitor`] that gets each
 //! declaration with its value: flags (`flags.rs`), the configuration file (`reading.rs`),
-//! `--print-config` ([`print()`]), the tables of the documents ([`describe`]).
+//! `--print-config` ([`print()`]), the tables of the documentation ([`describe`]).
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use serde_yaml::{Mapping, Value as Yaml};
 
 use super::file::deserialize_list;
 
-/// Settings that were declared.
+/// Group of declared settings.
 pub trait Settings: Default {
     /// Passes each setting to `visitor`, in the order of declaration.
     fn visit(&mut self, visitor: &mut impl Visitor);
@@ -199,7 +199,7 @@ impl<T: Value> Field for Vec<T> {
     }
 }
 
-/// Declaration and value of a setting, for documents.
+/// Declaration and value of a setting, for the documentation.
 #[derive(Debug, Clone)]
 pub struct Described {
     /// Section of the setting; empty outside all sections.

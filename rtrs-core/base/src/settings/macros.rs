@@ -10,7 +10,7 @@
 ///     pub struct Example {
 ///         /// Requests in flight
 ///         ///
-///         /// More about it, for `--help` and the documents.
+///         /// Details, for `--help` and the documentation.
 ///         queue_depth: Int<u16, 1, 512> = "64",
 ///         /// Longest wait for an answer
 ///         ///
@@ -22,7 +22,7 @@
 /// ```
 ///
 /// The flag and the key have the field's name with `-` for `_`. The default is written as a user
-/// would write it. For `Option<T>`, which is unset by default, it only says what that means.
+/// would write it. For `Option<T>`, which is unset by default, it describes what unset means.
 #[macro_export]
 macro_rules! settings {
     ($(#[doc = $about:literal])+ $vis:vis struct $family:ident {
@@ -79,7 +79,7 @@ macro_rules! text_values {
 }
 
 /// Declares an enum whose values are words. Errors use the text after its name; a variant may have
-/// further words, which are accepted and never printed.
+/// more words, which are accepted but never printed.
 #[macro_export]
 macro_rules! choices {
     ($(#[$about:meta])+ $vis:vis enum $type:ident as $what:literal {

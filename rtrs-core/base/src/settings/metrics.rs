@@ -11,7 +11,7 @@ use super::error::ValueError;
 /// Address of the metrics endpoint: `ADDR:PORT` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum MetricsAddress {
-    /// A TCP address; with port 0 the system chooses one.
+    /// A TCP address; with port 0, the system chooses a port.
     Tcp(SocketAddr),
     /// A unix socket.
     Unix(PathBuf),

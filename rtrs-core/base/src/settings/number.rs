@@ -79,7 +79,7 @@ pub enum Auto<T> {
 }
 
 impl<T> Auto<T> {
-    /// Converts to a choice over a reference.
+    /// Converts `&Auto<T>` to `Auto<&T>`.
     pub const fn as_ref(&self) -> Auto<&T> {
         match self {
             Self::Auto => Auto::Auto,
@@ -143,12 +143,12 @@ impl<T: Value + FromStr<Err = ValueError>> Value for Auto<T> {
 }
 
 /// Number of shards (threads, one per CPU): a number, or `auto` for one per CPU on which the
-/// process may run. With the service connection a path has at most 1024 connections, well below
+/// process may run. With the service connection, a path has at most 1024 connections, well below
 /// the 4096 that an RTRS server accepts (kernel rtrs-srv.c, `rtrs_rdma_connect`).
 pub type Shards = Auto<Int<u16, 1, 1023>>;
 
 impl Shards {
-    /// Creates the setting of exactly one shard.
+    /// Exactly one shard.
     pub const ONE: Self = Self::Is(Int(1));
 
     /// Returns the number of shards, 1 to 1023. `Auto` is the number of CPUs allowed by affinity

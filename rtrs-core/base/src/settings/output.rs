@@ -42,8 +42,8 @@ impl Output {
     }
 }
 
-/// Runs a program: parses its arguments, of which the first is its name, runs it, prints its error,
-/// if it has a text, and returns its exit code. In JSON an error is the line
+/// Runs a program: parses its arguments (the first is its name), runs it, prints the text of its
+/// error, if any, and returns its exit code. With JSON output, an error is the line
 /// `{"error": TEXT, "exit_code": CODE}`.
 pub fn run_program<A: Parser, K: ErrorClass>(
     args: Vec<OsString>,
@@ -74,7 +74,7 @@ pub fn run_program<A: Parser, K: ErrorClass>(
     }
 }
 
-/// Returns true if arguments that may not be valid request JSON.
+/// Returns true if the arguments, which may be invalid, request JSON.
 #[must_use]
 pub fn wants_json(args: &[OsString]) -> bool {
     let is_flag = |arg: &OsString| arg == "-o" || arg == "--output";
@@ -84,8 +84,8 @@ pub fn wants_json(args: &[OsString]) -> bool {
 }
 
 impl Output {
-    /// Prints the error of a program with this name. A failure to print is ignored: the exit code
-    /// reports the error too.
+    /// Prints an error of the named program. A failure to print is ignored: the exit code reports
+    /// the error too.
     fn print_error(self, program: &str, error: &str, exit_code: u8) {
         let line = match self {
             Self::Text => format!("{program}: {error}"),
@@ -118,8 +118,8 @@ pub fn write_text(text: &str) -> io::Result<()> {
 /// Time that the reader of a daemon's stdout has to take its first lines.
 const READER_MAX: Duration = Duration::from_secs(1);
 
-/// Writes the first lines of a daemon to stdout. A full pipe blocks only a thread of its own: the
-/// daemon serves and ends without its reader.
+/// Writes the first lines of a daemon to stdout. A full pipe blocks only a separate thread: the
+/// daemon serves and exits even if nothing reads them.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -130,7 +130,7 @@ pub fn announce(text: String) -> io::Result<()> {
         let _ = done.send(write_text(&text));
     })?;
     written.recv_timeout(READER_MAX).unwrap_or_else(|_| {
-        tracing::warn!("nobody reads standard output");
+        tracing::warn!("standard output is not being read");
         Ok(())
     })
 }
@@ -141,7 +141,7 @@ pub fn announce(text: String) -> io::Result<()> {
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        // These change the order in which a terminal shows the others.
+        // These change the order in which a terminal shows other characters.
         let is_bidi = matches!(
             character,
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'

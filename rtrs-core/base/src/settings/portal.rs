@@ -101,7 +101,7 @@ pub struct Portal {
     port: u16,
 }
 
-/// Error of a portal whose host has no usable address.
+/// Error for a portal whose host has no usable address.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The system's resolver failed.
@@ -161,7 +161,7 @@ impl Portal {
     /// Sets the source address.
     ///
     /// # Errors
-    /// [`ValueError`] for one of another family or interface than the destination's.
+    /// [`ValueError`] if its family or interface differs from the destination's.
     pub fn with_source(self, source: &SourceAddress) -> Result<Self, ValueError> {
         let SourceAddress { ip, zone } = source;
         let problem = match &self.host {
@@ -221,7 +221,7 @@ impl Portal {
         Ok(())
     }
 
-    /// Returns the addresses of the host, at least one, in the resolver's order, and of the
+    /// Returns the addresses of the host (at least one) in the resolver's order, limited to the
     /// source's family if there is a source. Blocks in the system's resolver if the host is a name,
     /// so it must not be called on the data path.
     ///
@@ -343,7 +343,7 @@ fn check_family(source: IpAddr, to: IpAddr) -> Result<(), Problem> {
     Err((problem, "use addresses of one family".into()))
 }
 
-/// Refuses a zone of the source that is not that of the destination: both are on one link.
+/// Refuses a source zone that differs from the destination's: both must be on one link.
 fn check_zone(source_zone: Option<&str>, host: &Host) -> Result<(), Problem> {
     let Some(zone) = source_zone else { return Ok(()) };
     let of_host = match host {
@@ -371,7 +371,7 @@ fn split_port(target: &str) -> Result<(&str, Option<&str>), String> {
     }
     match target.split_once(':') {
         Some((_, port)) if port.contains(':') => {
-            Err("has several colons, as an IPv6 address without brackets".into())
+            Err("has several colons, like an IPv6 address without brackets".into())
         }
         Some((host, port)) => Ok((host, Some(port))),
         None => Ok((target, None)),
@@ -423,7 +423,7 @@ fn parse_host(host: &str) -> Result<Host, String> {
     if !is_name(host) {
         return Err(format!("has the host {host:?}, which is neither a name nor an address"));
     }
-    // A name whose last label is a number would be read as an address by some resolvers.
+    // Some resolvers read a name whose last label is a number as an address.
     let last = host.trim_end_matches('.').rsplit('.').next().unwrap_or(host);
     if last.is_empty() || last.bytes().all(|b| b.is_ascii_digit()) {
         return Err(format!("has the host {host:?}, which is not an IPv4 address"));
@@ -550,7 +550,7 @@ mod tests {
             ("tcp://300.1.1.1", "has the host \"300.1.1.1\", which is not an IPv4 address"),
             ("tcp://10.0.0", "which is not an IPv4 address"),
             ("tcp://.", "which is not an IPv4 address"),
-            ("tcp://::1:1234", "has several colons, as an IPv6 address without brackets"),
+            ("tcp://::1:1234", "has several colons, like an IPv6 address without brackets"),
             ("tcp://[::1", "has no closing bracket"),
             ("tcp://[::1]x", "has \"x\" after the bracket"),
             ("tcp://[host]", "has \"host\" in brackets, which is not an IPv6 address"),
@@ -635,7 +635,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn values_print_as_they_are_read(
+        fn printed_values_parse_back(
             tcp in any::<bool>(),
             source in proptest::option::of(any::<IpAddr>()),
             host in any_host(),
@@ -651,7 +651,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_panics(text in "\\PC{0,30}|tcp://[\\[\\]@:%.a-f0-9]{0,30}") {
+        fn parsing_never_panics(text in "\\PC{0,30}|tcp://[\\[\\]@:%.a-f0-9]{0,30}") {
             let _ = text.parse::<Portal>();
         }
     }

@@ -137,13 +137,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn values_print_as_they_are_read(bytes in any::<u64>(), shift in 0u32..64) {
+        fn printed_values_parse_back(bytes in any::<u64>(), shift in 0u32..64) {
             let size = ByteSize::new(bytes << shift);
             prop_assert_eq!(size.to_string().parse(), Ok(size));
         }
 
         #[test]
-        fn no_text_panics(text in "\\PC{0,12}|[0-9]{0,22}[a-zA-Z]{0,4}") {
+        fn parsing_never_panics(text in "\\PC{0,12}|[0-9]{0,22}[a-zA-Z]{0,4}") {
             let _ = text.parse::<ByteSize>();
         }
     }

@@ -13,8 +13,8 @@ use super::error::ValueError;
 
 /// Read and write permission of the owner.
 const OWNER: u32 = 0o600;
-/// Modes that a file may also give as bits. Their decimal forms do not look like octal modes. That
-/// of 0o670 does: it is 440.
+/// Modes that a file may also give as bits. Their decimal forms do not look like octal modes; that
+/// of 0o670 would (440), so it is left out.
 const AS_BITS: [u32; 12] =
     [0o600, 0o640, 0o644, 0o660, 0o664, 0o666, 0o700, 0o750, 0o755, 0o770, 0o775, 0o777];
 
@@ -29,7 +29,7 @@ impl SocketMode {
         self.0
     }
 
-    /// Returns the mode for an integer of a YAML file: 660 for `660`, and for `0o660`, which YAML
+    /// Returns the mode for an integer in a YAML file: 660 for `660`, and for `0o660`, which YAML
     /// reads as 432.
     fn from_integer(value: u64) -> Result<Self, ValueError> {
         value.to_string().parse::<Self>().or_else(|error| {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn files_give_modes_as_digits_or_as_an_octal_number() {
+    fn yaml_modes_are_digits_or_octal_integers() {
         let read = |yaml: &str| serde_yaml::from_str::<SocketMode>(yaml);
         for (yaml, mode) in [
             ("660", 0o660),

@@ -3,9 +3,9 @@
 //! Owns [`nearest`], used for unknown keys of a configuration file and unknown parts of an export
 //! specification.
 
-/// Returns the candidate nearest to `word`, if it differs in at most a third of the letters (but at
-/// least one): inserted, dropped, replaced or swapped with a neighbor. Case and `_` for `-` do not
-/// count. Words of more than 64 characters have no near candidate.
+/// Returns the candidate nearest to `word`, if at most a third of the letters (but at least one)
+/// are inserted, dropped, replaced or swapped with a neighbor. Case and `_` for `-` do not count.
+/// Words of more than 64 characters match nothing.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = fold(word);

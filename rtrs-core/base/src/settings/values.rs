@@ -1,4 +1,4 @@
-//! Settings of a running daemon, as its commands `set` and `get` exchange them with it.
+//! Settings of a running daemon, as exchanged with it by the commands `set` and `get`.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct SettingValues {
 }
 
 impl SettingValues {
-    /// Returns an error if a name is not that of a setting. `hint` says how to list them.
+    /// Returns an error if a name is not a known setting. `hint` says how to list them.
     ///
     /// # Errors
     /// Wrong usage, with the unknown name.
@@ -48,7 +48,7 @@ impl SettingValues {
         }
     }
 
-    /// Keeps only the settings with these names, unless there are none.
+    /// Keeps only the settings with these names, or all if `names` is empty.
     ///
     /// # Errors
     /// See [`check_known`](Self::check_known).
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_may_hold_an_equals_sign() {
+    fn a_value_may_contain_an_equals_sign() {
         let pair = key_value("no-path=queue-for=1m", "a=b").unwrap();
         assert_eq!(pair, ("no-path".to_owned(), "queue-for=1m".to_owned()));
         for bad in ["", "policy", "=x"] {

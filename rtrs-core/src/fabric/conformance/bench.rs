@@ -1,4 +1,4 @@
-//! Test bench of a case: both ends of a harness, the events they reported, the rules that hold for
+//! Test bench for a case: both ends of a harness, the events they reported, the rules that hold for
 //! every event, and the steps that most cases share (listen, connect, register, post, wait).
 //!
 //! Waits are limited by the harness's patience. A wait that times out panics with the events that
@@ -437,7 +437,7 @@ impl<'h> Bench<'h> {
         }
     }
 
-    /// Binds a window and waits until the new key is in force.
+    /// Binds a window and waits until the new key is valid.
     pub(super) fn bind(
         &mut self,
         port: &Port,
@@ -452,7 +452,7 @@ impl<'h> Bench<'h> {
         key
     }
 
-    /// Revokes a window and waits until that is in force.
+    /// Revokes a window and waits until its key is invalid.
     pub(super) fn revoke(&mut self, port: &Port, window: &Arc<dyn Window>) -> Rkey {
         let wr_id = self.id();
         let revoked = self.fabric(port.side).revoke(port.qp, window, wr_id);
@@ -479,7 +479,7 @@ impl<'h> Bench<'h> {
         assert!(ended, "{reason:?}");
     }
 
-    /// Checks with writes that a connection still works.
+    /// Checks with sends that a connection still works.
     pub(super) fn alive(&mut self, pair: &Pair) {
         let Pair { a, b } = pair;
         for (from, to) in [(a, b), (b, a)] {

@@ -20,7 +20,7 @@ fn target(bench: &mut Bench<'_>) -> (Pair, Memory, Memory) {
     (pair, target, source)
 }
 
-/// Checks that a write of B that is not allowed ends the connection and changes nothing.
+/// Checks that a forbidden write by B ends the connection and changes nothing.
 fn write_is_refused(
     bench: &mut Bench<'_>,
     pair: &Pair,
@@ -30,7 +30,7 @@ fn write_is_refused(
 ) {
     let pending = bench.recv(&pair.a, None);
     let id = bench.post(&pair.b, write_to(remote), SgeList::one(source.sge(0, len)));
-    // On iwarp the write may have been sent long before the peer refused it.
+    // On iWARP, the write may have been sent long before the peer refused it.
     let wc = bench.completion(&pair.b, id);
     let fits = matches!(wc.status, WcStatus::Success | WcStatus::RemoteAccess | WcStatus::Flushed);
     assert!(fits, "{wc:?}");
@@ -58,7 +58,7 @@ pub(super) fn unknown_key_is_refused(bench: &mut Bench<'_>) {
     untouched(&target);
 }
 
-pub(super) fn ended_registration_is_refused(bench: &mut Bench<'_>) {
+pub(super) fn deregistered_key_is_refused(bench: &mut Bench<'_>) {
     let (pair, target, source) = target(bench);
     write_works(bench, &pair, &source, target.remote(0), 100);
     let (remote, region) = (target.remote(0), Arc::clone(target.0.region()));
@@ -90,14 +90,14 @@ pub(super) fn write_that_wraps_is_refused(bench: &mut Bench<'_>) {
     untouched(&target);
 }
 
-pub(super) fn write_without_the_right_is_refused(bench: &mut Bench<'_>) {
+pub(super) fn write_without_permission_is_refused(bench: &mut Bench<'_>) {
     let (pair, _, source) = target(bench);
     let target = bench.memory(&pair.a, LEN, Access::REMOTE_READ, 0xEE);
     write_is_refused(bench, &pair, &source, target.remote(0), 100);
     untouched(&target);
 }
 
-/// Checks that a read of B that is not allowed leaves its buffer unchanged.
+/// Checks that a forbidden read by B leaves its buffer unchanged.
 fn read_is_refused(bench: &mut Bench<'_>, pair: &Pair, remote: RemoteMem, len: usize) {
     let here = bench.memory(&pair.b, LEN, Access::LOCAL, 0xEE);
     let id = bench.post(&pair.b, read_from(remote), SgeList::one(here.sge(0, len)));
@@ -107,7 +107,7 @@ fn read_is_refused(bench: &mut Bench<'_>, pair: &Pair, remote: RemoteMem, len: u
     untouched(&here);
 }
 
-pub(super) fn read_without_the_right_is_refused(bench: &mut Bench<'_>) {
+pub(super) fn read_without_permission_is_refused(bench: &mut Bench<'_>) {
     let (pair, target, _) = target(bench);
     read_is_refused(bench, &pair, target.remote(0), 100);
 }
@@ -180,7 +180,7 @@ pub(super) fn window_has_bounds(bench: &mut Bench<'_>) {
     parent.slice(0, LEN).fill(0xEE);
     write_is_refused(bench, &pair, &source, parent.with_key(4095, key), 10);
     untouched(&parent);
-    // Test the other bound of the window, on a connection of its own.
+    // Test the other bound of the window on a separate connection.
     let address = bench.harness.listen_address();
     let address = bench.fabric(pair.a.side).listen(address).expect("listen");
     let pair = bench.pair_at(address, &pair.a.pd, &pair.b.pd);
@@ -188,7 +188,7 @@ pub(super) fn window_has_bounds(bench: &mut Bench<'_>) {
     assert_eq!(parent.bytes(8192, LEN - 8192), vec![0xEE; LEN - 8192]);
 }
 
-pub(super) fn window_without_the_right_is_refused(bench: &mut Bench<'_>) {
+pub(super) fn window_without_permission_is_refused(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let access = Access { local_write: true, remote_write: true, remote_read: true };
     let parent = bench.memory(&pair.a, LEN, access, 0xEE);
@@ -274,7 +274,8 @@ pub(super) fn memory_is_reusable_after_its_connections(bench: &mut Bench<'_>) {
     untouched(&parent);
 }
 
-/// Registers memory and returns the result, whether the provider does it at once or asynchronously.
+/// Registers memory and returns the result, whether the provider does it immediately or
+/// asynchronously.
 fn register_async(
     bench: &mut Bench<'_>,
     id: u64,

@@ -45,7 +45,7 @@ pub trait Harness {
     fn now(&self) -> Instant;
 
     /// Advances time a little: runs the next event of a virtual world, or waits for the transport
-    /// for up to some milliseconds. The suite calls `flush` before and `poll` after it on every
+    /// for up to a few milliseconds. The suite calls `flush` before and `poll` after it on every
     /// fabric.
     fn step(&mut self);
 
@@ -55,7 +55,7 @@ pub trait Harness {
     /// Returns the address at which `A` listens; port 0 selects a free one.
     fn listen_address(&self) -> SocketAddr;
 
-    /// Returns an address that refuses connections at once.
+    /// Returns an address that refuses connections immediately.
     fn refusing_address(&mut self) -> SocketAddr;
 
     /// Returns an address that never answers, if the harness has one.
@@ -134,23 +134,23 @@ macro_rules! fabric_conformance {
             data_is_placed_before_the_immediate
             a_batch_of_writes
             selective_signaling
-            both_ways_at_once
+            both_directions_simultaneously
             read_sizes
             empty_read_needs_no_key
             writes_and_reads_mixed
             unknown_key_is_refused
-            ended_registration_is_refused
+            deregistered_key_is_refused
             write_out_of_bounds_by_one_is_refused
             write_below_the_base_is_refused
             write_that_wraps_is_refused
-            write_without_the_right_is_refused
-            read_without_the_right_is_refused
+            write_without_permission_is_refused
+            read_without_permission_is_refused
             read_out_of_bounds_by_one_is_refused
             key_of_another_domain_is_refused
             window_grants_and_revokes
             window_keys_are_fresh
             window_has_bounds
-            window_without_the_right_is_refused
+            window_without_permission_is_refused
             window_serves_all_queue_pairs_of_its_domain
             dropped_window_is_refused
             memory_is_reusable_after_its_connections

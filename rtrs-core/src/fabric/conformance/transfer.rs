@@ -307,7 +307,7 @@ pub(super) fn selective_signaling(bench: &mut Bench<'_>) {
     assert!(bench.completions(&pair.b).is_empty(), "a silent success must not complete");
 }
 
-pub(super) fn both_ways_at_once(bench: &mut Bench<'_>) {
+pub(super) fn both_directions_simultaneously(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let len = 256 << 10;
     let (mut work, mut memory) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
 //! Batch of frames under construction: a list of slices for one system call.
 //!
-//! Headers, checksums and small payloads lie in the staging memory, large payloads in place. Only
+//! Headers, checksums and small payloads are in staging memory; large payloads stay in place. Only
 //! pieces of at most 256 bytes are copied, and nothing is allocated.
 
 use super::mpa;
@@ -19,15 +19,15 @@ const BATCH_BYTES: usize = 256 << 10;
 const INLINE_MAX: usize = 256;
 /// Maximum staging used by one frame: header, prefix, two small pieces, padding, checksum.
 const STAGE_PER_FRAME: usize = 20 + 8 + 2 * INLINE_MAX + 8;
-/// Maximum number of parts of a frame's payload if that is scattered: pages of the largest frame,
-/// with an incomplete one.
+/// Maximum number of parts of a scattered frame payload: the pages of the largest frame, plus a
+/// partial one.
 pub(super) const PARTS_PER_FRAME: usize = SEGMENT_MAX / 4096 + 1;
-/// Maximum number of slices used by one frame: staging between two pieces, of which one may be
-/// scattered, and after them.
+/// Maximum number of slices used by one frame: two pieces, one of which may be scattered, and the
+/// staging around them.
 const SLICES_PER_FRAME: usize = 4 + PARTS_PER_FRAME;
 
-/// Returns the number of payload bytes of a frame that begins `from` bytes into a message, of which
-/// `left` bytes remain. `memory` is the first piece of the message.
+/// Returns the number of payload bytes of a frame that begins `from` bytes into a message with
+/// `left` bytes remaining. `memory` is the first piece of the message.
 pub(super) fn payload_len(memory: Option<&MemSlice>, from: usize, left: usize) -> usize {
     let len = left.min(SEGMENT_MAX);
     let Some(memory) = memory.filter(|memory| memory.region().is_scattered()) else { return len };

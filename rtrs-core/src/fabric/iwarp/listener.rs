@@ -30,8 +30,8 @@ use crate::tls::Session;
 
 /// Buffers beyond `half_open_max`, for connections that are being closed.
 const SPARE_BUFFERS: u32 = 64;
-/// Idle time of a connection after which the system sends keepalive probes: less than firewalls and
-/// address translation remember an idle connection.
+/// Idle time of a connection after which the system sends keepalive probes: less than the time for
+/// which firewalls and address translation remember an idle connection.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 /// Interval between keepalive probes.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
@@ -143,7 +143,7 @@ impl Listeners {
             listener.closing = true;
             listener.retry_at = None;
             // A running accept holds the socket; shutting the socket down frees its port at once.
-            // One of the service manager stays open for the next process.
+            // A socket of the service manager stays open for the next process.
             if !listener.is_passed {
                 let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
             }
@@ -269,8 +269,8 @@ impl Listeners {
                     if let Some(left_out) = self.descriptors.admit(env.now) {
                         tracing::warn!(
                             error = %e, left_out,
-                            "cannot accept a connection, trying again shortly; if files run out, \
-                             raise the limit of open files"
+                            "cannot accept a connection, trying again shortly; if descriptors run \
+                             out, raise the limit of open files"
                         );
                     }
                 }

@@ -1,9 +1,9 @@
 //! MPA (RFC 5044, RFC 6581): start-up frames, frame lengths, and a preamble of our own.
 //!
 //! A start-up frame is read in two exact steps, header then private data, so that no byte after it
-//! is consumed. Between two ends of this implementation the private data starts with a preamble
+//! is consumed. Between two ends of this implementation, the private data starts with a preamble
 //! (`RTIW`, version, features) that offers what plain iWARP lacks: immediate data (RFC 7306), and
-//! an 8-byte prefix of every Send that carries a 32-bit immediate.
+//! an 8-byte prefix on every Send, which can carry a 32-bit immediate.
 
 use crate::fabric::PrivateData;
 
@@ -17,7 +17,7 @@ pub(super) const ULPDU_MIN: usize = 14;
 pub(super) const CRC_LEN: usize = 4;
 /// Maximum length of a frame on the wire.
 pub(super) const FPDU_MAX: usize = 2 + 65535 + 3 + CRC_LEN;
-/// Maximum number of reads that are accepted from a peer, and that are in flight to it.
+/// Maximum number of reads accepted from a peer, and of reads in flight to it.
 pub(super) const READS_MAX: u16 = 16;
 
 const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
@@ -135,7 +135,7 @@ impl Features {
 pub(super) enum StartError {
     #[error("not an MPA start-up frame of the expected kind")]
     Key,
-    #[error("MPA revision {0} is not known")]
+    #[error("unknown MPA revision {0}")]
     Revision(u8),
     #[error("private data of {0} bytes is longer than 512")]
     TooLong(usize),
@@ -178,7 +178,7 @@ impl StartHeader {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StartFrame {
     pub(super) reply: bool,
-    /// The sender wants markers in the data it receives.
+    /// The sender requires markers in the data it receives.
     pub(super) markers: bool,
     pub(super) crc: bool,
     pub(super) reject: bool,
@@ -321,11 +321,11 @@ impl StartFrame {
         let offered = request.enhanced.unwrap_or_default();
         let agreed = self.enhanced.unwrap_or_default();
         if agreed.ord.is_some_and(|ord| ord > READS_MAX && ord > offered.ird.unwrap_or(DEPTH)) {
-            return Err("the peer wants more reads in flight than we accept");
+            return Err("the peer asks for more reads in flight than we accept");
         }
         let rtr = self.enhanced.is_some() && agreed.peer_to_peer && offered.peer_to_peer;
         if rtr && !agreed.rtr_write {
-            return Err("the peer wants a ready-to-receive frame we did not offer");
+            return Err("the peer asks for a ready-to-receive frame that we did not offer");
         }
         let features = match (self.features, request.features) {
             (Some(theirs), Some(ours)) => theirs.and(ours),

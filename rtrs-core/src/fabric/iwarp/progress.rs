@@ -1,10 +1,10 @@
-//! Progress of receiving in the stream machine.
+//! Receive progress of the stream machine.
 
 use super::mpa::Features;
 use super::stag::Placing;
 use crate::mem::MemSlice;
 
-/// Kind of a tagged frame, for its delivery.
+/// Kind of a tagged frame, which determines its delivery.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tagged {
     Write,
@@ -33,7 +33,7 @@ pub(super) struct Message {
     pub(super) prefix: [u8; Features::PREFIX_LEN],
 }
 
-/// State of receiving.
+/// Receive state.
 #[derive(Debug, Default)]
 pub(super) struct Rx {
     /// The peer has sent a valid frame.

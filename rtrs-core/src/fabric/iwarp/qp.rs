@@ -2,7 +2,7 @@
 //!
 //! Bytes come in through `rx_prepare` (destination) and `rx_done` (number received); bytes go out
 //! through `tx_prepare` (data to send) and `tx_done` (data was accepted). The machine owns the
-//! staging memory and all posted work, validates every frame of the peer, and never touches a
+//! staging memory and all posted work, validates every frame from the peer, and never touches a
 //! socket or a clock. Sending is in `tx.rs` and `sender.rs`, receiving in `rx.rs` and its state in
 //! `progress.rs`; this file contains posting and the end of the stream.
 //!
@@ -190,7 +190,7 @@ impl QpMachine {
         Ok(())
     }
 
-    /// Ends the stream because of a fault of the peer, and sends a Terminate.
+    /// Ends the stream after a protocol violation by the peer, and sends a Terminate.
     pub(super) fn fail(&mut self, fault: &Fault) {
         if self.failure.is_none() {
             let code = fault.terminate.code;

@@ -13,7 +13,7 @@ pub(super) mod opcode {
     pub(crate) const READ_RESPONSE: u8 = 2;
     pub(crate) const SEND: u8 = 3;
     pub(crate) const SEND_INV: u8 = 4;
-    // 5 is Send with Solicited Event, which is handled as a Send; it lies inside the range 3 to 6.
+    // 5 is Send with Solicited Event, which is handled as a Send; it is within the range 3 to 6.
     pub(crate) const SEND_SE_INV: u8 = 6;
     pub(crate) const TERMINATE: u8 = 7;
     pub(crate) const IMMEDIATE: u8 = 8;

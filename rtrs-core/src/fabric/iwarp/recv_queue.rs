@@ -100,7 +100,7 @@ mod tests {
             queue.push(PostedRecv { wr_id: 7, buf: None });
         }
         assert_eq!((queue.len(), queue.entries.len()), (100_000, 1));
-        // The same holds if one is posted for each that is used.
+        // The same holds if a receive is posted for each one used.
         for _ in 0..1000 {
             assert_eq!(queue.pop().map(|recv| recv.wr_id), Some(7));
             queue.push(PostedRecv { wr_id: 7, buf: None });

@@ -1,11 +1,11 @@
 //! Receiving half of the stream machine: parses, validates, places and delivers frames.
 //!
 //! Small frames are collected in the staging memory, many per call to the kernel, and copied to
-//! their targets after their checksum was verified. The part of a large tagged frame that has not
-//! arrived yet is received straight into the registered memory; its checksum is computed along the
-//! way and determines delivery, as RFC 5041 allows (placement may precede delivery). While large
-//! frames keep coming, staging asks for no more than the next header, so that nearly all bytes go
-//! straight to their target.
+//! their targets after their checksum has been verified. The part of a large tagged frame that has
+//! not arrived yet is received straight into the registered memory; its checksum is computed along
+//! the way and determines delivery, as RFC 5041 allows (placement may precede delivery). While
+//! large frames keep coming, staging receives no more than the next header, so that nearly all
+//! bytes go straight to their target.
 
 mod plain;
 
@@ -55,7 +55,7 @@ fn write_fault(why: StagFault, blame: Blame) -> Fault {
     fault(code, blame, "refused write")
 }
 
-/// Returns the target of a peer's write, if the peer may use that memory yet.
+/// Returns the target of a peer's write, if the peer may already use that memory.
 fn admitted(region: &Arc<Region>, offset: usize, len: usize) -> Result<MemSlice, StagFault> {
     if !region.admit_write(offset, len) {
         return Err(StagFault::Early);
@@ -382,7 +382,7 @@ impl QpMachine {
         }
     }
 
-    /// Validates a response to the oldest pending read. Returns None without payload.
+    /// Validates a response to the oldest pending read. Returns None if there is no payload.
     fn response_target(
         &self,
         head: &Head,
@@ -391,7 +391,7 @@ impl QpMachine {
     ) -> Result<Option<MemSlice>, Fault> {
         let Place::Tagged { stag, addr } = segment.place else { return Ok(None) };
         let Some((item, received)) = self.sender.oldest_read() else {
-            return Err(fault(TermCode::OPCODE, Blame::NONE, "a response to no read"));
+            return Err(fault(TermCode::OPCODE, Blame::NONE, "a response without a pending read"));
         };
         let blame = head.blame(segment);
         let bad = |code| Err(fault(code, blame, "a response that does not match its read"));
@@ -434,7 +434,7 @@ impl QpMachine {
             _ => return Err(fault(TermCode::OPCODE, Blame::NONE, "an unexpected message")),
         };
         if message.qn != wanted {
-            return Err(fault(TermCode::QN, blame, "a message on a wrong queue"));
+            return Err(fault(TermCode::QN, blame, "a message on the wrong queue"));
         }
         if wanted == queue::TERMINATE {
             let mut bytes = [0; Terminate::LEN_MAX];
@@ -559,7 +559,7 @@ impl QpMachine {
             state.opcode = segment.opcode;
             state.prefix = [0; Features::PREFIX_LEN];
         } else if state.opcode != segment.opcode {
-            return Err(fault(TermCode::OPCODE, Blame::NONE, "a message of two kinds"));
+            return Err(fault(TermCode::OPCODE, Blame::NONE, "a message with two opcodes"));
         }
         let done = self.place_send(core, blame, message)?;
         if !segment.last {

@@ -1,6 +1,6 @@
 //! TLS handshakes of a shard's connections: access to the threads of the [`TlsEndpoint`] that
-//! compute them, and the state of each handshake. The shard moves the bytes: `listener/greeting.rs`
-//! those of accepted connections, `stream/sealed.rs` those of outgoing ones.
+//! compute them, and the state of each handshake. The shard transfers the bytes:
+//! `listener/greeting.rs` for accepted connections, `stream/sealed.rs` for outgoing ones.
 
 use std::io;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use super::mpa::{START_LEN, StartHeader};
 use crate::rt::{Inbox, Ring, Sender, mailbox};
 use crate::tls::{Done, Ended, Handshake, Job, TlsEndpoint};
 
-/// Bytes of a handshake received or sent at once.
+/// Bytes of a handshake received or sent in one operation.
 pub(super) const GREETING_BUFFER: usize = 4096;
 
 /// A shard's access to the threads that compute handshakes.
@@ -33,7 +33,7 @@ impl Tls {
     }
 
     /// Submits a handshake step to a thread. The caller keeps the returned token for as long as it
-    /// wants the result. Returns None if the threads are overloaded.
+    /// needs the result. Returns None if the threads are overloaded.
     pub(super) fn submit(
         &self,
         token: u64,
@@ -65,7 +65,7 @@ fn request_len(bytes: &[u8]) -> Option<usize> {
 pub(super) enum Greeting {
     /// Waiting for the next bytes from the client.
     Receiving(Box<Handshake>),
-    /// A thread computes the next step.
+    /// A thread is computing the next step.
     Working { _wanted: Arc<()> },
     /// Sending the answer.
     Sending { output: Vec<u8>, sent: usize, then: Box<Then> },
@@ -73,7 +73,7 @@ pub(super) enum Greeting {
     Refused,
 }
 
-/// Action after the answer was sent.
+/// Action after the answer has been sent.
 #[derive(Debug)]
 pub(super) enum Then {
     Receive(Box<Handshake>),
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Ended {
 }
 
 impl Greeting {
-    /// Creates the state for an accepted connection. Returns None if TLS is only used for outgoing
+    /// Creates the state for an accepted connection. Returns None if TLS is used only for outgoing
     /// connections.
     pub(super) fn new(tls: &Tls) -> Option<Self> {
         tls.endpoint.accept(request_len).map(|handshake| Self::Receiving(Box::new(handshake)))
@@ -98,7 +98,7 @@ impl Greeting {
 /// TLS handshake of an outgoing connection.
 #[derive(Debug)]
 pub(super) struct Securing {
-    /// None while a thread computes the next step.
+    /// None while a thread is computing the next step.
     pub(super) handshake: Option<Box<Handshake>>,
     pub(super) _wanted: Option<Arc<()>>,
     /// Data to send, with the number of bytes already sent.
@@ -108,7 +108,7 @@ pub(super) struct Securing {
 }
 
 impl Securing {
-    /// Creates the state before the first step. `handshake` is None if TLS is only used for
+    /// Creates the state before the first step. `handshake` is None if TLS is used only for
     /// accepted connections.
     pub(super) fn new(handshake: Option<Handshake>) -> Self {
         let (output, sent, ended) = (Vec::new(), 0, None);

@@ -59,7 +59,7 @@ pub(super) struct Response {
     pub(super) sent: usize,
 }
 
-/// Message that is partially encoded.
+/// Source of the message being encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     SendQueue,
@@ -74,7 +74,7 @@ pub(super) struct Sender {
     base: u64,
     /// Number of fully encoded entries, from the front.
     encoded: usize,
-    /// Number of those that were handed to TCP.
+    /// Number of encoded entries that were handed to TCP.
     handed: usize,
     reads: VecDeque<ReadWait>,
     /// The peer refused the oldest pending read.
@@ -210,7 +210,7 @@ impl Sender {
             return Some(item);
         }
         if self.queue.is_empty() {
-            // Restart at the beginning of the buffer, so that light work touches little memory.
+            // Restart at the beginning of the buffer, so that a light load touches little memory.
             self.queue.clear();
         }
         None
@@ -223,8 +223,8 @@ impl Sender {
         Some((self.queue.get(index)?, wait.received))
     }
 
-    /// Records `len` bytes more of the response to the oldest read. Returns true if they were the
-    /// `last`, so that entries may be done.
+    /// Records `len` more bytes of the response to the oldest read. Returns true if they were the
+    /// `last`; entries may then be done.
     pub(super) fn response_placed(&mut self, len: usize, last: bool) -> bool {
         let Some(wait) = self.reads.front_mut() else { return false };
         wait.received += len;

@@ -3,13 +3,13 @@
 //!
 //! One table serves all shards of a process, because memory registered once is reachable through
 //! queue pairs on any shard. Looking up a key takes no lock: an entry is a handful of atomics, and
-//! copied values are only used while the entry's `placing` count is held, which blocks binds and
-//! revokes. Registering and dropping take locks; they are rare. Binding a window and revoking it
-//! are updates of one entry and take effect at once.
+//! copied values are used only while the entry's `placing` count is held, which blocks binds and
+//! revokes. Registering and dropping take locks; they are rare. Binding or revoking a window
+//! updates one entry and takes effect immediately.
 //!
 //! A key is a 24-bit index (drawn at random, RFC 5042 section 6.1.1) and an 8-bit part that changes
 //! at each bind. 0 is never issued. Addresses are not real memory addresses: each registration has
-//! an origin of its own, so a wrong pair of key and address is refused.
+//! its own origin, so a wrong pair of key and address is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::mem::{MemSlice, Region};
 use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 
-/// Entries per slab, and slabs per table: 2^24 keys together. The loom model needs few.
+/// Entries per slab, and slabs per table: 2^24 keys in total. The loom model needs few.
 const SLAB_LEN: usize = if cfg!(loom) { 4 } else { 4096 };
 const SLABS: usize = if cfg!(loom) { 1 } else { 4096 };
 /// Loom needs the same numbers in each run.
@@ -65,7 +65,7 @@ pub(super) enum StagFault {
 const _: () = assert!(size_of::<Entry>() == 64, "an entry fills a cache line");
 
 /// Entry of one key. `state` holds a generation (high half) and the valid STag (low half, 0 when
-/// dead); the other fields only change while the key is dead, `placing` is zero and `binding` is
+/// dead); the other fields change only while the key is dead, `placing` is zero and `binding` is
 /// held.
 #[repr(align(64))]
 #[derive(Default)]
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_grants_access_to_its_range_only() {
+    fn a_key_grants_access_only_to_its_range() {
         let table = StagTable::new();
         let region = Region::new(8192).unwrap();
         let (stag, base) = table.register(1, &region, Access::REMOTE_WRITE).unwrap();
@@ -645,8 +645,8 @@ mod tests {
 
     #[test]
     fn a_revoke_waits_for_accesses_on_other_cores() {
-        // After a successful revoke the owner writes to the memory; a peer's shard must not write
-        // then.
+        // After a successful revoke the owner writes to the memory; a peer's shard must no longer
+        // write to it.
         let table = StagTable::new();
         let region = Region::new(4096).unwrap();
         let (parent, base) = table.register(1, &region, Access::LOCAL).unwrap();

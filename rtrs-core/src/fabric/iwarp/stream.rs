@@ -75,7 +75,7 @@ pub(super) struct IwarpConn {
     await_first: bool,
     /// TLS records, from the end of the handshake on; None over plain TCP.
     tls: Option<Box<TlsStream>>,
-    /// Outgoing TLS handshake until then.
+    /// TLS handshake of an outgoing connection, until it ends.
     securing: Option<Box<Securing>>,
     /// Time at which `on_deadline` must be called.
     pub(super) deadline: Option<Instant>,
@@ -122,7 +122,7 @@ impl IwarpConn {
         conn
     }
 
-    /// Takes over an accepted connection whose request was read. The reply is sent by `flush`.
+    /// Takes over an accepted connection whose request has been read. The reply is sent by `flush`.
     ///
     /// # Errors
     /// Returns the system's error if memory for TLS cannot be allocated.
@@ -382,8 +382,7 @@ impl IwarpConn {
                 {
                     buf.copy_out(0, &mut first);
                 }
-                // This is a TLS alert (RFC 8446 section 5.1), in answer to the request in clear
-                // text.
+                // This is a TLS alert (RFC 8446 section 5.1), in answer to the cleartext request.
                 let reason = match first {
                     [21, 3] => {
                         CloseReason::Tls("the server speaks only TLS there; use tls://".into())

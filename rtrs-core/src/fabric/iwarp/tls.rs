@@ -39,7 +39,7 @@ const BODY_MAX: usize = CONTENT_MAX + 256;
 /// Size of receive staging: the longest frame, the longest record after it, and room for several
 /// more.
 pub(super) const TLS_STAGE: usize = 128 << 10;
-/// Size of the buffer of sealed records that are sent at once: five. With more, the peer waits
+/// Size of the buffer for sealed records that are sent together: five. With more, the peer waits
 /// while this end seals, and then this end waits while the peer opens; with fewer, system calls
 /// cost more (docs/explanation/benchmarks.md).
 pub(super) const TLS_SEND: usize = 84 << 10;
@@ -47,8 +47,8 @@ pub(super) const TLS_SEND: usize = 84 << 10;
 /// Number of records after which a key is replaced: half the limit for AES-GCM (RFC 8446 section
 /// 5.5).
 pub(super) const KEY_RECORDS: u64 = if cfg!(test) { 2 << 10 } else { 1 << 23 };
-/// Maximum number of KeyUpdates that a peer may send at once, and the number of records after which
-/// it may send one more.
+/// Maximum number of KeyUpdates that a peer may send in a burst, and the number of records after
+/// which it may send one more.
 const UPDATES_MAX: u32 = 4;
 const UPDATE_EVERY: u32 = 1024;
 /// Maximum number of consecutive records without content.
@@ -68,7 +68,7 @@ pub(super) enum Record {
     Data { at: usize, len: usize },
     /// No data for the stream.
     Other,
-    /// The peer sends no more data.
+    /// The peer will send no more data.
     Closed,
 }
 
@@ -145,7 +145,7 @@ fn opener(
 
 /// Allowance of a peer for records that carry no data.
 struct Allowance {
-    /// Number of KeyUpdates that the peer may send at once.
+    /// Number of KeyUpdates that the peer may send in a burst.
     updates: u32,
     /// Records with data since `updates` last grew.
     records: u32,
@@ -403,7 +403,7 @@ impl TlsStream {
         Ok(sealed.slice(0, at).filter(|records| !records.is_empty()))
     }
 
-    /// Seals a few bytes by themselves, for a start-up frame.
+    /// Seals a few bytes in a separate record, for a start-up frame.
     ///
     /// # Errors
     /// See [`TlsStream::seal`].

@@ -55,7 +55,7 @@ pub struct RdmaDevice {
 }
 
 impl RdmaDevice {
-    /// Returns true if a port of the device has this address, or for the wildcard address.
+    /// Returns true if a port of the device has this address, or if it is the wildcard address.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         let mut ports = self.ports.iter();

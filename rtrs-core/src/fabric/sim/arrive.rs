@@ -1,9 +1,8 @@
 //! Effects of messages on arrival: connection set-up and end, placement, completions.
 //!
 //! All checks of the receiving side are made here, when the message arrives: a receive is posted
-//! and long enough; the key is known, belongs to this protection domain, and has the bounds and
-//! rights for this access. A violation ends the connection: the peer gets a NAK, and both ends
-//! flush.
+//! and long enough; the key is known, belongs to this protection domain, and its bounds and rights
+//! cover this access. A violation ends the connection: the peer gets a NAK, and both ends flush.
 
 use super::conn::{ACCEPTOR, CONNECTOR, Job, Message, SimConn, State};
 use super::net::{Event, Net, Timer};

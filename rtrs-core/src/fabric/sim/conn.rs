@@ -2,7 +2,7 @@
 //!
 //! An end is a queue pair: work that was posted but not flushed, work that waits to depart, work
 //! that departed and waits for its answer, and the posted receives. Local memory is read when a
-//! message departs and written when one arrives, in virtual time, so a write of an end that closed
+//! message departs and written when one arrives, in virtual time, so a write by an end that closed
 //! long ago can still land at a peer that has not noticed yet. Every end closes through
 //! [`SimConn::end`]: all posted work completes once, followed by one last event.
 
@@ -271,7 +271,7 @@ impl SimConn {
         Ok(())
     }
 
-    /// Hands over the batch; sends the reply of an accept.
+    /// Submits the posted batch, and sends the pending reply of an accepted connection.
     pub(super) fn flush(&mut self, net: &mut Net, side: usize) {
         let end = &mut self.ends[side];
         if end.state == State::Accepting {
@@ -313,7 +313,7 @@ impl SimConn {
     }
 
     /// Puts a queue pair into error at its oldest work request, as after exhausted retries. With
-    /// `reset` the peer gets a reset; otherwise it has to find out by itself.
+    /// `reset` the peer gets a reset; otherwise the peer must detect the failure itself.
     pub(super) fn fail(&mut self, net: &mut Net, side: usize, reset: bool) {
         let end = &self.ends[side];
         if !matches!(end.state, State::Up | State::Closing | State::Leaving) {
@@ -518,7 +518,7 @@ impl SimConn {
     }
 
     /// Closes an end: every entry and receive completes, then the last event follows. `failed`
-    /// names the entry that has a status of its own.
+    /// names the entry that completes with its own status.
     pub(super) fn end(
         &mut self,
         net: &mut Net,

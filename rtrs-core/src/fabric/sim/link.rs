@@ -1,8 +1,8 @@
 //! Links between addresses: delay, jitter, bandwidth, loss of the link, silence in one direction.
 //!
-//! Each direction between two addresses has options of its own. Messages of one queue pair stay in
-//! order (as a reliable connection keeps them), those of different queue pairs overtake each other
-//! within the jitter. A link that is down loses the messages on it and breaks its connections
+//! Each direction between two addresses has its own options. Messages of one queue pair stay in
+//! order (as a reliable connection keeps them); those of different queue pairs may overtake each
+//! other within the jitter. A link that is down loses the messages on it and breaks its connections
 //! permanently; a silenced direction holds messages back and delivers them late, as TCP does after
 //! a route is restored.
 

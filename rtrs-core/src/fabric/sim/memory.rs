@@ -78,8 +78,7 @@ impl Keys {
         }
     }
 
-    /// Returns the number of bytes registered now; a region counts once for each of its
-    /// registrations.
+    /// Returns the number of registered bytes; a region counts once for each of its registrations.
     pub(super) fn registered(&self) -> usize {
         self.local.values().map(|local| local.len).sum()
     }
@@ -246,7 +245,7 @@ pub(super) struct SimWindow {
     pd: u64,
     keys: Arc<Mutex<Keys>>,
     parent: Arc<dyn MemoryRegistration>,
-    /// Last key drawn; in force while the table has it.
+    /// Last key drawn; valid while the table has it.
     key: AtomicU32,
 }
 
@@ -266,7 +265,7 @@ impl SimWindow {
         Rkey(self.keys.lock().fresh())
     }
 
-    /// Puts `key` in force for `slice` and revokes the previous key.
+    /// Makes `key` valid for `slice` and revokes the previous key.
     pub(super) fn put(&self, key: Rkey, slice: &MemSlice, access: Access) {
         let mut keys = self.keys.lock();
         keys.remote.remove(&self.key.load(Ordering::Relaxed));

@@ -15,10 +15,10 @@ use crate::ids::QpNum;
 use crate::prng::{Prng, Ratio};
 use crate::time::{Duration, Instant};
 
-/// Time at which a window bind or revoke is in force.
+/// Time at which a window bind or revoke takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindMode {
-    /// When the call returns, as on iwarp.
+    /// When the call returns, as on iWARP.
     Done,
     /// At its completion, as with verbs.
     Pending,
@@ -31,11 +31,11 @@ pub enum BindMode {
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
     /// True: a send or write completes when the peer's acknowledgement arrives, as with verbs.
-    /// False: it completes when it has departed, as on iwarp.
+    /// False: it completes when it has departed, as on iWARP.
     pub acknowledged: bool,
     /// Messages that a machine had sent when it lost power still arrive.
     pub flights: bool,
-    /// Time at which binds are in force.
+    /// Time at which binds take effect.
     pub bind: BindMode,
     /// Maximum time for which a revoke delays its send queue.
     pub revoke_max: Option<Duration>,

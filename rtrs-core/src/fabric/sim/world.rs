@@ -1,6 +1,6 @@
-//! Simulated world: nodes, links between their addresses, one virtual clock.
+//! Simulated world: nodes, links between their addresses, and one virtual clock.
 //!
-//! The world only changes when driven: [`World::step`] takes the next scheduled event, advances the
+//! The world changes only when driven: [`World::step`] takes the next scheduled event, advances the
 //! clock to it and runs it. All randomness comes from the seed; the same seed and the same calls
 //! produce the same events at the same times. Used by the tests of both session ends and by the
 //! conformance suite.

@@ -32,11 +32,11 @@ use crate::time::Duration;
 /// Notifications to a shard from other threads.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// From a device, to all shards.
+    /// Event of a device, sent to all shards.
     Device(DeviceReport),
-    /// From the reaper: a queue pair of this shard was destroyed.
+    /// The reaper has destroyed a queue pair of this shard.
     Destroyed(Destroyed),
-    /// From the reaper: memory of this shard was registered.
+    /// The reaper has registered memory of this shard.
     Made(Box<AsyncRegistration>),
     /// State of the port of a pending connection.
     Port { qp: QpNum, down: bool },
@@ -185,7 +185,7 @@ impl VerbsShared {
     }
 
     /// Keeps the device of this identifier, which librdmacm has opened and which has that local
-    /// address, so that it is released when it is removed.
+    /// address, so that the device is released when it is removed.
     pub(super) fn keep(&self, id: &CmId, address: SocketAddr) -> Result<(), FabricError> {
         if self.keeps(id) { Ok(()) } else { self.context_of(address).map(drop) }
     }
@@ -350,7 +350,7 @@ pub(super) struct CoreDevice {
 
 /// Minimum number of entries of a completion queue, so that a few connections share it.
 const CQ_ENTRIES_MIN: u32 = 1024;
-/// Number of connections of the first one's size that share a queue.
+/// Number of connections of the size of the first that fit into a queue.
 const CQ_SHARE: u32 = 4;
 
 /// Returns the number of entries of a queue created for `need` entries.

@@ -7,12 +7,12 @@ use super::sys::Wc;
 use crate::fabric::FabricError;
 use crate::rt::Port;
 
-/// Ring tokens: which descriptor became readable.
+/// Ring tokens, which identify the descriptor that became readable.
 pub(super) mod token {
     pub(crate) const CM: u64 = 0;
     /// Completion channel of the device with the index in the low half.
     pub(crate) const COMPLETIONS: u64 = 1 << 32;
-    /// Asynchronous events of that device.
+    /// Asynchronous events of the device with the index in the low half.
     pub(crate) const REPORTS: u64 = 2 << 32;
 }
 
@@ -112,7 +112,7 @@ impl Devices {
     pub(super) fn drain(&mut self) {
         for device in self.places.iter_mut().flatten() {
             if let Err(error) = device.take_all(&mut self.completions) {
-                tracing::error!(%error, device = device.context().name(), "cannot drain");
+                tracing::error!(%error, device = device.context().name(), "draining failed");
             }
         }
     }

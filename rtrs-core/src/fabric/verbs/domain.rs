@@ -22,7 +22,7 @@ pub(super) struct VerbsPd {
     pub(super) id: u64,
     regions: Arc<Regions>,
     reaper: Arc<Reaper>,
-    /// Registrations in the domain, by local key, in which windows look up theirs.
+    /// Registrations in the domain, by local key, where windows look up their parents.
     registered: Mutex<Vec<(u32, Weak<Mr>, Access)>>,
 }
 
@@ -108,7 +108,7 @@ impl ProtectionDomain for VerbsPd {
         }
         let (mr, access) = self.find(parent).ok_or(FabricError::LocalMemory)?;
         let mw = Mw::new(&mr).map_err(|e| {
-            FabricError::system(format!("cannot allocate another memory window of {name}"), e)
+            FabricError::system(format!("cannot allocate another memory window on {name}"), e)
         })?;
         let (mw, local_write) = (Arc::new(mw), access.local_write);
         Ok(Arc::new(VerbsWindow { mw, local_write, _parent: Arc::clone(parent) }))

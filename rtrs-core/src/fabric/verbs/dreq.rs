@@ -1,11 +1,11 @@
 //! Identifiers of ended connections whose disconnect request (DREQ) is not confirmed.
 //!
-//! The kernel repeats a DREQ as long as its identifier exists. While the port is down none may be
+//! The kernel repeats a DREQ as long as its identifier exists. While the port is down, none may be
 //! sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
-//! pair permanently in error (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`), and the
-//! device then accepts no connection from any program. Dropping an identifier also sends a DREQ. So
-//! the identifiers of a port that is down are kept until it has been up for a while, and then
-//! released with a proper disconnect.
+//! pair permanently in error (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`), and the device
+//! then accepts no connection from any program. Dropping an identifier also sends a DREQ. So the
+//! identifiers of a port that is down are kept until it has been up for a while, and then released
+//! with a proper disconnect.
 //!
 //! A thread of the process checks the ports and sends the DREQs, because both call the driver.
 //! Shards send it messages without waiting.
@@ -30,7 +30,7 @@ const HELD_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Maximum number of identifiers kept for ports that are down; one more releases the oldest.
 const HELD_MAX: usize = 4096;
 /// Maximum number of queued messages, in case a driver blocks the thread. Identifiers beyond that
-/// are released at once.
+/// are released immediately.
 const WAITING_MAX: usize = 4096;
 /// Stack size of the thread, which makes few calls.
 const STACK: usize = 64 << 10;
@@ -117,7 +117,7 @@ where
 
     /// Releases an identifier: the peer confirmed, or the kernel gave up.
     pub(super) fn done(&self, id: I::Key) {
-        // If the queue is full, the identifier is released when its time is over.
+        // If the queue is full, the identifier is released when its time expires.
         let _ = self.messages.try_send(Message::Done(id));
     }
 

@@ -1,11 +1,10 @@
 //! End of connections, and dispatch of completions.
 //!
-//! The shard takes the available completions and hands the queue pair over (teardown.rs): separate
+//! The shard takes the available completions and passes the queue pair on (teardown.rs): separate
 //! threads put it into the error state, send a DREQ to the peer and destroy the queue pair, because
-//! a driver may block in each of these calls. Completions continue to arrive until then. Only
-//! afterwards is the remaining work reported as flushed, its memory released, and `Closed`
-//! reported. So the end of a connection never blocks a shard, and nothing is written to memory
-//! after `Closed`.
+//! a driver may block in each of these calls. Completions continue to arrive until then. After that
+//! the remaining work is reported as flushed, its memory is released, and `Closed` is reported. So
+//! the end of a connection never blocks a shard, and nothing is written to memory after `Closed`.
 
 use std::sync::Arc;
 
@@ -98,7 +97,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Takes down the connections queued for it.
+    /// Takes down the connections that are queued.
     pub(super) fn take_down(&mut self) {
         while let Some((name, end)) = self.dying.pop() {
             self.begin_end(name, end);

@@ -28,7 +28,7 @@ fn check_file(device: &Path, class: &Path) -> Result<(), FabricError> {
             format!("no {device}: load the kernel module rdma_ucm (modprobe rdma_ucm)")
         }
         io::ErrorKind::NotFound => format!(
-            "no RDMA in this kernel: no {device}; load the modules rdma_ucm and that of a device, \
+            "no RDMA in this kernel: no {device}; load the modules rdma_ucm and one for a device, \
              e.g. rdma_rxe (modprobe rdma_ucm rdma_rxe), or use tcp://"
         ),
         io::ErrorKind::PermissionDenied => format!(
@@ -57,7 +57,7 @@ pub(super) fn no_device(address: IpAddr, devices: &[String], error: io::Error) -
         )
     } else {
         format!(
-            "no RDMA device has the address {address} (there are: {}): use an address of one of \
+            "no RDMA device has the address {address} (devices: {}): use an address of one of \
              them, or add a software device (rdma link add rxe0 type rxe netdev IFACE)",
             devices.join(", ")
         )
@@ -102,7 +102,7 @@ pub(super) fn no_immediates(device: &str) -> FabricError {
 pub(super) fn no_windows(device: &str) -> FabricError {
     FabricError::system(
         format!(
-            "{device} has no memory windows of type 1, which a fresh key for each request needs; \
+            "{device} has no memory windows of type 1, which a new key for each request requires; \
              use --always-invalidate=auto at a server, --invalidate-reads=off at a client"
         ),
         io::ErrorKind::Unsupported.into(),
@@ -139,7 +139,7 @@ mod tests {
         let text = no_device(here, &[], nodev()).to_string();
         assert!(text.contains("10.0.0.1") && text.contains("rdma link add"), "{text}");
         let text = no_device(here, &["rxe0".into()], nodev()).to_string();
-        assert!(text.contains("there are: rxe0"), "{text}");
+        assert!(text.contains("devices: rxe0"), "{text}");
         let enomem = || io::Error::from_raw_os_error(libc::ENOMEM);
         let text = registration_with("rxe0", 1 << 20, Some(65_536), enomem()).to_string();
         assert!(text.contains("65536") && text.contains("LimitMEMLOCK"), "{text}");

@@ -54,7 +54,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
 }
 
 /// Returns the names of the devices; empty if they cannot be read. Shards call this whenever an
-/// address has no device, so nothing else is read: a soft device alone has 1,024 global
+/// address has no device, so nothing else is read: a software device alone has 1,024 global
 /// identifiers.
 pub(super) fn names() -> Vec<String> {
     names_in(Path::new(CLASS))

@@ -193,7 +193,7 @@ mod tests {
         let (mut listeners, address) = lost(now);
         assert!(listeners.poll(Instant::ZERO).is_empty());
         assert_eq!(listeners.poll(now), [address]);
-        // The driver may take any time.
+        // The driver may take any amount of time.
         let later = now + RETRY * 100;
         assert!(listeners.poll(later).is_empty());
         assert_eq!((listeners.deadline(), listeners.lost_addresses()), (None, vec![address]));

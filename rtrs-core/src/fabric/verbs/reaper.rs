@@ -1,11 +1,11 @@
-//! Threads for calls of a driver that may block.
+//! Threads for driver calls that may block.
 //!
-//! `ibv_destroy_qp` returns when nothing of the queue pair is in flight anymore. rdma_rxe waits
-//! there for packets that a network device has not sent yet, up to 50 s if the device is stalled
-//! (rxe_pool.c, `__rxe_cleanup`). A shard that waited for it would delay all its other paths. So
-//! queue pairs are destroyed here, and the shard is notified when that is done. Identifiers of the
-//! connection manager are destroyed here too (`rdma_destroy_id` waits for the kernel's own work on
-//! them). Pinning and unpinning memory and creating hundreds of windows also take time.
+//! `ibv_destroy_qp` returns once the queue pair has nothing in flight. rdma_rxe waits there for
+//! packets that a network device has not sent yet, up to 50 s if the device is stalled (rxe_pool.c,
+//! `__rxe_cleanup`). A shard that waited for it would delay all its other paths. So queue pairs are
+//! destroyed here, and the shard is notified afterwards. Identifiers of the connection manager are
+//! destroyed here too (`rdma_destroy_id` waits for the kernel's own work on them). Pinning and
+//! unpinning memory and creating hundreds of windows also take time.
 //!
 //! A process has two sets of these threads: one for slow calls, and one for calls that are expected
 //! to be short (`teardown.rs`, `listener.rs`) and must not wait behind the others.

@@ -80,7 +80,7 @@ mod tests {
     use crate::mem::Region;
 
     #[test]
-    fn keys_are_valid_for_their_domain_region_and_right() {
+    fn keys_are_valid_only_for_their_domain_region_and_access() {
         let (regions, mut cache) = (Regions::default(), RegionCache::default());
         let (one, two) = (Region::new(4096).unwrap(), Region::new(4096).unwrap());
         regions.add(1, 7, one.id(), Access::LOCAL);
@@ -100,7 +100,7 @@ mod tests {
             assert!(matches!(checked, Err(FabricError::LocalMemory)), "{pd} {bad:?}");
         }
         regions.remove(1, 7);
-        assert!(cache.check(1, &sge(&one, 7), true).is_ok(), "the copy is as it was");
+        assert!(cache.check(1, &sge(&one, 7), true).is_ok(), "the copy is unchanged");
         cache.refresh(&regions);
         assert!(cache.check(1, &sge(&one, 7), true).is_err());
     }

@@ -1,8 +1,8 @@
 //! Driver calls that end a connection, made outside the shards.
 //!
 //! The queue pair enters the error state and a DREQ is sent to the peer; then the queue pair is
-//! destroyed, which may be slow ([`super::reaper`]). The first calls have threads of their own,
-//! so that no DREQ waits behind queue pairs that are slow to destroy.
+//! destroyed, which may be slow ([`super::reaper`]). The calls before the destruction have threads
+//! of their own, so that no DREQ waits behind queue pairs that are slow to destroy.
 
 use std::io;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ pub(super) struct Torn {
     pub(super) dreq_sent: bool,
 }
 
-/// Makes the calls: the short ones on a thread of `calls`, the last on one of `reaper`, which then
-/// reports. Returns immediately.
+/// Tears a connection down: makes the short calls on a thread of `calls`, then destroys the queue
+/// pair on a thread of `reaper`, which reports the outcome. Returns immediately.
 pub(super) fn start(
     calls: &Reaper,
     reaper: &Arc<Reaper>,
@@ -66,7 +66,7 @@ pub(super) fn start(
             let failed = it.destroy().is_err();
             // A port that has just come up may not be able to send yet.
             let port_down = port_down || it.port_is_down();
-            // When the report arrives, the domain no longer contains anything of the connection.
+            // When the report arrives, the domain no longer contains any object of the connection.
             drop(it);
             report(Torn { failed, was_in_error, port_down, dreq_sent });
         });
@@ -177,7 +177,7 @@ mod tests {
         let torn = torn.recv_timeout(PATIENCE).unwrap();
         let here = thread::current().id();
         let names = made.iter().map(|(name, thread)| {
-            assert_ne!(thread, here, "{name} was called on the thread that asked");
+            assert_ne!(thread, here, "{name} ran on the calling thread");
             name
         });
         (names.collect(), torn)
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_that_are_slow_to_destroy_delay_no_dreq() {
+    fn slow_queue_pair_destruction_does_not_delay_dreqs() {
         let (calls, reaper) = pools();
         let mut gates = Vec::new();
         for _ in 0..100 {

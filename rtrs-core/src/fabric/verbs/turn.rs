@@ -54,7 +54,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Checks the port on another thread, since that calls the driver.
+    /// Checks the port on another thread, since the check calls the driver.
     fn look_at_port(&mut self, qp: QpNum) {
         let Some(conn) = self.conns.get(qp) else { return };
         let (device, port) = (conn.qp.pd().context().name().to_owned(), conn.id.port_number());
@@ -102,7 +102,7 @@ impl VerbsFabric {
         });
     }
 
-    /// Handles a device's event as far as it concerns this shard.
+    /// Handles a device's event as far as it affects this shard.
     fn on_report(&mut self, report: DeviceReport) {
         if report.what == AsyncEvent::DeviceRemoved {
             self.listeners.lost(self.now, |id| id.context_key() == Some(report.context));

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_usable_once_a_bind_succeeded() {
+    fn windows_are_usable_once_a_bind_succeeds() {
         let end = Some((3, WcStatus::Success));
         let mut good = StandIn { end, ..StandIn::default() };
         assert_eq!(try_windows(&mut good), MemoryWindows::Usable);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hanging_bind_is_awaited_for_a_quarter_of_a_second() {
+    fn a_hanging_bind_times_out_after_a_quarter_of_a_second() {
         // The bind never completes, or completes too late.
         for end in [None, Some((LOOKS, WcStatus::Success)), Some((LOOKS, WcStatus::LocalError))] {
             let mut silent = StandIn { end, ..StandIn::default() };

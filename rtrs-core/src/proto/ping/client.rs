@@ -188,8 +188,8 @@ impl PingClient {
         }
     }
 
-    /// Returns when a sign of life is due. In the one-sided modes the server otherwise does not
-    /// notice the client.
+    /// Returns when a keepalive is due. In the one-sided modes the server otherwise does not notice
+    /// the client.
     fn alive_at(&self) -> Option<Instant> {
         let one_sided = self.config.hello.mode != PingMode::PingPong;
         let up = matches!(self.state, State::Flying { .. } | State::Pausing { .. });
@@ -210,7 +210,7 @@ impl PingClient {
         if hello.server_invalidate && !fabric.capabilities().remote_invalidate {
             return Err(PingFailure::Local(format!(
                 "{}:// has no keys that a peer may invalidate (its memory windows are of type 1); \
-                 leave --server-invalidate out, or use tcp://",
+                 omit --server-invalidate, or use tcp://",
                 fabric.capabilities().scheme
             )));
         }
@@ -635,7 +635,7 @@ impl PingClient {
         #[allow(clippy::cast_possible_truncation, reason = "as it was sent")]
         let wanted = (self.tally.begun() - 1) as u32;
         if self.config.hello.mode != PingMode::WriteLatency || imm != Some(wanted) {
-            let text = format!("immediate {imm:?}, and {wanted} was due");
+            let text = format!("immediate {imm:?}; expected {wanted}");
             return Err(PingFailure::Protocol(text));
         }
         self.inflight -= 1;

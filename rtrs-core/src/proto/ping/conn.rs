@@ -137,7 +137,7 @@ impl PingConn {
         self.heard = now;
     }
 
-    /// Returns when the client was last heard; None while the connection is being taken down.
+    /// Returns when the client was last heard from; None while the connection is being taken down.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         (self.state != State::Ended).then_some(self.heard)
     }
@@ -206,7 +206,7 @@ impl PingConn {
             }
             State::Serving(_) => Err(Fault::Turn("neither an end nor a keepalive")),
             State::Reading(_) => Err(Fault::Turn("the go-ahead was not sent yet")),
-            State::Finishing | State::Over => Err(Fault::Turn("it had ended its requests")),
+            State::Finishing | State::Over => Err(Fault::Turn("the client had ended its requests")),
             State::Ended => Ok(Turn::On),
         }
     }
@@ -299,7 +299,7 @@ impl PingConn {
         let (State::Serving(info), PingMode::WriteLatency, Some(data)) =
             (self.state, self.mode(), &self.data)
         else {
-            return Err(Fault::Turn("an immediate that was not agreed"));
+            return Err(Fault::Turn("an immediate that was not negotiated"));
         };
         let op = WrOp::RdmaWrite { remote: remote(&info), imm };
         let sges = SgeList::one(data.sge(0, data.len));

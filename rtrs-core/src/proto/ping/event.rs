@@ -49,7 +49,7 @@ pub enum PingFailure {
         after: Duration,
     },
     /// The server violated the protocol.
-    #[error("protocol error of the server: {0}")]
+    #[error("protocol error by the server: {0}")]
     Protocol(String),
     /// Returned data differs.
     #[error("data mismatch in round {seq} at byte {at} of {size}")]
@@ -73,7 +73,7 @@ fn refusal(status: PingStatus) -> String {
     match status {
         PingStatus::Off => "the server answers no pings (--no-ping)".into(),
         PingStatus::Busy => "the server already answers the maximum number of pings".into(),
-        PingStatus::Unusable => "the server cannot do a ping of this kind or size".into(),
+        PingStatus::Unusable => "the server does not support pings of this kind or size".into(),
         PingStatus::Memory => "the server has no memory for a ping".into(),
         PingStatus::Good | PingStatus::Other(_) => format!("the server refused: {status:?}"),
     }

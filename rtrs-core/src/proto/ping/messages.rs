@@ -23,7 +23,7 @@ pub(super) const WR_MESSAGE: u64 = 100;
 pub(super) const WR_BIND: u64 = 200;
 /// Work request that moves data.
 pub(super) const WR_DATA: u64 = 300;
-/// Interval of a client's signs of life in the one-sided modes.
+/// Interval of a client's keepalives in the one-sided modes.
 pub(super) const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Value of `size` in a message without a key: the client is done, or is still alive.
 pub(super) const SAYS_DONE: u32 = 0;
@@ -35,7 +35,7 @@ pub(super) fn limits(depth: u16) -> QpLimits {
 }
 
 fn memory(error: std::io::Error) -> FabricError {
-    FabricError::system("cannot get memory for a ping", error)
+    FabricError::system("cannot allocate memory for a ping", error)
 }
 
 /// Registered memory of a ping.
@@ -55,7 +55,7 @@ impl Buffer {
         Ok(Self { registration: pd.register(&region, access)?, len })
     }
 
-    /// Returns the part `at..at + len`, which must lie inside.
+    /// Returns the part `at..at + len`, which must be inside the buffer.
     pub(super) fn slice(&self, at: usize, len: usize) -> MemSlice {
         let region = self.registration.region();
         region.slice(at, len).unwrap_or_else(|| panic!("{at}..+{len} outside a ping's buffer"))

@@ -2,8 +2,8 @@
 //! tool that pings, and [`PingServer`], all pings of a server.
 //!
 //! Inputs are events of the provider and the time; outputs are work requests to the
-//! [`Fabric`](crate::fabric::Fabric). The machines use no sockets or clocks. Each connection has a
-//! protection domain of its own that contains only its buffers, so neither end can access other
+//! [`Fabric`](crate::fabric::Fabric). The machines use no sockets or clocks. Each connection has
+//! its own protection domain, which contains only its buffers, so neither end can access other
 //! memory of the peer's process. Any misbehavior or silence of the peer ends in an error within a
 //! limited time. `messages.rs` has the buffers of either end; the encoding is in `wire/ping.rs`.
 

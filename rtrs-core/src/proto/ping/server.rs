@@ -1,8 +1,8 @@
 //! Ping server: identifies ping requests and limits their number and their idle time. `conn.rs`
 //! implements one connection.
 //!
-//! Pings need no permission, so capacity is shared by source: when it is exhausted, the oldest ping
-//! of the source that has the most is closed for one of a source that has fewer.
+//! Pings need no permission, so capacity is shared by source: when it is exhausted, a new ping from
+//! a source with fewer pings replaces the oldest ping of the source with the most.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub struct PingServerConfig {
     pub rping: bool,
     /// Maximum number of concurrent pings.
     pub connections_max: usize,
-    /// Maximum size of data in bytes, for rping too.
+    /// Maximum size of data in bytes, including rping's.
     pub size_max: u32,
     /// Silence after which a ping is ended.
     pub idle: Duration,
@@ -60,11 +60,11 @@ pub struct PingServerStats {
     pub refused: u64,
     /// Number of ping-pong rounds answered.
     pub rounds: u64,
-    /// Number of connections ended for a protocol violation or a timeout of the peer.
+    /// Number of connections ended because the peer violated the protocol or timed out.
     pub faults: u64,
 }
 
-/// Pings of a server, over all its providers.
+/// Pings of a server, across all its providers.
 #[derive(Debug)]
 pub struct PingServer {
     config: PingServerConfig,
@@ -83,7 +83,7 @@ struct Running {
 }
 
 impl Running {
-    /// Returns when the client was last heard; None while the ping is being taken down.
+    /// Returns when the client was last heard from; None while the ping is being taken down.
     fn idle_since(&self) -> Option<Instant> {
         self.conn.idle_since()
     }
@@ -112,7 +112,7 @@ impl PingServer {
         fabric.reject(now, request, &PrivateData::new(&reply.encode()));
     }
 
-    /// Returns true for a queue pair of a ping.
+    /// Returns true if the queue pair belongs to a ping.
     #[must_use]
     pub fn owns(&self, provider: usize, qp: QpNum) -> bool {
         !self.conns.is_empty() && self.conns.contains_key(&(provider, qp))
@@ -172,7 +172,7 @@ impl PingServer {
         match accepted {
             Ok(qp) => {
                 self.stats.accepted += 1;
-                tracing::debug!(%peer, ?hello, "a ping");
+                tracing::debug!(%peer, ?hello, "accepted a ping");
                 let opened = conn.open(fabric, qp);
                 let number = self.stats.accepted;
                 self.conns.insert((provider, qp), Running { conn, peer, number });
@@ -203,7 +203,7 @@ impl PingServer {
         Ok(Some(hello))
     }
 
-    /// Returns true if one more ping of a source may run. Ends another one for it if necessary.
+    /// Returns true if one more ping of a source may run. Ends another ping if necessary.
     fn make_room(
         &mut self,
         now: Instant,

@@ -362,7 +362,7 @@ fn only_silent_clients_are_disconnected() {
     let lasted = fixture.now() - began;
     assert!((29 * SECOND..40 * SECOND).contains(&lasted), "{lasted:?}");
     assert_eq!(fixture.server.stats().faults, 1);
-    // The client reads once a minute, which the server does not notice: signs of life keep it
+    // The client reads once a minute, which the server does not notice: keepalives keep it
     // connected.
     let address = fixture.address;
     let slow = PingClientConfig {
@@ -399,7 +399,7 @@ fn a_lying_client_is_disconnected() {
             peer.receive(fixture);
             peer.send(fixture, &PingInfo { size: 2, ..PingInfo::GO_AHEAD });
         }),
-        // An immediate is sent although none was agreed.
+        // An immediate is sent although none was negotiated.
         (hello(PingMode::WriteBandwidth, 64), |peer, fixture, info| {
             peer.send(fixture, &info);
             let theirs = peer.receive(fixture);
@@ -572,7 +572,7 @@ impl Liar {
 }
 
 #[test]
-fn a_lying_server_is_described_within_a_bound() {
+fn a_lying_server_is_reported_in_time() {
     let pong = hello(PingMode::PingPong, 64);
     let read = hello(PingMode::ReadLatency, 64);
     let writes = hello(PingMode::WriteLatency, 64);

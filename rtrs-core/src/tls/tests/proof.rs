@@ -31,7 +31,7 @@ fn by_certificates(dir: &TestDir) -> (TlsClientConfig, TlsServerConfig) {
     (client, TlsServerConfig::with_certificates(&dir).unwrap())
 }
 
-/// Runs a whole exchange of a client and a server with their views of the facts.
+/// Runs a whole exchange between a client and a server, each with its own view of the facts.
 fn exchange(
     client: &TlsClientConfig,
     server: &TlsServerConfig,
@@ -59,10 +59,10 @@ fn both_kinds_prove_a_clients_name() {
     assert!(server.still_knows(&found));
 }
 
-/// Checks that the server cannot prove its identity for the facts known to the client, before the
-/// client signs.
+/// Checks that each end refuses a proof made for another session, path or address; the client does
+/// so before it signs.
 #[test]
-fn a_proof_is_valid_for_its_path_only() {
+fn a_proof_is_valid_only_for_its_path() {
     let dir = TestDir::new("proof");
     certificates(&dir.0);
     for (client, server) in [by_keys(), by_certificates(&dir)] {

@@ -3,7 +3,8 @@
 //! qemu locks single bytes of the images that it opens, with locks of the open file description
 //! (block/file-posix.c, `raw_apply_lock_bytes` and `raw_check_lock_bytes`). For each permission, a
 //! lock on one byte says that the holder uses it, and on another byte that it does not share it
-//! with others. All locks are shared ones: conflicts are found by looking for locks of others.
+//! with others. All of them are shared locks; conflicts are found by looking for locks of other
+//! holders.
 //!
 //! A writable export uses the permissions of a writer and shares none of them; a read-only export
 //! only reads, alongside any writer. A loop device takes no locks and is found in sysfs.
@@ -21,7 +22,7 @@ use rtrs_core::rt::blkdev::{is_byte_locked, lock_byte};
 
 use super::super::target::BackendError;
 
-/// Maximum time for the search of loop devices; the same for the end of another search.
+/// Maximum time for a search of loop devices, and for waiting until another search ends.
 const SEARCH_MAX: Duration = Duration::from_secs(2);
 
 /// Byte of the first permission that a holder uses (qemu: RAW_LOCK_PERM_BASE).
@@ -76,7 +77,7 @@ impl Claim {
     }
 }
 
-/// Bytes of permissions, of which the first has the number `base`.
+/// Bytes of permissions, the first of which has the number `base`.
 fn bytes(permissions: &[Permission], base: u32) -> impl Iterator<Item = u32> {
     permissions.iter().map(move |permission| base + *permission as u32)
 }
@@ -108,8 +109,8 @@ pub(super) fn guard(path: &Path, file: &File, read_only: bool) -> Result<(), Bac
     }
 }
 
-/// Returns the error of [`guard`] that an open would end with, if another program holds the image.
-/// Takes no locks; `file` can be opened read-only.
+/// Returns the error with which [`guard`] would fail, if another program holds the image. Takes no
+/// locks; `file` can be opened read-only.
 pub(super) fn holder(
     path: &Path,
     file: &File,
@@ -141,8 +142,8 @@ fn held_by_loop_device(path: &Path, device: &str) -> BackendError {
 }
 
 /// Returns the name of the loop device over a file, if there is one. The search needs the files of
-/// all loop devices, and one of these may be on a file system that does not answer: then it ends
-/// with an error, and so do the next ones.
+/// all loop devices, and one of these may be on a file system that does not answer: then this
+/// search fails, and so do later ones.
 fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
     static SEARCHING: Mutex<()> = Mutex::new(());
     let own = file.metadata()?;
@@ -212,8 +213,8 @@ mod tests {
             (&[99, 104, 199, 204], false, false),
         ];
         for (bytes, refuses_reader, refuses_writer) in cases {
-            // A file of its own, because a lock lasts while a program that another test starts has
-            // a copy of its descriptor.
+            // Each case has its own file, because a lock lasts while a program that another test
+            // starts has a copy of its descriptor.
             let dir = TestDir::new("image-lock");
             let open = image(&dir);
             let _other = held(open(false), bytes);
@@ -243,7 +244,7 @@ mod tests {
         let probed = holder(&path, &open(false), false).unwrap().unwrap();
         assert!(probed.is_held() && probed.to_string() == text, "{probed}");
         guard(&path, &open(false), true).unwrap();
-        // Another descriptor of the file has no part in the locks.
+        // Closing another descriptor of the file does not affect the locks.
         drop((open(true), reader, writer.try_clone().unwrap()));
         assert_eq!(locked(), [100, 101, 103, 201, 203]);
         drop(writer);
@@ -273,7 +274,7 @@ mod tests {
         back("sda", path.to_str().unwrap());
         back("loop1", "/nonexistent/x (deleted)");
         assert_eq!(loop_device(&block, &open(true).metadata().unwrap()).unwrap(), None);
-        // Under another name.
+        // The same file under another name.
         fs::hard_link(&path, dir.0.join("link")).unwrap();
         back("loop7", dir.0.join("link").to_str().unwrap());
         assert_eq!(loop_device(&block, &open(true).metadata().unwrap()).unwrap().unwrap(), "loop7");

@@ -59,7 +59,7 @@ pub(super) struct Slot {
     pub(super) offset: u64,
     pub(super) len: usize,
     pub(super) buf: Option<MemSlice>,
-    /// Number of bytes done.
+    /// Number of bytes transferred.
     pub(super) done: usize,
     pub(super) phase: Phase,
     pub(super) bounce: Option<u32>,
@@ -190,7 +190,7 @@ impl InFlight {
         self.slots.len() - self.free.len()
     }
 
-    /// Adds an IO, of which there are at most `INFLIGHT_MAX`.
+    /// Adds an IO; the caller ensures that there are at most `INFLIGHT_MAX`.
     #[allow(clippy::cast_possible_truncation, reason = "INFLIGHT_MAX is small")]
     pub(super) fn add(&mut self, slot: Slot) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {

@@ -8,12 +8,12 @@
 //! - Block devices bypass the page cache if they allow it (`direct=auto`), regular files use it,
 //!   with blocks of 512 bytes; an incomplete last block is not exported. With `direct=on` the block
 //!   size is at least what O_DIRECT requires on that file system.
-//! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written on the calling shard at once:
+//! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written directly on the calling shard:
 //!   io_uring would pass every such copy to a worker thread, which costs more than the copy. They
 //!   have no durability, so their flush completes immediately.
-//! - A writable target is locked (`flock`), a writable block device is claimed (O_EXCL), so that no
-//!   second server and no mount changes it meanwhile (`lock.rs`). qemu's image locks keep virtual
-//!   machines from writing to it (`image_lock.rs`).
+//! - A writable target is locked (`flock`), and a writable block device is claimed (O_EXCL), so
+//!   that no second server and no mount changes it meanwhile (`lock.rs`). qemu's image locks keep
+//!   virtual machines from writing to it (`image_lock.rs`).
 
 mod bounce;
 mod image_lock;
@@ -67,7 +67,7 @@ pub struct FileOptions {
     pub no_lock: bool,
 }
 
-/// Identity of an open file, under all its names.
+/// Identity of an open file, the same under all its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     device: u64,
@@ -167,11 +167,11 @@ impl FileSource {
         Ok(source)
     }
 
-    /// Returns the error that an open of the path would end with, if another program holds the
-    /// image. Takes no locks of the image, and does not open it for writing.
+    /// Returns the error that opening the path would cause, if another program holds the image.
+    /// Takes no locks of the image, and does not open it for writing.
     ///
     /// # Errors
-    /// If that cannot be found out, for example because the path leads nowhere.
+    /// Returns an error if that cannot be determined, for example because the path leads nowhere.
     pub(crate) fn image_holder(
         path: &Path,
         read_only: bool,
@@ -265,8 +265,8 @@ impl BlockSource for FileSource {
         if self.shared.in_memory {
             return Ok(());
         }
-        // Uses its own descriptor: the kernel reports a failed write once to each opened file, and
-        // the flush of a client must not miss it because it was reported here.
+        // Uses its own descriptor: the kernel reports a failed write once per open file
+        // description, and the flush of a client must not miss it because it was reported here.
         match (open_again(&self.shared.file), &self.shared.spare) {
             (Ok(file), _) => file.sync_data(),
             // A server that has dropped its privileges may not be able to reopen it. The spare
@@ -277,7 +277,7 @@ impl BlockSource for FileSource {
     }
 }
 
-/// File or block device that was opened, not yet exported.
+/// Opened file or block device that is not exported yet.
 struct Opened<'a> {
     path: &'a Path,
     file: File,
@@ -360,7 +360,7 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Returns the conversion of an error of the system to one of the path.
+/// Returns a function that converts a system error to an error of the path.
 fn failed(path: &Path, problem: &'static str) -> impl FnOnce(io::Error) -> BackendError {
     move |error| BackendError::path(path, problem, "check the device").because(error)
 }

@@ -4,21 +4,21 @@
 //! short transfer is continued; write zeroes tries the fastest method of the target and falls back
 //! to writing zeroes in pieces; a discard or write zeroes with FUA ends with `fdatasync`, and a
 //! write with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With
-//! O_DIRECT, a buffer with an unaligned address uses a bounce buffer, of which there are few;
-//! without a free one the IO is returned.
+//! O_DIRECT, a buffer with an unaligned address uses one of a few bounce buffers; if none is free,
+//! the IO is returned.
 //!
 //! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
 //! free tag at the device. All exports of a shard share these threads. Each export has its own
-//! share (`workers.rs`), so that a hanging export cannot take all; operations beyond it wait here.
+//! share (`workers.rs`), so that a hanging export cannot take all; further operations wait here.
 //! Direct IO is first submitted so that it fails instead of blocking. Files on file systems without
 //! nonblocking reads (NFS, FUSE) are read and written in worker threads from the start, because
 //! the submission itself may block there, and with it the shard.
 //!
 //! One kind of transfer may block and is not limited: on a device without NOWAIT (dm-crypt,
-//! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit would be one on
-//! requests in flight. Such an export that hangs can delay the others of its shard. Writes to a
-//! block device through the page cache are limited, even on kernels that have no nonblocking
-//! writes (Linux 6.1: EOPNOTSUPP).
+//! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit on threads would
+//! limit the requests in flight. If such an export hangs, it can delay the others on its shard.
+//! Writes to a block device through the page cache are limited, even on kernels that have no
+//! nonblocking writes (Linux 6.1: EOPNOTSUPP).
 
 use std::collections::VecDeque;
 use std::fmt;

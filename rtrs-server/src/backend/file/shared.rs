@@ -59,7 +59,7 @@ pub(super) struct Shared {
     pub(super) reported: AtomicU64,
     /// Target of the path at the last examination.
     pub(super) name: NameCell,
-    /// Numbers of examinations that have begun, and of the last one that has ended.
+    /// Number of the last examination that has begun, and of the last one that has ended.
     pub(super) looks_begun: AtomicU64,
     pub(super) looks_ended: AtomicU64,
     /// Watcher of the target.

@@ -92,9 +92,9 @@ impl Changes {
         }
     }
 
-    /// Reports that nothing is changed beyond the end of the last shrink, if that is true.
-    /// `is_beyond` tells whether a change in flight reaches beyond an end. Costs one load if there
-    /// was no shrink.
+    /// Reports, if true, that nothing is changed beyond the end of the last shrink. `is_beyond`
+    /// returns whether a change in flight reaches beyond an end. Costs one load if there was no
+    /// shrink.
     pub(super) fn report(&self, shrinks: &Shrinks, is_beyond: impl FnOnce(u64) -> bool) {
         let number = shrinks.number.load(Ordering::SeqCst);
         if number > self.mark.seen.load(Ordering::Relaxed)

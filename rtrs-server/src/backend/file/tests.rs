@@ -275,7 +275,7 @@ fn zeroes_are_written_if_nothing_faster_exists() {
     assert_eq!(rig.read(len as u64, 512), [1; 512]);
     let ops = trace(&source, IoOp::WriteZeroes, keep);
     assert!(ops[0].starts_with("Write") && ops[1].contains("Fsync"), "{ops:?}");
-    // Fast or not at all.
+    // With `fast_only`, the request fails instead.
     let fast = IoFlags { no_unmap: true, fast_only: true, ..IoFlags::default() };
     assert_eq!(rig.write(0, &[1; 512]), IoStatus::Ok);
     assert_eq!(rig.clear(IoOp::WriteZeroes, 0, 512, fast), IoStatus::Unsupported);
@@ -331,7 +331,7 @@ fn io_beyond_the_end_of_a_shrunk_file_fails() {
     File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
     for (offset, len) in [(8192, 4096), (0, 8192)] {
         let io = rig.transfer(IoOp::Read, offset, 0, len);
-        // The status depends on whether the change was noticed before.
+        // The status depends on whether the change had been noticed.
         assert!(matches!(rig.run(io), IoStatus::Io | IoStatus::Beyond));
     }
     assert_eq!(rig.read(0, 4096), vec![0; 4096]);
@@ -345,7 +345,7 @@ fn a_write_does_not_extend_a_shrunk_file() {
     let mut rig = Rig::new(&source, 0);
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(8192).unwrap();
-    // A flush examines the file; without one that takes a second.
+    // A flush examines the file; without one, that takes up to a second.
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Io);
     assert!(source.shared.is_beyond(8193));
@@ -432,7 +432,7 @@ fn a_file_is_exported_for_writing_once() {
 }
 
 #[test]
-fn without_locks_a_writable_export_requires_lock_none() {
+fn without_locks_a_writable_export_requires_no_lock() {
     let scratch = Scratch::disk();
     let path = scratch.file("unlocked", 4096);
     // NFS without lockd; FUSE, 9p and old kernels fail in other ways.
@@ -509,7 +509,7 @@ fn missing_permissions_are_named() {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
     if File::open(scratch.0.join("secret")).is_ok() {
-        // Permissions do not bind this user.
+        // Permissions do not restrict this user.
         let name = "backend::file::tests::missing_permissions_are_named";
         rerun_as_nobody(name, &scratch.0);
         return;

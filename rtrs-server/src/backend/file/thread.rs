@@ -50,7 +50,7 @@ pub(super) enum Work {
     Extents(MemSlice, u32),
 }
 
-/// An operation on a range.
+/// Queued operation, with the queue and the slot that receive the answer.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) work: Work,
@@ -80,7 +80,7 @@ impl TargetThread {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => false,
             Err(TrySendError::Disconnected(job)) => {
-                // The thread can only have died because of a bug of this server.
+                // Only a bug in this server can have ended the thread.
                 job.reply.send((job.slot, IoStatus::Io.into()));
                 true
             }
@@ -104,9 +104,9 @@ fn serve(file: &File, inbox: &Receiver<Job>) {
     }
 }
 
-/// Lists the extents of a range, as many as fit and are found in time, at least one; the last one
-/// may go beyond the range. Only whole blocks are holes. The range beyond the end of the file is no
-/// hole, because it cannot be read.
+/// Lists the extents of a range: as many as fit and are found in time, but at least one; the last
+/// one may extend beyond the range. Only whole blocks are holes. The range beyond the end of the
+/// file is not a hole, because it cannot be read.
 fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> io::Result<()> {
     let mut list = ExtentList::new(room);
     let (mut at, to) = (range.start, range.end);
@@ -132,7 +132,7 @@ fn find_holes(file: &File, range: &Range<u64>, block: u64, room: &MemSlice) -> i
             Some(data) => blkdev::next_hole(file, data).unwrap_or(None).unwrap_or(to),
             None => to,
         };
-        // At least a block, even if the data was discarded since it was found.
+        // At least one block, even if the data has been discarded since it was found.
         let data_end = data_end.next_multiple_of(block).max(hole_end).max(at + block);
         if !list.push(Extent { len: data_end - hole_end, hole: false }) {
             break;

@@ -246,7 +246,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets the length of a file. One that has grown since it was measured is truncated only if
+    /// Sets the length of a file. A file that has grown since it was measured is truncated only if
     /// `may_truncate`.
     pub(super) fn set_len(&self, size: u64, may_truncate: bool) -> io::Result<()> {
         if self.device {
@@ -262,7 +262,7 @@ impl Shared {
     }
 
     /// Returns the result of an otherwise successful flush: it fails if the target was truncated
-    /// and no flush has failed for that.
+    /// and no flush has failed because of that.
     pub(super) fn flushed(&self) -> IoStatus {
         let end = self.end.load(Ordering::SeqCst);
         if self.reported.fetch_min(end, Ordering::SeqCst) > end {
@@ -272,7 +272,7 @@ impl Shared {
         }
     }
 
-    /// Whether the target was truncated and no flush has failed for that.
+    /// Whether the target was truncated and no flush has failed because of that.
     pub(super) fn is_cut_unreported(&self) -> bool {
         self.reported.load(Ordering::SeqCst) > self.end.load(Ordering::SeqCst)
     }

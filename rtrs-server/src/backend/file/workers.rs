@@ -9,9 +9,9 @@ use super::inflight::{Phase, Slot};
 use super::shared::Shared;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// Maximum number of operations that may occupy worker threads of the ring at once. All exports of
-/// a shard share the threads, and each adds as many as it may occupy, so that a hanging export
-/// leaves those of the others free.
+/// Maximum number of operations that may occupy worker threads of the ring concurrently. All
+/// exports of a shard share the threads, and each adds as many as it may occupy, so that a hanging
+/// export leaves those of the others free.
 pub(super) const WORKERS: usize = 32;
 const WORKERS_SIGNED: i32 = 32;
 
@@ -38,16 +38,16 @@ pub(super) struct Workers {
     pub(super) nowait: bool,
     /// Whether the target is a block device through the page cache.
     pub(super) cached_device: bool,
-    /// Whether a submission of reads and writes may block.
+    /// Whether submitting reads and writes may block.
     pub(super) blocks: bool,
-    /// Number of free workers of the [`WORKERS`].
+    /// Number of free workers out of [`WORKERS`].
     free: usize,
     /// Slots that wait for a worker.
     waiting: VecDeque<u32>,
 }
 
 impl Workers {
-    /// Adds the workers to those of the ring.
+    /// Adds this queue's workers to those of the ring.
     pub(super) fn new(shared: &Shared, ring: &Ring) -> Self {
         if let Err(error) = ring.add_workers(WORKERS_SIGNED) {
             tracing::warn!(
@@ -66,7 +66,7 @@ impl Workers {
         }
     }
 
-    /// Removes the workers from those of the ring.
+    /// Removes this queue's workers from those of the ring.
     pub(super) fn close(&self, ring: &Ring) {
         // A failure leaves the ring with more threads than it needs.
         let _ = ring.add_workers(-WORKERS_SIGNED);

@@ -1,8 +1,9 @@
 //! A layer that fails selected IOs on purpose, before they change anything.
 //!
-//! A plan selects the IOs: a share of all, every n-th, or a range of the device; several may be
-//! set. The share is drawn from a seeded generator per shard, so that a run can be repeated; the
-//! n-th is counted over all shards. An invalid IO is not counted: it fails anyway.
+//! A plan selects the IOs: a random share, every n-th, or those in a range of the device; the three
+//! can be combined. The share is drawn from a seeded generator per shard, so that a run can be
+//! repeated; every n-th is counted across all shards. An invalid IO is not counted: it fails
+//! anyway.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,13 +22,13 @@ pub struct ErrorPlan {
     pub per_million: u32,
     /// Every n-th IO fails; 0 for none.
     pub every: u64,
-    /// Bytes for which IOs fail. Flushes touch none.
+    /// Byte range in which IOs fail; flushes are outside any range.
     pub range: Range<u64>,
     /// Operations that fail; empty for all.
     pub ops: Vec<IoOp>,
     /// Status of the failed IOs.
     pub status: IoStatus,
-    /// Seed of the draw.
+    /// Seed of the random generator.
     pub seed: u64,
 }
 
@@ -48,7 +49,7 @@ impl ErrorPlan {
 #[derive(Debug)]
 struct Errors {
     plan: ErrorPlan,
-    /// Number of IOs of the operations in the plan, over all shards.
+    /// Number of IOs of the operations in the plan, across all shards.
     count: AtomicU64,
 }
 

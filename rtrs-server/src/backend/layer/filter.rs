@@ -1,5 +1,5 @@
 //! Common implementation of layers. A [`Layer`] is the device, which holds delayed and failed IOs;
-//! its [`Filter`] decides.
+//! its [`Filter`] decides what happens to each IO.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -45,24 +45,24 @@ pub(super) trait Filter: Debug + Send + Sync {
     /// Decides what happens to an IO. `geometry` is that of the layer.
     fn decide(&self, io: &Io, geometry: &Geometry, random: &mut Prng) -> Verdict;
 
-    /// Undoes a decision, because the device below gave the IO back: it will come again.
+    /// Undoes a decision after the device below gave the IO back; the IO is submitted again.
     fn undo(&self, _io: &Io, _geometry: &Geometry) {}
 
-    /// Whether the IO that has been held longest may continue, which it then does.
+    /// Whether the IO held longest may continue; if so, it does.
     fn may_continue(&self, _since: Instant, _now: Instant) -> bool {
         true
     }
 
-    /// Time of the next check of an IO that has been held since then.
+    /// Time of the next check of an IO that has been held since `since`.
     fn next_check(&self, since: Instant, _now: Instant) -> Instant {
         since
     }
 
-    /// Handles the loss of held IOs with their device.
+    /// Handles the drop of held IOs with their device.
     fn forget(&self, _count: usize) {}
 }
 
-/// A backend with a layer over it.
+/// A backend with a layer on top.
 #[derive(Debug)]
 pub struct Layer {
     pub(super) inner: Arc<dyn BlockSource>,
@@ -158,7 +158,7 @@ struct LayerDevice {
     done: Done,
     /// Held IOs, with the time of their first poll, because `submit` does not know the time.
     held: VecDeque<(Option<Instant>, Io)>,
-    /// Released IOs that wait for the backend, which was full.
+    /// Released IOs that wait because the backend was full.
     released: VecDeque<Io>,
     now: Instant,
 }

@@ -1,6 +1,6 @@
 //! A layer that holds selected IOs until a test releases them.
 //!
-//! Held IOs have not run: they have no effect until they are released, and then run in the order of
+//! Held IOs have not run: they have no effect until they are released, and then run in order of
 //! arrival. A test can thus delay a write on purpose. The [`PauseHandle`] works from any thread; a
 //! device that holds IOs checks every millisecond whether they may continue.
 
@@ -21,7 +21,7 @@ struct State {
     /// Operations and range that are held; None if nothing is held.
     filter: Option<(Vec<IoOp>, Range<u64>)>,
     held: usize,
-    /// Number of held IOs that may still continue, one by one.
+    /// Number of held IOs that may continue.
     tickets: usize,
 }
 
@@ -43,7 +43,7 @@ impl PauseHandle {
         self.state.lock().filter = Some((ops.to_vec(), range));
     }
 
-    /// Number of IOs held now, over all shards.
+    /// Number of IOs held now, across all shards.
     pub fn held(&self) -> usize {
         self.state.lock().held
     }
@@ -62,7 +62,7 @@ impl PauseHandle {
     }
 }
 
-/// Adds a layer that holds selected IOs of a backend. It holds none until the handle requests it.
+/// Adds a layer that holds selected IOs of a backend. Nothing is held until the handle requests it.
 pub fn pause(inner: Arc<dyn BlockSource>) -> (Layer, Arc<PauseHandle>) {
     let handle = Arc::new(PauseHandle::default());
     (Layer { inner, filter: Arc::clone(&handle) as Arc<dyn Filter> }, handle)
@@ -81,7 +81,7 @@ impl Filter for PauseHandle {
         Verdict::Hold
     }
 
-    /// Takes one ticket, for an IO that is no longer held.
+    /// Consumes one ticket for the IO that is released.
     fn may_continue(&self, _: Instant, _: Instant) -> bool {
         let mut state = self.state.lock();
         if state.tickets == 0 {

@@ -1,7 +1,7 @@
 //! A layer that makes a backend read-only.
 //!
-//! Reads and flushes pass; everything else ends with `ReadOnly` here. The geometry reflects that
-//! and contains no capability to change data.
+//! Reads and flushes pass; everything else fails with `ReadOnly`. The geometry reflects that and
+//! offers no capability to change data.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! Acknowledged changes that may not be durable yet, by the connection that carried them.
 //!
 //! A flush proves only that the server behind its own connection has made durable what that
-//! instance of the server acknowledged. Another connection may lead to an earlier instance, which
-//! has ended with its cache, or to another host. A flush of the export is therefore complete when
-//! each connection with unsettled changes has answered a flush of its own. A connection that ends
-//! with unsettled changes counts as a loss, and one flush fails for each loss; the engine informs
-//! all sessions.
+//! instance of the server acknowledged. Another connection may lead to an earlier instance, whose
+//! cache is gone, or to another host. A flush of the export is therefore complete when each
+//! connection with unsettled changes has answered a flush of its own. A connection that ends with
+//! unsettled changes counts as a loss, and one flush fails for each loss; the engine informs all
+//! sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use rtrs_core::block::WakeHandle;
 use rtrs_core::time::Duration;
 
-/// Maximum time for a connection to answer the flush that another one needs, after that other
-/// connection's own flush is answered.
+/// Maximum time for a connection to answer a flush on behalf of another, counted from the answer to
+/// the flush of that other connection.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// Unsettled changes of one connection.
@@ -113,7 +113,7 @@ impl Changes {
         account.latest.fetch_max(number, Ordering::SeqCst);
     }
 
-    /// Number of the latest change, up to which a flush that is submitted now must cover.
+    /// Number of the latest change that a flush submitted now must cover.
     pub(super) fn mark(&self) -> u64 {
         self.latest.load(Ordering::SeqCst)
     }
@@ -135,7 +135,7 @@ impl Changes {
         self.reported.fetch_max(losses, Ordering::SeqCst) >= losses
     }
 
-    /// Counts a flush that begins or ends to wait for other connections.
+    /// Counts a flush that starts or stops waiting for other connections.
     pub(super) fn count_waiting(&self, begins: bool) {
         if begins {
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -187,8 +187,8 @@ impl Peers {
         self.renew(changes).iter().for_each(|account| account.settle(mark));
     }
 
-    /// Counts changes up to `mark` as lost whose connections do not answer. Returns the number of
-    /// these connections.
+    /// Counts changes up to `mark` as lost if their connections do not answer. Returns the number
+    /// of these connections.
     pub(super) fn give_up(&mut self, changes: &Changes, mark: u64) -> usize {
         let accounts = self.renew(changes).iter();
         accounts.filter(|account| account.owes(mark) && changes.lose(account)).count()

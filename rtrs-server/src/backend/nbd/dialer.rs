@@ -1,4 +1,4 @@
-//! The thread of an export that establishes its connections: resolving names, connecting and the
+//! The thread that establishes an export's connections. Resolving names, connecting and the
 //! handshake block, so shards cannot do them.
 
 use std::io;

@@ -50,7 +50,7 @@ impl Flushes {
         self.waiting.len()
     }
 
-    /// Runs a flush of a server that has no write cache.
+    /// Completes a flush for a server that has no write cache.
     pub(super) fn without_cache(&mut self, shared: &Shared, mark: u64) -> IoStatus {
         self.peers.settle(&shared.changes, mark);
         if shared.changes.report() { IoStatus::Ok } else { IoStatus::Io }

@@ -1,4 +1,4 @@
-//! State of a queue's connection to its NBD server, from one connection to the next.
+//! A queue's link to its NBD server, across reconnects.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -11,11 +11,11 @@ use rtrs_core::time::Instant;
 use super::shared::{GONE_MAX, Shared, Wanted};
 
 enum State {
-    /// Requests and replies use it.
+    /// In use for requests and replies.
     Up(Fd),
     /// Ended, but operations of the ring still use it.
     Ending,
-    /// A new one is being established, since the given time.
+    /// A new connection is being established, since the given time.
     Down(mpsc::Receiver<(OwnedFd, Offered)>, Option<Instant>),
 }
 
@@ -101,7 +101,7 @@ impl Link {
         Some(LinkEvent::Gone)
     }
 
-    /// Time at which the server is unavailable too long.
+    /// Time at which the server counts as gone.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Down(_, Some(since)) if !self.gone => Some(since + GONE_MAX),

@@ -5,9 +5,9 @@
 //! their IOs (`single.rs`). Everything up to the first request of a connection blocks, and runs on
 //! a thread of the export (`dialer.rs`).
 //!
-//! A connection that ends is established again; meanwhile IOs wait, for `GONE_MAX` at most.
-//! Unanswered requests are resent. Answered but unflushed changes may be lost if the server has
-//! ended: one flush fails for that, and the engine informs all sessions (`changes.rs`). A device
+//! A connection that ends is reestablished; meanwhile IOs wait for at most `GONE_MAX`. Unanswered
+//! requests are resent. Answered but unflushed changes may be lost if the server has ended: one
+//! flush fails because of that, and the engine informs all sessions (`changes.rs`). A device
 //! that is closed is flushed (`last_flush.rs`). Unflushed changes at the end of this process are
 //! not recorded anywhere, so the cache ID of the export depends on the process
 //! (`state/clean_stop.rs`).
@@ -53,7 +53,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const RING_ENTRIES: u32 = 8;
 /// Maximum block size announced to clients.
 const BLOCK_MAX: u32 = 4096;
-/// Maximum size of a discard and write zeroes.
+/// Maximum size of a discard or write zeroes.
 const CLEAR_MAX: u32 = 1 << 30;
 
 /// An export of an NBD server.
@@ -73,7 +73,7 @@ impl NbdSource {
         Self::open_within(text, how, ANSWER_MAX)
     }
 
-    /// Connects to a server, with a limit for the flush of one connection that another one needs.
+    /// Connects to a server. `answer_max` limits a flush that one connection needs from another.
     fn open_within(
         text: &str,
         how: NbdOptions,

@@ -7,7 +7,7 @@ use rtrs_core::mem::MemSlice;
 
 use crate::backend::target::INFLIGHT_MAX;
 
-/// Number of request rows, of which one is for a flush that another connection needs.
+/// Number of request rows; one is reserved for a flush that another connection needs.
 pub(super) const ROWS: usize = INFLIGHT_MAX + 1;
 
 /// An unanswered request.
@@ -17,7 +17,7 @@ pub(super) struct Slot {
     pub(super) op: IoOp,
     pub(super) flags: IoFlags,
     buf: Option<MemSlice>,
-    /// Changes that a flush has to cover; unused by other operations.
+    /// Latest change that a flush has to cover; unused by other operations.
     pub(super) mark: u64,
 }
 
@@ -76,8 +76,8 @@ impl Outstanding {
         slot.unwrap_or_else(|| unreachable!("a row of `requests` has its slot"))
     }
 
-    /// Adds the request of an IO, which a flush submits at `mark`. Returns the IO if all rows are
-    /// taken.
+    /// Adds the request of an IO; a flush has to cover the changes up to `mark`. Returns the IO if
+    /// all rows are taken.
     pub(super) fn add(&mut self, io: Io, mark: u64) -> Result<u32, Io> {
         let (command, flags) = command(&io);
         let Some(row) = self.requests.add(command, flags, io.offset, io.len) else {

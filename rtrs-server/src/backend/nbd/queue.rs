@@ -85,7 +85,7 @@ impl NbdDevice {
     /// Ends a request. A successful flush continues to wait for other connections.
     fn end(&mut self, slot: &Slot, status: IoStatus) {
         let (op, mark) = (slot.op, slot.mark);
-        // A change with FUA may fail with the error of an earlier write-back, whatever its number.
+        // A change with FUA may fail with the error of an earlier write-back, whatever its errno.
         // Servers may lack support for other changes.
         let unsupported = op != IoOp::Write && status == IoStatus::Unsupported;
         let lost = op.changes() && slot.flags.fua && status.is_refusal() && !unsupported;

@@ -37,7 +37,7 @@ pub(super) struct Answered {
 pub(super) struct Receiver {
     running: Option<OpId>,
     buffer: MemSlice,
-    /// Range of received data in the buffer that was not processed.
+    /// Range of unprocessed data in the buffer.
     filled: (usize, usize),
     incoming: Option<Incoming>,
 }
@@ -48,7 +48,7 @@ impl Receiver {
         Ok(Self { running: None, buffer, filled: (0, 0), incoming: None })
     }
 
-    /// Receive that the ring executes.
+    /// Receive in flight on the ring.
     pub(super) fn running(&self) -> Option<OpId> {
         self.running
     }
@@ -71,7 +71,7 @@ impl Receiver {
     /// Moves unprocessed data to the start of the buffer and returns the rest of the buffer.
     fn room(&mut self) -> MemSlice {
         let (start, end) = self.filled;
-        // At most a part of a head.
+        // What remains is at most part of a head.
         if start > 0 {
             let mut part = [0; HEAD];
             let part = &mut part[..end - start];
@@ -139,7 +139,7 @@ impl Receiver {
         }
     }
 
-    /// Discards what the ended connection has left unprocessed.
+    /// Discards the unprocessed data of an ended connection.
     pub(super) fn reset(&mut self) {
         (self.filled, self.incoming) = ((0, 0), None);
     }

@@ -1,5 +1,5 @@
-//! Sending end of a connection to an NBD server: many requests at once, and data directly from the
-//! memory of its IO.
+//! Sending end of a connection to an NBD server. Each send batches many requests and takes their
+//! data directly from the memory of the IOs.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,7 @@ use super::outstanding::{Outstanding, ROWS};
 
 /// Maximum number of slices of one send: a head and data for each of 128 requests.
 const SLICES: usize = 256;
-/// Number of bytes after which a send is long enough.
+/// Number of bytes at which a send is full.
 const SEND_BYTES: usize = 1 << 20;
 /// Token of a send.
 pub(super) const SEND: u64 = 0;
@@ -35,7 +35,7 @@ impl Sender {
         Ok(Self { queue, heads, vecs, running: None })
     }
 
-    /// Send that the ring executes.
+    /// Send in flight on the ring.
     pub(super) fn running(&self) -> Option<OpId> {
         self.running
     }

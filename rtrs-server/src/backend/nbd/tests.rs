@@ -43,8 +43,8 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Returns a TCP port that was free a moment ago, below those that Linux gives to outgoing
-/// connections, which could otherwise take it before the server that it is meant for.
+/// Returns a TCP port that was free a moment ago. It is below the ports of outgoing connections,
+/// one of which could otherwise take it before the server does.
 fn free_port() -> u16 {
     let random = || RandomState::new().build_hasher().finish() % 22_000;
     let drawn = || 10_000 + u16::try_from(random()).unwrap();
@@ -52,7 +52,7 @@ fn free_port() -> u16 {
     std::iter::repeat_with(drawn).take(1000).find(is_free).unwrap()
 }
 
-/// A directory of a test, removed at its end.
+/// A test's directory, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -75,7 +75,7 @@ pub(super) struct Shared {
     pub(super) image: Image,
     geometry: Geometry,
     size: SharedSize,
-    /// Lowest end observed below the size; otherwise the largest number.
+    /// Lowest end observed below the size; `u64::MAX` if none.
     end: AtomicU64,
     /// Held to change `size` and `end`.
     resizing: Mutex<()>,
@@ -109,7 +109,7 @@ impl RbdSource {
         Self::of(name, image, how, None)
     }
 
-    /// Creates the source of an open image.
+    /// Creates a source from an open image.
     pub(super) fn of(
         name: &str,
         image: Image,
@@ -183,7 +183,7 @@ pub(super) fn open_image(name: &str, address: &ImageAddress) -> Result<Image, Ba
     let image = match image {
         Some(image) => image.map_err(|error| refused(name, address, error))?,
         None => {
-            let problem = format!("is not opened within {} s", limit.as_secs());
+            let problem = format!("was not opened within {} s", limit.as_secs());
             let hint = "check monitors and OSDs with `ceph -s`, or set connect-timeout";
             return Err(BackendError::new(name, problem, hint));
         }

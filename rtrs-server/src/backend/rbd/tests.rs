@@ -1,4 +1,4 @@
-//! Tests of images on a cluster of this machine: the contract of a backend, sizes, a slow OSD, and
+//! Tests of images on this machine's cluster: the contract of a backend, sizes, a slow OSD, and
 //! refusals. `tests/interop/ceph.rs` tests tools and daemons.
 
 use std::cell::Cell;

@@ -74,13 +74,13 @@ fn text(list: &ExportList) -> String {
 fn target_text(state: ExportState) -> &'static str {
     match state {
         ExportState::Replaced => {
-            "  its path leads to another file or device; sessions use the one that is open, and if \
-             that was deleted, what they write is lost when the last of them closes it: copy it \
+            "  its path leads to another file or device; sessions still use the old one, and if \
+             that was deleted, what they write is lost when the last session closes it: copy it \
              through a client before that\n"
         }
         ExportState::Missing => {
-            "  its path leads nowhere; what is open is exported until the server ends, and if it \
-             was deleted, its content is lost then: copy it through a client before that, or if it \
+            "  its path leads nowhere; the open target is exported until the server ends. If it \
+             was deleted, its content is lost then: copy it through a client before that. If it \
              was renamed, rename it back\n"
         }
         ExportState::Cut => {

@@ -29,8 +29,8 @@ pub enum ExportCommand {
     List(ServerArgs),
     /// Print the exports of the running server as YAML
     ///
-    /// The output is a file for exports-dir, without defaults. It has what export add,
-    /// set, resize and remove have changed. Exports below the search path are left out.
+    /// The output is a file for exports-dir, without defaults. It includes the changes of export
+    /// add, set, resize and remove. Exports below the search path are left out.
     Save(ServerArgs),
     /// Add an export to the running server
     ///
@@ -42,8 +42,8 @@ pub enum ExportCommand {
     Remove(RemoveArgs),
     /// Have another gateway serve an export
     ///
-    /// For exports with the option gateway: requests that run are answered, then the lock of the
-    /// image is free, and clients with a path to another gateway continue there.
+    /// For exports with the option gateway: running requests are answered, then the lock of the
+    /// image is released, and clients with a path to another gateway continue there.
     Drain(DrainArgs),
     /// Change options of an export
     ///
@@ -52,9 +52,8 @@ pub enum ExportCommand {
     Set(SetArgs),
     /// Adopt the current size of a file or disk, or set another size
     ///
-    /// A file or disk that has grown makes its export larger by itself within two seconds; this
-    /// does it at once. Clients that have the export open notice. A smaller size is refused, unless
-    /// you use --force.
+    /// An export grows with its file or disk within two seconds; this command does it immediately.
+    /// Clients that have the export open notice. A smaller size is refused, unless you use --force.
     Resize(ResizeArgs),
 }
 

@@ -22,7 +22,7 @@ pub struct ResizeArgs {
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
 
-    /// Make it smaller: data beyond the new end is lost
+    /// Shrink the export even though data beyond the new end is lost
     ///
     /// Also accepts a file or disk that was truncated while sessions have it open.
     #[arg(long)]

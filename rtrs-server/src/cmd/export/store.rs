@@ -1,8 +1,8 @@
-//! The files of `exports-dir`, to which `--save` writes what runs.
+//! The files of `exports-dir`, to which `--save` writes running exports.
 //!
 //! The command writes the files, because the server often runs as a user that may not. A file is
 //! replaced as a whole, so that a start never reads half of it. Locks exclude other commands and
-//! reloads meanwhile. What can be refused is refused before the server changes anything.
+//! reloads meanwhile. Whatever can be refused is refused before the server changes anything.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -41,8 +41,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Acquires the locks, and checks that a change of this export can be saved. `has_list` is
-    /// whether the export has an access list after the change, from the list that it has now.
+    /// Acquires the locks, and checks that a change of this export can be saved. From the current
+    /// access list, `has_list` determines whether the export has one after the change.
     pub(super) fn open(
         server: &Server,
         name: &str,
@@ -90,7 +90,7 @@ impl Store {
             "put its entry of `rtrs-server export save` there, or a restart loses the change";
         let saved = server.request::<SavedExports>(&Request::ExportSave).and_then(|saved| {
             let spec = saved.exports.into_iter().find(|spec| spec.name() == self.name);
-            self.put(&spec.ok_or_else(|| Error::new(ErrorKind::System, "it is gone already"))?)
+            self.put(&spec.ok_or_else(|| Error::new(ErrorKind::System, "it no longer exists"))?)
         });
         saved
             .and_then(|()| self.check_not_reloaded(server))
@@ -107,20 +107,20 @@ impl Store {
         Ok(removed.then_some(self.file))
     }
 
-    /// Checks that no reload has begun since [`Self::open`], and may have read the old file: one
-    /// that could not get the lock goes ahead.
+    /// Checks that no reload has begun since [`Self::open`] and may have read the old file: a
+    /// reload that cannot get the lock proceeds without it.
     fn check_not_reloaded(&self, server: &Server) -> Result<(), Error> {
         let now: Origin = server.request(&Request::ExportOrigin { name: self.name.clone() })?;
         if now.configuration == self.configuration {
             return Ok(());
         }
-        let text = "a reload at the same time may have read the old file; repeat the reload";
+        let text = "a concurrent reload may have read the old file; repeat the reload";
         Err(Error::new(ErrorKind::System, text))
     }
 
     fn not_saved(&self, done: &str, hint: &str, error: Error) -> Error {
         let (name, file) = (&self.name, self.file.display());
-        let text = format!("{name:?} is {done}, but that is not saved in {file}; {hint}");
+        let text = format!("{name:?} is {done}, but the change is not saved in {file}; {hint}");
         Error::with_source(ErrorKind::System, text, error)
     }
 
@@ -242,19 +242,19 @@ fn refuse(name: &str, why: &str) -> Error {
 /// Reason why an export whose file was edited cannot be saved.
 fn edited(file: &Path) -> String {
     format!(
-        "{} has changes to it that the server has not applied; apply them with `rtrs-server \
-         reload`, which reports what keeps them, or take them back",
+        "{} has changes to this export that the server has not applied; apply them with \
+         `rtrs-server reload`, which reports what prevents that, or revert them",
         file.display()
     )
 }
 
-/// Reason why nothing can be saved while a reload runs that did not wait for the lock.
-const RELOADING: &str = "a reload is running, and may undo it; repeat this when it has finished";
+/// Reason why nothing can be saved while a reload that did not wait for the lock is running.
+const RELOADING: &str = "a running reload may undo the change; repeat this when it has finished";
 
-/// Reason why a last access list cannot be removed from the files.
-const WOULD_OPEN: &str = "without its access list the next start would be open to all clients, \
-                          while exports without a list are closed now; set `access` of the server \
-                          in its configuration, reload, and repeat this";
+/// Reason why the last access list cannot be removed from the files.
+const WOULD_OPEN: &str = "without its access list, the server would be open to all clients after \
+                          a restart, while exports without a list are closed now; set `access` of \
+                          the server in its configuration, reload, and repeat this";
 
 /// Reason why a server without `exports-dir` cannot save, with a hint.
 fn no_directory(origin: &Origin) -> String {

@@ -10,7 +10,7 @@ use crate::cmd::server::{Server, ServerArgs, Within};
 use crate::control_protocol::{Ended, Request};
 use crate::error::{Error, ErrorKind};
 
-/// Interval of checks whether the evicted session still exists.
+/// Interval between checks of whether the evicted session still exists.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The arguments.

@@ -1,7 +1,7 @@
 //! Rotation of a full audit log: selection of the lines to keep.
 //!
 //! The lines of the full file and of the previous one become the new `FILE.1`, as far as they fit.
-//! If simply the oldest lines were dropped, one client could remove the records of all others by
+//! If the oldest lines were simply dropped, one client could remove the records of all others by
 //! causing many. Space is therefore shared: first among the operator, clients with names and
 //! clients without, then among the names and addresses of each. An owner with less than its share
 //! loses nothing; each of the others loses its own oldest lines.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_about_ends_caused_by_the_operator_are_the_operators() {
+    fn lines_about_operator_actions_belong_to_the_operator() {
         let line = |event: &str| format!(r#"{{"event":"{event}","identity":"db1"}}"#);
         for kind in [AuditKind::Evict, AuditKind::SessionDisconnect] {
             let event = serde_json::to_value(kind).unwrap();

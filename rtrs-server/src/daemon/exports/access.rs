@@ -178,7 +178,7 @@ impl ExportAccess {
         if is_taken_back { self.check().map(drop) } else { Ok(()) }
     }
 
-    /// Sets the lists of those exports in the configuration with this number that commands have
+    /// Restores the lists of exports of the configuration with this number that commands have
     /// removed since it was read.
     pub(in crate::daemon) fn renew(&self, configuration: u64, exports: &[ExportSpec]) {
         self.change(|access| access.renew(configuration, exports));
@@ -191,7 +191,7 @@ impl ExportAccess {
     }
 
     /// Checks the list of an export that is about to be added or changed. Unless forced, refuses
-    /// one that costs clients their access. Returns the exports that it closes.
+    /// a list that costs clients their access. Returns the exports that the list closes.
     pub(super) fn check_losses(
         &self,
         spec: &ExportSpec,

@@ -4,7 +4,7 @@
 //! other export, only further attempts for the same target. A finished attempt keeps its result,
 //! and the opened target with it, until a thread with the turn of the export takes it. A command or
 //! reload therefore never competes with the retry thread for the lock of a file: it joins the
-//! attempt that runs.
+//! running attempt.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct State {
     /// Targets of all threads, by the number of their attempt.
     threads: BTreeMap<u64, Target>,
     count: u64,
-    /// Whether the retry thread is to look at the failed exports again.
+    /// Whether the retry thread should check the failed exports again.
     woken: bool,
 }
 
@@ -81,7 +81,7 @@ impl Attempts {
         state.threads.insert(number, target);
         let abandoned = state.latest.insert(attempt.spec.name().to_owned(), attempt);
         drop(state);
-        // Closing the target that it has opened may take long.
+        // Closing the target that it has opened may take a long time.
         drop(abandoned);
         Ok(true)
     }
@@ -144,7 +144,7 @@ impl Attempts {
         ended.map(|attempt| attempt.spec.clone()).collect()
     }
 
-    /// Waits until the result of an attempt is known. Returns false if none is in this time.
+    /// Waits until the result of an attempt is known. Returns false if none is known in time.
     pub(in crate::daemon) fn wait(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
@@ -219,7 +219,7 @@ mod tests {
         assert!(attempts.take(&hanging, until).is_none());
     }
 
-    /// A target that looks, when it is closed, whether the attempts are locked.
+    /// A target that checks, when it is closed, whether the attempts are locked.
     #[derive(Debug)]
     struct Closing(Arc<Attempts>, mpsc::Sender<bool>);
 
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_for_one_target_follow_each_other() {
+    fn attempts_for_one_target_run_in_order() {
         let attempts = Arc::<Attempts>::default();
         let [first, second]: [ExportSpec; 2] =
             ["a=/same", "a=/same,ro"].map(|text| text.parse().unwrap());

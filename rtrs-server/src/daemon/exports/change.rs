@@ -25,7 +25,7 @@ pub(in crate::daemon) struct Closed {
     pub(super) reserved: Reservation,
 }
 
-/// Name and access list of an export that is closed for a moment.
+/// Name and access list of a temporarily closed export.
 #[derive(Debug)]
 pub(super) struct Reservation {
     _name: Reserved,
@@ -52,8 +52,8 @@ pub(in crate::daemon) enum Begun {
 
 impl Exports {
     /// Applies changed settings to an export like [`Self::begin_change`] and
-    /// [`Self::finish_changes`]. Others may check lists for losses as soon as those of the export
-    /// are changed.
+    /// [`Self::finish_changes`]. Other threads may check lists for losses as soon as the list of
+    /// the export has changed.
     pub(super) fn change(
         &self,
         entry: &Entry,
@@ -114,7 +114,7 @@ impl Exports {
                         writing, can change while it is open";
             why + if open { only } else { "" }
         })?;
-        // The export must be reopened whatever has become of the list.
+        // The export must be reopened whatever happens to the list.
         let former = self.access.set_list(&entry.spec, spec);
         let checked = former.as_ref().map_or(Ok(Vec::new()), |_| self.access.check());
         let (revoked, problem) = match checked {

@@ -15,8 +15,8 @@ use crate::plan::{check_below, validate_export};
 use crate::settings::{ExportSpec, SearchSpec, Settings};
 use crate::stats::{ExportUser, Revoked, TRIES_AGAIN};
 
-/// Time for clients to learn over their paths that an export was removed, before paths that have
-/// lost access by the removal end.
+/// Time for clients to learn over their paths that an export was removed, before the paths that
+/// lose access through the removal end.
 const REMOVAL_NOTICE: Duration = Duration::from_millis(300);
 
 /// An export to be changed.
@@ -165,7 +165,7 @@ impl ExportCommands {
         Ok(Changed { needs_force, ..changed })
     }
 
-    /// Access that clients would lose by the changed list of an export.
+    /// Access that clients would lose through the changed list of an export.
     fn losses_by(&self, before: &ExportSpec, spec: &ExportSpec) -> Result<Losses, String> {
         if before.access == spec.access {
             return Ok(Losses::default());
@@ -210,7 +210,7 @@ impl ExportCommands {
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
         // Its list may have been the only one that names a client.
         self.exports.access.change(|access| access.forget(name));
-        // The release may take long, and delays no other change.
+        // The release may take a long time, and must not delay other changes.
         drop(turn);
         if !ended.is_empty() {
             std::thread::sleep(REMOVAL_NOTICE);
@@ -232,7 +232,7 @@ impl ExportCommands {
         access.forget(name);
         let mut revoked = self.exports.access.preview(&access, None)?;
         let removed = removed(name, users, Vec::new());
-        // These lose the export first, and with it possibly the need for the list.
+        // These sessions lose the export first, and may then no longer need the list.
         revoked.retain(|one| !removed.ended.contains(&one.session));
         let lost = self.exports.targets.last_copy(name);
         let needs_force = !removed.ended.is_empty() || lost.is_some();

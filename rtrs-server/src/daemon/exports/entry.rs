@@ -82,8 +82,8 @@ impl Entry {
         Err(format!("export {name:?} would lose its memory; {hint}"))
     }
 
-    /// Returns why the export should not be closed if its content would be lost with it, as far as
-    /// is known without an examination of its target.
+    /// Returns why the export should not be closed, if that would lose its content as far as is
+    /// known without an examination of its target.
     pub(in crate::daemon) fn last_copy(&self) -> Option<String> {
         self.export.upgrade().and_then(|export| last_copy(&export))
     }
@@ -101,7 +101,7 @@ struct State {
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Entries(Arc<Mutex<State>>);
 
-/// Export that is not published for now. Its access list is kept meanwhile.
+/// Temporarily unpublished export. Its access list is kept meanwhile.
 #[derive(Debug)]
 pub(in crate::daemon) struct Unpublished {
     state: Arc<Mutex<State>>,
@@ -118,7 +118,7 @@ impl Entries {
     /// All exports, without their current access lists.
     pub(super) fn all(&self) -> BTreeMap<String, Entry> {
         let mut state = self.0.lock();
-        // Entries of exports whose removal ended after its command had timed out.
+        // Drops entries of exports whose removal ended after its command had timed out.
         state.published.retain(|_, entry| entry.export.strong_count() > 0);
         state.published.clone()
     }

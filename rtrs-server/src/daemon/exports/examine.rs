@@ -29,7 +29,7 @@ impl TargetExaminer {
         examine(&self.exports(), LOOK_MAX);
     }
 
-    /// Examines the targets of all exports, of which some are about to be closed.
+    /// Examines the targets of all exports, some of which are about to be closed.
     pub(in crate::daemon) fn examine_all(&self) {
         examine_before_close(&self.exports());
     }
@@ -45,12 +45,12 @@ impl TargetExaminer {
         self.0.all().into_iter().map(|(_, export)| export).collect()
     }
 
-    /// Returns why an export should not be closed if its content would be lost with it.
+    /// Returns why an export should not be closed, if that would lose its content.
     pub(in crate::daemon) fn last_copy(&self, name: &str) -> Option<String> {
         last_copy(&*self.examine(name)?)
     }
 
-    /// Returns why the server should not end if the content of exports would end with it.
+    /// Returns why the server should not end, if that would lose the content of exports.
     pub(in crate::daemon) fn last_copies(&self) -> Option<String> {
         self.examine_all();
         let all: Vec<_> = self.0.all().iter().filter_map(|(_, export)| last_copy(export)).collect();

@@ -17,14 +17,14 @@ use crate::stats::{ExportIo, ExportSnapshot, ExportState};
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// Maximum time between attempts.
 const DELAY_MAX: Duration = Duration::from_secs(30);
-/// Maximum time between looks whether another program still holds an image.
+/// Maximum time between checks of whether another program still holds an image.
 const HELD_DELAY_MAX: Duration = Duration::from_secs(60);
 /// Time after which an image that its holder has released must still be free.
 const STILL_FREE: Duration = Duration::from_secs(10);
-/// Time after which an attempt that still runs is reported.
+/// Time after which an attempt that is still running is reported.
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 
-/// Reason of an export whose target hangs.
+/// Failure reason of an export whose target hangs.
 pub(super) const HANGS: &str = "opening its target takes longer than 10 s; the file system or \
                                 server behind it does not answer";
 
@@ -51,7 +51,7 @@ impl Failed {
         self.delay = match why.holder {
             Holder::None => (self.delay * 2).min(DELAY_MAX),
             Holder::Holds => (self.delay * 2).min(HELD_DELAY_MAX),
-            // Another holder, or the same one again, is looked at as often as a new one.
+            // Another holder, or the same one again, is checked as often as a new one.
             Holder::HasLetGo => DELAY_MIN,
         };
         let wait = if why.holder == Holder::HasLetGo { STILL_FREE } else { self.delay };
@@ -123,7 +123,7 @@ impl FailedExports {
         }
     }
 
-    /// Forgets files that could not be read, because all could be read now.
+    /// Forgets files that could not be read before, because all can be read now.
     pub(super) fn forget_unread(&self) {
         for name in std::mem::take(&mut *self.unread.lock()).into_keys() {
             self.table.set_failed(&name, false);
@@ -207,7 +207,7 @@ impl FailedExports {
         }
     }
 
-    /// Puts off the next attempt for a moment, because the export is being changed.
+    /// Briefly postpones the next attempt, because the export is being changed.
     pub(super) fn postpone(&self, spec: &ExportSpec) {
         if let Some(failed) = self.all.lock().get_mut(spec.name()) {
             failed.next = failed.next.max(Instant::now() + DELAY_MIN);
@@ -227,7 +227,7 @@ impl FailedExports {
         due.map(|failed| (failed.spec.clone(), failed.why.clone())).collect()
     }
 
-    /// Time until the next attempt; `None` if none is due.
+    /// Time until the next attempt; `None` without failed exports.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let all = self.all.lock();
         let next = all.values().map(|failed| failed.next).min()?;

@@ -20,7 +20,7 @@ use crate::stats::TRIES_AGAIN;
 /// Maximum number of exports that are opened at the same time.
 const AT_ONCE: usize = 64;
 
-/// Settings of a change, and its result or the reason of its failure.
+/// Settings of a change, and its result or the reason for its failure.
 pub(in crate::daemon) type Finished = (ExportSpec, Result<Applied, String>);
 
 /// A closed export while it is reopened.
@@ -59,8 +59,8 @@ impl Releases {
 
 impl Exports {
     /// Opens closed exports with their changed settings, and those that fail with their old ones.
-    /// The server tries again to open those that fail with both. Returns the settings with what the
-    /// changes have led to, or with the reasons of failures.
+    /// The server tries again to open those that fail with both. Returns the settings and the
+    /// result of each change.
     pub(in crate::daemon) fn finish_changes(&self, all: Vec<Closed>) -> Vec<Finished> {
         self.finish_within(all, RELEASE_MAX)
     }
@@ -77,7 +77,7 @@ impl Exports {
         thread::scope(|scope| {
             for _ in 0..all.len().min(AT_ONCE) {
                 let named = thread::Builder::new().name("export-change".into());
-                // This thread helps after the releases.
+                // Without a thread, this one finishes the changes after the releases.
                 let _ = named.spawn_scoped(scope, || finisher.run());
             }
             finisher.release(all, release_max, &ready);
@@ -155,7 +155,7 @@ impl Finisher<'_> {
         (change.spec, failed.map_or(Ok(change.applied), Err))
     }
 
-    /// Opens the target of the changed settings. It may be one that another change releases.
+    /// Opens the target of the changed settings, which another change may have to release first.
     fn open_changed(&self, change: &Change) -> Opened {
         let may_be_of_another =
             change.spec.target != change.entry.spec.target && !self.releases.have_ended();
@@ -172,8 +172,8 @@ impl Finisher<'_> {
         in_time(move || opener.open_shared(&spec))
     }
 
-    /// Opens an export whose change has failed with its old settings. Returns why the change has
-    /// failed, and what has become of the export.
+    /// Reopens an export with its old settings after its change has failed. Returns why the change
+    /// failed, and what became of the export.
     fn reopen_unchanged(&self, change: &mut Change, why: &str) -> String {
         let Entry { spec, configured, .. } = &change.entry;
         let opened = self.open_target(spec);
@@ -185,8 +185,7 @@ impl Finisher<'_> {
             Ok(()) => format!("{why}; the export keeps its old options"),
             Err(again) => {
                 let text = format!(
-                    "{why}; and it could not be opened with its old options, with which \
-                     {TRIES_AGAIN}: {again}"
+                    "{why}; opening it with its old options failed too, and {TRIES_AGAIN}: {again}"
                 );
                 recovery::note_failed(self.exports, spec.clone(), *configured, again);
                 text

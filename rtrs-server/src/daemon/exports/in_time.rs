@@ -10,10 +10,10 @@ use super::failed::{ATTEMPT_MAX, HANGS};
 const AT_ONCE: usize = 64;
 
 /// Runs work on a thread of its own, and returns its result. A result that arrives after the time
-/// limit of an attempt is dropped, and with it any target that was opened.
+/// limit of an attempt is dropped, along with any target that was opened.
 ///
 /// # Errors
-/// If the work takes too long, or no thread can be started.
+/// Returns an error if the work takes too long, or if no thread can be started.
 pub(super) fn in_time<T: Send + 'static, E: From<String> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {

@@ -1,9 +1,10 @@
 //! Deleted files that only the server still holds: their content is lost when the export is closed.
 //!
-//! Commands that would close one refuse without `--force`, and say how to copy it. If the file was
-//! deleted before anything took its path, no reload and no reopening closes it unless forced: the
-//! path may lead to anything by then. A file that was replaced by another (`mv new.img vol.img`) is
-//! closed once no session has it open, because the replacement has already discarded its content.
+//! Commands that would close one refuse without `--force`, and explain how to copy it. If the file
+//! was deleted before anything took its path, no reload and no reopening closes it unless forced:
+//! the path may lead to anything by then. A file that was replaced by another (`mv new.img
+//! vol.img`) is closed once no session has it open, because the replacement has already discarded
+//! its content.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -15,8 +16,8 @@ use crate::export::Export;
 /// Hint for a refused command that would close a deleted file.
 pub(in crate::daemon) const LAST_COPY_HINT: &str = ", or use --force";
 
-/// Returns why an export should not be closed if it has the only copy of its content, or if that is
-/// unknown. The caller has examined the target.
+/// Returns why an export should not be closed, if it has the only copy of its content, or if that
+/// is unknown. The caller has examined the target.
 pub(super) fn last_copy(export: &Export) -> Option<String> {
     let Export { name, backing, .. } = export;
     if export.source.is_deleted() {
@@ -79,7 +80,7 @@ mod tests {
     fn the_advice_names_the_file_of_the_export_and_not_another_deleted_one() {
         let dir = TestDir::new("last-copy");
         let path = dir.0.join("a.img");
-        // Each was deleted at the same path.
+        // Both files are deleted from the same path.
         let exports = [(1, ""), (2, ",delay=1ms")].map(|(blocks, options)| {
             fs::write(&path, vec![0; blocks * 4096]).unwrap();
             let spec = format!("{}{options}", path.display()).parse().unwrap();

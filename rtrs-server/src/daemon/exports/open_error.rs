@@ -21,7 +21,7 @@ pub(super) enum Holder {
     None,
     Holds,
     /// A program that held the image no longer did at the last check. It may take the image again:
-    /// a virtual machine that restarts releases its image for a moment.
+    /// a virtual machine that restarts briefly releases its image.
     HasLetGo,
 }
 
@@ -43,7 +43,7 @@ impl OpenError {
         Self { why, holder: Holder::Holds }
     }
 
-    /// Reason for an export whose image another program held, as `why` says, until the last check.
+    /// Reason for an export whose image another program, named in `why`, held until the last check.
     pub(super) fn let_go(why: String) -> Self {
         Self { why, holder: Holder::HasLetGo }
     }

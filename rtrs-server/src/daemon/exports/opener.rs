@@ -27,7 +27,7 @@ use crate::state::StateDir;
 pub(in crate::daemon) const RELEASE_MAX: Duration = Duration::from_secs(30);
 /// Maximum time to save an epoch when an export is flushed for the last time.
 const SAVE_MAX: Duration = Duration::from_secs(2);
-/// Interval of checks whether the last request of a removed export has ended.
+/// Interval between checks of whether the last request of a removed export has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Maximum number of exports that are flushed and closed at the same time for one request.
@@ -130,7 +130,7 @@ impl Opener {
         if closing.iter().all(|closing| closing.backing != target) {
             return Ok(());
         }
-        let why = "requests of the export that had its target before still run at the backend";
+        let why = "requests of an earlier export of its target are still running at the backend";
         Err(Error::new(ErrorKind::Export, format!("{}: {why}", cannot_export(spec))))
     }
 
@@ -197,8 +197,8 @@ impl Opener {
         results
     }
 
-    /// Begins to flush and close exports, each when the last of its requests has ended. Results
-    /// come with the numbers of the exports.
+    /// Begins to flush and close exports, each when the last of its requests has ended. Each result
+    /// has the number of its export.
     ///
     /// # Errors
     /// If no thread can be started; the exports are closed without a flush.
@@ -278,7 +278,7 @@ pub(in crate::daemon) fn wait_saved(epoch: &SyncEpoch, rises: u32) -> bool {
 pub(super) fn not_closed(export: &Export) -> String {
     let name = &export.name;
     format!(
-        "export {name:?} is not closed yet: the backend still runs requests of it, and its file \
+        "export {name:?} is not closed yet: the backend still runs its requests, and its file \
          stays locked until these finish"
     )
 }

@@ -1,13 +1,13 @@
 //! Further attempts to open failed exports.
 //!
-//! A start serves what can be opened. A thread has the other exports opened, each on a thread of
-//! its own ([`super::attempts`]), until the last of them is served or removed. Meanwhile opens of
-//! these names are refused with ENOENT, as a kernel server refuses a missing device: attached
-//! clients wait, and `rtrs-client attach --retry-for` tries again.
+//! A start serves what can be opened. A thread retries the other exports, each on a thread of its
+//! own ([`super::attempts`]), until the last of them is served or removed. Meanwhile opens of these
+//! names are refused with ENOENT, as a kernel server refuses a missing device: attached clients
+//! wait, and `rtrs-client attach --retry-for` tries again.
 //!
-//! An image that another program holds is only looked at until it has been free for some time: a
-//! virtual machine that restarts releases its image for a moment, in which the server must not take
-//! it. Commands and reloads open it at once.
+//! An image that another program holds is only checked until it has been free for some time: a
+//! virtual machine that restarts briefly releases its image, and the server must not take it then.
+//! Commands and reloads open it immediately.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ fn begin_attempt(exports: &Exports, spec: &ExportSpec) -> Result<bool, String> {
 }
 
 /// Begins to open the target of an export that has failed for this reason. An image that another
-/// program has held is only looked at, unless the program has released it before.
+/// program has held is only checked, unless the last check found that it had been released.
 fn begin_careful_attempt(
     exports: &Exports,
     spec: &ExportSpec,
@@ -64,15 +64,15 @@ fn open_checked(exports: &Exports) -> impl FnOnce(&ExportSpec) -> Opened + Send 
     }
 }
 
-/// An image, as a look at its locks shows it.
+/// State of an image according to its locks.
 enum Image {
     Held(OpenError),
     Free,
-    /// Nothing is known of the image; the error of an open says why.
+    /// The state cannot be determined; the error of an open tells why.
     Unknown,
 }
 
-/// Looks whether another program holds an image, without opening it for the export.
+/// Checks whether another program holds an image, without opening it for the export.
 fn look_at(spec: &ExportSpec) -> Image {
     let Target::Path(path) = &spec.target else { return Image::Unknown };
     match FileSource::image_holder(path, spec.ro) {
@@ -83,7 +83,7 @@ fn look_at(spec: &ExportSpec) -> Image {
 }
 
 /// Opens the target of a failed export whose attempt has begun. `is_new` is whether it has just
-/// begun: an older one may have failed for a reason that is gone.
+/// begun: an older one may have failed for a reason that no longer applies.
 fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> Opened {
     let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.into()));
     let opened = take();
@@ -107,7 +107,7 @@ pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenE
 
 /// Exports an opened target. The caller has the turn of the export.
 fn serve(exports: &Exports, spec: &ExportSpec, export: &Arc<Export>) -> Result<(), OpenError> {
-    // A reload that adopts access lists finds the export in one of both places.
+    // A reload that adopts access lists finds the export in one of the two places.
     let checking_losses = exports.access.begin_check();
     exports.publish(spec, export, exports.failed.is_configured(spec.name()))?;
     exports.failed.remove(spec.name());
@@ -181,11 +181,11 @@ pub(in crate::daemon) fn try_due(exports: &Exports) -> Option<Duration> {
 
 /// Exports the opened target of an attempt that has ended, or records its failure.
 fn settle(exports: &Exports, spec: &ExportSpec) {
-    // Without the turn, the result stays for the next attempt.
+    // Without the turn, the result is kept for a later call.
     let Some(_turn) = exports.turns.of(spec.name(), TURN_MAX) else { return };
     // A command or reload may have taken the result meanwhile.
     let Some(opened) = exports.attempts.take(spec, Instant::now()) else { return };
-    // One may also have removed or changed the export.
+    // Or the export may have been removed or changed.
     if !exports.failed.has(spec) {
         return;
     }
@@ -246,7 +246,7 @@ pub(in crate::daemon) fn preview(exports: &Exports, wanted: &[ExportSpec], done:
     }
 }
 
-/// Looks at the same time whether other programs hold images. The error is that of an open.
+/// Checks concurrently whether other programs hold images. The error is that of an open.
 pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), OpenError>> {
     all_in_time(specs, |spec: ExportSpec| match look_at(&spec) {
         Image::Held(why) if !spec.no_lock => Err(why),
@@ -375,7 +375,7 @@ mod tests {
         File::create(&rig.path).unwrap().set_len(4096).unwrap();
         let hold = || {
             let file = File::open(&rig.path).unwrap();
-            // The byte that says that others may not write.
+            // A lock on this byte denies writes to others.
             lock_byte(&file, 201).unwrap();
             file
         };
@@ -388,7 +388,7 @@ mod tests {
         let unlocked = ExportSpec { no_lock: true, ..rig.spec.clone() };
         let free = look_at_all(&[rig.spec.clone(), unlocked]);
         assert_eq!(free.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true]);
-        // A program that another test starts has a copy of the descriptor for a moment.
+        // A program that another test starts briefly has a copy of the descriptor.
         let let_go = |holder: File| {
             drop(holder);
             let end = Instant::now() + LONG;
@@ -410,9 +410,10 @@ mod tests {
         assert!(rig.is_served());
     }
 
-    /// The command would report that the target hangs, and its opened target would be closed.
+    /// Otherwise the command would report that the target hangs, and the opened target would be
+    /// closed.
     #[test]
-    fn a_due_attempt_does_not_replace_that_of_a_command() {
+    fn a_due_attempt_does_not_replace_an_attempt_of_a_command() {
         let rig = Rig::new("failed-command");
         let _turn = rig.exports.turns.of("vol0", Duration::ZERO).unwrap();
         let changed = ExportSpec { ro: true, ..rig.spec.clone() };

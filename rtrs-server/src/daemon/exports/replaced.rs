@@ -24,11 +24,11 @@ const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Reason why an export in use keeps its target.
 const IN_USE: &str = "its path leads to another file or device, and sessions have the old one \
-                      open; what they write may be lost when the last of them closes it: copy it \
-                      through a client before that. The new one is exported then";
+                      open; what they write may be lost when the last session closes it: copy it \
+                      through a client before that. The new one is exported afterwards";
 
 /// Reason why an export whose path leads nowhere keeps its target.
-const MISSING: &str = "its path leads nowhere; what was opened is still exported, and if it was \
+const MISSING: &str = "its path leads nowhere; the open target is still exported, and if it was \
                        deleted, its content is lost when the server ends: copy it through a client \
                        before that";
 
@@ -48,8 +48,7 @@ enum Found {
 }
 
 impl Exports {
-    /// Names the export that has the same file or device open for writing as one that could not be
-    /// opened.
+    /// Name of the export that has this file or device open for writing, if there is one.
     pub(super) fn holder_of(&self, target: &Target) -> Option<String> {
         let (opener, entries, target) = (Arc::clone(&self.opener), self.entries(), target.clone());
         // Files can hang; then the error names no export.
@@ -121,7 +120,7 @@ impl Exports {
             |name: &String| self.not_reopened.is_due(name, now) && self.turns.are_free_for(name);
         let mut due: Vec<_> = to_reopen.map(|export| export.name.clone()).filter(is_due).collect();
         if !due.is_empty() {
-            // A control shard that does not answer is asked again at the next look.
+            // A control shard that does not answer is asked again at the next check.
             let all = self.list_now().map(|list| list.exports).unwrap_or_default();
             let unused = all.iter().filter(|export| export.open_by.is_empty() && !export.found);
             let unused: BTreeSet<_> = unused.map(|export| &*export.name).collect();
@@ -138,9 +137,9 @@ impl Exports {
         self.give_up_writer_locks(name);
     }
 
-    /// Compares exports with their paths, and reopens those that were replaced and are unused, at
-    /// the same time. Unless forced, a file stays that was deleted before anything took its path.
-    /// The caller has the turn of the exports.
+    /// Compares exports with their paths, and concurrently reopens those that were replaced and are
+    /// unused. Unless forced, keeps a file that was deleted before anything took its path. The
+    /// caller has the turn of the exports.
     pub(in crate::daemon) fn follow_all(&self, names: &[String], force: bool) -> Vec<Followed> {
         let found: Vec<_> = names.iter().map(|name| self.find_replaced(name, force)).collect();
         let specs = found.iter().filter_map(|found| match found {
@@ -195,8 +194,8 @@ impl Exports {
     }
 
     /// Reopens an unused export that has become read-only, so that the locks of a writer end: a
-    /// virtual machine may then write to the file. One whose path no longer leads to its file stays
-    /// as it is. The caller has the turn of the export.
+    /// virtual machine may then write to the file. An export whose path no longer leads to its file
+    /// stays as it is. The caller has the turn of the export.
     pub(super) fn give_up_writer_locks(&self, name: &str) {
         let entry = self.entry(name).filter(Entry::keeps_writer_locks);
         let Some(entry) = entry.filter(|_| self.is_open(name) == Ok(false)) else { return };
@@ -216,7 +215,7 @@ impl Exports {
     }
 
     /// Opens the target of a read-only export that has it open for writing. Returns None if the
-    /// path leads to another one.
+    /// path leads to another target.
     fn open_for_reading(&self, entry: &Entry) -> Result<Option<Arc<Export>>, String> {
         let Some(old) = entry.export.upgrade() else { return Ok(None) };
         if old.source.target_name() != Some(TargetName::Kept) {
@@ -224,7 +223,7 @@ impl Exports {
         }
         let (opener, spec) = (Arc::clone(&self.opener), entry.spec.clone());
         let opened: Opened = in_time(move || {
-            // An epoch that rises must have risen before the export is opened.
+            // If this raises the epoch, it must do so before the export is opened.
             old.source.settle().map_err(|error| format!("it cannot be flushed: {error}"))?;
             let export = opener.open_shared(&spec)?;
             if export.file == old.file { Ok(export) } else { Err("its path has changed".into()) }
@@ -262,7 +261,7 @@ impl Exports {
         if old.source.is_deleted() {
             tracing::warn!(
                 export = entry.spec.name(),
-                "closes the old file, which has no other name: its content is lost"
+                "closing the old file, which has no other name: its content is lost"
             );
         }
         let _ = self.opener.release(vec![old], within);

@@ -112,7 +112,7 @@ pub(in crate::daemon) fn open_all(
             // The attempt has ended, so this is the only reference.
             Some(Ok(export)) => match Arc::into_inner(export) {
                 Some(export) => partial.opened.push(export),
-                None => partial.failed.push(refuse("its attempt still runs".to_owned())),
+                None => partial.failed.push(refuse("its attempt is still running".to_owned())),
             },
             Some(Err(why)) => {
                 holders.insert(spec.name(), why.holder);
@@ -131,7 +131,7 @@ pub(in crate::daemon) fn open_all(
 }
 
 /// Runs attempts until all have ended, or `is_enough` accepts the results so far, given the time
-/// without progress. Returns the results by name; those of attempts that still run are missing.
+/// without progress. Returns the results by name, without those of attempts that are still running.
 fn run_all(
     attempts: &Arc<Attempts>,
     specs: &[ExportSpec],

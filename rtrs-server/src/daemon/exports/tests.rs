@@ -77,7 +77,7 @@ fn an_access_change_disconnects_clients_with_invalid_credentials() {
                     ended.send(keys).unwrap();
                     AdminReply::Revoked(Vec::new())
                 }
-                other => panic!("{other:?} is not due"),
+                other => panic!("unexpected {other:?}"),
             });
         }
     });
@@ -118,7 +118,7 @@ fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A deleted file that has been replaced by another one. That is known once it has been examined.
+/// A deleted file that has been replaced by another one, as is known once it has been examined.
 #[derive(Debug)]
 struct Deleted {
     memory: MemorySource,
@@ -156,9 +156,9 @@ struct Shard {
     in_use: bool,
     /// Called when sessions lose paths.
     on_check: Box<dyn FnMut() + Send>,
-    /// Called when an export was removed.
+    /// Called when an export has been removed.
     on_remove: Box<dyn FnMut() + Send>,
-    /// Called after a look at the exports, before the answer.
+    /// Called when the exports are listed, before the answer.
     on_list: Box<dyn FnMut() + Send>,
 }
 
@@ -223,7 +223,7 @@ impl Shard {
     }
 }
 
-/// Serves the exports of a table, of which `vol` has this path.
+/// Serves the exports of a table, with this path for `vol`.
 fn serve(table: Arc<ExportTable>, path: &Path, control: Sender<Message>) -> Arc<Exports> {
     let state = Arc::new(StateDir::open(Some(&std::env::temp_dir()), None));
     let opener = Arc::new(Opener::new(Sources::system(), state));
@@ -308,7 +308,7 @@ fn an_export_whose_last_flush_fails_is_reopened() {
 }
 
 #[test]
-fn a_removed_export_is_gone_although_its_last_flush_fails() {
+fn a_removed_export_is_gone_even_if_its_last_flush_fails() {
     let (_dir, path) = file("exports-remove");
     with_source(Broken::new(true), &path, |_, commands| {
         let removed = commands.remove("vol", false, RELEASE_MAX).unwrap();
@@ -316,7 +316,7 @@ fn a_removed_export_is_gone_although_its_last_flush_fails() {
     });
 }
 
-/// The file may have been deleted since its file system has answered last.
+/// The file may have been deleted since its file system last answered.
 #[test]
 fn an_export_whose_file_system_does_not_answer_is_closed_only_by_force() {
     let (_dir, path) = file("exports-hang");
@@ -362,7 +362,7 @@ fn the_second_of_two_commands_that_add_an_export_changes_nothing() {
         let opened = [&first, &second].map(|spec| exports.opener.open_shared(spec).unwrap());
         commands.add_opened(&first, &opened[0], true).unwrap();
         let why = commands.add_opened(&second, &opened[1], true).map(drop).unwrap_err();
-        assert!(why.contains("there is an export of this name already"), "{why}");
+        assert!(why.contains("there is already an export with this name"), "{why}");
         assert_eq!(exports.entry("x").unwrap().spec.access, first.access);
     });
 }
@@ -384,9 +384,9 @@ fn with_reload(in_use: bool, path: &Path, test: impl FnOnce(&Rig, &dyn Fn(&str) 
     });
 }
 
-/// The shard has looked before the export was served, and the failed ones are read afterwards.
+/// The shard lists the exports before this one is served; the failed ones are read afterwards.
 #[test]
-fn a_list_has_an_export_that_is_opened_meanwhile() {
+fn a_list_includes_an_export_that_is_opened_meanwhile() {
     let (_dir, path) = file("exports-listed");
     let table = ExportTable::new(Vec::new());
     let opens = Arc::new(OnceLock::<Arc<Exports>>::new());
@@ -423,7 +423,7 @@ fn an_export_that_a_reload_has_closed_is_retried() {
 }
 
 #[test]
-fn an_export_that_a_reload_cannot_rename_in_use_is_retried() {
+fn an_export_in_use_that_a_reload_cannot_rename_is_retried() {
     let (_dir, path) = file("exports-rename");
     with_reload(true, &path, |rig, settings| {
         let done = rig.reload(&settings("b")).unwrap();
@@ -433,7 +433,7 @@ fn an_export_that_a_reload_cannot_rename_in_use_is_retried() {
     });
 }
 
-/// The regular examination may have been before the file was deleted.
+/// The regular examination may have run before the file was deleted.
 #[test]
 fn changed_options_close_a_just_deleted_file_only_if_forced() {
     let file = std::env::temp_dir().join(format!("rtrs-exports-{}-set", std::process::id()));
@@ -459,11 +459,11 @@ fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
     });
 }
 
-/// An export whose target hangs may be changed for long.
+/// Changing an export whose target hangs may take a long time.
 #[test]
 fn a_change_to_an_export_delays_no_other_export() {
     with_deleted(Path::new("/nonexistent/vol"), |exports| {
-        // Kept for as long as the test takes: what waits for this turn, waits in vain.
+        // Held for the whole test: anything that waits for this turn waits in vain.
         let _turn = exports.turns.begin("other").unwrap();
         assert_eq!(exports.examine_before_open(b"vol"), Examined::Yes);
         assert!(exports.turns.are_free_for("vol"));

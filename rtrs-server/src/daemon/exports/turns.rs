@@ -19,8 +19,8 @@ struct State {
     names: BTreeSet<String>,
     /// Whether all exports are being changed.
     all: bool,
-    /// Number of changes of all exports that wait for their turn. Others begin after them. A
-    /// preview is not a change.
+    /// Number of changes of all exports that wait for their turn. Other changes begin after them.
+    /// A preview is not a change.
     waiting: usize,
 }
 
@@ -63,7 +63,8 @@ impl Turns {
         self.of_all(TURN_MAX).ok_or_else(still_running)
     }
 
-    /// Waits until all exports can be examined without changes. Changes do not wait for that.
+    /// Waits until all exports can be examined without changes. Changes do not wait for a preview
+    /// that has not begun.
     pub(in crate::daemon) fn begin_preview(&self) -> Result<Turn<'_>, String> {
         self.check()?;
         self.to_preview(TURN_MAX).ok_or_else(still_running)
@@ -208,7 +209,7 @@ mod tests {
         let first = turns.of("a", Duration::ZERO).unwrap();
         thread::scope(|scope| {
             let preview = scope.spawn(|| turns.to_preview(LONG).is_some());
-            // The preview begins waiting at some time meanwhile.
+            // The preview begins to wait at some point during this loop.
             for _ in 0..100 {
                 assert!(turns.of("b", Duration::ZERO).is_some());
                 thread::sleep(Duration::from_millis(1));

@@ -2,8 +2,8 @@
 //!
 //! Owns [`check`], which compares `always-invalidate` with the capabilities of this host's devices
 //! and logs the result for each portal. The decision is made for each path when it connects
-//! (`SessionParams::fresh_keys`), so devices that appear later are covered too. Called by
-//! `portals.rs` before anything listens.
+//! (`SessionParams::fresh_keys`), so devices that appear later are covered too. `portals.rs` calls
+//! it before anything listens.
 
 use rtrs_core::fabric::rdma::{MemoryWindows, RdmaDevice};
 use rtrs_core::settings::{AutoSwitch, Scheme};

@@ -28,7 +28,7 @@ struct Difference {
 }
 
 impl Difference {
-    /// Compares the exports before any change, which may lead to further failed exports.
+    /// Compares the exports. To be called before any change, because changes may make exports fail.
     fn new(exports: &Exports, wanted: Vec<ExportSpec>) -> Self {
         exports.targets.examine_all();
         let unwanted = recovery::unwanted(exports, &wanted);
@@ -130,8 +130,8 @@ pub(super) fn apply(exports: &Exports, wanted: Wanted, done: &mut Reloaded) -> R
     Ok(())
 }
 
-/// Removes exports that the configuration no longer names. Those that are open and, unless forced,
-/// the last copies of deleted files stay.
+/// Removes exports that the configuration no longer names. Open exports stay and, unless forced, so
+/// do the last copies of deleted files.
 fn remove(exports: &Exports, names: Vec<String>, force: bool, done: &mut Reloaded) {
     let mut released = Vec::new();
     for name in names {
@@ -241,8 +241,8 @@ struct Checked {
     changed: Vec<(Entry, ExportSpec)>,
 }
 
-/// Checks the targets of new and changed exports. Of those that cannot be exported, new ones are
-/// missing; changed ones are left out and recorded, and keep their old options.
+/// Checks the targets of new and changed exports. If a target cannot be exported, a new export is
+/// added to `missing`; a changed one is recorded as failed and keeps its old options.
 fn checked(
     added: Vec<ExportSpec>,
     changed: Vec<(Entry, ExportSpec)>,
@@ -257,7 +257,7 @@ fn checked(
     let added = missing.sort(added, of_added)?.into_iter().map(|(spec, ())| spec).collect();
     let mut usable = Vec::new();
     for ((entry, spec), result) in changed.into_iter().zip(results) {
-        // An open export keeps its file, and access can change whatever has become of that.
+        // An open export keeps its file, and access can change whatever happens to the file.
         match result {
             Err(why) if !entry.stays_open(&spec) => {
                 let why = format!("{why}; the export keeps its old options");

@@ -2,9 +2,9 @@
 //!
 //! A path that is ended reconnects if its client wants to; that is the purpose of `disconnect`. An
 //! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. Its name is
-//! available at once. Its exports are released only when none of its requests run anymore: a write
-//! that the backend still works on must not land after those of a session that takes the export
-//! over. Nothing here waits for a backend. Runs on the control shard.
+//! available immediately. Its exports are released only when none of its requests are running: a
+//! write that the backend still works on must not land after those of a session that takes over the
+//! export. Nothing here waits for a backend. Runs on the control shard.
 
 use std::collections::VecDeque;
 
@@ -81,7 +81,7 @@ impl Evicted {
     }
 
     /// Whether another session has the name. An evicted session remains until its IO has ended, but
-    /// its name is available at once.
+    /// its name is available immediately.
     pub(super) fn is_taken(&self, name: Name, session: SessionId, registry: &Registry) -> bool {
         registry.sessions().any(|other| {
             other.id() != session && other.name() == Some(name) && !self.contains(other.id())

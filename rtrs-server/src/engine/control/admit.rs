@@ -1,10 +1,10 @@
 //! Admission of connections: from the bytes of CON_REQ to a place in a path, or a refusal.
 //!
-//! [`admit`] reads from top to bottom. The order of the checks decides what a client learns: one
-//! without access learns nothing else, and nothing ends for a connection that an earlier check
-//! refuses. The checks themselves are in `permission.rs` (access), `limiter` (limits for clients
-//! that have proved nothing), `connect.rs` (paths and memory) and `path.rs` (connections of a
-//! path).
+//! [`admit`] reads from top to bottom. The order of the checks decides what a client learns: a
+//! client without access learns nothing else, and no session or path ends for a connection that an
+//! earlier check refuses. The checks themselves are in `permission.rs` (access), `limiter` (limits
+//! for clients that have proved nothing), `connect.rs` (paths and memory) and `path.rs`
+//! (connections of a path).
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ fn admit(
     let Control { registry, limiter, connector, .. } = control;
     let (key, deadline) = connector.path_of(attempt, Tables { registry, limiter }, ctx)?;
     control.registry.arm(key, deadline);
-    // Not earlier, when the path might still be refused: they would end in vain.
+    // Not earlier: the path could still be refused, and they would end for nothing.
     for other in yielding {
         control.log.refused.count("strangers-ended");
         control.end_path(other, &PathEnd::CrowdedUnproved, ctx);
@@ -107,7 +107,7 @@ fn admit(
     Ok(Admitted { path, cid: conn.cid })
 }
 
-/// Checks whether this server takes connections, and those of this session.
+/// Checks whether this server accepts connections, and those of this session.
 fn check_server(control: &Control, id: SessionId) -> Result<(), Refusal> {
     if control.is_stopping() {
         return Err(Refusal::Stopping);

@@ -87,8 +87,8 @@ impl Backlog {
         self.spent = 0;
     }
 
-    /// Queues a request of a client. A request of an ending path is dropped, because the report
-    /// that no new work of the path begins must be true.
+    /// Queues a request of a client. A request of an ending path is dropped, because no new work of
+    /// the path may begin once that has been reported.
     pub(super) fn put_off(&mut self, waiting: Waiting, registry: &mut Registry) {
         let from = waiting.reply_to.path;
         let examined = |request: &ControlRequest| match request {
@@ -131,7 +131,7 @@ impl Backlog {
         Some((asker, waiting))
     }
 
-    /// Returns a request to the queue that needs more than one turn.
+    /// Puts a request that needs more than one turn back at the front of its queue.
     pub(super) fn put_back(&mut self, asker: Asker, waiting: Waiting) {
         let queue = self.queues.entry(asker).or_default();
         if queue.is_empty() {

@@ -1,9 +1,9 @@
 //! Memory of former paths, cached for the next connects of their session.
 //!
 //! Mapping, pinning and registering the chunks of a path takes tens of milliseconds on devices that
-//! pin memory. If a session still has another path, it survives the end of one, and its client
-//! reconnects that path. Its memory is therefore kept for it: the mapping, and the registration if
-//! no peer ever had its key. Keys that a peer had are never reused.
+//! pin memory. A session with several paths survives the end of one, and its client reconnects that
+//! path. The path's memory is therefore kept: the mapping, and the registration if no peer ever had
+//! its key. Keys that a peer had are never reused.
 //!
 //! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
 //! nothing arrives and nothing is read for them anymore, and its block IO has ended
@@ -151,8 +151,8 @@ impl ChunkCache {
     }
 }
 
-/// Takes a former path out of its reference. The shards release it before they report that nothing
-/// of the path remains.
+/// Unwraps a former path from its last reference. The shards drop theirs before they report that
+/// nothing of the path remains.
 fn alone(path: Arc<PathShared>) -> Option<PathShared> {
     let key = path.key;
     let path = Arc::into_inner(path);

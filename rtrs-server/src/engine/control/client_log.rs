@@ -157,8 +157,8 @@ impl ClientLog {
         self.limits.admit(now, (Source::of(peer.ip()), what, String::new()))
     }
 
-    /// Decides likewise for a line that is also an audit event, and records the event or holds it
-    /// back. The connect of a client's session is recorded before.
+    /// Decides like [`Self::admit`] on a line that is also an audit event, and records the event or
+    /// holds it back. The connect of a client's session is recorded first.
     fn admit_event(
         &mut self,
         now: Instant,
@@ -190,7 +190,7 @@ impl ClientLog {
     /// Logs the number of suppressed lines for kinds without recent events. Returns whether there
     /// were any.
     pub(super) fn close(&mut self, now: Instant) -> bool {
-        // Asked in each turn, and mostly there is none.
+        // Called in each turn; usually there is none.
         let Some(first) = self.limits.overdue(now) else { return false };
         let (mut overdue, mut due) = (Some(first), Vec::new());
         while let Some((kind, count)) = overdue {
@@ -214,7 +214,7 @@ impl ClientLog {
         let (client, identity) = (shown(event.address), event.identity.as_deref());
         let identity = identity.unwrap_or("-");
         if left_out == 0 {
-            tracing::info!(%client, identity, reason, "delayed, as there were similar lines");
+            tracing::info!(%client, identity, reason, "delayed, because there were similar lines");
         } else {
             tracing::info!(
                 %client, identity, reason, left_out,
@@ -242,8 +242,8 @@ impl ClientLog {
         self.limits.deadline()
     }
 
-    /// Records a path that is up. Returns whether to log it: clients without a name and an open
-    /// export can do that any number of times, so their lines are limited.
+    /// Records a path that is up. Returns whether to log it: clients that have neither a name nor
+    /// an open export can connect any number of times, so their lines are limited.
     pub(super) fn connected(&mut self, now: Instant, client: &Opener, is_known: bool) -> bool {
         if is_known || client.who.name().is_some() {
             self.happened(AuditKind::Connect, client, None);

@@ -3,9 +3,9 @@
 //! From the close on the device ID is invalid, so no request begins there. Requests that a backend
 //! executes continue, as do those that wait for it. Until the last such request has ended, the
 //! session keeps its right to the export, as an evicted one does: its writes must not land after
-//! those of the next session that opens the export. The close is answered then, as by the kernel's
-//! server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does not wait for it, its session
-//! remains until then. Each shard is asked once and answers when it has no more requests.
+//! those of the next session that opens the export. The close is answered at that point, as in the
+//! kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does not wait for it, its
+//! session remains until then. Each shard is asked once and answers when it has no more requests.
 
 use std::mem;
 

@@ -214,7 +214,7 @@ impl Connector {
         Ok(())
     }
 
-    /// Checks whether the session of a new path, if there is one, may have it too.
+    /// Checks whether the session of a new path, if it exists, may have one more path.
     fn check_further_path(&self, attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
         let Attempt { conn, must_authenticate, .. } = attempt;
         let Some(session) = registry.session(conn.session_id) else { return Ok(()) };

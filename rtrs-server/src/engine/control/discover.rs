@@ -3,8 +3,8 @@
 //! Only named exports are listed, because the files below a search path are unknown until they are
 //! opened. With access lists, only exports that the client may open are listed. They are determined
 //! once for each client, [`SLICE`] exports at a time, and cached until exports or access lists
-//! change: the cost of a page does not depend on the number of exports. The cached list says where
-//! to look; a page contains only what its client may open when the page is created.
+//! change: the cost of a page does not depend on the number of exports. The cached list only
+//! narrows the search; a page contains what its client may open when the page is created.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

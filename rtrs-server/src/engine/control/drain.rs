@@ -1,10 +1,10 @@
 //! Shutdown of the server, by a signal or by an operator's drain.
 //!
 //! In both cases new connections are refused, running requests are answered, and paths close when
-//! they have none left. At a signal all paths finish at once. A drain finishes the paths of each
+//! they have none left. On a signal, all paths finish together. A drain finishes the paths of each
 //! session one by one, so that a client can use its other paths meanwhile. When half of the time is
-//! over, the remaining paths finish at once, because some path may wait for a backend that never
-//! answers. Requests that still run at the end of the time are abandoned and counted.
+//! over, the remaining paths finish together, because some path may wait for a backend that never
+//! answers. Requests that are still running when the time is over are abandoned and counted.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ pub(super) enum Order {
     Wait(Option<Instant>),
     /// Finish these paths, and check again at that time.
     Finish(Vec<PathKey>, Instant),
-    /// End all paths, whatever they still do.
+    /// End all paths, even with running requests.
     EndAll(Instant),
     /// Exit the shards.
     Exit,

@@ -81,9 +81,9 @@ impl Ended {
         self.0.push_back(Entry { session, name, id, oldest: epoch.after(oldest), late, at: now });
     }
 
-    /// Takes what a former session with the same ID left at the export. Returns whether any of that
-    /// may be lost without the client's knowledge, or None if nothing is left. All of it
-    /// is lost if another file or disk has the name now.
+    /// Takes the unflushed writes that a former session with the same ID left at the export.
+    /// Returns whether any of them may be lost without the client's knowledge, or None if there are
+    /// none. All are lost if another file or disk has the name now.
     pub(super) fn take(
         &mut self,
         now: Instant,

@@ -105,7 +105,7 @@ pub(super) fn list(exports: &ExportTable, opens: &Opens, registry: &Registry) ->
             reason: export
                 .source
                 .outage()
-                .map(|why| format!("its server is away ({why}), IO waits")),
+                .map(|why| format!("its server is unreachable ({why}); IO waits")),
             unread: false,
         }
     });
@@ -182,7 +182,7 @@ pub(super) fn remove(
     let sessions = users.iter().filter_map(|(id, _)| Some(&**registry.session(*id)?.shared()));
     opens.remove(index, sessions, out);
     let name_or_id = |id| name_of(id, registry).unwrap_or_else(|| SessionTag::of(id).to_string());
-    // Waiting requests do not delay the end.
+    // Lifts the limits, so that delayed requests do not delay the end.
     opens.limit(index, RateLimits::default(), out);
     let ended: Vec<String> = users.iter().map(|(id, _)| name_or_id(*id)).collect();
     if ended.is_empty() {

@@ -54,7 +54,8 @@ impl Control {
         path.connected();
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         if let Some(proving) = path.proving_mut() {
-            // Until then the path belongs to no client, and changes nothing in the session.
+            // Until its client has authenticated, the path belongs to none and changes nothing in
+            // the session.
             proving.begin(name);
             return;
         }

@@ -5,9 +5,9 @@
 //! `rtrs-core/base/src/mem/usage.rs` defines what counts: over TCP the chunks that peers have
 //! written, over RDMA all. The limit therefore applies to new sessions and does not bound the
 //! server's memory: existing sessions may still write to chunks that they have never used. A
-//! session may have as many paths at once as it had before, and their memory stays reserved until
-//! the session ends, regardless of what else is admitted: a failed path can always reconnect. For
-//! one more path, all chunks of the session must fit in addition to what others use: no session
+//! session may have as many simultaneous paths as it had before, and their memory stays reserved
+//! until the session ends, regardless of what else is admitted: a failed path can always reconnect.
+//! For one more path, all chunks of the session must fit in addition to what others use: no session
 //! uses more than the limit.
 //!
 //! A session keeps its depth as long as either end knows it: its client repeats it to a restarted
@@ -95,7 +95,7 @@ impl Memory {
         }
     }
 
-    /// Checks whether a session may have one more path at once than before.
+    /// Checks whether a session may have one more simultaneous path than before.
     pub(super) fn check_further_path(&self, share: &SessionMemory) -> Result<(), Refusal> {
         let SessionMemory { paths, path_bytes, used, reserved_by_others } = *share;
         let max = self.meter.max();

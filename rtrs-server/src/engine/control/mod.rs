@@ -93,7 +93,7 @@ use crate::path::state::PathState;
 use crate::path::{PathEnd, PathKey};
 use crate::stats::{MemorySnapshot, SessionSnapshot};
 
-/// Interval of checks whether a device that cached memory is registered with was removed.
+/// Interval between checks of whether a device with cached memory was removed.
 const LOOK_FOR_REMOVED: Duration = Duration::from_secs(1);
 
 /// Path over which a session opened an export.
@@ -326,7 +326,7 @@ impl Control {
         let named = found != Lookup::Unknown;
         let (id, access) = (session.id, mode.access);
         let asked = OpenCheck { session: id, name, named, access };
-        // The list of a removed export went with it, and its users must learn of that.
+        // The list of a removed export was removed with it, and its users must learn of that.
         if !self.opens.is_removed(id, name, mode)
             && let Some(answer) = self.deny(asked, peer, ctx)
         {

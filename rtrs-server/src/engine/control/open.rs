@@ -1,8 +1,8 @@
 //! Opens and closes of exports: the control shard's answers to OPEN and CLOSE.
 //!
 //! A name is looked up among the named exports. If it is not found and the server has a search
-//! path, the finder is asked, whose result arrives as a message. `access.rs` decides which session
-//! may open an export in which mode; this file describes an open export to a client.
+//! path, the finder looks for it, and its result arrives as a message. `open_modes.rs` decides
+//! which session may open an export in which mode; this file describes an open export to a client.
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ impl Opens {
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
     }
 
-    /// Whether an export is unused and still has a target to which its path does not lead.
+    /// Whether an export is unused and still has a target to which its path no longer leads.
     fn is_outdated(&self, index: ExportIndex) -> bool {
         let name = self.exports.get(index).and_then(|export| export.source.target_name());
         name == Some(TargetName::Replaced) && self.access.opens(index).is_empty()
@@ -261,8 +261,8 @@ impl Opens {
         export.is_some_and(|export| export.deny_migration)
     }
 
-    /// Processes CLOSE. Returns `None` if the answer is sent later, when nothing of the session
-    /// runs there anymore.
+    /// Processes CLOSE. Returns `None` if the answer is sent later, when no request of the session
+    /// is running there anymore.
     pub(super) fn close(
         &mut self,
         session: &SessionShared,

@@ -147,7 +147,7 @@ impl Path {
     /// Whether the other path is a later connect of the same path.
     pub(super) fn is_older_than(&self, other: &Self) -> bool {
         let same = self.shared.origin.uuid == other.shared.origin.uuid;
-        // Counters wrap: the nearer half is earlier.
+        // Counters wrap: a connect is later if it is less than half of the range ahead.
         let ahead = other.recon_cnt.wrapping_sub(self.recon_cnt);
         same && (1..0x8000).contains(&ahead)
     }
@@ -182,7 +182,7 @@ impl Path {
     }
 
     /// Ends the wait for the registration of the chunks, successful or not: from now on the client
-    /// can continue, up to the deadline. Returns None if the path ends, which no longer waits.
+    /// can continue, up to the deadline. Returns None if the path is ending and no longer waits.
     pub(super) fn take_held(
         &mut self,
         now: Instant,

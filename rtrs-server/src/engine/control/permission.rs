@@ -42,7 +42,7 @@ pub(super) fn check_connect(
     }
     let client = Client::of(&identity.who, attempt.request.peer, id);
     check_client(exports, identity, client)?;
-    // A session that no client has proved to own goes to the client that comes with a name.
+    // A session whose client is unknown goes to the first client with a name.
     if session.flatten().is_some_and(|who| *who != identity.who) {
         return Err(other());
     }
@@ -186,7 +186,7 @@ pub(super) fn to_end(
     }
 }
 
-/// Paths whose clients these access lists do not allow to do what their sessions do.
+/// Paths whose clients may not do what their sessions do, according to these access lists.
 fn denied(policy: &AccessPolicy, exports: &ExportTable, registry: &Registry) -> Vec<PathKey> {
     let is_denied = |path: &&Path| {
         let client = path.shared().client();

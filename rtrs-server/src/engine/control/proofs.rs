@@ -11,7 +11,7 @@ use super::registry::Registry;
 use crate::engine::authenticator::{Authenticator, ProofTask, ProofWork};
 use crate::engine::message::{ControlAnswer, ReplyTo};
 
-/// Failed proofs get the same answer, without a reason.
+/// Answer to every failed proof, without a reason.
 pub(super) const NOT_PROVED: Option<ControlAnswer> = Some(ControlAnswer::Refused(errno::EACCES));
 
 /// Proofs of the server and of its clients, which the [`Authenticator`] creates and verifies.

@@ -21,7 +21,7 @@ enum Step {
     Idle,
     /// Another thread creates or verifies a signature.
     Working,
-    /// Waits for the AUTH to this exchange, which may be used once.
+    /// Waits for the AUTH to this exchange, which may be used only once.
     Challenged(Exchange),
     /// The client has proved this identity. The answer waits until older connects of the path have
     /// stopped.

@@ -1,8 +1,8 @@
 //! Refusals of connection requests, and the responses sent to peers.
 //!
-//! The checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c, rtrs_rdma_connect),
-//! in that order, as errors with their errno; the control shard performs them with its tables. A
-//! refusal carries all 56 bytes of CON_RSP with a negative errno, because a kernel client accepts
+//! The errors follow the checks of docs/PROTOCOL.md "what the kernel server checks" (rtrs-srv.c,
+//! rtrs_rdma_connect), each with its errno; the control shard performs the checks with its tables.
+//! A refusal carries all 56 bytes of CON_RSP with a negative errno, because a kernel client accepts
 //! nothing else as an answer.
 
 use std::collections::BTreeMap;
@@ -71,8 +71,8 @@ pub(crate) enum Refusal {
     /// The private data is not a valid CON_REQ.
     #[error("{0}")]
     Wire(WireError),
-    /// The server stops.
-    #[error("the server stops")]
+    /// The server is stopping.
+    #[error("the server is stopping")]
     Stopping,
     /// The server answers only pings.
     #[error("the server answers pings only (--ping-only)")]

@@ -20,7 +20,7 @@ use crate::path::chunks::ChunkPool;
 use crate::path::{PathKey, PathShared};
 use crate::stats::{IoTotals, PathSnapshot};
 
-/// One session.
+/// A session.
 #[derive(Debug)]
 pub(super) struct Session {
     shared: Arc<SessionShared>,
@@ -159,7 +159,7 @@ impl Registry {
         self.internal_errors
     }
 
-    /// Paths that fulfill a condition.
+    /// Paths that satisfy a condition.
     pub(super) fn keys(&self, which: impl Fn(&Path) -> bool) -> Vec<PathKey> {
         self.paths().filter(|path| which(path)).map(Path::key).collect()
     }
@@ -188,8 +188,9 @@ impl Registry {
         (!session.has_opened()).then(|| session.asked())
     }
 
-    /// Checks soon whether the clients of these sessions are dead, as if they were not idle,
-    /// because a client waits for a resource of theirs. `but` is the session of the waiting client.
+    /// Probes the clients of these sessions now instead of at the next heartbeat of an idle path,
+    /// because another client waits for one of their resources. `but` is the session of the waiting
+    /// client.
     pub(super) fn hurry(&mut self, sessions: &[SessionId], but: SessionId, ctx: &mut Ctx<'_>) {
         let asked = sessions.iter().filter(|id| **id != but);
         for id in asked.filter(|_| !rtrs_core::mutated!(IdleSessionUnprobed)) {

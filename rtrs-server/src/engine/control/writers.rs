@@ -1,19 +1,19 @@
-//! Last writers of exports, by which a client is found that returns after another one has written.
+//! Last writers of exports, to detect a client that returns after another one has written.
 //!
 //! A client whose paths have all failed keeps its requests and returns with the same session ID.
 //! Meanwhile its session has ended here, and another client may have opened the export for writing,
 //! written, and left. The requests of the first would land over that data, and its users would
 //! continue with data in their memory that the disk no longer has. So a session that had the export
 //! open before gets it for writing only if no other session has opened it for exclusive writing
-//! since. A kernel client does not say that it returns.
+//! since. A kernel client does not announce that it returns.
 //!
 //! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the
 //! process, including those of exports that were removed meanwhile, so it refuses the sessions that
-//! it does not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is what the state
-//! directory has of an export from earlier processes. A save may have failed, so it refuses only
-//! the sessions that it lists as displaced. It counts until the first open for exclusive writing by
-//! a session that is new to this process. After a restart, a session that returns is no sign that
-//! others were displaced, because both sides of a migration return.
+//! it does not list. [`SavedWriters`](crate::engine::saved_writers::SavedWriters) is the record of
+//! an export that earlier processes left in the state directory. A save may have failed, so it
+//! refuses only the sessions that it lists as displaced. It applies until the first open for
+//! exclusive writing by a session that is new to this process. After a restart, a session that
+//! returns does not indicate that others were displaced, because both sides of a migration return.
 //!
 //! Writers of a migration are on the list together. At most [`EXPORTS_MAX`] exports are remembered;
 //! the one opened longest ago is dropped first.
@@ -39,7 +39,7 @@ struct Entry {
     sessions: VecDeque<SessionId>,
 }
 
-/// Last writers of all exports in this process, those of the last open at the end.
+/// Last writers of all exports in this process; the most recently opened export is last.
 #[derive(Debug, Default)]
 pub(super) struct CurrentWriters(VecDeque<Entry>);
 
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_is_displaced_by_another_one_and_not_by_readers_or_a_migration() {
+    fn a_writer_is_displaced_by_another_writer_but_not_by_readers_or_a_migration() {
         let (mut writers, vol) = (CurrentWriters::default(), export("vol", None));
         assert!(!writers.have_changed_since(session(1), &vol), "nothing is known");
         writers.opened(session(1), &vol, AccessMode::ReadWrite, false);

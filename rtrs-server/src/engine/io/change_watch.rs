@@ -1,8 +1,8 @@
-//! Changes of an export, as far as they invalidate extent lists that shards keep.
+//! Tracking of an export's changes, which invalidate the extent lists that shards keep.
 //!
-//! A list that misses a write makes a backup skip its data. So a list is kept only if no change was
-//! in flight when its search began, and used only while no change has begun since: at any moment it
-//! says what a new search would find.
+//! A list that misses a write makes a backup skip its data. A list is therefore kept only if no
+//! change was in flight when its search began, and used only while no change has begun since: at
+//! any moment it equals the result of a new search.
 //!
 //! A change first marks its shard, then reads the state. A search first sets `WATCHED` in the
 //! state, then reads the marks of all shards. One of the two sees the other: either the change
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(watch.begin_search(), None, "a change is in flight");
         shards[1].begin(&watch);
         shards[1].end(&watch);
-        assert_eq!(watch.begin_search(), None, "another one is");
+        assert_eq!(watch.begin_search(), None, "another one still is");
         shards[1].end(&watch);
         let third = watch.begin_search().expect("all have ended");
         assert!(watch.is_current(third) && !watch.is_current(first));

@@ -135,7 +135,7 @@ impl Delayed {
         }
     }
 
-    /// Replaces the limits. The first request of each queue is charged anew.
+    /// Replaces the limits. The first request of each queue is charged again.
     fn change(&mut self, budget: Option<Arc<Budget>>) {
         self.budget = budget;
         (self.reads.start, self.writes.start) = (None, None);

@@ -42,6 +42,6 @@ impl DeviceErrors {
         let (offset, bytes) = (io.offset + u64::from(io.done), io.part);
         let Completion { status, errno, .. } = completion;
         let errno = errno_name(errno);
-        tracing::error!(export, op, offset, bytes, errno, left_out, "the disk or file: {status}");
+        tracing::error!(export, op, offset, bytes, errno, left_out, "device error: {status}");
     }
 }

@@ -67,7 +67,7 @@ pub(super) struct Devices {
     open: Vec<Option<OpenDevice>>,
     /// Exports whose device has something to do.
     polled: Vec<ExportIndex>,
-    /// Next index at which idle devices are searched.
+    /// Index of the next idle device to poll.
     next_idle: usize,
     /// Bytes of the IOs submitted in this turn, plus [`IO_COST`] for each.
     begun: usize,

@@ -31,7 +31,7 @@ const COUNT_MAX: usize = extents::LEN_MAX / 8 - 1;
 /// Maximum value of [`List::level`].
 const LEVEL_MAX: u32 = 3;
 
-/// Extents from the end of the one before.
+/// Extent that begins at the end of the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     end: u64,
@@ -51,7 +51,7 @@ struct Search {
     is_ahead: bool,
 }
 
-/// Extents from a start on.
+/// Contiguous extents from an offset on.
 #[derive(Debug)]
 struct List {
     /// Buffer of searches.
@@ -108,8 +108,8 @@ impl List {
         self.next = at.min(to)..at + 1;
     }
 
-    /// Takes the extents that the device has listed, up to its end: a file may be longer than what
-    /// is exported of it. Returns false if the list is invalid.
+    /// Takes the extents that the device has listed, up to its end: a file may be longer than its
+    /// exported part. Returns false if the list is invalid.
     fn take(&mut self, search: &Search) -> bool {
         self.known.clear();
         self.start = search.io.offset;
@@ -124,8 +124,8 @@ impl List {
         is_valid
     }
 
-    /// Plans a search for a request, which goes ahead of it from level 1 on. The device has `size`
-    /// bytes in blocks of `block`.
+    /// Plans a search for a request; from level 1 on, it extends beyond the request. The device has
+    /// `size` bytes in blocks of `block`.
     fn plan(&self, io: &Io, level: u32, size: u64, block: u64) -> Io {
         let own = extents::count_in(io.buf.as_ref().map_or(0, MemSlice::len));
         let count = (own << (3 * level)).min(COUNT_MAX);
@@ -219,7 +219,7 @@ impl KnownExtents {
     }
 
     fn submit_extents(&mut self, io: Io, device: &mut dyn BlockDevice) -> Result<(), Io> {
-        // The device refuses what is invalid. Another program has written to a truncated file.
+        // The device refuses invalid requests. A truncated file was changed by another program.
         let is_valid = device.geometry().check(&io).is_ok();
         if !is_valid || self.source.is_cut() || self.prepare(device).is_err() {
             return device.submit(io);

@@ -1,4 +1,4 @@
-//! Ends of waits for the rate limits of exports (`delayed.rs`).
+//! Start of requests that rate limits of exports have delayed (`delayed.rs`).
 
 use super::Shard;
 use super::pipeline::Step;

@@ -1,12 +1,12 @@
-//! One shard's part of every session: its connections, the requests that arrived over them, its
-//! devices. Every IO passes here without any allocation.
+//! One shard's part of every session: its connections, the requests that arrived over them, and its
+//! devices. Every IO passes through here without any allocation.
 //!
 //! A path has a row on each shard with one of its connections (`path.rs`), a connection has a row
 //! in the shard's table (`conn.rs`), and a path's row has one request row per permit
 //! (`request.rs`). `pipeline.rs` processes requests.
 //!
 //! The control shard controls the lifecycle of a path; this shard reports events (`Broken`,
-//! `Finished`, `Stopped`, `Drained`) and follows.
+//! `Finished`, `Stopped`, `Drained`) and follows its messages.
 
 mod answer;
 pub mod change_watch;
@@ -150,7 +150,7 @@ impl Shard {
                 }
             }
             ShardMessage::Answer { path, permit, answer } => {
-                // The path may have ended meanwhile, and then the answer is dropped.
+                // The answer is dropped if the path has ended meanwhile.
                 self.with_path(path, ctx, |shard, path, ctx| {
                     let at = RequestRef { path, permit };
                     shard.step(at, None, ctx, |step, ctx| step.control_answered(&answer, ctx));
@@ -573,7 +573,7 @@ impl Shard {
         self.send_announcements(at, ctx);
     }
 
-    /// Stops accepting requests, and reports to the control shard when none runs anymore. Limits of
+    /// Stops accepting requests, and reports to the control shard when none is running. Limits of
     /// exports do not delay the end of the path.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();

@@ -24,7 +24,7 @@ pub(super) enum Mode {
     Serving,
     /// Failed and reported to the control shard; accepts no requests.
     Broken,
-    /// Answers running requests and closes of devices only.
+    /// Answers only running requests and closes of devices.
     Finishing,
     /// Answers nothing.
     Closing,
@@ -34,7 +34,7 @@ pub(super) enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accepts {
     All,
-    /// Closes of devices. A client sends one to test a connection whose requests run for long.
+    /// Closes of devices. A client sends one to test a connection whose requests take long.
     Closes,
     Nothing,
 }

@@ -68,7 +68,7 @@ impl PermitTable {
         }
     }
 
-    /// Releases a permit. Panics if someone else holds it, which is a bug of this server.
+    /// Releases a permit. Panics if another holder has it, which is a bug of this server.
     pub fn release(&self, permit: PermitId, holder: Holder) {
         if rtrs_core::mutated!(ReplayWithoutPermit) && self.holder(permit) != Some(holder) {
             return;

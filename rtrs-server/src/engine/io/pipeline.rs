@@ -13,8 +13,8 @@
 //! bytes that are to change (`overlap.rs`); and `Turn`, for other changes of a block (`turns.rs`).
 //! A shard with such a request therefore checks it in each turn, and every millisecond when nothing
 //! else happens. A deferred request has no permit and is dropped when its path finishes. The others
-//! hold their permits, count as in flight, and are dropped when their paths close. So do
-//! `Throttled` ones, which rate limits delay before all this (`delayed.rs`).
+//! hold their permits, count as in flight, and are dropped when their paths close. The same applies
+//! to `Throttled` requests, which rate limits delay before these waits (`delayed.rs`).
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ pub(super) struct Step<'a> {
     pub(super) limits: Limits,
 }
 
-/// Action that a request wants.
+/// Action that a request asks for.
 enum Wanted {
     /// Immediate answer with this errno.
     Answer(u16),
@@ -258,7 +258,7 @@ impl Step<'_> {
             Ok(UserMessage::Open { access, returns, dev_name }) => match Name::new(dev_name) {
                 Ok(name) => {
                     let mode = OpenMode::new(access, data_len);
-                    // The byte of a client that does not compare has any value.
+                    // The byte of a client that does not compare may have any value.
                     let mode = OpenMode { returns: returns && mode.compares, ..mode };
                     Wanted::Control(ControlRequest::Open { name: Box::new(name), mode })
                 }
@@ -285,7 +285,7 @@ impl Step<'_> {
         }
     }
 
-    /// Executes the action that a request wants.
+    /// Executes the action that a request asks for.
     fn execute(&mut self, request: Parsed, wanted: Wanted, ctx: &mut Ctx<'_>) {
         match wanted {
             Wanted::Answer(errno) => self.finish(request, Reply::errno(errno), ctx),

@@ -1,7 +1,7 @@
 //! Request rows of a path on a shard: one for each permit, allocated in blocks.
 //!
 //! A block is allocated when one of its permits is first used. Clients reuse the most recently
-//! freed permit, so a session with little load has few blocks, and none is allocated in the steady
+//! freed permit, so a lightly loaded session has few blocks, and none is allocated in the steady
 //! state.
 
 use std::ops::{Index, IndexMut};

@@ -85,7 +85,7 @@ impl IoProgress {
 
     /// Whether the step failed as a sync, so that acknowledged data may be lost. A flush is never
     /// refused as unsupported: for example, a file system that was shut down fails it with EROFS.
-    /// An export that moved to another gateway has no cache, and lost nothing.
+    /// An export that moved to another gateway has no cache, and has lost nothing.
     fn has_lost(&self, status: IoStatus) -> bool {
         let failed = !status.is_ok() && status != IoStatus::Moved;
         failed && (self.is_flush() || !status.is_refusal())
@@ -111,7 +111,7 @@ impl IoProgress {
         taken
     }
 
-    /// Records, before the submission, what decides the result.
+    /// Records, before the submission, the state that decides the result.
     fn begin_sync(&mut self, account: Account<'_>, devices: &mut Devices) {
         let rises = devices.epoch(self.export).rises();
         self.sync.epoch.get_or_insert(rises);
@@ -172,7 +172,7 @@ impl IoProgress {
         saved && epoch.order().is_clear(end.horizon)
     }
 
-    /// Counts an IO that begins or ends to wait for its result to settle.
+    /// Counts an IO that starts or stops waiting for its result to settle.
     pub(super) fn count_settling(&self, begins: bool, devices: &Devices) {
         devices.epoch(self.export).order().count_waiting(begins);
     }

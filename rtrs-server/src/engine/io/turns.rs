@@ -41,8 +41,8 @@ impl Step<'_> {
         io.turn == Turn::None && (!io.changes() || io.partial.is_none() && alone()) || skips
     }
 
-    /// Whether the IO of this request has its turn, or needs none. Otherwise enters it, and it
-    /// waits.
+    /// Whether the IO of this request has its turn, or needs none. Otherwise enters it in the turn
+    /// list, where it waits.
     pub(super) fn takes_turn(&mut self, out: &mut Outbox) -> bool {
         let Some(io) = self.path.requests[self.at.permit].io().copied() else { return true };
         if self.is_free(&io) || io.turn == Turn::Runs {

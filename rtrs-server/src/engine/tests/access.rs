@@ -68,7 +68,7 @@ fn a_refused_open_gives_a_reason_if_the_client_has_space() {
             assert!(text.ends_with("without a name may not open 'vol' rw"), "{text}");
             assert!(result[128..].iter().all(|byte| *byte == 0xee), "not beyond its room");
         } else {
-            assert!(result.iter().all(|byte| *byte == 0xee), "as a kernel has it: no data");
+            assert!(result.iter().all(|byte| *byte == 0xee), "no data, as for a kernel client");
         }
     }
     assert!(peer.open_device(&mut fixture, "vol", RO).is_ok());
@@ -131,7 +131,7 @@ fn a_list_change_closes_paths_without_access() {
     fixture.admin(AdminRequest::CheckAccess);
     assert!(second.closed(&mut fixture) > 0);
     assert_eq!(write(&mut fixture, &mut first), 0, "its path may");
-    // From writing to reading.
+    // The list now allows only reading.
     set(&fixture, &[anyone(2, "rw")], &[anyone(0, "ro")]);
     fixture.admin(AdminRequest::CheckAccess);
     assert!(first.closed(&mut fixture) > 0);
@@ -172,7 +172,7 @@ fn every_spelling_of_a_name_has_the_rights_of_its_export() {
     let both = SPELLINGS.iter().flat_map(|listed| SPELLINGS.map(|asked| (*listed, asked)));
     for (listed, asked) in both {
         let mut fixture = Fixture::new(StandOptions::default());
-        // The server's list would allow the second client, the export's own does not.
+        // The server's list would allow the second client, but the export's own does not.
         let set = |fixture: &Fixture, own: &str| {
             let (server, own) = (rules(&[anyone(1, "rw")]), rules(&[anyone(0, own)]));
             let exports = [(listed, &own[..])].into_iter();

@@ -250,7 +250,7 @@ fn a_hanging_backend_blocks_no_other_session() {
 }
 
 #[test]
-fn ends_by_the_operator_are_recorded_by_command() {
+fn paths_ended_by_the_operator_are_recorded_by_command() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     let events = fixture.audited();
@@ -282,7 +282,7 @@ fn a_hanging_request_does_not_exhaust_reconnects() {
         fixture.pass(Duration::from_millis(5));
         let _ = ended(&fixture.admin(disconnect("sess", None)));
         assert_eq!(peer.closed(&mut fixture), 3);
-        assert_eq!(states(&fixture), [PathStage::Draining], "the first copy's, and no other");
+        assert_eq!(states(&fixture), [PathStage::Draining], "only that of the first copy");
         let again = PeerOptions { recon_cnt, ..PeerOptions::default() };
         peer = Peer::up(&mut fixture, again, "sess");
     }
@@ -317,7 +317,7 @@ fn a_drain_closes_the_paths_of_a_session_one_by_one() {
     assert_eq!(fixture.load().1, 2, "the flush was accepted");
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
-    assert_eq!(a.reply(&mut fixture).errno, 0, "what ran is answered");
+    assert_eq!(a.reply(&mut fixture).errno, 0, "running requests are answered");
     assert_eq!(b.reply(&mut fixture).errno, 0);
     fixture.settle();
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
@@ -327,7 +327,7 @@ fn a_drain_closes_the_paths_of_a_session_one_by_one() {
 }
 
 #[test]
-fn a_draining_path_answers_the_tests_of_its_connections() {
+fn a_draining_path_answers_connection_tests() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;

@@ -78,16 +78,16 @@ fn a_refused_connection_evicts_nothing() {
     let mut fixture = small(|params| params.half_open_max = 3);
     let mut crowd: Vec<Peer> = (11..14).map(|n| half_open(&mut fixture, n, n % 3)).collect();
     let newest = crowd.last_mut().unwrap();
-    assert_eq!(newest.connect(&mut fixture, 0), Err(-104), "there is such a connection");
+    assert_eq!(newest.connect(&mut fixture, 0), Err(-104), "the connection already exists");
     let more = PeerOptions { cid_num: 5, ..newest.options };
     let request = more.request(1).encode();
-    assert_eq!(newest.connect_raw(&mut fixture, &request), Err(-104), "another number of them");
+    assert_eq!(newest.connect_raw(&mut fixture, &request), Err(-104), "a different count");
     let second = PeerOptions { path: 2, first_conn: false, ..newest.options };
     let mut second = Peer::new(&fixture, second);
     assert_eq!(second.connect(&mut fixture, 0), Err(-17), "the addresses have a path");
     assert!(crowd.iter_mut().all(|peer| peer.closed(&mut fixture) == 0));
     assert_eq!(refused(&mut fixture, "strangers-ended"), 0);
-    // The connection that is missing evicts the oldest.
+    // The missing connection evicts the oldest session.
     let newest = crowd.last_mut().unwrap();
     assert_eq!(newest.connect(&mut fixture, 1), Ok(()));
     assert_eq!(refused(&mut fixture, "strangers-ended"), 1);
@@ -132,8 +132,8 @@ fn a_session_without_opens_times_out() {
     assert_eq!((tries.closed(&mut fixture), opened.closed(&mut fixture)), (3, 0));
 }
 
-/// The listener gets an address when a session from there has opened an export, once for all of its
-/// paths, and that of a later path.
+/// The listener gets an address when a session opens an export, once for all paths from there, and
+/// the address of each later path.
 #[test]
 fn the_listener_knows_the_addresses_of_sessions() {
     let mut fixture = small(|_| ());
@@ -174,7 +174,7 @@ fn pings_run_on_the_last_shard() {
         let (last, others) = stats.split_last().unwrap();
         assert_eq!(last.map(|stats| stats.accepted), Some(accepted), "{cores} {max}");
         assert!(others.iter().all(Option::is_none), "{others:?}");
-        // They end with the server.
+        // Pings end with the server.
         fixture.shutdown();
         fixture.settle();
         peer.drain();

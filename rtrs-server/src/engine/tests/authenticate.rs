@@ -248,7 +248,7 @@ fn a_client_that_cannot_authenticate_is_anonymous() {
 }
 
 #[test]
-fn a_reject_says_that_a_proof_is_wanted() {
+fn a_reject_indicates_that_a_proof_is_required() {
     let mut fixture = Fixture::new(StandOptions::default());
     let queue = AuthQueue::install(&mut fixture, &[1]);
     let reject = |fixture: &mut Fixture| {
@@ -416,7 +416,7 @@ fn a_proof_by_keys_from_before_a_reload_is_refused() {
     assert_eq!(auth(&mut fixture, &queue, &mut peer, &data), errno::EACCES);
     // The lists may also change while the signature is being checked.
     let _ = fixture.admin(AdminRequest::CheckAccess);
-    assert_eq!(peer.closed(&mut fixture), 0, "one that has proved nothing has time for that");
+    assert_eq!(peer.closed(&mut fixture), 0, "an unauthenticated client still has time");
 }
 
 #[test]

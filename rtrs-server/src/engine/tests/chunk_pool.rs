@@ -27,7 +27,7 @@ fn with_device(device: DeviceOptions) -> StandOptions {
     StandOptions { device, ..StandOptions::default() }
 }
 
-/// Writes over a path and reads that back.
+/// Writes over a path and reads the data back.
 fn works(fixture: &mut Fixture, peer: &mut Peer, byte: u8) {
     peer.send_write((1, 3), io(Rw::WRITE, 8, 512), &[byte; 512]);
     assert_eq!(peer.reply(fixture).errno, 0);
@@ -67,7 +67,7 @@ fn a_reconnecting_path_gets_its_memory_with_new_keys() {
                 assert_eq!(fixture.pools(), [], "nothing was registered");
                 assert_eq!(addresses(&back.chunks), addresses(&old));
                 for chunk in &back.chunks {
-                    assert!(old.iter().all(|old| old.key != chunk.key), "a key lives on");
+                    assert!(old.iter().all(|old| old.key != chunk.key), "an old key works");
                 }
                 works(&mut fixture, &mut back, life as u8);
                 assert_eq!(fixture.registered(), bytes);
@@ -75,7 +75,7 @@ fn a_reconnecting_path_gets_its_memory_with_new_keys() {
             old_key_is_dead(&mut fixture, back, 6);
             peers.remove(0).leave(&mut fixture);
             fixture.assert_empty();
-            assert_eq!(fixture.registered(), 0, "what is kept goes with the session");
+            assert_eq!(fixture.registered(), 0, "kept memory is freed with the session");
         }
     }
 }
@@ -223,7 +223,7 @@ fn a_path_that_never_connected_returns_its_pool() {
 }
 
 #[test]
-fn a_pool_freed_while_a_path_connects_is_usable_too() {
+fn a_pool_freed_while_a_path_connects_is_reused() {
     let (mut fixture, mut peers) = session(StandOptions::default(), 2);
     let (bytes, mut first) = (fixture.registered(), peers.remove(0));
     let pool = fixture.pools()[0];

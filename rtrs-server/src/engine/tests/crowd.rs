@@ -120,7 +120,7 @@ fn the_proof_timeout_starts_when_the_client_can_answer() {
     fixture.pass(time * 3 / 4);
     continue_handshake(&mut fixture, &mut peer, asked);
     assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
-    // Until then no path takes its place because it is slow.
+    // Until then, no path is evicted for being slow.
     let mut waiting: Vec<_> = (0..4).map(|n| ask(&mut fixture, alone(n, STRANGE + n))).collect();
     fixture.pass(Duration::from_secs(2));
     let (mut other, refused) = ask(&mut fixture, alone(8, STRANGE + 8));
@@ -186,7 +186,7 @@ fn clients_are_evicted_last() {
     fixture.pass(Duration::from_millis(100));
     assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more path is old enough to be evicted");
     let mut fourth = Peer::new(&fixture, proving(alone(10, 0)));
-    assert_eq!(fourth.connect(&mut fixture, 0), Ok(()), "its own is");
+    assert_eq!(fourth.connect(&mut fixture, 0), Ok(()), "its own path is evicted");
     assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (1, 2));
     assert_eq!(next.closed(&mut fixture), 0);
 }

@@ -1,5 +1,5 @@
-//! The fabric of the server's shards: a simulated one, which records posted requests, and whose
-//! device properties a test sets.
+//! The fabric of the server's shards: a simulated one that records posted requests and whose device
+//! has properties that a test sets.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -39,21 +39,21 @@ pub(super) struct DeviceOptions {
     pub(super) pins_memory: bool,
     /// Maximum number of bytes that may be registered at once; 0 for no limit.
     pub(super) register_max: usize,
-    /// Whether it lacks memory windows.
+    /// Whether the device lacks memory windows.
     pub(super) no_windows: bool,
     /// Memory of a connection in bytes.
     pub(super) connection_bytes: u64,
     /// Whether its queue pairs cannot be destroyed.
     pub(super) undead: bool,
-    /// Whether there are many devices: each request comes over another one.
+    /// Whether there are many devices: each request arrives over a different one.
     pub(super) many: bool,
     /// Whether released resources stay until the server ends.
     pub(super) slow: bool,
     /// Whether memory is registered when the test requests it.
     pub(super) aside: bool,
-    /// Whether it does not support proofs.
+    /// Whether the device does not support proofs.
     pub(super) takes_no_proofs: bool,
-    /// Address from which on peers use TLS as `db1`, with a key.
+    /// Lowest address of the peers that use TLS as `db1`, with a key.
     pub(super) tls_from: Option<IpAddr>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Aside {
 /// Registered regions: ID, length, access.
 pub(super) type Regions = Arc<Mutex<Vec<(u64, usize, Access)>>>;
 
-/// A protection domain of such a device.
+/// A protection domain of a device with [`DeviceOptions`].
 #[derive(Debug)]
 struct PoorPd {
     inner: Arc<dyn ProtectionDomain>,

@@ -82,7 +82,7 @@ fn a_list_is_paged() {
         assert!(found.is_sorted());
         assert!(pages > 120 * (36 + 119) / Page::LEN_MAX, "{pages} pages");
     }
-    // A cursor that is not an export, or follows all.
+    // A cursor that names no export, or follows all exports.
     let mut peer = asking(&mut fixture);
     let between = page(&mut fixture, &mut peer, "zz", Page::LEN_MAX).unwrap();
     assert_eq!(between, Page::default());
@@ -136,7 +136,7 @@ fn many_concurrent_requests_are_all_answered() {
 }
 
 #[test]
-fn a_server_with_listing_disabled_says_so() {
+fn a_server_with_listing_disabled_refuses_discover() {
     let mut options = StandOptions::default();
     options.params.discovery = false;
     let mut fixture = Fixture::new(options);

@@ -1,4 +1,4 @@
-//! Tests of ends: replays, dead paths, silence, shutdown.
+//! Tests of ends of paths and sessions: replays, dead paths, silence, shutdown.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::ServerProcess;
@@ -76,7 +76,7 @@ fn a_deferred_replay_ends_with_its_path() {
 }
 
 #[test]
-fn two_deferred_reads_with_one_permit_are_a_violation() {
+fn two_deferred_requests_with_one_permit_are_a_violation() {
     let (mut fixture, mut a, mut b) = two_paths(false);
     fixture.device.lock().hold = true;
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
@@ -219,7 +219,7 @@ fn idle_peers_are_probed_and_silent_ones_closed() {
     for _ in 0..20 {
         fixture.pass(Duration::from_millis(50));
         peer.send_flush((2, 0));
-        assert_eq!(peer.immediates(&mut fixture).len(), 1, "no question, one answer");
+        assert_eq!(peer.immediates(&mut fixture).len(), 1, "no heartbeat, one answer");
     }
     fixture.world.silence(client_ip(0), fixture.address.ip());
     fixture.pass(Duration::from_millis(390));
@@ -276,7 +276,7 @@ fn a_fence_is_answered_once_nothing_of_the_path_can_start() {
     assert_eq!(b.reply(&mut fixture).errno, 0);
     assert_eq!(fixture.device.lock().log.len(), 2);
     assert_eq!(fixture.device.lock().bytes[..512], [2; 512]);
-    // Again, and of an unknown path: none of their work can begin.
+    // A repeated fence, and one for an unknown path: none of their work can begin.
     for uuid in [path, rtrs_core::ids::PathUuid([0x77; 16])] {
         b.send_fence(0, Fence { path: uuid, recon_cnt: 9, process: ServerProcess::NONE });
         assert_eq!(b.reply(&mut fixture).errno, 0);
@@ -299,7 +299,7 @@ fn fences_and_connects_do_not_wait_for_slowly_closing_connections() {
     a.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
     fixture.pass(Duration::from_millis(5));
     b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
-    // This request arrives with it, and is not begun.
+    // This request arrives with the fence, and is not begun.
     a.send_write((2, 7), io(Rw::WRITE, 1, 512), &[7; 512]);
     fixture.pass(Duration::from_millis(50));
     assert_eq!(b.reply(&mut fixture).errno, 0);

@@ -149,7 +149,7 @@ fn a_forced_removal_ends_devices_once_their_io_ended() {
     assert_eq!(remove(&mut fixture, "vol", true), Ok(vec!["sess".to_owned()]));
     let vol = list(&mut fixture).swap_remove(0);
     assert_eq!((&*vol.name, vol.state, vol.open_by.len()), ("vol", ExportState::Removing, 1));
-    // New requests are refused, running ones are answered as they end.
+    // New requests are refused, and running ones are answered as they end.
     peer.send_read((2, 8), io(Rw::READ, 0, 512));
     assert_eq!(peer.reply(&mut fixture).errno, errno::EIDRM);
     assert!(held.strong_count() > 0, "its write still runs");
@@ -172,7 +172,8 @@ fn the_id_of_a_removed_export_is_not_reused_for_another_disk() {
     let _ = remove(&mut fixture, "vol", true).unwrap();
     let disk = fixture.disk();
     fixture.export("vol", "another", &disk);
-    // A kernel client maps another disk, and one under the old name, before it has noticed.
+    // A kernel client maps another disk, and one under the old name, before it has noticed the
+    // removal.
     assert_eq!(peer.open_device(&mut fixture, "other", RW).unwrap().device_id, 1);
     assert_eq!(peer.open_device(&mut fixture, "vol", RW).unwrap().device_id, 2);
     assert_eq!(write(&mut fixture, &mut peer, 1), errno::EIDRM);
@@ -184,14 +185,14 @@ fn the_id_of_a_removed_export_is_not_reused_for_another_disk() {
 }
 
 #[test]
-fn a_client_with_an_identity_does_not_get_a_later_export_of_the_name() {
+fn a_client_with_an_identity_does_not_get_a_later_export_of_the_same_name() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut peer, opened) = comparing(&mut fixture, PeerOptions::default(), "vol");
     assert_eq!(opened, Ok(0));
     let _ = remove(&mut fixture, "vol", true).unwrap();
     let disk = fixture.disk();
     fixture.export("vol", "another", &disk);
-    // Over another path, and after all paths were lost.
+    // Refused over another path, and after all paths were lost.
     let (mut second, opened) = comparing(&mut fixture, second_path(), "/vol");
     assert_eq!(opened, Err(errno::EIDRM));
     second.leave(&mut fixture);

@@ -1,4 +1,4 @@
-//! Tests of extents that shards keep: a list is used as long as it says what a search would find,
+//! Tests of extents that shards keep: a list is used as long as it equals the result of a search,
 //! whichever session writes.
 
 use rtrs_core::block::{Geometry, IoOp};
@@ -51,7 +51,7 @@ fn extents_at(
     seen
 }
 
-/// Whether each sector is a hole, as requested one extent after the other.
+/// Whether each sector is a hole, as requested one extent at a time.
 fn map(fixture: &mut Fixture, peer: &mut Peer, conn: usize) -> Vec<bool> {
     let mut holes = Vec::new();
     while (holes.len() as u64) < SECTORS {
@@ -70,7 +70,7 @@ fn holes(fixture: &Fixture) -> Vec<bool> {
     device.bytes.chunks(512).map(|sector| sector.iter().all(|byte| *byte == 0)).collect()
 }
 
-/// Writes every second of the first sectors of the device behind the server's back.
+/// Writes every other sector of the first `sectors`, behind the server's back.
 fn fill(fixture: &Fixture, sectors: usize) {
     let mut device = fixture.device.lock();
     let all = device.bytes.chunks_mut(512).take(sectors);
@@ -175,7 +175,7 @@ fn shows_a_write(change: Rw, conns: [usize; 2]) -> bool {
 }
 
 #[test]
-fn a_map_shows_what_another_session_has_written_since_the_last_one() {
+fn a_map_includes_later_writes_of_another_session() {
     for change in [Rw::WRITE, Rw::WRITE_ZEROES, Rw::DISCARD] {
         for conns in [[1, 1], [1, 2], [2, 1]] {
             assert!(shows_a_write(change, conns), "{change:?} {conns:?}");
@@ -203,7 +203,7 @@ fn shows_a_write_in_flight(conns: [usize; 2]) -> bool {
 }
 
 #[test]
-fn a_search_beside_a_write_is_not_kept() {
+fn a_search_during_a_write_is_not_kept() {
     for conns in [[1, 1], [1, 2], [2, 1]] {
         assert!(shows_a_write_in_flight(conns), "{conns:?}");
     }
@@ -213,7 +213,7 @@ fn a_search_beside_a_write_is_not_kept() {
     assert!(!shown || !cfg!(debug_assertions), "the mutant is not noticed");
 }
 
-/// Lists are kept again once the write has ended, also after one that found the device full.
+/// Lists are kept again once the write has ended, including one that found the device full.
 #[test]
 fn lists_are_kept_again_after_the_last_change() {
     let mut fixture = server(true);
@@ -233,7 +233,7 @@ fn lists_are_kept_again_after_the_last_change() {
 
 /// Constant writes make each search cover only what is requested.
 #[test]
-fn searches_do_not_go_ahead_under_constant_writes() {
+fn searches_do_not_run_ahead_during_constant_writes() {
     let mut fixture = server(true);
     fill(&fixture, 2048);
     let mut reader = open(&mut fixture, 1, AccessMode::ReadOnly);
@@ -263,9 +263,9 @@ fn nothing_is_kept_if_other_programs_may_write() {
     assert_eq!(searches(&fixture), 3 * (1 + 3));
 }
 
-/// Another program ignores the lock, or truncates the file and writes it anew.
+/// Another program ignores the lock, or truncates the file and rewrites it.
 #[test]
-fn what_another_program_writes_is_shown_once_it_is_noticed() {
+fn writes_of_another_program_are_shown_once_noticed() {
     let mut fixture = server(true);
     let mut peer = open(&mut fixture, 1, AccessMode::ReadOnly);
     map(&mut fixture, &mut peer, 1);
@@ -279,7 +279,7 @@ fn what_another_program_writes_is_shown_once_it_is_noticed() {
 }
 
 #[test]
-fn a_search_ahead_that_fails_fails_no_request() {
+fn a_failed_search_ahead_fails_no_request() {
     let mut fixture = server(true);
     fill(&fixture, 2048);
     let mut peer = open(&mut fixture, 1, AccessMode::ReadOnly);

@@ -63,7 +63,7 @@ pub(super) struct DeviceState {
     pub(super) unsearchable_from: Option<u64>,
 }
 
-/// A device of memory that tests can hold.
+/// An in-memory device that tests can hold.
 #[derive(Debug)]
 pub(super) struct TestSource {
     pub(super) geometry: Geometry,
@@ -206,7 +206,7 @@ pub(super) struct StandOptions {
     pub(super) bind: BindMode,
     pub(super) geometry: Geometry,
     pub(super) device: DeviceOptions,
-    /// Whether names that are not exported are searched for, by the test.
+    /// Whether the test searches for names that are not exported.
     pub(super) search: bool,
     /// Whether the devices report that their content is lost when the process ends.
     pub(super) volatile: bool,
@@ -406,7 +406,7 @@ impl Fixture {
     fn run(&mut self, time: Duration, until_idle: bool) {
         let end = self.now() + time;
         for round in 0.. {
-            assert!(round < 1_000_000, "the server never comes to rest");
+            assert!(round < 1_000_000, "the server never becomes idle");
             if self.turn() {
                 continue;
             }

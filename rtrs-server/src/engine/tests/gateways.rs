@@ -1,4 +1,4 @@
-//! Tests of exports that other servers have too: opens of a standby, requests for a move, and IO
+//! Tests of exports that other servers also have: opens of a standby, requests for a move, and IO
 //! after the export has moved.
 
 use std::io;
@@ -148,7 +148,7 @@ fn only_a_writer_may_request_a_takeover() {
     assert_eq!(*moving.asked.lock(), [SessionId([1; 16])]);
     moving.busy.store(true, Ordering::SeqCst);
     assert_eq!(ask(&mut peer, &mut fixture, 0, false), errno::EAGAIN);
-    // It is active: the client opens it once more.
+    // The export is now active, and the client opens it again.
     moving.active.store(true, Ordering::SeqCst);
     let event = ControlMessage::Gateway(at, GatewayEvent::Active);
     fixture.send(Message::Control(event));
@@ -158,7 +158,7 @@ fn only_a_writer_may_request_a_takeover() {
     assert_eq!(*moving.writers.lock(), [SessionId([1; 16])]);
     assert_eq!(ask(&mut peer, &mut fixture, 0, true), 0);
     assert!(moving.left.load(Ordering::SeqCst));
-    // For an export with a single server.
+    // Refused for an export with a single server.
     peer.open_device(&mut fixture, "vol", RW).unwrap();
     assert_eq!(ask(&mut peer, &mut fixture, 1, false), errno::EINVAL);
 }

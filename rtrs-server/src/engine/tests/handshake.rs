@@ -233,13 +233,13 @@ fn refused_info_requests_are_answered_for_clients_that_support_it() {
         peer.leave(&mut fixture);
         assert_eq!(fixture.sessions().len(), 1);
     }
-    // A client that sends requests at once loses the path.
+    // A client that sends requests anyway loses the path.
     let mut eager = Peer::new(&fixture, takes_refusals());
     (0..3).for_each(|cid| eager.connect(&mut fixture, cid).unwrap());
     eager.send_info(&mut fixture, &info_req(b"a/b"));
     eager.send_imm(1, 72);
     assert_eq!(eager.closed(&mut fixture), 3);
-    // No INFO_REQ, no answer.
+    // A message that is not an INFO_REQ gets no answer.
     let mut wrong = Peer::new(&fixture, takes_refusals());
     (0..3).for_each(|cid| wrong.connect(&mut fixture, cid).unwrap());
     fixture.posted();
@@ -247,7 +247,7 @@ fn refused_info_requests_are_answered_for_clients_that_support_it() {
     assert_eq!(wrong.closed(&mut fixture), 3);
     assert!(fixture.posted().iter().all(|posted| posted.bytes.is_empty()));
     assert_eq!(fixture.sessions().len(), 1);
-    // One that does not close the path loses it with the handshake timeout.
+    // A client that does not close the path loses it at the handshake timeout.
     let mut idle = Peer::new(&fixture, takes_refusals());
     (0..3).for_each(|cid| idle.connect(&mut fixture, cid).unwrap());
     idle.send_info(&mut fixture, &info_req(b"a/b"));
@@ -345,7 +345,7 @@ fn a_device_without_windows_is_used_unless_fresh_keys_are_required() {
     let mut fixture = small(|params| params.always_invalidate = AutoSwitch::Auto);
     let peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     assert!(peer.new_rkey && fixture.sessions()[0].paths[0].fresh_keys);
-    // If they are demanded, they are not silently omitted.
+    // Required fresh keys are not silently omitted.
     let device = DeviceOptions { pins_memory: true, no_windows: true, ..DeviceOptions::default() };
     let mut fixture = poor(device, |params| params.always_invalidate = AutoSwitch::On);
     let mut peer = Peer::new(&fixture, PeerOptions::default());

@@ -1,5 +1,5 @@
-//! Tests of heartbeats of idle paths: announcements of clients, and requests that do not wait for
-//! them.
+//! Tests of heartbeats of idle paths: intervals that clients announce, and the detection of dead
+//! clients.
 
 use rtrs_core::time::Duration;
 use rtrs_core::wire::{AccessMode, Imm, errno};
@@ -117,7 +117,7 @@ fn a_dead_client_is_detected_when_another_wants_its_export() {
             fixture.pass(290 * MS);
             next.send_imm(0, Imm::HeartbeatAck.encode());
             let refused = next.open_device(&mut fixture, "vol", AccessMode::ReadWrite);
-            assert_eq!(refused, Err(errno::EPERM), "not found yet; asked once");
+            assert_eq!(refused, Err(errno::EPERM), "not detected yet; probed once");
             fixture.pass(40 * MS);
             fixture.settle();
             next.open_device(&mut fixture, "vol", AccessMode::ReadWrite).expect("it is free");
@@ -131,7 +131,7 @@ fn a_dead_client_is_detected_when_another_wants_its_export() {
     }
 }
 
-/// A living client gets a heartbeat too, without further effect.
+/// A live client gets a heartbeat too, without further effect.
 #[test]
 fn a_live_client_keeps_its_export() {
     let mut fixture = fixture();

@@ -1,5 +1,5 @@
-//! Tests what an intruder can do to a session's client if the intruder reaches the port and knows
-//! the UUIDs of the session and of its paths, but has no key.
+//! Tests of what an intruder can do to a session's client when the intruder reaches the port and
+//! knows the UUIDs of the session and of its paths, but has no key.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
@@ -77,7 +77,7 @@ fn a_session_ends_with_its_client() {
 #[test]
 fn a_client_that_reconnects_in_time_keeps_its_session() {
     let (mut fixture, queue, mut owner) = owner(StandOptions::default());
-    // It sees the end of its path before the server does.
+    // The client sees the end of its path before the server does.
     let again = PeerOptions { recon_cnt: 2, ..at(1, 0) };
     let mut back = unproved(&mut fixture, again);
     owner.leave(&mut fixture);
@@ -166,7 +166,7 @@ fn there_is_always_capacity_for_a_client() {
         crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) == 0)).sum::<usize>()
     };
     assert_eq!(there(&mut fixture, &mut crowd), 32);
-    // From another address, and from that of a path that is up.
+    // The client connects from another address, and from that of a path that is up.
     let mut paths = Vec::new();
     for (path, local) in [(2, 1), (1, 0)] {
         let options = PeerOptions { recon_cnt: 2, ..at(path, local) };
@@ -290,7 +290,7 @@ fn memory_kept_for_a_client_is_not_given_to_others() {
         assert_eq!(fixture.registered(), two);
         back.leave(&mut fixture);
     }
-    // A reconnect in parallel to the previous connect does not count as a further path.
+    // A reconnect in parallel with the previous connect does not count as a further path.
     let next = proved(&mut fixture, &queue, PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
     assert!(owner.closed(&mut fixture) > 0);
     assert_eq!(fixture.registered(), kept);
@@ -330,7 +330,7 @@ fn events_of_unauthenticated_paths_are_recorded_as_such() {
     let taken = std::mem::take(&mut *events.lock());
     assert_eq!(taken.len(), 1);
     assert_eq!((taken[0].event, taken[0].identity.as_deref()), (AuditKind::Connect, Some("db2")));
-    // The operator ends the paths of the client, and one of no client.
+    // The operator ends the paths of the client, and one that belongs to no client.
     let session = fixture.sessions()[0].id.clone();
     let _answer = fixture.admin(AdminRequest::Disconnect { session, path: None });
     assert!(owner.closed(&mut fixture) > 0 && other.closed(&mut fixture) > 0);

@@ -318,7 +318,7 @@ fn access_modes_are_enforced() {
     assert_eq!(fixture.device.lock().log.len(), 0, "nothing ran, not even the flush");
     c.open_device(&mut fixture, "vol", mv).unwrap();
     assert_eq!(b.open_device(&mut fixture, "vol", mv), Err(errno::EPERM));
-    // The first writer leaves: its device is free for the next one.
+    // The first writer leaves; the device is free only when the migrator leaves too.
     a.leave(&mut fixture);
     assert_eq!(b.open_device(&mut fixture, "vol", rw), Err(errno::EPERM), "the migrator writes");
     c.leave(&mut fixture);
@@ -342,7 +342,7 @@ fn a_read_only_export_refuses_writers_and_reports_it() {
 }
 
 #[test]
-fn versions_are_negotiated_and_open_does_not_wait_for_it() {
+fn versions_are_negotiated_without_delaying_open() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     // After a reconnect a kernel client sends OPEN without waiting for SESS_INFO's answer.

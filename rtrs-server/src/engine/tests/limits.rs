@@ -191,7 +191,7 @@ fn a_session_that_ends_drops_its_waiting_requests() {
     fixture.pass(Duration::from_secs(2));
     assert_eq!(answered(&mut other, &mut fixture), [3]);
     assert_eq!(fixture.executed(), [(IoOp::Write, 0), (IoOp::Read, 0)]);
-    // Those of the second session wait too, when its connections break.
+    // Requests of the second session are waiting too when its connections break.
     for permit in 0..8 {
         other.send_read((2, permit), io(Rw::READ, 0, 512));
     }
@@ -225,7 +225,7 @@ fn a_waiting_request_is_resent_over_another_path() {
 }
 
 #[test]
-fn a_drain_waits_for_no_limit() {
+fn a_drain_does_not_wait_for_limits() {
     let mut fixture = limited(ONE);
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     send_writes(&mut peer, 0..12);
@@ -238,7 +238,7 @@ fn a_drain_waits_for_no_limit() {
 }
 
 #[test]
-fn a_removed_export_waits_for_no_limit() {
+fn a_removed_export_does_not_wait_for_limits() {
     let mut fixture = limited(ONE);
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     send_writes(&mut peer, 0..12);

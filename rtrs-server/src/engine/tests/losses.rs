@@ -219,7 +219,7 @@ impl Run<'_> {
                     self.collect(Actor::Change);
                 }
             }
-            // It waits for others, or has ended early.
+            // The IO waits for others, or has ended early.
             Progress { held: None, .. } => {}
         }
     }
@@ -333,7 +333,7 @@ impl Run<'_> {
     }
 }
 
-/// Runs a case in every order, as `vary` changes the case of each. Returns the number of runs.
+/// Runs a case in every order; `vary` changes the case for each. Returns the number of runs.
 fn explore(bench: &mut Bench, case: &Case, vary: impl Fn(usize) -> Case) -> usize {
     let schedules = case.schedules();
     for (number, schedule) in schedules.iter().enumerate() {

@@ -41,7 +41,8 @@ fn memory(fixture: &mut Fixture) -> (MemorySnapshot, Vec<u64>) {
     (memory, sessions.iter().map(|session| session.memory_bytes).collect())
 }
 
-/// A path of the session with that number, whose client accepts a smaller depth, and has this one.
+/// A path of the session with this number, whose client accepts a smaller depth and has
+/// `queue_depth`.
 fn ours(session: u8, queue_depth: u16) -> PeerOptions {
     let extensions =
         ClientExtensions { smaller_depth: true, queue_depth, ..ClientExtensions::default() };
@@ -62,11 +63,11 @@ fn write(peer: &mut Peer, fixture: &mut Fixture, chunk: usize) -> bool {
 }
 
 #[test]
-fn before_its_first_open_a_session_may_write_to_few_chunks() {
+fn a_session_may_write_to_few_chunks_before_its_first_open() {
     let few = usize::try_from(CHUNKS_BEFORE_OPEN).unwrap();
     for always_invalidate in [true, false] {
         let mut fixture = Fixture::new(options(always_invalidate));
-        // Whichever they are, and however often.
+        // Any chunks may be written, any number of times.
         let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
         for chunk in (16 - few..16).chain(16 - few..16) {
             assert!(write(&mut peer, &mut fixture, chunk), "chunk {chunk}");
@@ -99,7 +100,7 @@ fn before_its_first_open_a_session_may_write_to_few_chunks() {
 }
 
 #[test]
-fn written_memory_counts_or_all_if_pinned() {
+fn only_written_memory_counts_unless_it_is_pinned() {
     let whole = ChunkPool::bytes(options(true).params.limits) as u64;
     for pins in [false, true] {
         let mut fixture = short_of(1000, pins);
@@ -248,7 +249,7 @@ fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
         // Now there are at most 8 left, if the memory is used.
         let mut small = Peer::new(&fixture, ours(3, 0));
         assert_eq!(small.connect(&mut fixture, 0), Err(ENOMEM));
-        // A further path has no other depth, whether its client states it or not.
+        // A further path has the same depth, whether or not its client states it.
         let path =
             |path, extensions| PeerOptions { path, local: path - 4, extensions, ..ours(2, 0) };
         let says = |queue_depth| ClientExtensions {
@@ -266,7 +267,7 @@ fn a_client_may_accept_a_smaller_depth_and_keeps_it() {
         }
         // 23 bits of an immediate are the offset now.
         peer.send_imm(1, 31 << 23 | 256 << 10);
-        assert_eq!(peer.closed(&mut fixture), 3, "behind the last chunk");
+        assert_eq!(peer.closed(&mut fixture), 3, "beyond the last chunk");
         fixture.assert_empty();
 
         // A restarted server grants the depth that the client has, or none.

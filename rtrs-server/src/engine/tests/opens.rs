@@ -98,7 +98,7 @@ fn the_long_answer_is_sent_only_to_clients_with_space() {
 }
 
 #[test]
-fn an_unknown_name_is_searched() {
+fn an_unknown_name_is_searched_for() {
     let mut fixture = searching();
     let mut peer = Peer::up(&mut fixture, PeerOptions::default(), "sess");
     // Named exports need no search, and names with `..` are not searched for.

@@ -262,7 +262,7 @@ fn a_blocked_request_ends_with_its_path() {
 }
 
 #[test]
-fn a_reconnected_path_waits_too() {
+fn a_reconnected_path_waits_for_its_orphaned_write() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut old = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold_after = Some(0);
@@ -298,7 +298,7 @@ fn a_close_waits_for_the_orphaned_and_the_blocked_write() {
 }
 
 #[test]
-fn a_second_writer_of_the_export_waits_too() {
+fn a_second_writer_of_the_export_waits_for_orphaned_writes() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut a = Peer::open(&mut fixture, PeerOptions::default());
     let beside = PeerOptions { session: 2, path: 7, local: 2, ..PeerOptions::default() };

@@ -124,7 +124,7 @@ struct Change {
     durable: Durable,
 }
 
-/// How a change becomes durable by itself.
+/// Mechanism that makes a change durable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Durable {
     No,

@@ -176,7 +176,7 @@ fn a_failed_fua_write_fails_itself_and_the_next_flush() {
     assert_eq!(flush(&mut fixture, &mut writer, 1), errno::EIO, "for the first write");
     assert_eq!(flush(&mut fixture, &mut writer, 1), 0);
     assert_eq!(write(&mut fixture, &mut writer, 2, true), 0);
-    // Also in front of a write.
+    // A failed flush before a write counts as well.
     assert_eq!(write(&mut fixture, &mut writer, 1, false), 0);
     lose(&fixture);
     writer.send_write((1, 3), io(Rw::WRITE.preflush(true), 8, 512), &[2; 512]);
@@ -251,7 +251,7 @@ fn an_answer_that_may_be_lost_is_repeated() {
     one.leave(&mut fixture);
     assert_eq!(flush(&mut fixture, &mut two, 1), errno::EIO, "as a replay");
     assert_eq!(flush(&mut fixture, &mut two, 1), 0);
-    // The next use of the permit proves that it arrived.
+    // Reusing the permit has proved that the answer arrived.
     two.leave(&mut fixture);
 }
 
@@ -333,7 +333,7 @@ fn a_failure_is_saved_before_it_is_reported() {
     state.end_save(rises);
     assert_eq!(one.reply(&mut fixture).errno, errno::EIO);
     let again = one.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
-    assert_eq!(again.cache_id, 5, "its flushes tell this session");
+    assert_eq!(again.cache_id, 5, "this session learns of it from its flushes");
     let (mut two, second) = open(&mut fixture, 2, AccessMode::ReadOnly);
     assert_ne!(second.cache_id, 5, "another one has missed it");
     two.leave(&mut fixture);

@@ -86,7 +86,7 @@ fn all_steps_at_the_disk_are_counted() {
     assert!(queue < 1000 && backend >= 20_000, "{queue} {backend}");
 }
 
-/// Otherwise answers equal those of a kernel server; the played client checks their length.
+/// Without times, answers equal those of a kernel server; the played client checks their length.
 #[test]
 fn times_are_sent_only_on_request() {
     for (times, always_invalidate) in
@@ -100,6 +100,6 @@ fn times_are_sent_only_on_request() {
         peer.send_read((1, 1), io(Rw::READ, 0, 512));
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         assert!(peer.times.is_none());
-        assert_eq!(fixture.counters().backend.count(), 1, "counted here all the same");
+        assert_eq!(fixture.counters().backend.count(), 1, "still counted here");
     }
 }

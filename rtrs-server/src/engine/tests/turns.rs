@@ -1,5 +1,5 @@
-//! Tests of requests of clients to the control shard: a turn serves a limited amount, clients take
-//! turns, and heartbeats and commands do not wait.
+//! Tests of client requests to the control shard: each turn serves a limited number of them,
+//! clients take turns, and heartbeats and commands do not wait.
 
 use std::sync::Arc;
 
@@ -18,10 +18,9 @@ use crate::export::Export;
 const DEPTH: u16 = 64;
 /// Number of sessions that send as many requests as possible.
 const GREEDY: u8 = 12;
-/// Maximum number of requests of the most expensive kind per turn, plus one that may exceed the
-/// limit.
+/// Maximum number of the most expensive requests per turn, plus one that may exceed the limit.
 const ANSWERS_MAX: usize = 512 / 64 + 1;
-/// Maximum number for the cheapest kind.
+/// Maximum number of the cheapest requests per turn, plus one that may exceed the limit.
 const CHEAP_MAX: usize = 512 / 16 + 1;
 
 /// A server with many exports that only the last client may open; the others may read `vol`.
@@ -93,10 +92,11 @@ struct Seen {
     /// Maximum number of answers in a turn.
     most: usize,
     answers: usize,
-    /// Number of answers before that of the quiet client.
+    /// Number of answers before the one to the quiet client.
     before_quiet: usize,
-    /// Answers before its heartbeat was acknowledged, and turns of the operator's command.
+    /// Number of answers before the quiet client's heartbeat was acknowledged.
     before_ack: usize,
+    /// Number of turns that the operator's command waited.
     command_turns: usize,
 }
 
@@ -109,7 +109,7 @@ fn play(kind: Kind) -> Seen {
     for permit in 0..DEPTH - 1 {
         greedy.iter_mut().for_each(|peer| ask(peer, kind, permit));
     }
-    // Its answer is recognized by its permit.
+    // The permit identifies the answer to the quiet client.
     ask(&mut quiet, Kind::Open, DEPTH - 1);
     let bits = MemBits::for_depth(DEPTH);
     quiet.send_imm(0, Imm::Heartbeat { next_ms: 0 }.encode_with(bits));
@@ -150,7 +150,7 @@ fn play(kind: Kind) -> Seen {
 }
 
 #[test]
-fn a_turn_serves_clients_in_turn_within_its_time() {
+fn a_turn_is_bounded_and_serves_clients_fairly() {
     use Kind::{Challenge, Close, Discover, Fence, Move, Open, OpenRefused};
     for kind in [Discover, Open, OpenRefused, Close, Fence, Move, Challenge] {
         let seen = play(kind);

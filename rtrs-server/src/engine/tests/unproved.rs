@@ -41,7 +41,7 @@ fn other_requests_are_answered_with_eacces() {
     assert!(replies.iter().all(|reply| reply.errno == errno::EACCES), "{replies:?}");
     assert_eq!(owner.closed(&mut fixture), 0, "it was not fenced off");
     assert!(fixture.device.lock().log.is_empty(), "the device has seen nothing");
-    assert_eq!(fixture.open_names(), ["vol"], "and was not closed");
+    assert_eq!(fixture.open_names(), ["vol"], "it was not closed");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn permits_are_separate_until_authentication() {
 }
 
 #[test]
-fn an_unproved_path_changes_nothing_of_its_session() {
+fn an_unproved_path_changes_nothing_in_its_session() {
     let mut fixture = Fixture::new(StandOptions::default());
     let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);

@@ -1,5 +1,5 @@
-//! Tests of protocol violations by a peer. A request that can be answered gets an error and the
-//! path continues; one without a recipient for an answer ends the path; another session is never
+//! Tests of protocol violations by a peer. A request that can be answered gets an error, and the
+//! path continues; a request that cannot be answered ends the path; other sessions are never
 //! affected.
 
 use std::panic::{self, AssertUnwindSafe};
@@ -73,7 +73,7 @@ fn immediates_outside_the_pool_end_the_path() {
 }
 
 #[test]
-fn immediates_without_a_meaning_are_ignored() {
+fn unknown_immediates_are_ignored() {
     let mut pair = Pair::new(true);
     for imm in [0x1000_0001, 0x2000_0000, 0x3000_0000, 0x7fff_ffff, 0xf000_0000] {
         pair.bad.send_imm(1, imm);
@@ -151,7 +151,7 @@ fn invalid_headers_are_answered() {
         ("read as WRITE", Data::Bytes(&[1; 512]), header(Rw::READ, 512), write.clone(), inval),
         ("read without target", Data::Room(512), header(Rw::READ, 512), read(None), inval),
         (
-            "read of more than there is room",
+            "read larger than its target",
             Data::Room(512),
             header(Rw::READ, 512),
             read(Some(long)),
@@ -258,7 +258,7 @@ fn a_read_into_foreign_memory_ends_the_path() {
     let message = read_message(IoHeader::LEN, Some(desc), false);
     let header = io(Rw::READ, 0, 512).encode();
     pair.bad.request((1, 4), Data::Room(512), &header, &message);
-    pair.assert_ended("a wrong key of the client's");
+    pair.assert_ended("a wrong client key");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn an_impossible_state_is_counted_and_ends_the_path() {
     let (permit, answer) = (PermitId(5), ControlAnswer::Done);
     fixture.send(Message::Shard(ShardMessage::Answer { path, permit, answer }));
     let turn = panic::catch_unwind(AssertUnwindSafe(|| fixture.settle()));
-    turn.expect_err("the engine's own check sees it");
+    turn.expect_err("the engine's own check detects it");
     let session = fixture.sessions().swap_remove(0);
     assert_eq!(session.io.internal_errors, 1);
     let up = session.paths.iter().filter(|path| path.state == PathStage::Connected);

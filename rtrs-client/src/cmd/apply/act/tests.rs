@@ -44,8 +44,8 @@ struct Fake {
 }
 
 impl Fake {
-    /// Serves volumes that share a session. Its log is that of the first. As many attaches as
-    /// `refused` fail.
+    /// Serves volumes that share a session. Its log is that of the first. The first `refused`
+    /// attaches fail.
     fn new(test: &str, session: &str, volumes: &[&str], refused: usize) -> Self {
         let dir = format!("rtrs-act-{test}-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(dir))).unwrap();
@@ -89,7 +89,7 @@ impl Fake {
         Session { name: name.into(), run_dir: self.dir.clone(), output: Output::Text }
     }
 
-    /// Acts for a volume whose other volume in the file is `mate`, with time for one retry.
+    /// Acts on a volume that shares its session in the file with `mate`, with time for one retry.
     fn act(&self, wanted: &Wanted, task: &Task, mate: &str) -> Result<Option<&str>, String> {
         let may = Allowed {
             reattach: true,

@@ -159,7 +159,7 @@ fn clients_that_do_not_read_are_bounded_and_share_one_text() {
             stream
         })
         .collect();
-    // Another one is closed as long as all others are being served. Then there is room again.
+    // Further connections are closed as long as all of these are being served.
     let limit = Duration::from_secs(60);
     loop {
         let mut stream = connect(&at);

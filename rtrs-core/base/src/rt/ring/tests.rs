@@ -58,7 +58,7 @@ fn a_dropped_port_cancels_its_operations() {
 }
 
 #[test]
-fn operations_of_a_dropped_port_complete_at_no_later_port() {
+fn operations_of_a_dropped_port_do_not_complete_at_a_later_one() {
     let ring = Ring::new(8).unwrap();
     let (a, _b) = UnixStream::pair().unwrap();
     let region = Region::new(4096).unwrap();
@@ -66,7 +66,7 @@ fn operations_of_a_dropped_port_complete_at_no_later_port() {
     port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
     ring.turn().unwrap();
     drop(port);
-    // Create these before the cancellation is handed to the kernel.
+    // Create these before the cancellation is passed to the kernel.
     let mut later: Vec<Port> = (0..4).map(|_| ring.port()).collect();
     for _ in 0..100 {
         if ring.running() == 0 {
@@ -94,7 +94,7 @@ fn a_sleep_submits_everything_that_exceeds_one_call() {
     port.submit(Op::Recv { fd: Fd::new(c), buf: region.slice(8, 1).unwrap() }, 1);
     assert!(ring.has_backlog());
     d.write_all(b"x").unwrap();
-    // The sleep must end with the ninth operation not handed over.
+    // The sleep must end although the ninth operation was not submitted before it.
     let (over, ended) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
         let _ = ended.recv_timeout(Duration::from_secs(45));

@@ -1,11 +1,11 @@
-//! Parts of manual pages that a command line does not give.
+//! Parts of manual pages that cannot be derived from a command line.
 
 use crate::settings::declare::Described;
 
 /// Sections, examples and files of the manual pages of a program.
 #[derive(Debug)]
 pub struct Manual {
-    /// Release.
+    /// Version of the program.
     pub version: &'static str,
     /// Section of the page of a command, such as `export add`; that of the program is `""`.
     pub section: fn(&str) -> u8,
@@ -14,7 +14,7 @@ pub struct Manual {
     pub examples: &'static str,
     /// Files that the program uses.
     pub files: &'static [FileUse],
-    /// Formats of configuration files, a page in section 5 for each.
+    /// Formats of configuration files; each has a page in section 5.
     pub formats: Vec<FormatPage>,
     /// Pages of other programs, such as `rtrs-client(8)`.
     pub see_also: &'static [&'static str],
@@ -45,7 +45,7 @@ pub struct FormatPage {
     pub description: &'static str,
     /// Keys, as the settings declare them.
     pub keys: Vec<KeyGroup>,
-    /// Content of a file.
+    /// Content of an example file.
     pub example: &'static str,
 }
 

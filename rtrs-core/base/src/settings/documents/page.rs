@@ -276,7 +276,7 @@ fn add_synopsis(roff: &mut Roff, command: &Command) {
     roff.control("ad", []).control("hy", []);
 }
 
-/// Returns an argument with its placeholders, in brackets if it may be missing.
+/// Returns an argument with its placeholders, in brackets if it is optional.
 fn usage(arg: &Arg) -> Vec<Inline> {
     let mut parts = match (arg.get_short(), arg.get_long()) {
         (Some(short), Some(long)) => vec![bold(format!("-{short}")), roman("|"), flag(long)],
@@ -377,7 +377,7 @@ fn paragraphs(roff: &mut Roff, text: &str) {
     }
 }
 
-/// Adds lines as they are.
+/// Adds lines verbatim.
 fn verbatim(roff: &mut Roff, text: &str) {
     roff.control("PP", []).control("RS", ["4"]).control("nf", []);
     for line in text.trim_end().lines() {

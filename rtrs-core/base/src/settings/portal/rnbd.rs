@@ -1,7 +1,7 @@
 //! Paths as the kernel's rnbd writes them: `ip:10.0.0.1@ip:10.0.0.2`.
 //!
 //! The text after `path=` in the kernel's map_device, and after add_path, is accepted wherever a
-//! portal is. It means `rdma://` on the default port, since rnbd has the port elsewhere
+//! portal is. It means `rdma://` on the default port, since rnbd gives the port separately
 //! (`dest_port=`). `@` or a comma separates source and destination; IPv6 addresses have no brackets
 //! (kernel rtrs.c, rtrs_addr_to_sockaddr). InfiniBand GIDs are not IP addresses, which our
 //! connections need: they are refused with a hint.
@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::{Host, PORT_DEFAULT, Portal, Problem, Scheme, check_family, check_zone, is_name};
 use crate::settings::error::ValueError;
 
-/// Parses a path of rnbd; `None` if the text is not one.
+/// Parses an rnbd path; `None` if the text is not one.
 pub(super) fn parse(text: &str) -> Option<Result<Portal, ValueError>> {
     if !has_prefix(text, "ip:") && !has_prefix(text, "gid:") {
         return None;
@@ -52,7 +52,7 @@ fn portal(source: Option<&str>, target: &str) -> Result<Portal, Problem> {
 fn address(text: &str) -> Result<(IpAddr, Option<&str>), Problem> {
     if has_prefix(text, "gid:") {
         let hint = "write the address of the device's network interface, as in ip:10.0.0.2; on \
-                      InfiniBand that of IPoIB";
+                      InfiniBand, that of IPoIB";
         let problem = "names an InfiniBand GID, which is not supported".into();
         return Err((problem, hint.into()));
     }

@@ -1,10 +1,10 @@
 //! TLS handshakes of accepted connections.
 //!
 //! An accepted connection is half-open until its request has arrived inside TLS. The same limits,
-//! per-source shares and timeouts apply as over plain TCP. It holds one buffer of the pool, which
-//! alternates between receiving and sending. A refused connection is sent an alert and stays open
-//! until the peer closes it or its timeout expires, because closing at once could destroy the alert
-//! in transit.
+//! per-source shares and timeouts apply as over plain TCP. The connection holds one pool buffer,
+//! which alternates between receiving and sending. A refused connection is sent an alert and stays
+//! open until the peer closes it or its timeout expires, because closing immediately could destroy
+//! the alert in transit.
 
 use std::net::{Shutdown, SocketAddr};
 
@@ -18,7 +18,7 @@ use crate::fabric::ProofError;
 use crate::rt::{Completed, Op};
 use crate::tls::{Ended, Handshake, Progress, Step};
 
-/// Maximum number of refused handshakes that wait to be reported; those beyond are not reported.
+/// Maximum number of refused handshakes that wait to be reported; further ones are not reported.
 const REFUSED_MAX: usize = 64;
 
 impl Listeners {

@@ -1,12 +1,12 @@
-//! Input that does not come straight from a socket: decrypted records, which already lie in
+//! Input that does not come straight from a socket: decrypted records, which are already in
 //! staging.
 
 use super::super::qp::QpMachine;
 use super::super::state::CoreState;
 
 impl QpMachine {
-    /// Accepts `len` bytes of the stream that lie in staging at `at`, after the bytes staged
-    /// already. Moves them up to close the gap that the record framing leaves. Before `open` they
+    /// Accepts `len` bytes of the stream that are in staging at `at`, after the bytes already
+    /// staged, which it moves up to close the gap left by the record framing. Before `open`, bytes
     /// are only stored.
     pub(in super::super) fn rx_plain(
         &mut self,

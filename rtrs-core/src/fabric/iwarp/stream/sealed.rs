@@ -11,7 +11,7 @@ use super::{IwarpConn, Phase, lost};
 use crate::fabric::CloseReason;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
-/// Maximum bytes of a handshake received at once.
+/// Maximum bytes of a handshake received in one operation.
 const RECEIVE: usize = 16 << 10;
 
 impl IwarpConn {
@@ -25,7 +25,7 @@ impl IwarpConn {
             securing._wanted.as_ref().map(drop)
         });
         if wanted.is_none() {
-            self.stop(env, CloseReason::Lost("too many TLS handshakes at once".into()));
+            self.stop(env, CloseReason::Lost("too many concurrent TLS handshakes".into()));
         }
     }
 

@@ -124,12 +124,12 @@ impl StreamSocket {
         self.recv_iov = Some(iov);
     }
 
-    /// Records that the peer sends no more data.
+    /// Records that the peer will send no more data.
     pub(super) fn end_receiving(&mut self) {
         self.peer_done = true;
     }
 
-    /// Returns true if the peer sends no more data.
+    /// Returns true if the peer will send no more data.
     pub(super) fn has_peer_ended(&self) -> bool {
         self.peer_done
     }
@@ -165,7 +165,7 @@ impl StreamSocket {
         let _ = SockRef::from(&self.fd).set_linger(Some(Duration::ZERO));
     }
 
-    /// Sends bytes for which the send buffer has room, without the ring.
+    /// Sends as many bytes as the send buffer has room for, bypassing the ring.
     pub(super) fn send_now(&self, bytes: &[u8]) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let _ = SockRef::from(&self.fd).send_with_flags(bytes, flags);

@@ -105,7 +105,8 @@ fn opened_machine() -> Option<QpMachine> {
     Some(machine)
 }
 
-/// Drives the records of a session, and a stream machine behind them, with such a peer.
+/// Drives the records of a session, and a stream machine behind them, with a peer that violates the
+/// protocol.
 ///
 /// # Panics
 /// Panics if either misbehaves.

@@ -74,7 +74,7 @@ impl End {
         Sge { slice: self.region.slice(offset, len).unwrap(), lkey: self.stag }
     }
 
-    /// Returns everything that the machine wants to send now.
+    /// Returns everything that the machine can send now.
     fn output(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.machine.has_output() {

@@ -1,5 +1,4 @@
-//! Tests of scattered memory: writes from pieces, into pieces, read responses, and the frames of
-//! these.
+//! Tests of scattered memory: writes from and into pieces, read responses, and their frames.
 
 use super::{End, PD, Pair, terms};
 use crate::fabric::iwarp::batch::{PARTS_PER_FRAME, SEGMENT_MAX};
@@ -11,7 +10,7 @@ use crate::prng::Prng;
 /// Size of a scattered buffer.
 const LEN: usize = 256 << 10;
 
-/// Scattered buffer of an end, registered.
+/// Registered scattered buffer of an end.
 struct Scattered {
     pool: Pool,
     buffer: u32,
@@ -22,7 +21,7 @@ struct Scattered {
 impl Scattered {
     fn new(end: &End, access: Access) -> Self {
         let mut pool = Pool::scattered(2, LEN).unwrap();
-        // Not at offset 0.
+        // The second buffer is not at offset 0.
         let (_, buffer) = (pool.take(), pool.take().unwrap());
         let (stag, base) = end.core.stags.register(PD, pool.region(), access).unwrap();
         Self { pool, buffer, stag, base }
@@ -195,7 +194,7 @@ fn frames_of_pages_have_the_usual_size() {
 }
 
 #[test]
-fn messages_take_memory_in_one_piece() {
+fn messages_take_memory_only_in_one_piece() {
     let mut pair = Pair::new();
     let mut source = Scattered::new(&pair.left, Access::LOCAL);
     let slice = source.assign(&pair.left, &[3, 4]);

@@ -37,7 +37,7 @@ struct Node {
     mr: Arc<dyn MemoryRegistration>,
 }
 
-/// This provider has no devices.
+/// Use of a protection domain; any will do, as this provider has no devices.
 const ANY: PdUse<'_> =
     PdUse::Connect { local: None, remote: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0) };
 

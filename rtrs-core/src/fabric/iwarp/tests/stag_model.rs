@@ -60,7 +60,7 @@ impl Model {
     }
 }
 
-/// Runs `peer` on a shard of its own.
+/// Runs `peer` on a separate shard.
 fn on_shard<T: 'static>(
     model: &loom::sync::Arc<Model>,
     peer: impl FnOnce(&Model) -> T + 'static,

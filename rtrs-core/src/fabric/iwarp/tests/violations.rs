@@ -1,4 +1,4 @@
-//! Every protocol violation of a peer ends the stream with the Terminate that the RFCs require.
+//! Every protocol violation by a peer ends the stream with the Terminate that the RFCs require.
 
 use proptest::prelude::*;
 
@@ -65,13 +65,13 @@ fn writes_are_validated() {
     assert_eq!(verdict(&mut e, &denied), (0x01, 0x02, 0xc0));
     let mut e = end();
     let large = write(e.stag, e.base + len - 20_000, &[0; 30_000]);
-    assert_eq!(verdict(&mut e, &large[..100]), (0x11, 0x01, 0xc0), "before the payload came");
+    assert_eq!(verdict(&mut e, &large[..100]), (0x11, 0x01, 0xc0), "before the payload arrived");
     let mut e = end();
     e.input(&write(0x77, 3, b""));
     assert!(e.machine.failure.is_none(), "an empty write needs no STag");
 }
 
-/// A region may be opened to its peer step by step: small and large frames respect that.
+/// A region may be opened to its peer step by step; small and large frames must respect that.
 #[test]
 fn writes_beyond_the_current_grant_are_refused() {
     let stride = 260 << 10;
@@ -343,7 +343,7 @@ fn a_revoke_waits_for_a_write_in_progress() {
     e.input(&bytes[..100]);
     assert!(e.core.stags.revoke(super::PD, key).is_err());
     e.input(&bytes[100..]);
-    assert!(e.machine.failure.is_none(), "what had begun may end");
+    assert!(e.machine.failure.is_none(), "a write in progress may finish");
     assert!(e.core.stags.revoke(super::PD, key).is_ok());
     let mut two = end();
     let bytes = write(two.stag, two.base, &[3; 40_000]);

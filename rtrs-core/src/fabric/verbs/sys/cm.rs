@@ -25,7 +25,7 @@ use super::outcome::{outcome, taken};
 use crate::fabric::PrivateData;
 use crate::fabric::verbs::reaper::Reaper;
 
-/// `RDMA_OPTION_ID` and its option `ACK_TIMEOUT`, of <rdma/rdma_cma.h>.
+/// `RDMA_OPTION_ID` and its option `ACK_TIMEOUT`, from <rdma/rdma_cma.h>.
 const OPTION_LEVEL_ID: libc::c_int = 0;
 const OPTION_ACK_TIMEOUT: libc::c_int = 3;
 
@@ -171,7 +171,7 @@ pub(crate) struct CmEvent {
     /// Negative errno, or the reason of a reject.
     pub(crate) status: i32,
     pub(crate) private_data: PrivateData,
-    /// In a request: reads that the peer wants to have outstanding.
+    /// In a request: reads that the peer intends to keep outstanding.
     pub(crate) responder_reads: u8,
     /// In a request: reads that the peer would serve.
     pub(crate) initiator_reads: u8,
@@ -196,7 +196,7 @@ pub(crate) struct ConnParam<'a> {
     pub(crate) initiator_reads: u8,
     /// Retry count of a connect, used by both ends.
     pub(crate) retry_count: u8,
-    /// The device's number of the local queue pair.
+    /// The device's number for the local queue pair.
     pub(crate) qp_num: u32,
 }
 
@@ -247,7 +247,7 @@ impl DroppedId {
     fn destroy(self) {
         // SAFETY: this is the only handle of the identifier, and no queue pair is tied to it. The
         // call waits for an event that the shard has taken and not yet acknowledged; the shard
-        // acknowledges it at once. An established identifier notifies its peer.
+        // acknowledges it immediately. An established identifier notifies its peer.
         unsafe { rdma_destroy_id(self.raw.as_ptr()) };
     }
 }
@@ -393,7 +393,7 @@ impl CmId {
     }
 
     /// Moves the identifier to another channel. Waits until the old channel's thread has
-    /// acknowledged its pending events of the identifier, which it does at once.
+    /// acknowledged its pending events of the identifier, which it does immediately.
     pub(crate) fn migrate(&mut self, to: &Arc<EventChannel>) -> io::Result<()> {
         if Arc::ptr_eq(&self.channel, to) {
             return Ok(());
@@ -414,7 +414,8 @@ impl CmId {
         ip_address(unsafe { &self.fields().route.addr.dst_addr_union.dst_storage })
     }
 
-    /// Returns the attributes and their mask that bring a queue pair of this connection to `state`.
+    /// Returns the attributes, and their mask, that bring a queue pair of this connection to
+    /// `state`.
     pub(super) fn qp_attributes(
         &self,
         state: rdma_sys::ibv_qp_state::Type,

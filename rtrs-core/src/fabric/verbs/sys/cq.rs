@@ -20,7 +20,7 @@ use super::outcome::{outcome, taken};
 use super::queue::WrTag;
 use crate::fabric::{WcOp, WcStatus};
 
-/// Maximum number of completions taken from the device at once.
+/// Maximum number of completions taken from the device in one call.
 const POLL_BATCH: usize = 32;
 
 /// Descriptor on which completion queues report.
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_message_is_an_error_of_the_receiver() {
+    fn a_refused_message_is_a_local_error_at_the_receiver() {
         let mut bad = raw(true);
         bad.status = ibv_wc_status::IBV_WC_REM_INV_REQ_ERR;
         assert_eq!(Wc::from_raw(&bad, true).status, WcStatus::LocalError);

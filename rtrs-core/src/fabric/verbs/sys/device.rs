@@ -47,7 +47,7 @@ pub(crate) struct DeviceLimits {
     pub(crate) qp_wr_max: u32,
     pub(crate) cqe_max: u32,
     pub(crate) sge_max: u32,
-    /// Maximum number of RDMA reads that a queue pair serves at once.
+    /// Maximum number of RDMA reads that a queue pair serves concurrently.
     pub(crate) responder_reads_max: u8,
     /// Maximum number of outstanding RDMA reads of a queue pair.
     pub(crate) initiator_reads_max: u8,
@@ -124,7 +124,7 @@ fn open(name: &str) -> io::Result<NonNull<ibv_context>> {
 /// Asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
-    /// A queue pair failed, given by the device's number.
+    /// A queue pair failed; `qp_num` is the device's number for it.
     QpFailed { qp_num: u32, what: &'static str },
     /// A port went down or came up.
     Port { number: u8, up: bool },
@@ -170,8 +170,8 @@ enum Held {
     /// librdmacm, for as long as an identifier is bound to the device.
     Bound {
         _id: CmId,
-        /// /dev/null, opened in advance: a device could not be released otherwise when there is no
-        /// free descriptor.
+        /// /dev/null, opened in advance: otherwise a device could not be released when no
+        /// descriptor is free.
         null: Arc<File>,
     },
     /// Opened directly; closed on drop.
@@ -324,8 +324,8 @@ impl Context {
                     AsyncEvent::QpFailed {
                         qp_num: (*(*element).qp).qp_num,
                         what: match kind {
-                            event::QP_REQ_ERR => "an invalid request of the peer",
-                            event::QP_ACCESS_ERR => "an access of the peer that is not allowed",
+                            event::QP_REQ_ERR => "an invalid request from the peer",
+                            event::QP_ACCESS_ERR => "a forbidden access by the peer",
                             _ => "a failure of the queue pair",
                         },
                     }
@@ -381,7 +381,7 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(crate) struct Pd {
     raw: NonNull<ibv_pd>,
-    /// Number of queue pairs that the device has in it.
+    /// Number of queue pairs in the domain.
     queue_pairs: AtomicU32,
     context: Arc<Context>,
 }
@@ -399,7 +399,7 @@ impl Pd {
         Ok(Self { raw, queue_pairs: AtomicU32::new(0), context: Arc::clone(context) })
     }
 
-    /// Returns the number of queue pairs that were created in it and not destroyed.
+    /// Returns the number of queue pairs created in the domain and not yet destroyed.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.load(Ordering::Acquire)
     }
@@ -569,7 +569,7 @@ impl Mw {
     }
 
     /// Runs a change with the window's handle and its previous key; `run` returns the new key.
-    /// Returns None if another thread is changing the window, which is a bug of the caller, or if
+    /// Returns None if another thread is changing the window, which is a bug in the caller, or if
     /// the window is broken.
     pub(super) fn change<E>(
         &self,

@@ -1,4 +1,4 @@
-//! Results of calls of libibverbs and librdmacm.
+//! Results of calls to libibverbs and librdmacm.
 
 use std::io;
 

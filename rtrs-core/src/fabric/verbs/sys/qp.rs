@@ -1,8 +1,8 @@
 //! Queue pairs, each with a second one that binds windows on soft RoCE.
 //!
 //! Send requests are in a ring of slots in posting order, receives in another (queue.rs). A
-//! completed send request frees all requests before it: those are unsignaled, and a failure would
-//! have completed by itself.
+//! completed send request frees all requests before it: those are unsignaled, and if one had
+//! failed, it would have had a completion of its own.
 //!
 //! rdma_rxe of Linux 6.1 repeats local operations (BIND_MW, REG_MR, LOCAL_INV) when it retransmits
 //! packets posted before them (rxe_req.c, `req_retry` starts over at the oldest unacknowledged
@@ -284,7 +284,7 @@ impl Qp {
             WrOp::RdmaWrite { .. } => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, WcOp::RdmaWrite),
             WrOp::RdmaRead { .. } if !self.reads => {
                 return Err(FabricError::Unsupported(
-                    "RDMA reads on a connection that was opened without",
+                    "RDMA reads on a connection that was opened without them",
                 ));
             }
             WrOp::RdmaRead { .. } if wr.sges.second.is_some() => {
@@ -326,9 +326,9 @@ impl Qp {
         }
     }
 
-    /// Binds a window at once, after the requests in the batch, so that the order is that of the
-    /// callers' posts. Makes one call for each: `ibv_bind_mw` takes one bind and is the only call
-    /// that is documented for windows of type 1; `ibv_post_send` takes those of type 2
+    /// Binds a window immediately, after the requests in the batch, so that the order is that of
+    /// the callers' posts. Makes one call per bind: `ibv_bind_mw` takes one bind and is the only
+    /// call that is documented for windows of type 1; `ibv_post_send` takes those of type 2
     /// (ibv_post_send(3)).
     fn bind_now(
         &mut self,
@@ -390,7 +390,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Hands staged receives to the device. The state must be INIT or later.
+    /// Passes staged receives to the device. The state must be INIT or later.
     pub(crate) fn post_recvs(&mut self) -> io::Result<()> {
         let raw = self.alive()?;
         if self.recvs.ring.staged() == 0 {
@@ -402,7 +402,7 @@ impl Qp {
         outcome(unsafe { ibv_post_recv(raw.as_ptr(), self.recvs.link(), &raw mut bad) })
     }
 
-    /// Hands staged work to the device: receives, binds, then requests, except those that wait for
+    /// Passes staged work to the device: receives, binds, then requests, except those that wait for
     /// a bind. Returns the number of calls that posted requests.
     pub(crate) fn post(&mut self) -> io::Result<u64> {
         self.post_recvs()?;
@@ -495,7 +495,7 @@ impl Qp {
         }
     }
 
-    /// Reports everything that has not completed as flushed. Only after `destroy`.
+    /// Reports everything that has not completed as flushed. Must not be called before `destroy`.
     pub(crate) fn flush_rest(&mut self, mut report: impl FnMut(Posted)) {
         assert!(self.raw.is_none() && !self.detached, "the device may still use what is posted");
         if let Some(bind_qp) = &mut self.bind_qp {
@@ -602,7 +602,7 @@ impl BindQp {
         changed.unwrap_or(Err(FabricError::QpState))
     }
 
-    /// Hands staged binds to the device; returns the number of calls.
+    /// Passes staged binds to the device; returns the number of calls.
     fn post(&mut self) -> io::Result<u64> {
         let staged = self.binds.ring.staged();
         if staged == 0 {

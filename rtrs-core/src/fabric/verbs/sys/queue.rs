@@ -246,7 +246,7 @@ impl Sends {
         }
     }
 
-    /// Makes the most recent request create a completion of its own.
+    /// Makes the most recent request create its own completion.
     pub(super) fn signal_last(&mut self) {
         let at = self.ring.index(self.ring.tail.wrapping_sub(1) & SEQ_MASK);
         self.wrs[at].send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -283,7 +283,7 @@ impl Sends {
 /// Links the first `count` of the staged requests and counts them as posted.
 fn link<W>(ring: &mut Ring, wrs: &mut [W], count: u32, set: impl Fn(&mut W, *mut W)) -> *mut W {
     let first = ring.posted;
-    // Backwards, so that no entry is borrowed anymore once a pointer to it was created.
+    // Backwards, so that no entry is borrowed again after a pointer to it has been created.
     for i in (0..count).rev() {
         let at = ring.index(first.wrapping_add(i) & SEQ_MASK);
         let next = ring.index(first.wrapping_add(i + 1) & SEQ_MASK);

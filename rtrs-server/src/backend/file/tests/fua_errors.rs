@@ -1,4 +1,4 @@
-//! Tests of errors of changes with FUA, which may be those of an earlier write-back.
+//! Tests of errors of changes with FUA, which may come from an earlier write-back.
 
 use super::*;
 use workers::end;

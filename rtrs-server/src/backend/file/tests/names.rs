@@ -54,7 +54,7 @@ fn a_file_that_has_grown_meanwhile_is_not_truncated_without_permission() {
     assert_eq!(len(), 1 << 20);
 }
 
-/// A write that a queue has begun does not run after the truncation.
+/// Checks that a write begun by a queue does not run after the truncation.
 #[test]
 fn a_shrink_waits_for_writes_beyond_the_new_end() {
     let scratch = Scratch::disk();

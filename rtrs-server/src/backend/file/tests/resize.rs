@@ -16,7 +16,7 @@ fn len(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
-/// Resizes without a loss.
+/// Resizes without losing data.
 fn resize(source: &FileSource, size: u64) {
     source.resize(size, &|| panic!("nothing is lost")).unwrap();
 }

@@ -75,7 +75,7 @@ fn direct_io_uses_a_worker_only_if_it_would_block() {
     submit(&mut device, IoOp::Write, 50..60);
     assert_eq!(submitted(&mut device), (0, 10), "not tried anymore");
     submit(&mut device, IoOp::Flush, 60..100);
-    assert_eq!(submitted(&mut device), (0, WORKERS), "syncs are limited still");
+    assert_eq!(submitted(&mut device), (0, WORKERS), "syncs are still limited");
     // An error unrelated to NOWAIT is the IO's result.
     end(&mut device, 0..1, -EOPNOTSUPP);
     assert_eq!(device.reap().map(|done| done.status), Some(IoStatus::Unsupported));

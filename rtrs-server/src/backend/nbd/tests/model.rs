@@ -1,6 +1,5 @@
-//! Tests flushes to a server that crashes against a model: a write that was acknowledged
-//! before a successful flush is durable, unless a flush has failed, or the process was killed,
-//! since then.
+//! Checks flushes against a model while the server crashes: a write that was acknowledged before a
+//! successful flush is durable, unless a flush has failed, or the process was killed, since then.
 
 use std::sync::Arc;
 use std::thread;

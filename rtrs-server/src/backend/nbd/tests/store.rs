@@ -9,7 +9,7 @@ use std::thread;
 use nbd_bridge::wire::{cmd, cmd_flags, transmission_flags as tf};
 use parking_lot::Mutex;
 
-/// Block size in bytes. The first 8 bytes of a block are its content, the rest is ignored.
+/// Block size in bytes. The first 8 bytes of a block are its content; the rest is ignored.
 pub(super) const BLOCK: usize = 512;
 
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use super::inner::{Inner, State};
 use crate::backend::immediate::Done;
 use crate::backend::target::INFLIGHT_MAX;
 
-/// Interval of checks whether held IO may continue.
+/// Interval between checks of whether held IO may continue.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Queue of a shard.
@@ -62,7 +62,7 @@ impl GatewayDevice {
                     self.former.push(former);
                 }
             }
-            // Submitted IO is refused, because the client of the cluster is.
+            // Submitted IO fails, because the cluster refuses this client.
             Err(error) => tracing::warn!("{}: {error}", self.inner.name),
         }
     }

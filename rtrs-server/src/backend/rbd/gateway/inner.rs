@@ -50,20 +50,20 @@ pub(super) struct Inner {
     /// Name for display.
     pub(super) name: String,
     pub(super) how: RbdOptions,
-    /// Geometry at the time of the first opening.
+    /// Geometry when the image was first opened.
     pub(super) geometry: Geometry,
     pub(super) identity: Option<ExportId>,
     pub(super) state: AtomicU8,
     pub(super) term: AtomicU64,
     /// Number of times that the image was opened.
     pub(super) generation: AtomicU64,
-    /// The open image; None at the end.
+    /// The open image; None once the gateway has ended.
     pub(super) image: Mutex<Option<Arc<RbdSource>>>,
     /// Number of shards that are about to begin an IO.
     pub(super) starting: AtomicU32,
     /// Time when the process was last seen running, in milliseconds since the start of the host.
     pub(super) alive: AtomicU64,
-    /// Time until which it does not take the lock, by the same clock.
+    /// Time until which the gateway does not take the lock, by the same clock.
     pub(super) left_until: AtomicU64,
     /// Whether a take-over was requested or is in progress.
     pub(super) busy: AtomicBool,

@@ -7,11 +7,12 @@
 //!
 //! The image's metadata contains the *term*, which counts how often the lock was taken, and the
 //! session for which it was taken. The lock is taken by force only for the same session; for
-//! another one only if its owner has ended, which the cluster detects after 30 s.
+//! another session, only if the lock's owner has ended, which the cluster detects after 30 s.
 //!
 //! A process that was paused for that long may have lost its lock to any other server. It then
 //! counts as standby, even before it has checked, and reopens the image: a thread records the time,
-//! including that of a suspended host, and an IO that finds the record too old does not begin.
+//! by a clock that includes suspension of the host, and an IO that finds the record too old does
+//! not begin.
 
 mod device;
 mod inner;

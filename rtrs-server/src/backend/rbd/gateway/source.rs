@@ -170,7 +170,7 @@ impl GatewaySource {
 }
 
 impl Drop for GatewaySource {
-    /// Closes the image, which releases its lock, and waits for that for some time.
+    /// Closes the image, which releases its lock, and waits for a limited time.
     fn drop(&mut self) {
         let (done, ended) = mpsc::channel();
         self.0.send(Job::End(done));

@@ -1,4 +1,4 @@
-//! Tests of two gateways of one image on a cluster of this machine.
+//! Tests of two gateways of one image on a cluster on this machine.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -81,7 +81,7 @@ fn a_gateway_that_lost_its_lock_writes_nothing_and_recovers() {
     assert_eq!(at_a.write(0, &[1; 512]), IoStatus::Ok);
     assert_eq!(b.take_over(ONE), 2);
     assert_eq!(at_b.write(0, &[2; 512]), IoStatus::Ok);
-    // Regardless of whether it already knows.
+    // Refused whether or not `a` has noticed.
     assert_eq!(at_a.write(0, &[3; 512]), IoStatus::Moved);
     a.expect(GatewayEvent::Standby);
     assert_eq!(at_b.read(0, 512), vec![2; 512]);

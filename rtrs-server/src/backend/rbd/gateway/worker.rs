@@ -19,13 +19,13 @@ use crate::backend::rbd::image::Shared;
 
 /// Time for which a gateway that released the lock does not take it again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
-/// Interval of checks whether the lock is still held, and whether the image can be opened.
+/// Interval between checks of whether the lock is still held, and whether the image can be opened.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Minimum interval between breaks of the lock, shorter than that between a client's requests.
 const BREAK_EVERY: Duration = Duration::from_secs(9);
 /// Maximum time that releasing the lock waits for a shard that is beginning an IO.
 const START_MAX: Duration = Duration::from_secs(2);
-/// Metadata key of the image for the term, and the session for which the lock was taken.
+/// Key of the image's metadata for the term and the session for which the lock was taken.
 const NOTE: &CStr = c"rtrs.gateway";
 
 const REFUSED: &str = "the cluster refuses this server, as another has taken over";
@@ -39,7 +39,7 @@ pub(super) struct Worker {
     broken: Option<Instant>,
     /// Whether the image can be used.
     usable: bool,
-    /// Whether a failure to open it was logged.
+    /// Whether a failure to open the image was logged.
     logged: bool,
     /// Formerly open images on which shards may still have IO.
     former: Vec<Arc<Shared>>,
@@ -117,7 +117,7 @@ impl Worker {
                     self.lost(inner, REFUSED);
                 }
             }
-            Job::Stalled => self.lost(inner, "this server did not run for more than 30 s"),
+            Job::Stalled => self.lost(inner, "this server was paused for more than 30 s"),
             Job::End(_) => {}
         }
     }
@@ -217,7 +217,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Breaks the lock of its owner, at a limited rate.
+    /// Breaks the owner's lock, at a limited rate.
     fn break_lock(&mut self, name: &str, image: &Image, owner: &str) -> io::Result<()> {
         if self.broken.is_some_and(|at| at.elapsed() < BREAK_EVERY) {
             let text = format!("the lock was broken less than {} s ago", BREAK_EVERY.as_secs());
@@ -225,7 +225,7 @@ impl Worker {
         }
         self.broken = Some(Instant::now());
         tracing::warn!(
-            "{name}: takes the lock from {owner}, which the cluster refuses from now on"
+            "{name}: taking the lock from {owner}, which the cluster refuses from now on"
         );
         match image.break_lock(owner) {
             // The owner has released it meanwhile.

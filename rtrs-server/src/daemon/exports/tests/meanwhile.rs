@@ -106,7 +106,7 @@ fn a_reload_keeps_the_list_of_an_export_that_is_being_changed() {
     assert_eq!((rules, limit), (vec![SET.to_owned()], limited), "it left the configuration");
 }
 
-/// Between its list and its publication, an export that is added has no place that a reload finds.
+/// A reload cannot find a new export that has its list but is not published yet.
 #[test]
 fn a_reload_keeps_the_list_of_an_export_that_is_being_added() {
     let source = MemorySource::new(1 << 20, 512);
@@ -123,7 +123,7 @@ fn a_reload_keeps_the_list_of_an_export_that_is_being_added() {
                 narrow(&exports, &["vol=/nonexistent/vol"]);
                 drop(done);
             }));
-            // The reload waits for the command. If it did not, this would be time enough for it.
+            // The reload waits for the command. If it did not, this would be enough time for it.
             let _: Result<(), _> = wait.recv_timeout(Duration::from_millis(200));
         });
         let spec: ExportSpec = format!("x=null:1M,access={SET}").parse().unwrap();
@@ -297,7 +297,7 @@ fn a_missing_new_export_does_not_prevent_other_changes() {
     }
 }
 
-/// Without room in the table, or with another export of the name, neither can be published.
+/// If the table is full or has another export of that name, neither target can be published.
 #[test]
 fn an_export_that_cannot_be_republished_has_failed() {
     let (_dir, path) = file("exchange");

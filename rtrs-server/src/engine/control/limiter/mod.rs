@@ -1,4 +1,4 @@
-//! The limiter: bounds what clients that have proved nothing use.
+//! Limits on the resources that clients use before they have proved anything.
 //!
 //! A session is *unproven* until it opens an export (`sessions.rs`), and a path is unauthenticated
 //! until its client has proved its identity, if it must (`paths.rs`). Both give way to newcomers
@@ -62,7 +62,7 @@ impl Limiter {
         self.paths.room(newcomer, registry, now)
     }
 
-    /// Records an admitted connection; `opened`: its session has opened an export.
+    /// Records an admitted connection; `opened` is whether its session has opened an export.
     pub(super) fn joined(&mut self, candidate: Candidate, opened: bool) {
         self.sessions.joined(candidate, opened);
     }
@@ -89,7 +89,7 @@ impl Limiter {
         self.paths.ended(path, end, now);
     }
 
-    /// Records the end of a session; `opened`: it had opened an export.
+    /// Records the end of a session; `opened` is whether it had opened an export.
     pub(super) fn session_ended(&mut self, id: SessionId, opened: bool) {
         self.sessions.ended(id, opened);
     }

@@ -8,7 +8,7 @@
 //! When a limit is reached, existing paths give way to a newcomer until it fits: first the oldest
 //! path of the source with the most. If the newcomer would still not fit, no path ends, and the
 //! newcomer is refused and retries. A path gives way if the newcomer's source has less, or if it is
-//! older than [`PATIENCE`], while an honest client takes milliseconds. A source is known if an
+//! older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
 //! authenticated path from there is open, or ended less than [`LOST_FOR`] ago. Other paths give way
 //! to known sources at once. Known sources give way last, and within their own session not at all.
 //! Unauthenticated clients therefore cannot prevent a client from coming back, however many
@@ -36,7 +36,7 @@ const UNPROVED_MAX: usize = 32;
 /// Divisor of `memory-max` for all such paths together; one path is always permitted.
 const MEMORY_SHARE: u64 = 4;
 
-/// Age from which a path gives way even to a source that has as much.
+/// Age at which a path gives way even to a source that has as much.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time for which a source remains known after its paths have ended.
@@ -203,7 +203,7 @@ impl Known {
 }
 
 impl Places {
-    /// Sums up unauthenticated paths by source, each counted as `amount` says.
+    /// Sums the `amount` of unauthenticated paths by source.
     fn of<'a>(
         paths: impl Iterator<Item = &'a Path>,
         amount: impl Fn(&Path) -> u64,
@@ -222,7 +222,7 @@ impl Places {
             if more == 0 || path.proving().is_some_and(|proving| proving.waiting().is_some()) {
                 continue;
             }
-            // Before that its client can do nothing.
+            // Until it is accepted, its client can do nothing.
             let since = path.handshake.accepted().unwrap_or(now);
             let share = places.shares.entry(source).or_default();
             share.amount += more;

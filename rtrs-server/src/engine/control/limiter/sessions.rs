@@ -5,14 +5,14 @@
 //! opens on each path), so legitimate sessions are unproven only briefly. Connections of unproven
 //! sessions, during the handshake and after it, are limited by `half-open-max`. When that limit or
 //! `sessions-max` is reached, the oldest unproven session of the source with the most such sessions
-//! is evicted ([`Quota`]), instead of the new one being refused. Creating and ending sessions takes
-//! time from working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that rate
+//! is evicted ([`Quota`]), and the new one is admitted. Creating and ending sessions takes time
+//! away from working sessions, so evictions are rate limited ([`EvictionBudget`]); beyond that rate
 //! the new session is refused. A source without unproven sessions has a budget of its own.
 //!
 //! Sessions that have opened an export are exempt, and so are those that had one open and
-//! reconnect: their ID is a random number of 128 bits, which over plain TCP only both ends and
-//! readers of the network between them know. Such sessions are subject only to their own limits
-//! (sessions, paths, connections of a path).
+//! reconnect: their ID is a random 128-bit number, which over plain TCP only both ends and readers
+//! of the network between them know. Such sessions are subject only to their own limits (sessions,
+//! paths, connections of a path).
 //!
 //! Owns the table of unproven sessions, and the IDs of sessions that may reconnect.
 
@@ -105,8 +105,8 @@ impl UnprovenSessions {
         }
     }
 
-    /// Checks whether a connection can be admitted. `exists`: whether its session has opened an
-    /// export, if the session exists; `sessions`: the number of sessions.
+    /// Checks whether a connection can be admitted. `exists` is whether its session has opened an
+    /// export, if the session exists; `sessions` is the number of sessions.
     pub(super) fn decide(
         &mut self,
         candidate: Candidate,
@@ -148,9 +148,9 @@ impl UnprovenSessions {
         (id != of).then_some(id)
     }
 
-    /// Records an admitted connection; `opened`: its session has opened an export. A client that
-    /// must still authenticate counts as unproven, even with the ID of a session that may
-    /// reconnect.
+    /// Records an admitted connection; `opened` is whether its session has opened an export. A
+    /// client that must still authenticate counts as unproven, even with the ID of a session that
+    /// may reconnect.
     pub(super) fn joined(&mut self, candidate: Candidate, opened: bool) {
         if opened || self.may_return(candidate) {
             return;
@@ -184,7 +184,7 @@ impl UnprovenSessions {
         self.ending.insert(id);
     }
 
-    /// Records the end of a session; `opened`: it had opened an export.
+    /// Records the end of a session; `opened` is whether it had opened an export.
     pub(super) fn ended(&mut self, id: SessionId, opened: bool) {
         self.opened(id);
         self.ending.remove(&id);

@@ -57,7 +57,7 @@ struct Shards {
     throttle: Throttle,
     shards: Vec<Delayed>,
     now: Instant,
-    /// Time by which each look is late.
+    /// Delay of each poll.
     late: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Shards {
         }
     }
 
-    /// Runs for a time in which each shard always has more requests. Returns how many of them each
+    /// Runs for a time in which each shard always has more requests. Returns how many requests each
     /// shard began.
     fn run(&mut self, time: Duration, io: &IoProgress) -> Vec<u64> {
         let end = self.now + time;
@@ -121,7 +121,7 @@ fn the_rate_is_exact() {
         for late in [Duration::ZERO, Duration::from_micros(60), 5 * MS] {
             let mut shards = Shards::new(2, text);
             shards.late = late;
-            // Uses up what was saved.
+            // Uses up the burst.
             shards.run(SECOND, &io(IoOp::Write, len));
             let begun: u64 = shards.run(10 * SECOND, &io(IoOp::Write, len)).iter().sum();
             assert_near(begun, 10 * per_second);
@@ -175,7 +175,7 @@ fn directions_do_not_wait_for_each_other() {
     for permit in 2..1000 {
         assert!(!delayed.delays(request(0, permit), &read, at(Duration::ZERO)));
     }
-    // A limit of both serves them in the order in which they came to its front.
+    // A limit on both serves them in the order in which they reached its front.
     let delayed = &mut queues(limits("iops=1"));
     for (permit, io) in (0..).zip([&read, &write, &read, &read, &write]) {
         let delays = delayed.delays(request(0, permit), io, at(Duration::ZERO));

@@ -1,5 +1,5 @@
-//! Tests of the limits of connections that send no request: their number, their time, and which one
-//! is closed to make room.
+//! Tests of the limits on connections that send no request: their number, their lifetime, and the
+//! choice of the one to close.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -97,7 +97,7 @@ fn asks(server: &mut Node, stream: &mut TcpStream, data: &[u8]) {
 
 /// Fills the table of half-open connections from one address, then from many.
 #[test]
-fn half_open_connections_evict_those_of_their_own_source() {
+fn half_open_connections_evict_others_from_their_source() {
     let options = IwarpOptions { half_open_max: 8, ..IwarpOptions::default() };
     let mut server = Node::new(options);
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();

@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// Returns the reason why a connection attempt fails, with the server running meanwhile.
+/// Runs client and server, and returns the reason why the connection attempt fails.
 fn attempt(client: &mut Node, server: &mut Node) -> String {
     let address = server.fabric.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     client.connect(address, BOUND);
