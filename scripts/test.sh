@@ -7,30 +7,31 @@
 #
 #   scripts/test.sh [--quick | --ci | --full]
 #
-# The default runs 1,000 seeds of the simulator and the most important mutants, and the group
-# `smoke` of the lab in one boot: a kernel client, a kernel server, a device whose link goes down.
-# --ci, as used by .ci/run, runs 3,000 seeds and 3,000 others, all mutants, the lints (clippy,
-# documentation, models of loom, the build of the fuzz targets: scripts/lints.sh) during the tests,
-# and a twentieth of the other scenarios; the other seeds and the twentieth change with each commit.
-# --full is like --ci with all scenarios. --quick runs the same tests on smaller images and for
-# shorter times (with RTRS_QUICK=1), fewer seeds, and no lab.
+# The default uses small images and short times (RTRS_QUICK=1), 300 seeds of the simulator and the
+# most important mutants. It runs the group `smoke` of the lab in one boot: a kernel client, a
+# kernel server, a device whose link goes down. --quick leaves the lab out.
+# --ci, as used by .ci/run, runs the tests at full size, 3,000 seeds and 3,000 others, all mutants,
+# the lints (clippy, documentation, models of loom, the build of the fuzz targets: scripts/lints.sh)
+# during the tests, and a twentieth of the other scenarios; the other seeds and the twentieth change
+# with each commit. --full is like --ci with all scenarios.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-# seeds and shares: how many runs of the simulator; block: first of 3,000 further seeds, none if
-# empty; lints: whether scripts/lints.sh runs.
-quick=0 scenarios=smoke seeds=1000 block= shares=150 mutants=quick lints=0
+# quick: whether tests use small images and short times; scenarios: those of the lab, if any; seeds
+# and shares: how many runs of the simulator; block: first of 3,000 further seeds, if any; lints:
+# whether scripts/lints.sh runs.
+quick=1 scenarios=smoke seeds=300 block= shares=60 mutants=quick lints=0
 # Number of commits, or the day of the year (in decimal despite its leading zeros).
 turn=$((10#$(git rev-list --count HEAD 2>/dev/null || date +%j)))
 long() {
-    seeds=3000 block=$((3000 + turn % 9 * 3000))
+    quick=0 seeds=3000 block=$((3000 + turn % 9 * 3000))
     shares=400 mutants=all lints=1
-    # This tree is not edited and built again.
+    # Incremental builds pay only where the tree is edited and built again.
     export CARGO_INCREMENTAL=0
 }
 for arg in "$@"; do
     case $arg in
-        --quick) quick=1 seeds=300 shares=60 ;;
+        --quick) scenarios= ;;
         --ci)
             long
             scenarios="smoke $((turn % 20 + 1))/20"
@@ -281,7 +282,7 @@ else
     finish
 fi
 # If Ceph cannot be installed, the tests that need it are reported as skipped.
-[ $quick -eq 1 ] || bash scripts/ceph.sh install || \
+[ -z "$scenarios" ] || bash scripts/ceph.sh install || \
     notes+=("CEPH: not installed, see the skipped tests")
 times+=("$(printf '%-18s %5d s' deps $SECONDS)")
 
@@ -316,9 +317,9 @@ if gate build 1800 cargo build --workspace --all-targets --locked; then
     gate sim-idle 1800 "$target/debug/rtrs-sim" --idle --seeds "0..$seeds"
     gate mutants 1800 "$target/debug/rtrs-sim" --quiet --mutants $mutants
     [ $lints -eq 0 ] || lints_end
-    [ $quick -eq 1 ] || lab
+    [ -z "$scenarios" ] || lab
 fi
-if [ $quick -eq 1 ]; then
+if [ -z "$scenarios" ]; then
     echo "== lab: left out by --quick; to run it: scripts/lab.sh setup && scripts/lab.sh run all"
 elif [ "$scenarios" != all ]; then
     notes+=("LAB: only the scenarios '$scenarios' ran; for all: scripts/test.sh --full")
