@@ -33,9 +33,9 @@ mod volumes;
 
 pub use cmd::{LowArgs, without_aliases};
 pub use engine::{
-    Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PathTarget,
-    Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, Unresolved, VOLUMES_MAX,
-    VolumeConfig, VolumeStatus,
+    Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, Leaving, NoPath, PATH_RUN,
+    PathTarget, Policy, SessionConfig, SessionDevice, SessionFailure, SlowIo, Tuning, Unresolved,
+    VOLUMES_MAX, VolumeConfig, VolumeStatus,
 };
 pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "test-util"))]

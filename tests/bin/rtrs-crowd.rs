@@ -34,7 +34,7 @@ use std::time::Instant as Watch;
 use clap::Parser;
 use rtrs_client::engine::ClientEngine;
 use rtrs_client::{
-    DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig,
+    DeviceIndex, Failover, HeartbeatSettings, NoPath, PATH_RUN, PathTarget, Policy, SessionConfig,
     SessionDevice, SlowIo, VolumeConfig,
 };
 use rtrs_core::block::{BlockDevice, Io, IoFlags, IoOp};
@@ -292,6 +292,7 @@ fn config(args: &Args, number: usize) -> SessionConfig {
         }],
         shards: 1,
         policy: Policy::MinInflight,
+        path_run: PATH_RUN,
         heartbeat: beat(500, 5),
         connect_timeout: Duration::from_secs(5),
         reconnect_min: Duration::from_millis(100),

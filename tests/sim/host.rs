@@ -250,6 +250,7 @@ pub(super) fn session_config(
         paths: (0..options.paths).map(|path| path_target(options, path)).collect(),
         shards: options.client_cores,
         policy: options.policy,
+        path_run: options.path_run,
         heartbeat: heartbeat(options),
         connect_timeout: 500 * MS,
         reconnect_min: 20 * MS,

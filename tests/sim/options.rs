@@ -10,7 +10,7 @@ mod ids;
 mod losses;
 mod sequences;
 
-use rtrs_client::{Failover, NoPath, Policy, SlowIo};
+use rtrs_client::{Failover, NoPath, PATH_RUN, Policy, SlowIo};
 use rtrs_core::fabric::sim::{BindMode, LinkOptions, WorldOptions};
 use rtrs_core::prng::{Prng, Ratio};
 use rtrs_core::time::Duration;
@@ -43,6 +43,8 @@ pub struct Options {
     pub chunk_size: u32,
     /// Path selection policy.
     pub policy: Policy,
+    /// Maximum number of successive requests on a path.
+    pub path_run: u32,
     /// Behavior of the network.
     pub world: WorldOptions,
     /// Whether the server uses a fresh key per request.
@@ -330,6 +332,8 @@ impl Options {
             queue_depth: pick(prng, &[4, 8, 16, 32]),
             chunk_size,
             policy: pick(prng, &[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
+            // Not drawn, so that older seeds draw the rest as before.
+            path_run: if seed.div_ceil(2) % 2 == 0 { PATH_RUN } else { 1 },
             world,
             always_invalidate: half(prng),
             // Separate generator, so that older seeds draw the rest as before.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_client::engine::{ClientEngine, Nonces, Prover};
 use rtrs_client::{
-    DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig,
+    DeviceIndex, Failover, HeartbeatSettings, NoPath, PATH_RUN, PathTarget, Policy, SessionConfig,
     SessionDevice, SlowIo,
 };
 use rtrs_core::block::{BlockDevice, Core, Io, IoFlags, IoOp};
@@ -277,6 +277,7 @@ impl Run {
             paths: (0..PATHS).map(path).collect(),
             shards: 1,
             policy: Policy::RoundRobin,
+            path_run: PATH_RUN,
             heartbeat,
             connect_timeout: 1000 * MS,
             reconnect_min: 10 * MS,

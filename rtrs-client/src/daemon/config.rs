@@ -8,7 +8,7 @@ use rtrs_core::time::Duration;
 use rtrs_core::wire::AccessMode;
 
 use super::fabrics::{path_target, provider_of, schemes};
-use crate::engine::{SessionConfig, Tuning, VolumeConfig};
+use crate::engine::{PATH_RUN, SessionConfig, Tuning, VolumeConfig};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::{SessionPlan, resolve_all};
 use crate::settings::{Access, SlowIo};
@@ -59,6 +59,7 @@ pub(crate) fn session_config(
             .collect::<Result<_, Error>>()?,
         shards: plan.shards(),
         policy: set.policy,
+        path_run: PATH_RUN,
         heartbeat: plan.heartbeat(),
         connect_timeout: set.connect_timeout.get(),
         reconnect_min: set.reconnect_min.get(),

@@ -53,8 +53,8 @@ pub(crate) use self::path_end::PathEnd;
 pub(crate) use self::prover::AuthError;
 pub use self::prover::{Nonces, Prover};
 pub use self::session::{
-    Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
-    Unresolved, VOLUMES_MAX, VolumeConfig,
+    Failover, HeartbeatSettings, NoPath, PATH_RUN, PathTarget, Policy, SessionConfig, SlowIo,
+    Tuning, Unresolved, VOLUMES_MAX, VolumeConfig,
 };
 pub(crate) use self::session::{PATHS_MAX, Resolved};
 use crate::stats::ShardStats;

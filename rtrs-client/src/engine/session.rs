@@ -17,6 +17,8 @@ pub(crate) const PATHS_MAX: usize = 128;
 
 /// Maximum number of volumes of a session.
 pub const VOLUMES_MAX: usize = 128;
+/// Usual value of [`SessionConfig::path_run`].
+pub const PATH_RUN: u32 = 32;
 
 /// Control shard's permit for opening and closing volumes.
 pub(crate) const CONTROL: PermitId = PermitId(0);
@@ -175,6 +177,9 @@ pub struct SessionConfig {
     pub shards: u16,
     /// Path selection policy.
     pub policy: Policy,
+    /// Maximum number of successive requests on one of several equal paths under `MinInflight`; 1
+    /// selects a path for each request.
+    pub path_run: u32,
     /// Heartbeats for kernel servers, and the time that any connection may take to answer.
     pub heartbeat: HeartbeatSettings,
     /// Time limit for establishing one connection.

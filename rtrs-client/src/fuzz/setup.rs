@@ -9,8 +9,8 @@ use rtrs_core::wire::AccessMode;
 use super::answers::{prover, proves};
 use super::{PORT, client_ip, server_ip};
 use crate::engine::{
-    Failover, HeartbeatSettings, NoPath, PathTarget, Policy, SessionConfig, SlowIo, Tuning,
-    VolumeConfig,
+    Failover, HeartbeatSettings, NoPath, PATH_RUN, PathTarget, Policy, SessionConfig, SlowIo,
+    Tuning, VolumeConfig,
 };
 
 /// Session configuration for the first byte of a program.
@@ -49,6 +49,7 @@ pub(super) fn config(setup: u8) -> SessionConfig {
         paths: (0..1 + usize::from(setup >> 3 & 1)).map(path).collect(),
         shards: 1 + u16::from(setup >> 4 & 1),
         policy: Policy::RoundRobin,
+        path_run: PATH_RUN,
         heartbeat,
         connect_timeout: Duration::from_millis(500),
         reconnect_min: Duration::from_millis(20),

@@ -425,7 +425,7 @@ impl Shard {
             return Err(error);
         }
         self.ios.requests.issued(row, permit, path, part, ctx.now);
-        self.paths.issued(path, ctx);
+        self.paths.issued(path, part.len, ctx);
         Ok(())
     }
 

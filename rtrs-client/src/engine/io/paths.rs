@@ -35,7 +35,7 @@ pub(crate) struct Paths {
 impl Paths {
     pub(super) fn new(shard: CoreIndex, config: &SessionConfig) -> Self {
         let rows = (0u16..).zip(&config.paths).map(|(id, t)| PathShard::new(PathId(id), t.clone()));
-        let chooser = Chooser::new(config.policy, config.paths.len());
+        let chooser = Chooser::new(config.policy, config.path_run, config.paths.len());
         let paths = config.paths.len();
         Self {
             shard,
@@ -112,10 +112,11 @@ impl Paths {
         paths.iter_mut().for_each(|path| path.leave(device));
     }
 
-    /// Counts a request that a path carries now. The first one of an idle session makes the control
-    /// shard check that the server is alive.
-    pub(super) fn issued(&mut self, path: PathId, ctx: &mut Ctx<'_>) {
+    /// Counts a request of this many bytes that a path carries now. The first of an idle session
+    /// makes the control shard check that the server is alive.
+    pub(super) fn issued(&mut self, path: PathId, bytes: u32, ctx: &mut Ctx<'_>) {
         self.stats.request_issued(path.index());
+        self.chooser.sent(path, bytes);
         if self[path].ends_idle() {
             ctx.out.control(ControlMessage::InUse);
         }

@@ -7,12 +7,42 @@
 //! latency counts as the mean of the others, so that it does not always win against measured ones.
 //! Paths with equally many requests take turns; otherwise the first would carry nearly all of a
 //! light load.
+//!
+//! Under `min-inflight` a turn is a *run* of requests. Small requests that arrive together then
+//! share one send, one wake-up of the server and one batch of answers, as they do on a single path.
+//! Paths that are not alike have no runs: with all requests on one path, the faster one would wait
+//! for the other.
 
 use rtrs_core::ids::PathId;
-use rtrs_core::time::Instant;
+use rtrs_core::time::{Duration, Instant};
 
 use super::slow_path::{Candidate, PathTimes};
 use crate::engine::session::Policy;
+
+/// Bytes after which a run ends, so that large requests use the bandwidth of all paths.
+const RUN_BYTES: u32 = 128 << 10;
+/// Time after which a run ends.
+const RUN_TIME: Duration = Duration::from_millis(1);
+
+/// Successive requests on one path.
+#[derive(Debug)]
+struct Run {
+    path: PathId,
+    begun: Instant,
+    requests: u32,
+    bytes: u32,
+}
+
+impl Run {
+    fn new(path: PathId, begun: Instant) -> Self {
+        Self { path, begun, requests: 0, bytes: 0 }
+    }
+
+    /// Whether the next request belongs to the run.
+    fn continues(&self, now: Instant, requests_max: u32) -> bool {
+        self.requests < requests_max && self.bytes < RUN_BYTES && now.since(self.begun) < RUN_TIME
+    }
+}
 
 /// Policy, its cursor, and the paths that are too slow for it.
 #[derive(Debug)]
@@ -20,11 +50,14 @@ pub(crate) struct Chooser {
     pub(crate) policy: Policy,
     pub(crate) times: PathTimes,
     cursor: u16,
+    run: Option<Run>,
+    run_max: u32,
 }
 
 impl Chooser {
-    pub(crate) fn new(policy: Policy, paths: usize) -> Self {
-        Self { policy, times: PathTimes::new(paths), cursor: u16::MAX }
+    /// Creates a chooser. Under `MinInflight`, up to `run_max` successive requests take one path.
+    pub(crate) fn new(policy: Policy, run_max: u32, paths: usize) -> Self {
+        Self { policy, times: PathTimes::new(paths), cursor: u16::MAX, run: None, run_max }
     }
 
     /// Selects the path for the next request among `up`, which is in list order: one that is due
@@ -35,10 +68,22 @@ impl Chooser {
         now: Instant,
         up: impl Iterator<Item = Candidate> + Clone,
     ) -> Option<PathId> {
-        let Self { policy, times, cursor } = self;
+        let Self { policy, times, cursor, run, run_max } = self;
         if !times.is_watching() {
-            return pick(*policy, cursor, up);
+            if *policy != Policy::MinInflight || *run_max <= 1 || !times.are_alike() {
+                *run = None;
+                return pick(*policy, cursor, up);
+            }
+            let current =
+                run.as_ref().filter(|run| run.continues(now, *run_max)).map(|run| run.path);
+            if current.is_some_and(|path| up.clone().any(|c| c.path == path)) {
+                return current;
+            }
+            let chosen = pick(*policy, cursor, up)?;
+            *run = Some(Run::new(chosen, now));
+            return Some(chosen);
         }
+        *run = None;
         if times.take_shift() {
             pick(Policy::RoundRobin, cursor, up.clone());
         }
@@ -48,6 +93,14 @@ impl Chooser {
         let chosen = tried.or_else(|| pick(*policy, cursor, quick))?;
         times.sent(chosen, now);
         Some(chosen)
+    }
+
+    /// Counts a request with this many bytes of data that was sent on a path.
+    pub(crate) fn sent(&mut self, path: PathId, bytes: u32) {
+        if let Some(run) = self.run.as_mut().filter(|run| run.path == path) {
+            run.requests += 1;
+            run.bytes = run.bytes.saturating_add(bytes);
+        }
     }
 }
 
@@ -88,6 +141,7 @@ mod tests {
     use rtrs_core::time::Duration;
 
     use super::*;
+    use crate::engine::session::PATH_RUN;
 
     fn paths(of: &[(u32, u64)]) -> Vec<Candidate> {
         (0u16..)
@@ -101,7 +155,7 @@ mod tests {
     }
 
     fn picks(policy: Policy, up: &[Candidate], times: usize) -> Vec<u16> {
-        let mut chooser = Chooser::new(policy, 3);
+        let mut chooser = Chooser::new(policy, PATH_RUN, 3);
         let now = Instant::ZERO;
         (0..times).map(|_| chooser.choose(now, up.iter().copied()).unwrap().0).collect()
     }
@@ -122,9 +176,67 @@ mod tests {
     #[test]
     fn equally_loaded_paths_take_turns() {
         let up = paths(&[(3, 0), (1, 0), (1, 0)]);
-        assert_eq!(picks(Policy::MinInflight, &up, 4), [1, 2, 1, 2]);
+        assert_eq!(runs(&up, 4096, MS), [1, 2, 1, 2, 1, 2, 1, 2]);
         let up = paths(&[(0, 0), (0, 0), (0, 0)]);
-        assert_eq!(picks(Policy::MinInflight, &up, 6), [0, 1, 2, 0, 1, 2], "a light load");
+        assert_eq!(runs(&up, 4096, MS), [0, 1, 2, 0, 1, 2, 0, 1], "a light load");
+    }
+
+    /// Paths that min-inflight selects for eight requests of this size, one each `gap`.
+    fn runs(up: &[Candidate], bytes: u32, gap: Duration) -> Vec<u16> {
+        let (mut chooser, mut now) =
+            (Chooser::new(Policy::MinInflight, PATH_RUN, 3), Instant::ZERO);
+        let mut selected = Vec::new();
+        for _ in 0..8 {
+            let path = chooser.choose(now, up.iter().copied()).unwrap();
+            chooser.sent(path, bytes);
+            selected.push(path.0);
+            now = now + gap;
+        }
+        selected
+    }
+
+    #[test]
+    fn a_run_ends_by_time_by_bytes_and_by_requests() {
+        let up = paths(&[(0, 0), (0, 0)]);
+        assert_eq!(runs(&up, 512, MS / 2), [0, 0, 1, 1, 0, 0, 1, 1]);
+        assert_eq!(runs(&up, 32 << 10, Duration::ZERO), [0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(runs(&up, 128 << 10, Duration::ZERO), [0, 1, 0, 1, 0, 1, 0, 1]);
+        let mut chooser = Chooser::new(Policy::MinInflight, PATH_RUN, 2);
+        for request in 0..96 {
+            let path = chooser.choose(Instant::ZERO, up.iter().copied()).unwrap();
+            assert_eq!(u32::from(path.0), request / PATH_RUN % 2, "request {request}");
+            chooser.sent(path, 0);
+        }
+    }
+
+    #[test]
+    fn paths_that_differ_share_each_batch() {
+        let (mut chooser, mut now) =
+            (Chooser::new(Policy::MinInflight, PATH_RUN, 3), Instant::ZERO);
+        for took in [4 * MS, MS] {
+            answers(&mut chooser, &mut now, Duration::from_secs(1), took);
+            let mut up = paths(&[(0, 0), (0, 0), (0, 0)]);
+            for _ in 0..9 {
+                let path = chooser.choose(now, up.iter().copied()).unwrap();
+                chooser.sent(path, 512);
+                up[path.index()].inflight += 1;
+            }
+            let spread = up.iter().map(|c| c.inflight).collect::<Vec<_>>();
+            let is_run = spread.contains(&9);
+            assert_eq!(is_run, took == MS, "{took:?}: {spread:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_ends_with_its_path() {
+        let up = paths(&[(0, 0), (0, 0)]);
+        let mut chooser = Chooser::new(Policy::MinInflight, PATH_RUN, 2);
+        let mut choose = |up: &[Candidate]| {
+            let path = chooser.choose(Instant::ZERO, up.iter().copied()).unwrap();
+            chooser.sent(path, 512);
+            path.0
+        };
+        assert_eq!([choose(&up), choose(&up), choose(&up[1..]), choose(&up)], [0, 0, 1, 1]);
     }
 
     #[test]
@@ -161,7 +273,7 @@ mod tests {
     #[test]
     fn slow_paths_are_left_out_while_there_are_others() {
         for policy in ALL {
-            let (mut chooser, mut now) = (Chooser::new(policy, 3), Instant::ZERO);
+            let (mut chooser, mut now) = (Chooser::new(policy, PATH_RUN, 3), Instant::ZERO);
             answers(&mut chooser, &mut now, Duration::from_secs(5), 40 * MS);
             let up = paths(&[(1, 1), (5, 9), (5, 9)]);
             let counts = second(&mut chooser, &mut now, &up);
@@ -173,7 +285,7 @@ mod tests {
     #[test]
     fn no_policy_starves_a_path_that_is_suspect() {
         for policy in ALL {
-            let (mut chooser, mut now) = (Chooser::new(policy, 3), Instant::ZERO);
+            let (mut chooser, mut now) = (Chooser::new(policy, PATH_RUN, 3), Instant::ZERO);
             answers(&mut chooser, &mut now, Duration::from_secs(2), MS);
             answers(&mut chooser, &mut now, 300 * MS, 40 * MS);
             assert!(chooser.times.is_watching() && !chooser.times.is_slow(PathId(0)));
@@ -186,7 +298,7 @@ mod tests {
 
     #[test]
     fn slower_requests_alternating_with_quick_ones_eject_no_path() {
-        let mut chooser = Chooser::new(Policy::RoundRobin, 2);
+        let mut chooser = Chooser::new(Policy::RoundRobin, PATH_RUN, 2);
         let mut now = Instant::ZERO;
         let up = paths(&[(0, 0), (0, 0)]);
         for _ in 0..1000 {
@@ -202,7 +314,8 @@ mod tests {
     #[test]
     fn nothing_is_chosen_without_paths() {
         for policy in [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency] {
-            assert!(Chooser::new(policy, 3).choose(Instant::ZERO, std::iter::empty()).is_none());
+            let mut chooser = Chooser::new(policy, PATH_RUN, 3);
+            assert_eq!(chooser.choose(Instant::ZERO, std::iter::empty()), None);
         }
     }
 }

@@ -38,6 +38,8 @@ const GOOD_RATIO: u64 = 2;
 const GOOD_NANOS: u64 = SLOW_NANOS / 2;
 /// Number of good windows that bring a path back; a bad one cancels two.
 const GOOD_WINDOWS: u32 = 4;
+/// Paths are alike when the slowest takes at most this many times as long as the fastest.
+const ALIKE_RATIO: u64 = 2;
 /// Minimum and maximum time between two requests that a path gets only for comparison.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
@@ -167,6 +169,8 @@ pub(crate) struct PathTimes {
     watched: usize,
     /// Whether a window ended while a path was watched.
     shift: bool,
+    /// Whether the last window found that the paths are not alike.
+    differ: bool,
 }
 
 impl PathTimes {
@@ -240,12 +244,23 @@ impl PathTimes {
             self.watched += usize::from(measured.is_watched());
         }
         self.shift = self.watched > 0;
+        let fresh = |measured: &&ResponseTimes| {
+            measured.judged.is_some_and(|judged| end.since(judged) <= FRESH)
+        };
+        let typical = self.of.iter().filter(fresh).map(|measured| measured.typical_nanos);
+        let quickest = typical.clone().min().unwrap_or(0);
+        self.differ = typical.max().unwrap_or(0) > quickest.saturating_mul(ALIKE_RATIO);
     }
 
     /// Takes the next path that became slow or returned.
     pub(crate) fn next_turned(&mut self) -> Option<PathId> {
         let mut all = (0u16..).zip(&mut self.of);
         all.find_map(|(at, measured)| std::mem::take(&mut measured.turned).then_some(PathId(at)))
+    }
+
+    /// Whether the paths answer about equally fast, as far as was measured.
+    pub(super) fn are_alike(&self) -> bool {
+        !self.differ
     }
 
     /// Whether any path is slow or suspect.
@@ -447,6 +462,23 @@ mod tests {
             }
         }
         assert!(times.is_slow(OTHER) && answers >= SLOW_ANSWERS, "{answers}");
+    }
+
+    #[test]
+    fn paths_are_alike_within_a_factor_of_two() {
+        let mut times = PathTimes::default();
+        assert!(times.are_alike(), "nothing is known");
+        for (other, alike) in [(MS * 19 / 10, true), (MS * 3, false), (MS, true), (MS / 3, false)] {
+            let begin = u32::try_from(times.end.as_nanos() / 1_000_000).unwrap();
+            run(&mut times, begin..begin + 300, MS, other);
+            assert_eq!(times.are_alike(), alike, "{other:?}");
+        }
+        // The last answers of a path without requests count for three seconds.
+        for (ms, alike) in [(2000, false), (5000, true)] {
+            times.answered(QUICK, at(ms), MS);
+            times.answered(QUICK, at(ms + 200), MS);
+            assert_eq!(times.are_alike(), alike, "after {ms} ms");
+        }
     }
 
     #[test]

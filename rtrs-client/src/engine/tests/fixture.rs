@@ -27,8 +27,8 @@ use crate::engine::io::devices::{DeviceReport, Reported};
 use crate::engine::io::slow_requests::SlowReport;
 use crate::engine::message::{ConnectionEnd, ControlMessage, Message, Outbox, ShardMessage};
 use crate::engine::{
-    Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, NoPath, PathTarget, Policy,
-    SessionConfig, SessionDevice, SlowIo, VolumeConfig,
+    Change, ChangeError, DeviceIndex, Failover, HeartbeatSettings, NoPath, PATH_RUN, PathTarget,
+    Policy, SessionConfig, SessionDevice, SlowIo, VolumeConfig,
 };
 use crate::path::state::PathState;
 use crate::stats::ShardStats;
@@ -425,6 +425,7 @@ fn config() -> SessionConfig {
         paths: Vec::new(),
         shards: 2,
         policy: Policy::RoundRobin,
+        path_run: PATH_RUN,
         heartbeat: HEARTBEAT,
         connect_timeout: SEC,
         reconnect_min: 100 * MS,
