@@ -1,4 +1,4 @@
-//! Body of the fuzz target `rds_ring`: nothing that a program writes to its ring breaks the node.
+//! Body of the fuzz target `rds_ring`: nothing that a program writes to its rings breaks the node.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -6,17 +6,21 @@ use std::io::IoSlice;
 use rtrs_base::mem::Written;
 use rustix::io::pwrite;
 
-use crate::channel::{Flow, NodeFlow, Packet, PacketKind, RING_MESSAGE_MAX};
+use crate::channel::{Flow, NodeFlow, PACKET_LEN, Packet, PacketKind, RING_LEN, RING_MESSAGE_MAX};
 
 /// Length of the part of the memory that is overwritten: counters, words, and the first messages.
 const SPOILED_LEN: u64 = 2048;
+/// Offset of the ring for messages to the program.
+const SECOND_AT: u64 = 640 + RING_LEN as u64;
 
-/// The program and the node at the ends of a ring.
+/// The program and the node at the ends of their rings.
 struct Ends {
     node: NodeFlow,
     program: Flow,
     /// Lengths of the messages that the program has sent correctly.
     sent: VecDeque<usize>,
+    /// Lengths of the messages that the node has delivered.
+    delivered: VecDeque<usize>,
     is_spoiled: bool,
 }
 
@@ -24,7 +28,7 @@ impl Ends {
     fn new() -> Self {
         let node = NodeFlow::create().expect("memory");
         let program = Flow::open(node.fd()).expect("memory");
-        Self { node, program, sent: VecDeque::new(), is_spoiled: false }
+        Self { node, program, sent: VecDeque::new(), delivered: VecDeque::new(), is_spoiled: false }
     }
 
     fn send(&mut self, len: usize) {
@@ -39,9 +43,55 @@ impl Ends {
         self.sent.push_back(len);
     }
 
-    fn spoil(&mut self, at: u16, bytes: &[u8]) {
-        pwrite(self.node.fd(), bytes, u64::from(at) % SPOILED_LEN)
-            .expect("the memory can be written");
+    fn deliver(&mut self, len: usize) {
+        let packet = Packet { len: len as u32, ..Packet::new(PacketKind::Data) };
+        let ring = &mut self.node.outgoing;
+        if ring.write(&packet.encode(), &vec![len as u8; len]) {
+            self.delivered.push_back(len);
+        }
+        // As the node does.
+        for _ in 0..2 {
+            if ring.needs_token() {
+                ring.token_sent();
+            }
+            ring.publish();
+        }
+        ring.want_report(len as u64);
+    }
+
+    fn take(&mut self) {
+        let ring = &self.program.incoming;
+        let taken = ring.take(false, |delivery| {
+            let mut bytes = vec![0; delivery.len()];
+            assert_eq!(delivery.read(0, &mut bytes), bytes.len());
+            bytes
+        });
+        if let Some((bytes, _)) = &taken {
+            assert!(bytes.len() <= RING_LEN);
+        }
+        // As programs do.
+        for _ in 0..16 {
+            if !ring.reserve_token() {
+                break;
+            }
+        }
+        if !self.is_spoiled {
+            let len = taken.map(|(bytes, _)| {
+                assert!(
+                    bytes[PACKET_LEN..]
+                        .iter()
+                        .all(|byte| *byte == (bytes.len() - PACKET_LEN) as u8)
+                );
+                bytes.len() - PACKET_LEN
+            });
+            assert_eq!(len, self.delivered.pop_front());
+            assert_eq!(ring.is_empty(), self.delivered.is_empty());
+            assert!(!self.node.outgoing.needs_token(), "messages have no token");
+        }
+    }
+
+    fn spoil(&mut self, at: u64, bytes: &[u8]) {
+        pwrite(self.node.fd(), bytes, at).expect("the memory can be written");
         self.is_spoiled = self.is_spoiled || !bytes.is_empty();
     }
 
@@ -86,15 +136,24 @@ pub fn fuzz_ring(mut data: &[u8]) {
     while let Some((&[step, a, b, c, d], rest)) = data.split_first_chunk() {
         let (number, len) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
         data = rest;
-        match step % 4 {
+        match step % 8 {
             0 => ends.send(usize::from(number)),
             1 => {
                 let (bytes, rest) = data.split_at(data.len().min(len.into()));
-                ends.spoil(number, bytes);
+                ends.spoil(u64::from(number) % SPOILED_LEN, bytes);
                 data = rest;
             }
             // A head near the messages, which random bytes rarely hit.
             2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
+            3 => ends.deliver(usize::from(number)),
+            4 => ends.take(),
+            5 => {
+                let (bytes, rest) = data.split_at(data.len().min(len.into()));
+                ends.spoil(SECOND_AT + u64::from(number) % SPOILED_LEN, bytes);
+                data = rest;
+            }
+            // A tail near the messages.
+            6 => ends.spoil(SECOND_AT + 128, &(u64::from(len) * 8).to_ne_bytes()),
             _ => {
                 if !ends.read() {
                     return;
@@ -130,12 +189,18 @@ mod tests {
     }
 
     fn any_step() -> impl Strategy<Value = Vec<u8>> {
-        let offset =
-            prop_oneof![120..140_u16, 250..270_u16, 380..400_u16, 636..800_u16, any::<u16>()];
+        let offset = prop_oneof![
+            0..24_u16,
+            120..148_u16,
+            250..270_u16,
+            380..400_u16,
+            636..800_u16,
+            any::<u16>()
+        ];
         let bytes = proptest::collection::vec(any::<u8>(), 0..12);
-        (0..4_u8, offset, bytes).prop_map(|(step, number, bytes)| {
+        (0..8_u8, offset, bytes).prop_map(|(step, number, bytes)| {
             let len = (bytes.len() as u16).to_le_bytes();
-            let bytes = if step == 1 { bytes } else { Vec::new() };
+            let bytes = if step == 1 || step == 5 { bytes } else { Vec::new() };
             [&[step], &number.to_le_bytes()[..], &len, &bytes].concat()
         })
     }

@@ -12,7 +12,10 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rtrs_base::mem::{RingWriter, SharedCounters, WakeToken, Written, create_ring, open_ring};
+use rtrs_base::mem::{
+    DeliveryReader, DeliveryWriter, OtherEnds, OwnEnds, RingWriter, SharedCounters, WakeToken,
+    Written, create_ring, open_ring,
+};
 
 use super::packet::Packet;
 use super::ring::{NodeRing, RING_LEN, put};
@@ -30,6 +33,8 @@ const COUNT: usize = 17;
 pub struct Flow {
     counters: SharedCounters,
     ring: RingWriter,
+    /// Ring with messages for the users.
+    pub(crate) incoming: DeliveryReader,
 }
 
 impl Flow {
@@ -38,8 +43,8 @@ impl Flow {
     /// # Errors
     /// The system's error; `InvalidData` for anything else.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let (counters, ring) = open_ring(fd, COUNT, RING_LEN)?;
-        Ok(Self { counters, ring })
+        let OtherEnds { counters, outgoing, incoming } = open_ring(fd, COUNT, RING_LEN)?;
+        Ok(Self { counters, ring: outgoing, incoming })
     }
 
     /// Adds a message to the ring.
@@ -101,6 +106,10 @@ fn distance(from: u32, to: u32) -> usize {
 pub(crate) struct NodeFlow {
     counters: SharedCounters,
     pub(crate) ring: NodeRing,
+    /// Ring with messages for users.
+    pub(crate) outgoing: DeliveryWriter,
+    /// Messages go through that ring, not through the connection.
+    pub(crate) uses_outgoing: bool,
     fd: OwnedFd,
     /// Payload read from users.
     received: u32,
@@ -118,9 +127,20 @@ impl NodeFlow {
     /// # Errors
     /// The system's error.
     pub(crate) fn create() -> io::Result<Self> {
-        let (counters, ring, fd) = create_ring("rds-flow", COUNT, RING_LEN)?;
-        let ring = NodeRing::new(ring);
-        Ok(Self { counters, ring, fd, received: 0, passed: 0, taken: 0, uncounted: 0 })
+        let ends = create_ring("rds-flow", COUNT, RING_LEN)?;
+        let OwnEnds { counters, incoming, outgoing, fd } = ends;
+        let (ring, uses_outgoing) = (NodeRing::new(incoming), true);
+        Ok(Self {
+            counters,
+            ring,
+            outgoing,
+            uses_outgoing,
+            fd,
+            received: 0,
+            passed: 0,
+            taken: 0,
+            uncounted: 0,
+        })
     }
 
     /// Returns the descriptor for users.

@@ -29,6 +29,6 @@ pub use info::{
     counters_of, messages_of, sockets_of, tcp_of,
 };
 pub(crate) use packet::{PACKET_LEN, Packet, PacketKind, PacketTimes, mapped};
-pub(crate) use ring::{Next, NodeRing, RING_MESSAGE_MAX};
+pub(crate) use ring::{Next, NodeRing, RING_LEN, RING_MESSAGE_MAX};
 pub(crate) use tally::TallyReader;
 pub use tally::{Refusal, Tally};

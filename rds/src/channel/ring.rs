@@ -1,4 +1,4 @@
-//! Ring through which users pass messages to their node, beside the unix socket.
+//! Rings through which users and their node pass messages, beside the unix socket.
 //!
 //! Each message through a unix socket costs a system call and a copy on either side. The ring is
 //! memory that the users of a socket share with the node, so a message costs one copy on either
@@ -28,6 +28,14 @@
 //! until it is acknowledged. A user that breaks the ring loses its socket. Wrong positions, numbers
 //! and sleep states change the order or delay the messages of this socket only.
 //!
+//! **To users.** The node puts messages of up to [`RING_MESSAGE_MAX`] and all notifications into a
+//! second ring (`rtrs_base::mem::DeliveryWriter`), from which each user takes the next one without
+//! a lock. Programs poll the socket, so the node keeps a packet in it while the ring has messages
+//! ([`PacketKind::Token`]). The user that takes the last message takes the packet too, so the
+//! socket is readable exactly while messages wait. When the first longer message arrives, the node
+//! waits until users have taken everything, and uses only the socket from then on. A user that is
+//! killed while it takes the packet costs the others a request to the node.
+//!
 //! **A node that is killed** cannot say so. Users of its sockets notice when they wake it, when the
 //! ring or the send buffer is full, and when they receive.
 
@@ -39,7 +47,7 @@ use super::packet::{PACKET_LEN, Packet, PacketKind};
 
 /// Length of a ring. It exceeds the default send buffer, so messages of usual lengths fit in
 /// whenever they may be sent.
-pub(super) const RING_LEN: usize = 256 << 10;
+pub(crate) const RING_LEN: usize = 256 << 10;
 /// Maximum length of a payload in the ring.
 pub(crate) const RING_MESSAGE_MAX: usize = 64 << 10;
 

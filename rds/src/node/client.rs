@@ -5,7 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rtrs_base::mem::{Front, Malformed};
-use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
+use rtrs_base::rt::{
+    Fd, OpId, PeerCredentials, peer_credentials, receive_passed, unacknowledged_bytes,
+};
 use rtrs_base::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -134,11 +136,14 @@ impl Client {
     }
 
     /// Reads the next packet of the user: from its ring, or from the connection, whichever is
-    /// earlier. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
-    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Input {
+    /// earlier. Without `all`, packets on the connection that a poll in progress reports may be
+    /// left. `buffer` has room for a packet and [`INLINE_MAX`] bytes.
+    pub(super) fn read(&mut self, buffer: &mut [u8], all: bool) -> Input {
+        let is_reported = self.reading.is_some() && !all;
         let Some(ring) = self.ring_in_use() else { return self.read_connection(buffer) };
         match ring.next() {
             Ok(Next::Message(front)) => return take(ring, front),
+            Ok(Next::Socket) if is_reported && !ring.has_input() => return Input::Nothing,
             Ok(Next::Socket) => {}
             Err(error) => return broken(&error),
         }
@@ -199,28 +204,44 @@ impl Client {
         self.send(packet, &[], fds)
     }
 
-    /// Sends a message to the user, if there is room now. `time` is in nanoseconds since 1970.
+    /// Sends a packet with a payload to the user, if there is room now.
     ///
     /// # Errors
     /// See [`Client::write`].
-    pub(super) fn deliver(&self, received: &Received, time: u64) -> io::Result<()> {
-        let payload = &received.payload;
-        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let (port, address) = (received.port, received.from);
-        let ArrivalTimes { header, payload: begun, end } = received.times;
-        let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
-        let times = PacketTimes {
-            header: nanos(begun.since(header)),
-            payload: nanos(end.since(begun)),
-            queued: end.as_nanos(),
-        };
-        let packet = Packet::with_wide(PacketKind::Data, time);
-        let packet = Packet { port, len, address, times, ..packet };
+    pub(super) fn deliver(&self, packet: &Packet, payload: &[u8]) -> io::Result<()> {
         if payload.len() <= INLINE_MAX {
-            return self.send(&packet, payload, &[]);
+            return self.send(packet, payload, &[]);
         }
         let rest = put_rest(&[IoSlice::new(payload)])?;
-        self.send(&packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
+        self.send(packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
+    }
+
+    /// Makes the connection readable, for messages in the ring.
+    pub(super) fn send_token(&mut self) {
+        match self.write(&Packet::new(PacketKind::Token), &[]) {
+            Ok(()) => {
+                if let Some(bound) = &mut self.bound {
+                    bound.flow.outgoing.token_sent();
+                }
+            }
+            // The user has disconnected, which the following read notices, or has packets to read.
+            Err(error) => tracing::debug!(%error, "no token sent to a user"),
+        }
+    }
+
+    /// Sends another token while messages are in the ring, which wakes another user. Counts the
+    /// token of an empty ring again: the user that had reserved it may have been killed.
+    pub(super) fn renew_token(&mut self) {
+        let has_token = unacknowledged_bytes(&self.fd).is_ok_and(|bytes| bytes > 0);
+        let Some(bound) = self.bound.as_mut().filter(|bound| bound.flow.uses_outgoing) else {
+            return;
+        };
+        let ring = &mut bound.flow.outgoing;
+        if !ring.is_empty() {
+            self.send_token();
+        } else if has_token && ring.lacks_token() {
+            ring.token_sent();
+        }
     }
 
     fn send(&self, packet: &Packet, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -234,6 +255,20 @@ impl Client {
         sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+/// Returns the head of a message for a user. `time` is in nanoseconds since 1970.
+pub(super) fn data_packet(received: &Received, time: u64) -> Packet {
+    let len = u32::try_from(received.payload.len()).unwrap_or(u32::MAX);
+    let (port, address) = (received.port, received.from);
+    let ArrivalTimes { header, payload: begun, end } = received.times;
+    let nanos = |span: Duration| u32::try_from(span.as_nanos()).unwrap_or(u32::MAX);
+    let times = PacketTimes {
+        header: nanos(begun.since(header)),
+        payload: nanos(end.since(begun)),
+        queued: end.as_nanos(),
+    };
+    Packet { port, len, address, times, ..Packet::with_wide(PacketKind::Data, time) }
 }
 
 /// Takes a message from a ring.

@@ -1,6 +1,7 @@
 //! All users of a node: sockets of this and other processes, and connections for requests.
 
 mod buffers;
+mod delivery;
 mod requests;
 mod rings;
 
@@ -20,7 +21,7 @@ use super::shortage::{Reserve, Starved};
 use super::unbound::UnboundClients;
 use super::untaken::Untaken;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
-use crate::proto::{Event, Node, Outgoing, Pending, Refused, SocketId};
+use crate::proto::{Event, Node, Outgoing, Refused, SocketId};
 
 /// Maximum number of packets read from one user, or of messages passed on, in a turn.
 const PACKETS_MAX: usize = 128;
@@ -349,7 +350,7 @@ impl Clients {
                     break;
                 }
             }
-            match client.read(&mut buffer) {
+            match client.read(&mut buffer, all) {
                 Input::Nothing => break,
                 Input::End => self.end(node, id),
                 Input::Packet(packet, body, fds) => {
@@ -422,12 +423,19 @@ impl Clients {
             }
             // There is room now, or it would not have been read.
             (PacketKind::Full, Some(_), _) | (PacketKind::Wake, Some(_), _) => {}
-            // Its process has closed the control connection. What was taken is applied after reads.
-            (PacketKind::Taken, Some(_), None) => {}
-            (PacketKind::Taken, None, None) => {
-                // The socket may have been closed.
-                if let Ok(socket) = self.meant(id, &packet) {
-                    self.settle(node, socket);
+            (PacketKind::Taken | PacketKind::Token, _, None) => {
+                // Without a control connection, users report on the socket itself. The socket named
+                // on another connection may have been closed.
+                let named = if socket.is_some() { Ok(id) } else { self.meant(id, &packet) };
+                match named {
+                    Ok(named) if packet.kind == PacketKind::Token => {
+                        self.clients.get_mut(&named).map(Client::renew_token);
+                    }
+                    Ok(named) => {
+                        self.settle(node, named);
+                        self.deliver(now, node, named);
+                    }
+                    Err(_) => {}
                 }
             }
             (PacketKind::Bind, None, None) if !client.is_passed => {
@@ -445,80 +453,6 @@ impl Clients {
             _ => self.end(node, id),
         }
     }
-
-    /// Passes on the messages that wait for a user, as far as there is room.
-    fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let Some(bound) = &client.bound else { return };
-        if client.writing.is_some() {
-            return;
-        }
-        let socket = bound.id;
-        let mut left = PACKETS_MAX;
-        let blocked = loop {
-            let Some(pending) = node.ports_mut().pending(socket) else { break false };
-            match pass_on(client, node, socket, pending) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
-                Err(error) => {
-                    let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-                    // If the user has disconnected, the following read notices.
-                    if !gone.contains(&error.kind()) {
-                        self.starved.add(id, now + PAUSE);
-                        if let Some(left_out) = self.starved.log(now) {
-                            let port = socket.port;
-                            tracing::warn!(
-                                port, %error, left_out,
-                                "cannot pass on a message; trying again shortly"
-                            );
-                        }
-                    }
-                    break false;
-                }
-            }
-            left -= 1;
-            if left == 0 {
-                break true;
-            }
-        };
-        if blocked {
-            // Completes at once if only the limit of the turn was reached.
-            let op = Op::writable(client.fd.clone());
-            client.writing = Some(self.port.submit(op, Task::Write(id).token()));
-        }
-        if self.settle(node, id) {
-            self.untaken.add(id);
-        }
-    }
-}
-
-/// Passes on the next input of a socket, if there is room.
-fn pass_on(
-    client: &mut Client,
-    node: &mut Node,
-    socket: SocketId,
-    pending: Pending,
-) -> io::Result<()> {
-    match pending {
-        Pending::Updates(groups) => {
-            client.write(&Packet::update(groups), &[])?;
-            node.ports_mut().take_updates(socket);
-        }
-        Pending::Completion(value) => {
-            client.write(&Packet { value, ..Packet::new(PacketKind::Completed) }, &[])?;
-            node.ports_mut().take_completion(socket);
-        }
-        Pending::Message => {
-            if let Some(received) = node.ports().peek(socket) {
-                client.deliver(received, wall_clock())?;
-                let passed = node.pass(socket);
-                if let (Some(bound), Some(passed)) = (&mut client.bound, passed) {
-                    bound.flow.passed(passed.payload.len());
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Returns the time in nanoseconds since 1970.

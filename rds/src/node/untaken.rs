@@ -16,6 +16,8 @@ pub(super) struct Untaken {
     pub(super) clients: BTreeSet<ClientId>,
     /// Users whose ports are congested, and the time of the next check what they have taken.
     pub(super) congested: BTreeSet<ClientId>,
+    /// Users whose rings have to be emptied first.
+    waiting: BTreeSet<ClientId>,
     check_at: Option<Instant>,
 }
 
@@ -27,11 +29,21 @@ impl Untaken {
     pub(super) fn remove(&mut self, id: ClientId) {
         self.clients.remove(&id);
         self.congested.remove(&id);
+        self.waiting.remove(&id);
     }
 
-    /// Plans the next check of congested ports.
+    /// Records whether messages wait until the ring of a user is emptied.
+    pub(super) fn set_waiting(&mut self, id: ClientId, waits: bool) {
+        if waits {
+            self.waiting.insert(id);
+        } else {
+            self.waiting.remove(&id);
+        }
+    }
+
+    /// Plans the next check of congested ports and full rings.
     pub(super) fn plan_check(&mut self, now: Instant) {
-        if self.check_at.is_none() && !self.congested.is_empty() {
+        if self.check_at.is_none() && !(self.congested.is_empty() && self.waiting.is_empty()) {
             self.check_at = Some(now + CHECK);
         }
     }
@@ -42,7 +54,7 @@ impl Untaken {
             return BTreeSet::new();
         }
         self.check_at = None;
-        self.congested.clone()
+        self.congested.union(&self.waiting).copied().collect()
     }
 
     /// Returns the time of the next check.

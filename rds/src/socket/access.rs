@@ -295,13 +295,18 @@ impl Binding {
     /// Counts a received message, and tells the node if it waits for that.
     pub(super) fn taken(&self, socket: BorrowedFd<'_>, len: u32) {
         if self.flow.taken(len, || self.board().mark(self.slot.index)) {
-            let packet = self.named(Packet::new(PacketKind::Taken));
-            // The node does not read the socket itself while its send buffer is full.
-            let control = self.access.control();
-            let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
-            // If that fails, the node looks by itself within a second.
-            let _ = tell(channel, &packet);
+            self.report(socket, PacketKind::Taken);
         }
+    }
+
+    /// Reports to the node, without an answer.
+    pub(super) fn report(&self, socket: BorrowedFd<'_>, kind: PacketKind) {
+        let packet = self.named(Packet::new(kind));
+        // The node does not read the socket itself while its send buffer is full.
+        let control = self.access.control();
+        let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
+        // If that fails, the node looks by itself within a second.
+        let _ = tell(channel, &packet);
     }
 
     /// Whether the users of the socket want reports of ports that are no longer congested.

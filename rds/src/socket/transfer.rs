@@ -53,7 +53,7 @@ pub struct How {
 }
 
 impl How {
-    fn flags(self) -> RecvFlags {
+    pub(super) fn flags(self) -> RecvFlags {
         let mut flags = RecvFlags::CMSG_CLOEXEC;
         flags.set(RecvFlags::DONTWAIT, self.dontwait);
         flags.set(RecvFlags::PEEK, self.peek);
@@ -98,7 +98,7 @@ pub struct Arrival {
     pub incoming: Incoming,
     /// Time since 1970 at which the node delivered the message; zero for a notification.
     pub time: Duration,
-    times: PacketTimes,
+    pub(super) times: PacketTimes,
 }
 
 impl Arrival {
@@ -280,7 +280,7 @@ fn await_uncongested(
 }
 
 /// Whether the node at the other end has ended.
-fn has_ended(socket: BorrowedFd<'_>) -> io::Result<bool> {
+pub(super) fn has_ended(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec::default()))?;
     Ok(fds[0].revents().contains(PollFlags::HUP))
@@ -317,43 +317,20 @@ fn send_packet(
     rustix::net::sendmsg(socket, &parts[..=payload.len()], &mut none, flags).map(drop)
 }
 
-/// Receives the next message or notification. Users get congestion updates only with a monitor;
-/// those of other users have served their purpose, which is to wake a poll.
-///
-/// # Errors
-/// EAGAIN or ETIMEDOUT when there is nothing, EINTR, ENETDOWN when the node has ended. EMFILE when
-/// a message above 64 KiB is lost because this process has no descriptors left.
-pub fn receive(
-    binding: &Binding,
-    socket: BorrowedFd<'_>,
+/// Connection that messages are received from.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) socket: BorrowedFd<'a>,
+    /// Records the length of a message that was taken.
+    pub(super) taken: &'a dyn Fn(u32),
+}
+
+/// Receives the next message or notification from the connection.
+pub(super) fn receive_next(
+    source: Source<'_>,
     to: &mut [IoSliceMut<'_>],
     how: How,
 ) -> io::Result<Arrival> {
-    let source = Source { socket, taken: &|len| binding.taken(socket, len) };
-    loop {
-        let mut arrival = receive_next(source, to, how)?;
-        if !matches!(arrival.incoming, Incoming::Cleared(_)) || binding.monitors() {
-            return Ok(arrival);
-        }
-        if how.peek {
-            // The update is taken even if a message would stay.
-            arrival = receive_next(source, to, How { dontwait: true, peek: false })?;
-            if !matches!(arrival.incoming, Incoming::Cleared(_)) {
-                return Ok(arrival);
-            }
-        }
-    }
-}
-
-/// Connection that messages are received from.
-#[derive(Clone, Copy)]
-struct Source<'a> {
-    socket: BorrowedFd<'a>,
-    /// Records the length of a message that was taken.
-    taken: &'a dyn Fn(u32),
-}
-
-fn receive_next(source: Source<'_>, to: &mut [IoSliceMut<'_>], how: How) -> io::Result<Arrival> {
     let socket = source.socket;
     let space: usize = to.iter().map(|part| part.len()).sum();
     if to.len() >= SYSTEM_PARTS {

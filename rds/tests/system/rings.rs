@@ -132,3 +132,149 @@ assert b.recv(10) == b"whole"
 "#
     ));
 }
+
+/// Checks that a socket that has no messages is not readable for longer than a token is left, which
+/// the next call takes.
+const DRAINED: &str = r#"
+def drained(s):
+    for _ in range(100):
+        if not select.select([s], [], [], 0)[0]:
+            return
+        fails(errno.EAGAIN, s.recv, 10, socket.MSG_DONTWAIT)
+    assert False, "it stays readable"
+"#;
+
+#[test]
+fn a_socket_is_readable_while_messages_wait() {
+    python(&format!(
+        "{DRAINED}{}",
+        r#"
+a, b = sock(A), sock(B, 4000)
+b.setblocking(True)
+def is_readable(wait=0):
+    return bool(select.select([b], [], [], wait)[0])
+epoll = select.epoll()
+epoll.register(b, select.EPOLLIN | select.EPOLLET)
+assert not is_readable() and not epoll.poll(0)
+for round in range(300):
+    count = round % 4 + 1
+    for number in range(count):
+        a.sendto(struct.pack("II", round, number), (B, 4000))
+    for number in range(count):
+        assert is_readable(30), (round, number)
+        assert b.recv(10, socket.MSG_PEEK) == struct.pack("II", round, number)
+        assert b.recv(10) == struct.pack("II", round, number)
+    drained(b)
+    fails(errno.EAGAIN, b.recv, 10, socket.MSG_DONTWAIT)
+# An edge comes with the first message after a call has found nothing.
+b.setblocking(False)
+def drain():
+    got = []
+    while True:
+        try:
+            got.append(b.recv(10))
+        except BlockingIOError:
+            return got
+epoll.poll(0)
+assert drain() == []
+for round in range(100):
+    a.sendto(b"x", (B, 4000))
+    got = []
+    while not got:
+        assert epoll.poll(30), round
+        got = drain()
+    assert got == [b"x"]
+"#
+    ));
+}
+
+#[test]
+fn long_and_short_messages_arrive_in_order() {
+    python(&format!(
+        "{DRAINED}{}",
+        r#"
+import threading
+a, b = sock(A), sock(B, 4000)
+a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 << 20)
+# Many more than a ring holds, without content, wait for a reader that is late.
+count = 9000
+def send():
+    for number in range(count):
+        a.sendto(struct.pack("I", number), (B, 4000))
+    for number in range(count, count + 40):
+        length = 150000 if number % 3 == 0 else 5000
+        a.sendto(struct.pack("I", number) + bytes(length), (B, 4000))
+sender = threading.Thread(target=send)
+sender.start()
+time.sleep(0.3)
+for number in range(count + 40):
+    got = b.recv(1 << 20)
+    assert struct.unpack("I", got[:4])[0] == number, (number, len(got))
+sender.join(30)
+drained(b)
+"#
+    ));
+}
+
+#[test]
+fn all_threads_and_processes_that_wait_for_messages_get_one() {
+    python(&format!(
+        "{DRAINED}{}",
+        r#"
+import threading
+a, b = sock(A), sock(B, 4000)
+b.setblocking(True)
+for round in range(30):
+    got = []
+    readers = [threading.Thread(target=lambda: got.append(b.recv(10))) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if len(b.recv(10)) == 1 else 1)
+        children.append(child)
+    time.sleep(0.005 * (round % 3))
+    for number in range(6):
+        a.sendto(bytes([number]), (B, 4000))
+    for reader in readers:
+        reader.join(30)
+        assert not reader.is_alive(), (round, got)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    assert len(set(got)) == 4
+drained(b)
+"#
+    ));
+}
+
+#[test]
+fn readers_that_are_killed_leave_a_usable_socket() {
+    python(
+        r#"
+import random, signal
+a, b = sock(A), sock(B, 4000)
+b.setblocking(True)
+a.setblocking(False)
+for round in range(40):
+    child = os.fork()
+    if child == 0:
+        while True:
+            b.recv(100)
+    for number in range(random.randrange(1, 60)):
+        try:
+            a.sendto(bytes(50), (B, 4000))
+        except BlockingIOError:
+            select.select([], [a], [], 30)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    # What the child has left is followed by another message.
+    a.sendto(b"end", (B, 4000))
+    while True:
+        assert select.select([b], [], [], 30)[0], round
+        if b.recv(100) == b"end":
+            break
+"#,
+    );
+}

@@ -59,6 +59,7 @@ impl Clients {
     pub(super) fn check_congested(&mut self, now: Instant, node: &mut Node) {
         for id in self.untaken.take_due(now) {
             self.take_rest(node, id);
+            self.deliver(now, node, id);
         }
     }
 
@@ -66,7 +67,8 @@ impl Clients {
     fn take_rest(&mut self, node: &mut Node, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let is_empty = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes == 0);
-        if let Some(bound) = client.bound.as_mut().filter(|_| is_empty) {
+        let bound = client.bound.as_mut().filter(|_| is_empty);
+        if let Some(bound) = bound.filter(|bound| bound.flow.outgoing.is_empty()) {
             node.taken(bound.id, bound.flow.take_all());
         }
         self.settle(node, id);
