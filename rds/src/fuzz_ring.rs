@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use rtrs_base::mem::Written;
+use rtrs_base::mem::{Written, is_older_token};
 use rustix::io::pwrite;
 
-use crate::channel::{Flow, NodeFlow, PACKET_LEN, Packet, PacketKind, RING_LEN, RING_MESSAGE_MAX};
+use crate::channel::{
+    Flow, LONG_LEN, NodeFlow, PACKET_LEN, Packet, PacketKind, RING_LEN, RING_MESSAGE_MAX,
+};
 
 /// Length of the part of the memory that is overwritten: counters, words, and the first messages.
 const SPOILED_LEN: u64 = 2048;
@@ -21,6 +23,8 @@ struct Ends {
     sent: VecDeque<usize>,
     /// Lengths of the messages that the node has delivered.
     delivered: VecDeque<usize>,
+    /// Tokens in the connection.
+    tokens: VecDeque<u32>,
     is_spoiled: bool,
 }
 
@@ -28,7 +32,8 @@ impl Ends {
     fn new() -> Self {
         let node = NodeFlow::create().expect("memory");
         let program = Flow::open(node.fd()).expect("memory");
-        Self { node, program, sent: VecDeque::new(), delivered: VecDeque::new(), is_spoiled: false }
+        let (sent, delivered, tokens) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { node, program, sent, delivered, tokens, is_spoiled: false }
     }
 
     fn send(&mut self, len: usize) {
@@ -45,18 +50,30 @@ impl Ends {
 
     fn deliver(&mut self, len: usize) {
         let packet = Packet { len: len as u32, ..Packet::new(PacketKind::Data) };
-        let ring = &mut self.node.outgoing;
-        if ring.write(&packet.encode(), &vec![len as u8; len]) {
+        let is_written = self.node.outgoing.write(&packet.encode(), &vec![len as u8; len]);
+        if is_written {
             self.delivered.push_back(len);
         }
         // As the node does.
-        for _ in 0..2 {
-            if ring.needs_token() {
-                ring.token_sent();
-            }
-            ring.publish();
+        self.ensure_token();
+        self.node.outgoing.publish();
+        self.ensure_token();
+        if !is_written {
+            let waits = self.node.outgoing.want_room(len);
+            assert!(waits || self.is_spoiled, "the ring has no room, and nothing to take");
         }
-        ring.want_report(len as u64);
+        let trimmed = self.node.trim();
+        assert!(trimmed.is_ok(), "{trimmed:?}");
+    }
+
+    fn ensure_token(&mut self) {
+        let ring = &mut self.node.outgoing;
+        if ring.needs_token()
+            && let Some(number) = ring.next_token()
+        {
+            self.tokens.push_back(number);
+            ring.token_sent();
+        }
     }
 
     fn take(&mut self) {
@@ -66,27 +83,28 @@ impl Ends {
             assert_eq!(delivery.read(0, &mut bytes), bytes.len());
             bytes
         });
+        let Ok(taken) = taken else {
+            assert!(self.is_spoiled, "the ring is not malformed");
+            return;
+        };
         if let Some((bytes, _)) = &taken {
-            assert!(bytes.len() <= RING_LEN);
+            assert!(bytes.len() <= RING_LEN + LONG_LEN);
         }
         // As programs do.
-        for _ in 0..16 {
-            if !ring.reserve_token() {
-                break;
-            }
+        if let Some(number) = ring.newest_token()
+            && ring.claim_tokens(number)
+        {
+            while self.tokens.pop_front_if(|token| !is_older_token(number, *token)).is_some() {}
         }
         if !self.is_spoiled {
             let len = taken.map(|(bytes, _)| {
-                assert!(
-                    bytes[PACKET_LEN..]
-                        .iter()
-                        .all(|byte| *byte == (bytes.len() - PACKET_LEN) as u8)
-                );
-                bytes.len() - PACKET_LEN
+                let payload = &bytes[PACKET_LEN..];
+                assert!(payload.iter().all(|byte| *byte == payload.len() as u8));
+                payload.len()
             });
             assert_eq!(len, self.delivered.pop_front());
             assert_eq!(ring.is_empty(), self.delivered.is_empty());
-            assert!(!self.node.outgoing.needs_token(), "messages have no token");
+            assert_eq!(self.tokens.is_empty(), self.delivered.is_empty());
         }
     }
 
@@ -145,7 +163,8 @@ pub fn fuzz_ring(mut data: &[u8]) {
             }
             // A head near the messages, which random bytes rarely hit.
             2 => ends.spoil(256, &(u32::from(len) * 8).to_ne_bytes()),
-            3 => ends.deliver(usize::from(number)),
+            // Four times, so that some are long.
+            3 => ends.deliver(4 * usize::from(number)),
             4 => ends.take(),
             5 => {
                 let (bytes, rest) = data.split_at(data.len().min(len.into()));

@@ -1,5 +1,5 @@
 //! Payload that users of a socket have sent and taken, in counters that they share with the node,
-//! and the ring for their messages in the same memory.
+//! and the rings for messages in the same memory.
 //!
 //! The buffers of a socket hold payload only, as in the kernel, and the connection between user
 //! and node belongs to them. So users compare what they have sent with what is released, which the
@@ -13,12 +13,12 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rtrs_base::mem::{
-    DeliveryReader, DeliveryWriter, OtherEnds, OwnEnds, RingWriter, SharedCounters, WakeToken,
-    Written, create_ring, open_ring,
+    DeliveryReader, DeliveryWriter, OtherEnds, OwnEnds, RingSizes, RingWriter, SharedCounters,
+    WakeToken, Written, create_ring, open_ring,
 };
 
 use super::packet::Packet;
-use super::ring::{NodeRing, RING_LEN, put};
+use super::ring::{LONG_LEN, NodeRing, RING_LEN, put};
 
 /// Payload that users have sent.
 const SENT: usize = 0;
@@ -26,9 +26,9 @@ const SENT: usize = 0;
 const BY_SOCKET: usize = 1;
 /// Payload that users have received. In another cache line, since the node reads it in each turn.
 const TAKEN: usize = 16;
-const COUNT: usize = 17;
+const SIZES: RingSizes = RingSizes { counters: 17, ring: RING_LEN, long: LONG_LEN };
 
-/// Counters and ring of a socket, for its users.
+/// Counters and rings of a socket, for its users.
 #[derive(Debug)]
 pub struct Flow {
     counters: SharedCounters,
@@ -38,12 +38,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Opens the counters and the ring of a socket.
+    /// Opens the counters and the rings of a socket.
     ///
     /// # Errors
     /// The system's error; `InvalidData` for anything else.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let OtherEnds { counters, outgoing, incoming } = open_ring(fd, COUNT, RING_LEN)?;
+        let OtherEnds { counters, outgoing, incoming } = open_ring(fd, SIZES)?;
         Ok(Self { counters, ring: outgoing, incoming })
     }
 
@@ -100,7 +100,7 @@ fn distance(from: u32, to: u32) -> usize {
     usize::try_from(to.wrapping_sub(from).cast_signed()).unwrap_or(0)
 }
 
-/// Counters and ring of a socket, for the node, and what the node has read and passed on. Totals
+/// Counters and rings of a socket, for the node, and what the node has read and passed on. Totals
 /// wrap.
 #[derive(Debug)]
 pub(crate) struct NodeFlow {
@@ -108,8 +108,6 @@ pub(crate) struct NodeFlow {
     pub(crate) ring: NodeRing,
     /// Ring with messages for users.
     pub(crate) outgoing: DeliveryWriter,
-    /// Messages go through that ring, not through the connection.
-    pub(crate) uses_outgoing: bool,
     fd: OwnedFd,
     /// Payload read from users.
     received: u32,
@@ -122,30 +120,28 @@ pub(crate) struct NodeFlow {
 }
 
 impl NodeFlow {
-    /// Creates the counters and the ring of a socket.
+    /// Creates the counters and the rings of a socket.
     ///
     /// # Errors
     /// The system's error.
     pub(crate) fn create() -> io::Result<Self> {
-        let ends = create_ring("rds-flow", COUNT, RING_LEN)?;
-        let OwnEnds { counters, incoming, outgoing, fd } = ends;
-        let (ring, uses_outgoing) = (NodeRing::new(incoming), true);
-        Ok(Self {
-            counters,
-            ring,
-            outgoing,
-            uses_outgoing,
-            fd,
-            received: 0,
-            passed: 0,
-            taken: 0,
-            uncounted: 0,
-        })
+        let OwnEnds { counters, incoming, outgoing, fd } = create_ring("rds-flow", SIZES)?;
+        let ring = NodeRing::new(incoming);
+        let (received, passed, taken, uncounted) = (0, 0, 0, 0);
+        Ok(Self { counters, ring, outgoing, fd, received, passed, taken, uncounted })
     }
 
     /// Returns the descriptor for users.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Gives memory of long messages back to the system. Returns whether to call again.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn trim(&mut self) -> io::Result<bool> {
+        self.outgoing.trim(self.fd.as_fd())
     }
 
     /// Records a message read from a user.

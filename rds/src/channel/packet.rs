@@ -52,9 +52,9 @@ kinds! {
     Taken = 9,
     /// User, on a socket: messages are in its ring.
     Wake = 10,
-    /// Node: messages are in the ring for users. Users take it when they have taken the last one.
-    /// User, on a control connection: the slot `extra` with the serial number `len` needs another
-    /// one, because more of its users wait, or has one that a user has reserved and not taken. Has
+    /// Node: messages are in the ring for users. `value` is the number of this token. Users take it
+    /// when they have taken the last message. User, on a control connection: the slot `extra` with
+    /// the serial number `len` needs another one, because a user has taken one beside messages. Has
     /// no answer.
     Token = 11,
     /// User: return the board; this connection is not a socket. The answer is

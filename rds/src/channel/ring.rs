@@ -28,13 +28,15 @@
 //! until it is acknowledged. A user that breaks the ring loses its socket. Wrong positions, numbers
 //! and sleep states change the order or delay the messages of this socket only.
 //!
-//! **To users.** The node puts messages of up to [`RING_MESSAGE_MAX`] and all notifications into a
-//! second ring (`rtrs_base::mem::DeliveryWriter`), from which each user takes the next one without
-//! a lock. Programs poll the socket, so the node keeps a packet in it while the ring has messages
-//! ([`PacketKind::Token`]). The user that takes the last message takes the packet too, so the
-//! socket is readable exactly while messages wait. When the first longer message arrives, the node
-//! waits until users have taken everything, and uses only the socket from then on. A user that is
-//! killed while it takes the packet costs the others a request to the node.
+//! **To users.** The node puts all messages and notifications into a second ring
+//! (`rtrs_base::mem::DeliveryWriter`), from which each user takes the next one without a lock.
+//! Payloads above [`RING_MESSAGE_MAX`] are in an area beside it. Programs poll the socket, so the
+//! node keeps a packet in it while the ring has messages ([`PacketKind::Token`]). The user that
+//! takes the last message takes this token too (`rds/src/socket/incoming.rs`), so the socket is
+//! readable exactly while messages wait. A user that is killed between the two leaves a token
+//! without messages, which the next call takes. A user that is killed after it has taken a token
+//! that was not meant for it can leave messages without a token: the node looks for them once a
+//! second.
 //!
 //! **A node that is killed** cannot say so. Users of its sockets notice when they wake it, when the
 //! ring or the send buffer is full, and when they receive.
@@ -48,7 +50,9 @@ use super::packet::{PACKET_LEN, Packet, PacketKind};
 /// Length of a ring. It exceeds the default send buffer, so messages of usual lengths fit in
 /// whenever they may be sent.
 pub(crate) const RING_LEN: usize = 256 << 10;
-/// Maximum length of a payload in the ring.
+/// Length of the room for longer payloads to users: two of the longest.
+pub(crate) const LONG_LEN: usize = 2 << 20;
+/// Maximum length of a payload in a ring.
 pub(crate) const RING_MESSAGE_MAX: usize = 64 << 10;
 
 /// Adds a message to a ring. `stamp` returns the number of messages that users have begun to send

@@ -2,12 +2,10 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rtrs_base::mem::{Front, Malformed};
-use rtrs_base::rt::{
-    Fd, OpId, PeerCredentials, peer_credentials, receive_passed, unacknowledged_bytes,
-};
+use rtrs_base::rt::{Fd, OpId, PeerCredentials, peer_credentials, receive_passed};
 use rtrs_base::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -18,7 +16,7 @@ use rustix::net::{
 
 use crate::channel::{
     FDS_MAX, INLINE_FIRST, INLINE_MAX, Next, NodeFlow, NodeRing, PACKET_LEN, Packet, PacketKind,
-    PacketTimes, SocketView, put_rest, take_rest,
+    PacketTimes, SocketView, take_rest,
 };
 use crate::proto::{Received, SocketId, UserId};
 use crate::wire::{ArrivalTimes, PAYLOAD_MAX};
@@ -201,60 +199,42 @@ impl Client {
     /// # Errors
     /// The system's error; `WouldBlock` without room.
     pub(super) fn write(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.send(packet, &[], fds)
-    }
-
-    /// Sends a packet with a payload to the user, if there is room now.
-    ///
-    /// # Errors
-    /// See [`Client::write`].
-    pub(super) fn deliver(&self, packet: &Packet, payload: &[u8]) -> io::Result<()> {
-        if payload.len() <= INLINE_MAX {
-            return self.send(packet, payload, &[]);
-        }
-        let rest = put_rest(&[IoSlice::new(payload)])?;
-        self.send(packet, &payload[..INLINE_FIRST], &[rest.as_fd()])
+        send(&self.fd, packet, fds)
     }
 
     /// Makes the connection readable, for messages in the ring.
-    pub(super) fn send_token(&mut self) {
-        match self.write(&Packet::new(PacketKind::Token), &[]) {
-            Ok(()) => {
-                if let Some(bound) = &mut self.bound {
-                    bound.flow.outgoing.token_sent();
+    ///
+    /// # Errors
+    /// The system's error, except when the user has disconnected, which the following read notices.
+    pub(super) fn send_token(&mut self) -> io::Result<()> {
+        let Some(bound) = &mut self.bound else { return Ok(()) };
+        let ring = &mut bound.flow.outgoing;
+        let Some(value) = ring.next_token() else { return Ok(()) };
+        let packet = Packet { value, ..Packet::new(PacketKind::Token) };
+        match send(&self.fd, &packet, &[]) {
+            Ok(()) => ring.token_sent(),
+            Err(error) => {
+                use io::ErrorKind::{BrokenPipe, ConnectionReset, WouldBlock};
+                // A connection without room is readable.
+                if ![BrokenPipe, ConnectionReset, WouldBlock].contains(&error.kind()) {
+                    return Err(error);
                 }
             }
-            // The user has disconnected, which the following read notices, or has packets to read.
-            Err(error) => tracing::debug!(%error, "no token sent to a user"),
         }
-    }
-
-    /// Sends another token while messages are in the ring, which wakes another user. Counts the
-    /// token of an empty ring again: the user that had reserved it may have been killed.
-    pub(super) fn renew_token(&mut self) {
-        let has_token = unacknowledged_bytes(&self.fd).is_ok_and(|bytes| bytes > 0);
-        let Some(bound) = self.bound.as_mut().filter(|bound| bound.flow.uses_outgoing) else {
-            return;
-        };
-        let ring = &mut bound.flow.outgoing;
-        if !ring.is_empty() {
-            self.send_token();
-        } else if has_token && ring.lacks_token() {
-            ring.token_sent();
-        }
-    }
-
-    fn send(&self, packet: &Packet, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let head = packet.encode();
-        let parts = [IoSlice::new(&head), IoSlice::new(body)];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        sendmsg(&self.fd, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+fn send(fd: &Fd, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let head = packet.encode();
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(fd, &[IoSlice::new(&head)], &mut control, flags)?;
+    Ok(())
 }
 
 /// Returns the head of a message for a user. `time` is in nanoseconds since 1970.
@@ -327,6 +307,7 @@ fn whole(len: usize, inline: &[u8], rest: Option<OwnedFd>) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channel::put_rest;
 
     #[test]
     fn payload_lengths_match_their_headers() {

@@ -186,7 +186,7 @@ impl Clients {
         for id in self.starved.take_due(now) {
             self.deliver(now, node, id);
         }
-        self.check_congested(now, node);
+        self.check_untaken(now, node);
         while let Some((at, id)) = self.lingering.first().copied().filter(|(at, _)| *at <= now) {
             self.lingering.remove(&(at, id));
             self.end(node, id);
@@ -428,9 +428,7 @@ impl Clients {
                 // on another connection may have been closed.
                 let named = if socket.is_some() { Ok(id) } else { self.meant(id, &packet) };
                 match named {
-                    Ok(named) if packet.kind == PacketKind::Token => {
-                        self.clients.get_mut(&named).map(Client::renew_token);
-                    }
+                    Ok(named) if packet.kind == PacketKind::Token => self.renew_token(now, named),
                     Ok(named) => {
                         self.settle(node, named);
                         self.deliver(now, node, named);

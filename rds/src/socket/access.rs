@@ -254,6 +254,16 @@ impl Binding {
         Ok(Self { access, slot, flow, shown: Shown::default() })
     }
 
+    /// Creates the state of a socket whose node is a test. It has no control connection.
+    #[cfg(test)]
+    pub(super) fn of_test(way: Box<dyn Connect>, flow: Flow) -> Self {
+        use crate::channel::BoardWriter;
+        let board = BoardWriter::create(std::net::Ipv4Addr::LOCALHOST.into(), 1, 1).unwrap();
+        let board = board.as_fd().try_clone_to_owned().unwrap();
+        let access = Arc::new(Access::with_board(way, board).unwrap());
+        Self { access, slot: Slot { index: 0, serial: 1 }, flow, shown: Shown::default() }
+    }
+
     /// Returns the board of the socket's node.
     pub fn board(&self) -> &Board {
         &self.access.board

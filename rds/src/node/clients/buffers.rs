@@ -1,6 +1,5 @@
 //! Buffers of users' sockets: what users have taken, and what they may see of their buffers.
 
-use rtrs_base::rt::unacknowledged_bytes;
 use rtrs_base::time::Instant;
 
 use super::super::client::ClientId;
@@ -55,19 +54,21 @@ impl Clients {
         bound.flow.has_untaken()
     }
 
-    /// Checks from time to time whether the users of congested sockets have taken everything.
-    pub(super) fn check_congested(&mut self, now: Instant, node: &mut Node) {
-        for id in self.untaken.take_due(now) {
+    /// Checks from time to time what users that may have been killed have taken.
+    pub(super) fn check_untaken(&mut self, now: Instant, node: &mut Node) {
+        let Some(due) = self.untaken.take_due(now) else { return };
+        for id in due.waiting {
             self.take_rest(node, id);
             self.deliver(now, node, id);
         }
+        for id in due.unread {
+            self.check_unread(now, id);
+        }
     }
 
-    /// Applies what the users of a socket have taken: everything, if the connection is empty.
+    /// Applies what the users of a socket have taken: everything, if the ring is empty.
     fn take_rest(&mut self, node: &mut Node, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let is_empty = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes == 0);
-        let bound = client.bound.as_mut().filter(|_| is_empty);
+        let bound = self.clients.get_mut(&id).and_then(|client| client.bound.as_mut());
         if let Some(bound) = bound.filter(|bound| bound.flow.outgoing.is_empty()) {
             node.taken(bound.id, bound.flow.take_all());
         }

@@ -1,130 +1,143 @@
-//! Messages and notifications for users: through the ring of their socket, or its connection.
+//! Messages and notifications for users, through the ring of their socket.
 
 use std::io;
 
 use rtrs_base::rt::{Op, unacknowledged_bytes};
-use rtrs_base::time::{Duration, Instant};
+use rtrs_base::time::Instant;
 
 use super::super::client::{Client, ClientId, data_packet};
 use super::{Clients, PACKETS_MAX, PAUSE, Task, wall_clock};
-use crate::channel::{Packet, PacketKind, RING_LEN, RING_MESSAGE_MAX};
+use crate::channel::{Packet, PacketKind};
 use crate::proto::{Node, Pending, SocketId};
 
-/// Pause before the connection of a socket whose ring is empty is looked at again.
-const TOKEN_PAUSE: Duration = Duration::from_millis(1);
+impl Clients {
+    /// Passes on the messages that wait for a user, as far as there is room.
+    pub(super) fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| client.writing.is_none())
+        else {
+            return;
+        };
+        let Some(socket) = client.bound.as_ref().map(|bound| bound.id) else { return };
+        let (mut left, mut waits, mut is_refused) = (PACKETS_MAX, false, false);
+        while left > 0 && !waits {
+            let Some(pending) = node.ports_mut().pending(socket) else { break };
+            left -= 1;
+            let passed = pass_on(client, node, socket, pending);
+            if let Passed::RingFull(len) = passed {
+                // If a token cannot be sent, it is tried again below.
+                let _ = publish(client);
+                let bound = client.bound.as_mut();
+                let wants = bound.is_some_and(|bound| bound.flow.outgoing.want_room(len));
+                // Room that is missing again is claimed by a program that has changed the words.
+                waits = wants || is_refused;
+            }
+            is_refused = passed != Passed::Done;
+        }
+        if left == 0 {
+            // Completes at once: only the limit of the turn was reached.
+            let op = Op::writable(client.fd.clone());
+            client.writing = Some(self.port.submit(op, Task::Write(id).token()));
+        }
+        let has_tokens = publish(client);
+        self.untaken.add_unread(id);
+        self.untaken.set_waiting(id, waits);
+        if self.settle(node, id) {
+            self.untaken.add(id);
+        }
+        self.check_token(now, id, has_tokens);
+    }
+
+    /// Sends a token for messages that a user has left without one.
+    pub(super) fn renew_token(&mut self, now: Instant, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if client.bound.as_ref().is_some_and(|bound| !bound.flow.outgoing.is_empty()) {
+            let sent = client.send_token();
+            self.check_token(now, id, sent);
+        }
+    }
+
+    /// Plans another attempt after a token that could not be sent.
+    fn check_token(&mut self, now: Instant, id: ClientId, sent: io::Result<()>) {
+        let Err(error) = sent else { return };
+        self.starved.add(id, now + PAUSE);
+        if let Some(left_out) = self.starved.log(now) {
+            let socket = self.clients.get(&id).and_then(|client| client.bound.as_ref());
+            let port = socket.map_or(0, |bound| bound.id.port);
+            tracing::warn!(port, %error, left_out, "cannot wake a user; trying again shortly");
+        }
+    }
+
+    /// Checks whether the messages of a user have a token, which a killed user may have taken, and
+    /// frees memory that long messages no longer use.
+    pub(super) fn check_unread(&mut self, now: Instant, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let has_tokens = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes > 0);
+        let Some(bound) = &mut client.bound else { return };
+        let is_empty = bound.flow.outgoing.is_empty();
+        let is_held = bound.flow.trim().unwrap_or_else(|error| {
+            tracing::debug!(port = bound.id.port, %error, "cannot free memory of long messages");
+            false
+        });
+        if !is_empty && !has_tokens {
+            tracing::debug!(port = bound.id.port, "messages of a user had no token");
+            self.renew_token(now, id);
+        }
+        if !is_empty || is_held {
+            self.untaken.add_unread(id);
+        }
+    }
+}
+
+/// Lets users take what is in the ring, and makes the connection readable.
+fn publish(client: &mut Client) -> io::Result<()> {
+    let has_unpublished = |client: &Client| {
+        client.bound.as_ref().is_some_and(|bound| bound.flow.outgoing.has_unpublished())
+    };
+    if has_unpublished(client) {
+        // If this fails, it is tried again below.
+        let _ = ensure_token(client);
+        if let Some(bound) = &mut client.bound {
+            bound.flow.outgoing.publish();
+        }
+    }
+    // Users may have taken the last of the earlier messages, and the token with it.
+    ensure_token(client)
+}
+
+fn ensure_token(client: &mut Client) -> io::Result<()> {
+    match client.bound.as_ref().is_some_and(|bound| bound.flow.outgoing.needs_token()) {
+        true => client.send_token(),
+        false => Ok(()),
+    }
+}
 
 /// Result of an attempt to pass something on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Passed {
     Done,
-    /// The ring has to be emptied, up to this many bytes.
-    RingFull(u64),
-    /// Users take the token of the empty ring from the connection at this moment.
-    Soon,
-}
-
-impl Clients {
-    /// Passes on the messages that wait for a user, as far as there is room.
-    pub(super) fn deliver(&mut self, now: Instant, node: &mut Node, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let Some(bound) = &client.bound else { return };
-        if client.writing.is_some() {
-            return;
-        }
-        let socket = bound.id;
-        let (mut left, mut waits) = (PACKETS_MAX, false);
-        let blocked = loop {
-            let Some(pending) = node.ports_mut().pending(socket) else { break false };
-            match pass_on(client, node, socket, pending) {
-                Ok(Passed::Done) => {}
-                Ok(Passed::RingFull(left)) => {
-                    publish(client);
-                    let bound = client.bound.as_mut();
-                    waits = bound.is_some_and(|bound| bound.flow.outgoing.want_report(left));
-                    if waits {
-                        break false;
-                    }
-                }
-                Ok(Passed::Soon) => {
-                    self.starved.add(id, now + TOKEN_PAUSE);
-                    break false;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break true,
-                Err(error) => {
-                    let gone = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-                    // If the user has disconnected, the following read notices.
-                    if !gone.contains(&error.kind()) {
-                        self.starved.add(id, now + PAUSE);
-                        if let Some(left_out) = self.starved.log(now) {
-                            let port = socket.port;
-                            tracing::warn!(
-                                port, %error, left_out,
-                                "cannot pass on a message; trying again shortly"
-                            );
-                        }
-                    }
-                    break false;
-                }
-            }
-            left -= 1;
-            if left == 0 {
-                break true;
-            }
-        };
-        publish(client);
-        if blocked {
-            // Completes at once if only the limit of the turn was reached.
-            let op = Op::writable(client.fd.clone());
-            client.writing = Some(self.port.submit(op, Task::Write(id).token()));
-        }
-        if self.settle(node, id) {
-            self.untaken.add(id);
-        }
-        self.untaken.set_waiting(id, waits);
-    }
-}
-
-/// Lets users take what is in the ring, and makes the connection readable.
-fn publish(client: &mut Client) {
-    let has_unpublished = |client: &Client| {
-        client.bound.as_ref().is_some_and(|bound| bound.flow.outgoing.has_unpublished())
-    };
-    if !has_unpublished(client) {
-        return;
-    }
-    ensure_token(client);
-    if let Some(bound) = &mut client.bound {
-        bound.flow.outgoing.publish();
-    }
-    // Users may have taken the last of the earlier messages, and the token with it.
-    ensure_token(client);
-}
-
-fn ensure_token(client: &mut Client) {
-    if client.bound.as_ref().is_some_and(|bound| bound.flow.outgoing.needs_token()) {
-        client.send_token();
-    }
+    /// The ring has no room for a payload of this length.
+    RingFull(usize),
 }
 
 /// Passes on the next input of a socket, if there is room.
-fn pass_on(
-    client: &mut Client,
-    node: &mut Node,
-    socket: SocketId,
-    pending: Pending,
-) -> io::Result<Passed> {
+fn pass_on(client: &mut Client, node: &mut Node, socket: SocketId, pending: Pending) -> Passed {
+    let Some(bound) = &mut client.bound else { return Passed::Done };
+    let mut put = |packet: &Packet, payload: &[u8]| {
+        let is_written = bound.flow.outgoing.write(&packet.encode(), payload);
+        if is_written { Passed::Done } else { Passed::RingFull(payload.len()) }
+    };
     let passed = match pending {
-        Pending::Updates(groups) => put(client, &Packet::update(groups), &[])?,
+        Pending::Updates(groups) => put(&Packet::update(groups), &[]),
         Pending::Completion(value) => {
-            put(client, &Packet { value, ..Packet::new(PacketKind::Completed) }, &[])?
+            put(&Packet { value, ..Packet::new(PacketKind::Completed) }, &[])
         }
         Pending::Message => match node.ports().peek(socket) {
-            Some(received) => put(client, &data_packet(received, wall_clock()), &received.payload)?,
+            Some(received) => put(&data_packet(received, wall_clock()), &received.payload),
             None => Passed::Done,
         },
     };
     if passed != Passed::Done {
-        return Ok(passed);
+        return passed;
     }
     match pending {
         Pending::Updates(_) => {
@@ -134,34 +147,10 @@ fn pass_on(
             node.ports_mut().take_completion(socket);
         }
         Pending::Message => {
-            let passed = node.pass(socket);
-            if let (Some(bound), Some(passed)) = (&mut client.bound, passed) {
-                bound.flow.passed(passed.payload.len());
+            if let Some(received) = node.pass(socket) {
+                bound.flow.passed(received.payload.len());
             }
         }
     }
-    Ok(Passed::Done)
-}
-
-/// Puts a packet into the ring, or sends it over the connection. A socket that gets a message too
-/// long for the ring uses the connection from then on, once its users have taken everything else.
-fn put(client: &mut Client, packet: &Packet, payload: &[u8]) -> io::Result<Passed> {
-    if let Some(bound) = client.bound.as_mut().filter(|bound| bound.flow.uses_outgoing) {
-        let ring = &mut bound.flow.outgoing;
-        if payload.len() <= RING_MESSAGE_MAX {
-            let is_written = ring.write(&packet.encode(), payload);
-            let half = RING_LEN as u64 / 2;
-            return Ok(if is_written { Passed::Done } else { Passed::RingFull(half) });
-        }
-        if !ring.is_empty() {
-            return Ok(Passed::RingFull(0));
-        }
-        if unacknowledged_bytes(&client.fd)? > 0 {
-            return Ok(Passed::Soon);
-        }
-        ring.close();
-        bound.flow.uses_outgoing = false;
-    }
-    client.deliver(packet, payload)?;
-    Ok(Passed::Done)
+    Passed::Done
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU32;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 
 use super::counters::SharedCounters;
-use super::delivery_ring::{DeliveryReader, DeliveryWriter};
+use super::delivery_ring::{DeliveryReader, DeliveryWriter, Place};
 use super::mapping::{Mapping, Protection};
 use super::ring_area::{Area, RECORD_LEN, place_len};
 use super::ring_words::RingWords;
@@ -55,34 +55,54 @@ pub struct OtherEnds {
     pub incoming: DeliveryReader,
 }
 
-/// Creates counters, and two rings for messages of `len` bytes each, a power of two.
+/// Sizes of what a process shares with others.
+#[derive(Clone, Copy, Debug)]
+pub struct RingSizes {
+    /// Number of counters.
+    pub counters: usize,
+    /// Length of each of the two rings, a power of two.
+    pub ring: usize,
+    /// Length of the room for long messages of the creator, a power of two.
+    pub long: usize,
+}
+
+impl RingSizes {
+    fn is_valid(self) -> bool {
+        let is_length = |len: usize| len.is_power_of_two() && (RECORD_LEN..=1 << 30).contains(&len);
+        is_length(self.ring) && is_length(self.long) && self.counters * 4 <= COUNTERS_LEN
+    }
+
+    fn second(self) -> Place {
+        Place { at: AT_DATA + self.ring, len: self.ring, long_len: self.long }
+    }
+
+    fn first(self, mapping: &Arc<Mapping>) -> Area {
+        Area { mapping: Arc::clone(mapping), data: AT_DATA, len: self.ring }
+    }
+
+    fn total(self) -> usize {
+        self.second().end()
+    }
+}
+
+/// Creates counters and two rings.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` for any other length, or for too many counters.
-pub fn create_ring(name: &str, counters: usize, len: usize) -> io::Result<OwnEnds> {
-    let is_valid = len.is_power_of_two() && (RECORD_LEN..=1 << 30).contains(&len);
-    if !is_valid || counters * 4 > COUNTERS_LEN {
-        let text = format!("a ring cannot have {len} bytes and {counters} counters");
+/// The system's error; `InvalidInput` for sizes that are not valid.
+pub fn create_ring(name: &str, sizes: RingSizes) -> io::Result<OwnEnds> {
+    if !sizes.is_valid() {
+        let text = format!("a ring cannot have these sizes: {sizes:?}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create(name, flags)?;
-    let size = size_for(len);
-    ftruncate(&fd, size as u64)?;
+    ftruncate(&fd, sizes.total() as u64)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let mapping = Arc::new(Mapping::new(fd.as_fd(), size, Protection::ReadWrite)?);
-    let incoming = RingReader { ring: first_area(&mapping, len), tail: 0, sleep: 0 };
-    let outgoing = DeliveryWriter::new(&mapping, AT_DATA + len, len);
-    Ok(OwnEnds { counters: SharedCounters::new(mapping, counters), incoming, outgoing, fd })
-}
-
-/// Returns the size of memory with two rings of this length.
-fn size_for(len: usize) -> usize {
-    AT_DATA + len + DeliveryWriter::size_for(len)
-}
-
-fn first_area(mapping: &Arc<Mapping>, len: usize) -> Area {
-    Area { mapping: Arc::clone(mapping), data: AT_DATA, len }
+    let mapping = Arc::new(Mapping::new(fd.as_fd(), sizes.total(), Protection::ReadWrite)?);
+    let incoming = RingReader { ring: sizes.first(&mapping), tail: 0, sleep: 0 };
+    let outgoing = DeliveryWriter::new(&mapping, sizes.second());
+    let counters = SharedCounters::new(mapping, sizes.counters);
+    Ok(OwnEnds { counters, incoming, outgoing, fd })
 }
 
 /// Maps the counters and the rings that another process has created. The descriptor is not needed
@@ -91,17 +111,17 @@ fn first_area(mapping: &Arc<Mapping>, len: usize) -> Area {
 /// # Errors
 /// The system's error; `InvalidData` for memory that could be shortened while it is used, or that
 /// has another size.
-pub fn open_ring(fd: BorrowedFd<'_>, counters: usize, len: usize) -> io::Result<OtherEnds> {
+pub fn open_ring(fd: BorrowedFd<'_>, sizes: RingSizes) -> io::Result<OtherEnds> {
     let is_sealed = fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
     let size = usize::try_from(fstat(fd)?.st_size).map_err(io::Error::other)?;
-    if !is_sealed || size != size_for(len) || counters * 4 > COUNTERS_LEN {
+    if !is_sealed || size != sizes.total() || !sizes.is_valid() {
         let text = "the memory does not hold the counters and the rings";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     let mapping = Arc::new(Mapping::new(fd, size, Protection::ReadWrite)?);
-    let outgoing = RingWriter(first_area(&mapping, len));
-    let incoming = DeliveryReader::new(&mapping, AT_DATA + len, len);
-    Ok(OtherEnds { counters: SharedCounters::new(mapping, counters), outgoing, incoming })
+    let outgoing = RingWriter(sizes.first(&mapping));
+    let incoming = DeliveryReader::new(&mapping, sizes.second());
+    Ok(OtherEnds { counters: SharedCounters::new(mapping, sizes.counters), outgoing, incoming })
 }
 
 fn words(area: &Area) -> RingWords<'_, AtomicU32> {
@@ -330,10 +350,11 @@ mod tests {
     use super::*;
 
     const LEN: usize = 4096;
+    const SIZES: RingSizes = RingSizes { counters: 1, ring: LEN, long: LEN };
 
     fn pair() -> (RingWriter, RingReader, OwnedFd) {
-        let OwnEnds { incoming, fd, .. } = create_ring("test", 1, LEN).unwrap();
-        let OtherEnds { outgoing, .. } = open_ring(fd.as_fd(), 1, LEN).unwrap();
+        let OwnEnds { incoming, fd, .. } = create_ring("test", SIZES).unwrap();
+        let OtherEnds { outgoing, .. } = open_ring(fd.as_fd(), SIZES).unwrap();
         (outgoing, incoming, fd)
     }
 
@@ -447,13 +468,19 @@ mod tests {
     fn memory_that_could_shrink_or_has_another_size_is_refused() {
         let (_writer, _reader, fd) = pair();
         assert!(ftruncate(&fd, 0).is_err());
-        assert!(open_ring(fd.as_fd(), 1, 2 * LEN).is_err());
-        assert!(open_ring(fd.as_fd(), COUNTERS_LEN, LEN).is_err());
+        let other = [
+            RingSizes { ring: 2 * LEN, ..SIZES },
+            RingSizes { long: 2 * LEN, ..SIZES },
+            RingSizes { counters: 33, ..SIZES },
+        ];
+        assert!(other.iter().all(|sizes| open_ring(fd.as_fd(), *sizes).is_err()));
         let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&plain, size_for(LEN) as u64).unwrap();
-        let error = open_ring(plain.as_fd(), 1, LEN).unwrap_err();
+        ftruncate(&plain, SIZES.total() as u64).unwrap();
+        let error = open_ring(plain.as_fd(), SIZES).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        assert!(create_ring("test", 1, 5000).is_err() && create_ring("test", 33, LEN).is_err());
+        for sizes in [RingSizes { ring: 5000, ..SIZES }, other[2]] {
+            assert!(create_ring("test", sizes).is_err(), "{sizes:?}");
+        }
     }
 
     #[test]

@@ -20,8 +20,6 @@ pub(super) trait Word {
     fn swap(&self, value: u32, order: Ordering) -> u32;
     /// Changes the word from one value to another. Returns false if it has any other value.
     fn exchange(&self, from: u32, to: u32) -> bool;
-    /// Subtracts a number; wraps.
-    fn sub(&self, count: u32);
 }
 
 macro_rules! word {
@@ -41,10 +39,6 @@ macro_rules! word {
 
             fn exchange(&self, from: u32, to: u32) -> bool {
                 self.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            }
-
-            fn sub(&self, count: u32) {
-                self.fetch_sub(count, Ordering::AcqRel);
             }
         }
     };
