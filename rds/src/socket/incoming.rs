@@ -327,7 +327,9 @@ mod tests {
 
         /// Answers reports as nodes do, until all threads have ended.
         fn serve<T>(&mut self, threads: &[ScopedJoinHandle<'_, T>]) {
+            let begun = Instant::now();
             while !threads.iter().all(ScopedJoinHandle::is_finished) {
+                assert!(begun.elapsed() < LIMIT / 2, "a call waits beside messages");
                 if self.report() == Some(PacketKind::Token) {
                     self.send_token();
                 }

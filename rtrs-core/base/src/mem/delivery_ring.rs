@@ -343,7 +343,7 @@ impl DeliveryReader {
     /// Returns the right to wait alone. `None` if another reader has it, or was killed with it.
     pub fn try_wait_alone(&self) -> Option<WaitsAlone<'_>> {
         let word = self.0.short(AT_WAITS);
-        (word.swap(1, Ordering::AcqRel) == 0).then_some(WaitsAlone(word))
+        (word.swap(1, Ordering::AcqRel) == 0).then(|| WaitsAlone(word))
     }
 
     /// Returns the number of the newest token, unless a reader has claimed it.
@@ -570,7 +570,8 @@ mod tests {
         let (_writer, reader) = pair();
         for _ in 0..2 {
             let alone = reader.try_wait_alone();
-            assert!(alone.is_some() && reader.try_wait_alone().is_none());
+            assert!(alone.is_some());
+            assert!((0..2).all(|_| reader.try_wait_alone().is_none()));
         }
         // It was killed.
         std::mem::forget(reader.try_wait_alone());
