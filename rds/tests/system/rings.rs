@@ -242,6 +242,8 @@ fn long_and_short_messages_arrive_in_order() {
         "{CHILDREN}{DRAINED}{}",
         r#"
 a, b = sock(A), sock(B, 4000)
+# Waits while the other port is congested.
+a.setblocking(True)
 a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
 b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 << 20)
 # Many more than a ring holds, without content, wait for the reader.
