@@ -91,9 +91,9 @@ impl Ends {
             assert!(bytes.len() <= RING_LEN + LONG_LEN);
         }
         // As programs do.
-        if let Some(number) = ring.newest_token()
-            && ring.claim_tokens(number)
-        {
+        let number = ring.newest_token();
+        let is_last = taken.as_ref().is_some_and(|(_, taken)| taken.is_last);
+        if is_last && ring.claim_tokens(number) {
             while self.tokens.pop_front_if(|token| !is_older_token(number, *token)).is_some() {}
         }
         if !self.is_spoiled {

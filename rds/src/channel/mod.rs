@@ -5,8 +5,8 @@
 //! are `Packet`s followed by their payload; the rest of a payload above `INLINE_MAX` is in a memfd.
 //! Requests with an answer use a connection of their own. State that users check before they send
 //! is in shared memory, the [`Board`]; what they have sent and taken is in counters that they share
-//! with the node, the [`Flow`]. Short messages to the node, and all messages to users, take rings in
-//! the same memory (`ring`).
+//! with the node, the [`Flow`]. Short messages to the node, and all messages to users, take rings
+//! in the same memory (`ring`).
 
 mod big;
 mod board;

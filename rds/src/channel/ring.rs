@@ -36,7 +36,9 @@
 //! readable exactly while messages wait. A user that is killed between the two leaves a token
 //! without messages, which the next call takes. A user that is killed after it has taken a token
 //! that was not meant for it can leave messages without a token: the node looks for them once a
-//! second.
+//! second. A user that is killed in a wait keeps the right to wait with a receive: from then on all
+//! waits of this socket poll, which costs a request for the time limit in each, and that signals
+//! end them.
 //!
 //! **A node that is killed** cannot say so. Users of its sockets notice when they wake it, when the
 //! ring or the send buffer is full, and when they receive.

@@ -145,12 +145,15 @@ impl Client {
             Ok(Next::Socket) => {}
             Err(error) => return broken(&error),
         }
+        let had_message = ring.has_input();
         // Messages may have been published before a packet that has been sent since.
         let peeked = peek(&self.fd);
         let Some(ring) = self.ring_in_use() else { return Input::Nothing };
         let is_preceded = match &peeked {
             Peeked::Packet(packet) => packet.position().is_some_and(|at| ring.is_before(at)),
-            Peeked::Nothing | Peeked::End => true,
+            // A message that was not there may follow a packet that has been sent since.
+            Peeked::Nothing => had_message,
+            Peeked::End => true,
         };
         match ring.front() {
             Ok(Some(front)) if is_preceded => take(ring, front),
@@ -200,6 +203,17 @@ impl Client {
     /// The system's error; `WouldBlock` without room.
     pub(super) fn write(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         send(&self.fd, packet, fds)
+    }
+
+    /// Sends another token if messages are in the ring.
+    ///
+    /// # Errors
+    /// See [`Client::send_token`].
+    pub(super) fn renew_token(&mut self) -> io::Result<()> {
+        match self.bound.as_ref().is_some_and(|bound| !bound.flow.outgoing.is_empty()) {
+            true => self.send_token(),
+            false => Ok(()),
+        }
     }
 
     /// Makes the connection readable, for messages in the ring.

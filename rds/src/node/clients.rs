@@ -17,7 +17,7 @@ use rtrs_base::time::{Duration, Instant, earliest};
 use super::answers::Answers;
 use super::client::{Asker, Bound, Client, ClientId, Input};
 use super::controls::Controls;
-use super::shortage::{Reserve, Starved};
+use super::shortage::{PAUSE, Reserve, Starved};
 use super::unbound::UnboundClients;
 use super::untaken::Untaken;
 use crate::channel::{BoardWriter, INLINE_MAX, Packet, PacketKind};
@@ -30,8 +30,6 @@ const PACKETS_MAX: usize = 128;
 const PACKETS_ALL: usize = 8192;
 /// Time for which messages that a user sent before it disconnected may wait for room.
 const LINGER: Duration = Duration::from_secs(5);
-/// Pause after an accept, or a message to a user, that failed for lack of descriptors or memory.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Purpose of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -428,7 +426,10 @@ impl Clients {
                 // on another connection may have been closed.
                 let named = if socket.is_some() { Ok(id) } else { self.meant(id, &packet) };
                 match named {
-                    Ok(named) if packet.kind == PacketKind::Token => self.renew_token(now, named),
+                    Ok(named) if packet.kind == PacketKind::Token => {
+                        let sent = self.clients.get_mut(&named).map(Client::renew_token);
+                        self.starved.retry_token(now, named, sent.unwrap_or(Ok(())));
+                    }
                     Ok(named) => {
                         self.settle(node, named);
                         self.deliver(now, node, named);

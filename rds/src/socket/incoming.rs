@@ -176,7 +176,7 @@ impl Call<'_> {
     /// Claims the newest token. Returns its number, unless it announces messages.
     fn claim_newest(&self) -> Option<u32> {
         let ring = &self.binding.flow.incoming;
-        ring.newest_token().filter(|number| ring.claim_tokens(*number))
+        Some(ring.newest_token()).filter(|number| ring.claim_tokens(*number))
     }
 
     /// Takes all tokens up to a claimed one.

@@ -95,6 +95,8 @@ fn messages_of_all_lengths_and_processes_stay_in_order() {
         r#"
 # Long messages take the socket, as do those of a process that finds the ring locked.
 a, b = sock(A), sock(B, 4000)
+# Waits while the other port is congested: the reader may be slow.
+a.setblocking(True)
 a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 600000)
 b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 600000)
 # Turns, which end with the other process.
@@ -257,7 +259,7 @@ def send():
 sender = Thread(send)
 for number in range(count + 60):
     got = b.recv(1 << 20)
-    assert struct.unpack("I", got[:4])[0] == number, (number, len(got))
+    assert struct.unpack("I", got[:4])[0] == number, (number, got[:4], len(got))
     assert number < count or len(got) == 4 + (150000, 5000, 900000)[number % 3], (number, len(got))
     assert got[4:].count(number % 256) == len(got) - 4, number
 sender.ended()
@@ -322,8 +324,8 @@ drained(b)
     ));
 }
 
-/// The words of the ring as a reader leaves them that is killed after it has taken a message: before
-/// it claims the token, and before it takes it.
+/// The words are those of a reader that is killed after it has taken a message: before it claims
+/// the token, and before it takes it.
 #[test]
 fn a_reader_that_is_killed_before_it_takes_its_token_makes_no_other_wait() {
     python(&format!(

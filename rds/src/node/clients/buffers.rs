@@ -4,6 +4,7 @@ use rtrs_base::time::Instant;
 
 use super::super::client::ClientId;
 use super::Clients;
+use super::delivery::check_unread;
 use crate::proto::Node;
 
 impl Clients {
@@ -62,7 +63,12 @@ impl Clients {
             self.deliver(now, node, id);
         }
         for id in due.unread {
-            self.check_unread(now, id);
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let checked = check_unread(client);
+            if *checked.as_ref().unwrap_or(&true) {
+                self.untaken.add_unread(id);
+            }
+            self.starved.retry_token(now, id, checked.map(drop));
         }
     }
 

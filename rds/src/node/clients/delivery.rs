@@ -6,7 +6,7 @@ use rtrs_base::rt::{Op, unacknowledged_bytes};
 use rtrs_base::time::Instant;
 
 use super::super::client::{Client, ClientId, data_packet};
-use super::{Clients, PACKETS_MAX, PAUSE, Task, wall_clock};
+use super::{Clients, PACKETS_MAX, Task, wall_clock};
 use crate::channel::{Packet, PacketKind};
 use crate::proto::{Node, Pending, SocketId};
 
@@ -38,54 +38,31 @@ impl Clients {
             let op = Op::writable(client.fd.clone());
             client.writing = Some(self.port.submit(op, Task::Write(id).token()));
         }
-        let has_tokens = publish(client);
+        let sent = publish(client);
         self.untaken.add_unread(id);
         self.untaken.set_waiting(id, waits);
         if self.settle(node, id) {
             self.untaken.add(id);
         }
-        self.check_token(now, id, has_tokens);
+        self.starved.retry_token(now, id, sent);
     }
+}
 
-    /// Sends a token for messages that a user has left without one.
-    pub(super) fn renew_token(&mut self, now: Instant, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        if client.bound.as_ref().is_some_and(|bound| !bound.flow.outgoing.is_empty()) {
-            let sent = client.send_token();
-            self.check_token(now, id, sent);
-        }
+/// Checks whether the messages of a user have a token, which a killed user may have taken, and
+/// frees memory that long messages no longer use. Returns whether to check again.
+pub(super) fn check_unread(client: &mut Client) -> io::Result<bool> {
+    let has_tokens = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes > 0);
+    let Some(bound) = &mut client.bound else { return Ok(false) };
+    let is_empty = bound.flow.outgoing.is_empty();
+    let is_held = bound.flow.trim().unwrap_or_else(|error| {
+        tracing::debug!(port = bound.id.port, %error, "cannot free memory of long messages");
+        false
+    });
+    if !is_empty && !has_tokens {
+        tracing::debug!(port = bound.id.port, "messages of a user had no token");
+        client.send_token()?;
     }
-
-    /// Plans another attempt after a token that could not be sent.
-    fn check_token(&mut self, now: Instant, id: ClientId, sent: io::Result<()>) {
-        let Err(error) = sent else { return };
-        self.starved.add(id, now + PAUSE);
-        if let Some(left_out) = self.starved.log(now) {
-            let socket = self.clients.get(&id).and_then(|client| client.bound.as_ref());
-            let port = socket.map_or(0, |bound| bound.id.port);
-            tracing::warn!(port, %error, left_out, "cannot wake a user; trying again shortly");
-        }
-    }
-
-    /// Checks whether the messages of a user have a token, which a killed user may have taken, and
-    /// frees memory that long messages no longer use.
-    pub(super) fn check_unread(&mut self, now: Instant, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let has_tokens = unacknowledged_bytes(&client.fd).is_ok_and(|bytes| bytes > 0);
-        let Some(bound) = &mut client.bound else { return };
-        let is_empty = bound.flow.outgoing.is_empty();
-        let is_held = bound.flow.trim().unwrap_or_else(|error| {
-            tracing::debug!(port = bound.id.port, %error, "cannot free memory of long messages");
-            false
-        });
-        if !is_empty && !has_tokens {
-            tracing::debug!(port = bound.id.port, "messages of a user had no token");
-            self.renew_token(now, id);
-        }
-        if !is_empty || is_held {
-            self.untaken.add_unread(id);
-        }
-    }
+    Ok(!is_empty || is_held)
 }
 
 /// Lets users take what is in the ring, and makes the connection readable.

@@ -95,19 +95,21 @@ impl Words {
 /// Writing end of a ring, in the process that has created it.
 pub struct DeliveryWriter {
     words: Words,
-    /// Position behind the messages in the ring.
+    /// Position after the messages in the ring.
     written: u64,
-    /// Position behind those that readers may take.
+    /// Position after those that readers may take.
     published: u64,
-    /// Number of the newest token; wraps.
+    /// Number of the newest token that was sent; wraps.
     token: u32,
+    /// Newest number of a token, sent or not.
+    announced: u32,
     long: LongBodies,
 }
 
 impl DeliveryWriter {
     pub(super) fn new(mapping: &Arc<Mapping>, place: Place) -> Self {
         let (words, long) = (Words::new(mapping, place), LongBodies::default());
-        Self { words, written: 0, published: 0, token: 0, long }
+        Self { words, written: 0, published: 0, token: 0, announced: 0, long }
     }
 
     /// Adds a message of two parts, which [`Self::publish`] lets readers take. Returns false if
@@ -165,14 +167,15 @@ impl DeliveryWriter {
 
     /// Announces the next token and returns its number. `None` if readers have taken everything
     /// meanwhile.
-    pub fn next_token(&self) -> Option<u32> {
-        let number = self.token.wrapping_add(1);
+    pub fn next_token(&mut self) -> Option<u32> {
+        self.announced = self.announced.wrapping_add(1);
+        let number = self.announced;
         self.words.tokens().announce(number, || !self.is_empty()).then_some(number)
     }
 
     /// Records that the next token was sent.
     pub fn token_sent(&mut self) {
-        self.token = self.token.wrapping_add(1);
+        self.token = self.announced;
         self.words.tokens().sent(self.token);
     }
 
@@ -217,12 +220,12 @@ pub struct Delivery<'a> {
     /// Position and length of the rest, in the area for long bodies.
     long_at: usize,
     long_len: usize,
-    /// Position behind the message in the ring.
+    /// Position after the message in the ring.
     end: u64,
 }
 
 impl<'a> Delivery<'a> {
-    /// Returns the message at the tail of a ring that has `filled` bytes; `None` if it is malformed.
+    /// Returns the message at the tail of a ring with `filled` bytes; `None` if it is malformed.
     fn at_tail(words: &'a Words, tail: u64, filled: u64) -> Option<Self> {
         let mut record = [0; RECORD_LEN];
         words.area.read(tail as usize, &mut record);
@@ -346,8 +349,8 @@ impl DeliveryReader {
         (word.swap(1, Ordering::AcqRel) == 0).then(|| WaitsAlone(word))
     }
 
-    /// Returns the number of the newest token, unless a reader has claimed it.
-    pub fn newest_token(&self) -> Option<u32> {
+    /// Returns the number of the newest token, which may be in the connection or not.
+    pub fn newest_token(&self) -> u32 {
         self.0.tokens().newest()
     }
 
@@ -502,22 +505,23 @@ mod tests {
     #[test]
     fn the_reader_of_the_last_message_claims_the_token() {
         let (mut writer, reader) = pair();
-        assert!(!writer.needs_token() && reader.newest_token().is_none());
-        for number in 1..4 {
+        assert!(!writer.needs_token());
+        for number in [1, 3, 5] {
             writer.write(&[1], &[]);
             writer.write(&[2], &[]);
             assert!(writer.needs_token());
             assert_eq!(writer.next_token(), Some(number));
             // It may arrive at any moment from now on.
-            assert_eq!(reader.newest_token(), Some(number));
+            assert_eq!(reader.newest_token(), number);
             assert!(!reader.is_token_sent(number));
             writer.token_sent();
             writer.publish();
             assert!(!writer.needs_token() && reader.is_token_sent(number));
             assert!(!take(&reader, false).unwrap().1.is_last);
             assert!(take(&reader, false).unwrap().1.is_last);
-            assert!(reader.claim_tokens(number) && reader.newest_token().is_none());
-            assert_eq!((writer.next_token(), reader.newest_token()), (None, None));
+            assert!(reader.claim_tokens(number));
+            // A number is not used again, because readers may have claimed it.
+            assert_eq!((writer.next_token(), reader.newest_token()), (None, number + 1));
         }
     }
 
@@ -596,7 +600,7 @@ mod tests {
         mapping.word(at + AT_TAKEN).store(1 << 20, Ordering::Relaxed);
         assert!(writer.needs_token());
         // Lengths of a long body without a position, and beyond its area.
-        for record in [1 << 32 | 1, (1 << 32) * (4 * LEN as u64 + 1) | 8] {
+        for record in [1 << 32 | 1, (4 * LEN as u64 + 1) << 32 | 8] {
             mapping.long(at + AT_DATA).store(record, Ordering::Relaxed);
             assert_eq!(reader.take(false, |_| ()), Err(Overwritten), "{record:#x}");
         }

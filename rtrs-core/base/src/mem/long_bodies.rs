@@ -12,18 +12,18 @@ use super::ring_area::Area;
 #[derive(Clone, Copy)]
 pub(super) struct LongBody<'a> {
     pub(super) bytes: &'a [u8],
-    /// Position behind its message in the ring.
+    /// Position after its message in the ring.
     pub(super) end: u64,
 }
 
 /// Long bodies of a ring, for its writer.
 #[derive(Default)]
 pub(super) struct LongBodies {
-    /// Position behind the bodies that were written.
+    /// Position after the bodies that were written.
     written: u64,
-    /// Position behind those that readers have taken.
+    /// Position after those that readers have taken.
     released: u64,
-    /// Positions behind the other ones: of their messages in the ring, and of the bodies.
+    /// Positions after the other ones: of their messages in the ring, and of the bodies.
     ends: VecDeque<(u64, u64)>,
     /// Value of `written` when the memory was last given back.
     trimmed: u64,
@@ -50,7 +50,7 @@ impl LongBodies {
         true
     }
 
-    /// Returns the position in the ring behind the messages to be taken before there is room for a
+    /// Returns the position in the ring after the messages to be taken before there is room for a
     /// body of this length; 0 if there is.
     pub(super) fn end_with_room(&self, area: &Area, len: usize) -> u64 {
         let has_room = |released: u64| self.written - released + len as u64 <= area.len as u64;

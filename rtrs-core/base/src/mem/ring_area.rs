@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::mapping::Mapping;
 
-/// Length of what precedes each message, and granularity of its place.
+/// Length of the header of each message, and alignment of records.
 pub(super) const RECORD_LEN: usize = 8;
 
-/// Returns the length of a message's place in a ring.
+/// Returns the length of a message's record in a ring.
 pub(super) fn place_len(len: usize) -> usize {
     RECORD_LEN + len.next_multiple_of(RECORD_LEN)
 }
@@ -22,8 +22,8 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// Returns the two ranges of the mapping with the `len` bytes at a position: the offset and the
-    /// length of the first one, and the length of the one at the begin of the room.
+    /// Returns the two memory ranges that hold `len` bytes at a position: offset and length of the
+    /// first, and the length of the second, which is at the beginning of the room.
     fn ranges(&self, position: usize, len: usize) -> (usize, usize, usize) {
         let at = position & (self.len - 1);
         let first = len.min(self.len - at);

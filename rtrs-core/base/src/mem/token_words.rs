@@ -34,14 +34,15 @@ pub(super) struct TokenWords<'a, W> {
 }
 
 impl<W: Word> TokenWords<'_, W> {
-    /// Announces the token that is sent next. Returns false, and withdraws it, if there are no
-    /// messages: the reader that took the last one may not have seen it.
+    /// Announces the token that is sent next. Returns false if there are no messages: the reader that
+    /// took the last one may not have seen it. No token gets this number then, because a reader may
+    /// have claimed it before messages that a later token announces.
     pub(super) fn announce(&self, number: u32, has_messages: impl FnOnce() -> bool) -> bool {
         self.announced.store(number, Ordering::Release);
         fence(Ordering::SeqCst);
         let is_sent_next = has_messages();
         if !is_sent_next {
-            self.announced.store(number.wrapping_sub(1), Ordering::Release);
+            self.sent(number);
         }
         is_sent_next
     }
@@ -67,10 +68,10 @@ impl<W: Word> TokenWords<'_, W> {
         !is_after(number, self.sent.load(Ordering::Acquire))
     }
 
-    /// Returns the newest token, unless a reader has claimed it.
-    pub(super) fn newest(&self) -> Option<u32> {
-        let number = self.announced.load(Ordering::Acquire);
-        (!self.is_taken(number)).then_some(number)
+    /// Returns the newest token. It may be in the connection even if a reader has claimed it: that
+    /// reader leaves it there if it finds a message.
+    pub(super) fn newest(&self) -> u32 {
+        self.announced.load(Ordering::Acquire)
     }
 
     /// Claims all tokens up to a number. Returns whether the caller is to take them: there are no
@@ -84,7 +85,8 @@ impl<W: Word> TokenWords<'_, W> {
     fn raise(&self, number: u32) -> bool {
         for _ in 0..RAISE_TRIES {
             let taken = self.taken.load(Ordering::Acquire);
-            if !is_after(number, taken) || self.taken.exchange(taken, number) {
+            let newest = if is_after(number, taken) { number } else { taken };
+            if self.taken.exchange(taken, newest) {
                 return true;
             }
         }
@@ -143,12 +145,12 @@ mod loom_model {
         /// Sends a token, if there are messages before `written`.
         fn send_token(&self, number: &mut u32, written: u32) {
             let has_messages = || self.tail.load(Ordering::Acquire) != written;
-            if !self.words().announce(*number + 1, has_messages) {
-                return;
+            let next = self.announced.load(Ordering::Relaxed) + 1;
+            if self.words().announce(next, has_messages) {
+                self.tokens.lock().push_back(next);
+                *number = next;
+                self.words().sent(next);
             }
-            self.tokens.lock().push_back(*number + 1);
-            *number += 1;
-            self.words().sent(*number);
         }
 
         /// Publishes all messages, and answers readers that ask. Returns the number of tokens.
@@ -208,11 +210,8 @@ mod loom_model {
                 .compare_exchange(tail, tail + 1, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok();
             fence(Ordering::SeqCst);
-            if is_taken
-                && self.head.load(Ordering::Acquire) == tail + 1
-                && let Some(number) = self.words().newest()
-            {
-                self.take_tokens(number);
+            if is_taken && self.head.load(Ordering::Acquire) == tail + 1 {
+                self.take_tokens(self.words().newest());
             }
             true
         }
@@ -233,11 +232,17 @@ mod loom_model {
     fn check(ring: &Ring, mut number: u32) {
         ring.answer(&mut number);
         let has_token = ring.next_token().is_some();
-        assert!(ring.is_empty() || has_token, "messages are left without a token");
+        let words = [&ring.head, &ring.tail, &ring.announced, &ring.sent, &ring.taken];
+        let words = words.map(|word| word.load(Ordering::Acquire));
+        let state = format!("head, tail, announced, sent, taken {words:?}; token {number}");
+        assert!(ring.is_empty() || has_token, "messages are left without a token: {state}");
         while !ring.is_empty() {
             ring.take();
         }
-        ring.receive();
+        // A call goes on until it finds none.
+        for _ in 0..2 * MESSAGES {
+            ring.receive();
+        }
         assert_eq!(ring.next_token(), None, "a token is left without messages");
     }
 
@@ -263,9 +268,8 @@ mod loom_model {
 
     /// A reader that is killed after its claim.
     fn claim_and_end(ring: &Ring) {
-        if let Some(number) = ring.words().newest() {
-            ring.words().claim(number, || ring.is_empty());
-        }
+        let words = ring.words();
+        words.claim(words.newest(), || ring.is_empty());
     }
 
     #[test]
