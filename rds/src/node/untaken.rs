@@ -6,29 +6,17 @@ use rtrs_base::time::{Duration, Instant};
 
 use super::client::ClientId;
 
-/// Interval of the checks what users have taken. Users report it, unless they are killed first.
+/// Interval of the checks whether the connections of congested sockets are empty. Users report what
+/// they take, unless they are killed before they count it.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// Users that have not taken all that was passed on to them.
 #[derive(Debug, Default)]
 pub(super) struct Untaken {
     pub(super) clients: BTreeSet<ClientId>,
-    /// Users whose ports are congested.
+    /// Users whose ports are congested, and the time of the next check what they have taken.
     pub(super) congested: BTreeSet<ClientId>,
-    /// Users whose rings need room first.
-    waiting: BTreeSet<ClientId>,
-    /// Users whose rings had messages since the last check.
-    unread: BTreeSet<ClientId>,
     check_at: Option<Instant>,
-}
-
-/// Users to check.
-#[derive(Debug)]
-pub(super) struct Due {
-    /// Users of congested ports or full rings.
-    pub(super) waiting: BTreeSet<ClientId>,
-    /// Users whose rings had messages.
-    pub(super) unread: BTreeSet<ClientId>,
 }
 
 impl Untaken {
@@ -37,38 +25,24 @@ impl Untaken {
     }
 
     pub(super) fn remove(&mut self, id: ClientId) {
-        for set in [&mut self.clients, &mut self.congested, &mut self.waiting, &mut self.unread] {
-            set.remove(&id);
-        }
+        self.clients.remove(&id);
+        self.congested.remove(&id);
     }
 
-    /// Records whether messages wait for room in the ring of a user.
-    pub(super) fn set_waiting(&mut self, id: ClientId, waits: bool) {
-        if waits {
-            self.waiting.insert(id);
-        } else {
-            self.waiting.remove(&id);
-        }
-    }
-
-    /// Records that the ring of a user has messages.
-    pub(super) fn add_unread(&mut self, id: ClientId) {
-        self.unread.insert(id);
-    }
-
-    /// Plans the next check.
+    /// Plans the next check of congested ports.
     pub(super) fn plan_check(&mut self, now: Instant) {
-        let sets = [&self.congested, &self.waiting, &self.unread];
-        if self.check_at.is_none() && sets.iter().any(|set| !set.is_empty()) {
+        if self.check_at.is_none() && !self.congested.is_empty() {
             self.check_at = Some(now + CHECK);
         }
     }
 
     /// Returns the users to check, once it is time.
-    pub(super) fn take_due(&mut self, now: Instant) -> Option<Due> {
-        self.check_at.take_if(|at| *at <= now)?;
-        let waiting = self.congested.union(&self.waiting).copied().collect();
-        Some(Due { waiting, unread: std::mem::take(&mut self.unread) })
+    pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<ClientId> {
+        if self.check_at.is_none_or(|at| at > now) {
+            return BTreeSet::new();
+        }
+        self.check_at = None;
+        self.congested.clone()
     }
 
     /// Returns the time of the next check.

@@ -254,16 +254,6 @@ impl Binding {
         Ok(Self { access, slot, flow, shown: Shown::default() })
     }
 
-    /// Creates the state of a socket whose node is a test. It has no control connection.
-    #[cfg(test)]
-    pub(super) fn of_test(way: Box<dyn Connect>, flow: Flow) -> Self {
-        use crate::channel::BoardWriter;
-        let board = BoardWriter::create(std::net::Ipv4Addr::LOCALHOST.into(), 1, 1).unwrap();
-        let board = board.as_fd().try_clone_to_owned().unwrap();
-        let access = Arc::new(Access::with_board(way, board).unwrap());
-        Self { access, slot: Slot { index: 0, serial: 1 }, flow, shown: Shown::default() }
-    }
-
     /// Returns the board of the socket's node.
     pub fn board(&self) -> &Board {
         &self.access.board
@@ -305,18 +295,13 @@ impl Binding {
     /// Counts a received message, and tells the node if it waits for that.
     pub(super) fn taken(&self, socket: BorrowedFd<'_>, len: u32) {
         if self.flow.taken(len, || self.board().mark(self.slot.index)) {
-            self.report(socket, PacketKind::Taken);
+            let packet = self.named(Packet::new(PacketKind::Taken));
+            // The node does not read the socket itself while its send buffer is full.
+            let control = self.access.control();
+            let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
+            // If that fails, the node looks by itself within a second.
+            let _ = tell(channel, &packet);
         }
-    }
-
-    /// Reports to the node, without an answer.
-    pub(super) fn report(&self, socket: BorrowedFd<'_>, kind: PacketKind) {
-        let packet = self.named(Packet::new(kind));
-        // The node does not read the socket itself while its send buffer is full.
-        let control = self.access.control();
-        let channel = control.as_deref().and_then(Control::fd).unwrap_or(socket);
-        // If that fails, the node looks by itself within a second.
-        let _ = tell(channel, &packet);
     }
 
     /// Whether the users of the socket want reports of ports that are no longer congested.
