@@ -142,12 +142,15 @@ impl Client {
             Ok(Next::Socket) => {}
             Err(error) => return broken(&error),
         }
+        let had_message = ring.has_input();
         // Messages may have been published before a packet that has been sent since.
         let peeked = peek(&self.fd);
         let Some(ring) = self.ring_in_use() else { return Input::Nothing };
         let is_preceded = match &peeked {
             Peeked::Packet(packet) => packet.position().is_some_and(|at| ring.is_before(at)),
-            Peeked::Nothing | Peeked::End => true,
+            // A message that was not there may follow a packet that has been sent since.
+            Peeked::Nothing => had_message,
+            Peeked::End => true,
         };
         match ring.front() {
             Ok(Some(front)) if is_preceded => take(ring, front),
