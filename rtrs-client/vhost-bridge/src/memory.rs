@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rtrs_core::mem::{MemSlice, Region};
 use vm_memory::guest_memory::Error;
@@ -19,6 +19,14 @@ use crate::fault::Fault;
 
 /// Maximum number of regions of a guest.
 pub(crate) const REGIONS_MAX: usize = 512;
+
+/// Maximum total length of the regions that a front end maps. More would use up the address space,
+/// which all volumes of the process share.
+pub(crate) const MAPPED_MAX: u64 = 8 << 40;
+
+/// Maximum number of regions that a front end maps: a new table of regions comes before the last
+/// request that uses the earlier one has ended.
+const MAPPED_COUNT_MAX: usize = 2 * REGIONS_MAX;
 
 /// Maximum number of pieces of memory that a request may have to read or to write: a descriptor has
 /// one for each region that it lies in.
@@ -52,6 +60,36 @@ impl GuestRegion {
         let length = usize::try_from(len).map_err(io::Error::other)?;
         let memory = Region::shared(file.as_fd(), offset, length)?;
         Ok(Self { start: GuestAddress(start), len, memory })
+    }
+}
+
+/// Regions that a front end has mapped for its monitors. A region counts until the last request
+/// that names it has ended.
+#[derive(Debug, Default)]
+pub(crate) struct MappedRegions(Vec<Weak<Region>>);
+
+impl MappedRegions {
+    /// Maps a region.
+    ///
+    /// # Errors
+    /// See [`GuestRegion::map`]; `OutOfMemory` if the front end maps too much.
+    pub(crate) fn map(
+        &mut self,
+        start: u64,
+        file: &File,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<GuestRegion> {
+        self.0.retain(|region| region.strong_count() > 0);
+        let lengths = self.0.iter().filter_map(Weak::upgrade).map(|region| region.len() as u64);
+        let mapped = lengths.fold(len, u64::saturating_add);
+        if mapped > MAPPED_MAX || self.0.len() >= MAPPED_COUNT_MAX {
+            let text = "more than 8 TiB or 1024 regions of memory are mapped for the front end";
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
+        }
+        let region = GuestRegion::map(start, file, offset, len)?;
+        self.0.push(Arc::downgrade(&region.memory));
+        Ok(region)
     }
 }
 
@@ -172,6 +210,25 @@ mod tests {
         }
         let fault = add_pieces(&memory, GuestAddress(0), 300 * 0x1000, &mut pieces);
         assert_eq!((fault, pieces.len()), (Err(Fault::TooLong), PIECES_MAX));
+    }
+
+    #[test]
+    fn mapped_regions_are_limited_until_their_last_use() {
+        let mut mapped = MappedRegions::default();
+        let huge = file(MAPPED_MAX);
+        let first = mapped.map(0, &huge, 0, MAPPED_MAX - 4096).unwrap();
+        let last = mapped.map(0, &huge, 0, 4096).unwrap();
+        let slice = last.memory.slice(0, 1).unwrap();
+        drop(last);
+        let refused = mapped.map(0, &huge, 0, 4096).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::OutOfMemory, "a request uses the region");
+        drop(slice);
+        mapped.map(0, &huge, 0, 4096).unwrap();
+        drop(first);
+        let small = file(4096);
+        let many: Vec<_> = (0..MAPPED_COUNT_MAX).map(|_| mapped.map(0, &small, 0, 4096)).collect();
+        assert!(many.iter().all(Result::is_ok));
+        assert!(mapped.map(0, &small, 0, 4096).is_err());
     }
 
     #[test]

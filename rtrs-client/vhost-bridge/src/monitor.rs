@@ -42,10 +42,11 @@ struct Mapped {
 
 impl Mapped {
     /// Maps a region that the monitor shares.
-    fn new(region: &VhostUserMemoryRegion, file: &File) -> Result<Self> {
+    fn new(shared: &Shared, region: &VhostUserMemoryRegion, file: &File) -> Result<Self> {
         let VhostUserMemoryRegion { guest_phys_addr, memory_size, user_addr, mmap_offset } =
             *region;
-        let region = GuestRegion::map(guest_phys_addr, file, mmap_offset, memory_size);
+        let mut regions = shared.regions.lock();
+        let region = regions.map(guest_phys_addr, file, mmap_offset, memory_size);
         let region = Arc::new(region.map_err(Error::ReqHandlerError)?);
         Ok(Self { region, monitor_address: user_addr })
     }
@@ -245,7 +246,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<Base>>> {
-        let mapped = regions.iter().zip(&files).map(|(region, file)| Mapped::new(region, file));
+        let mapped = regions.iter().zip(&files);
+        let mapped = mapped.map(|(region, file)| Mapped::new(&self.shared, region, file));
         self.mapped = mapped.collect::<Result<_>>()?;
         self.adopt_memory().map(|()| None)
     }
@@ -408,7 +410,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         if self.mapped.len() >= REGIONS_MAX {
             return Err(Error::InvalidOperation("too many memory regions"));
         }
-        self.mapped.push(Mapped::new(region, &file)?);
+        self.mapped.push(Mapped::new(&self.shared, region, &file)?);
         self.adopt_memory().map(|()| None)
     }
 

@@ -10,6 +10,8 @@ use rtrs_core::block::Geometry;
 use rtrs_core::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::memory::MappedRegions;
+
 /// Usual time for requests in flight when a ring is stopped.
 const DRAIN: Duration = Duration::from_secs(30);
 
@@ -56,6 +58,7 @@ pub(crate) struct Shared {
     pub(crate) given_up: GivenUp,
     /// Whether the last monitor has disconnected without stopping its rings.
     may_return: AtomicBool,
+    pub(crate) regions: Mutex<MappedRegions>,
 }
 
 impl Shared {
@@ -73,6 +76,7 @@ impl Shared {
             is_connected: AtomicBool::new(false),
             given_up: GivenUp::default(),
             may_return: AtomicBool::new(false),
+            regions: Mutex::default(),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }

@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rtrs_core::prng::Prng;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::rig::{Rig, geometry};
 use crate::driver::{GUEST_AT, Guest, GuestRing, MEMORY_LEN, Piece, RawDescriptor, Request, kind};
+use crate::memory::MAPPED_MAX;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -192,7 +194,7 @@ fn a_message_without_its_end_does_not_keep_the_service() {
 #[test]
 fn messages_that_contradict_each_other_end_the_connection() {
     type Bad = fn(&Guest, &mut vhost::vhost_user::Frontend) -> bool;
-    let cases: [(&str, Bad); 9] = [
+    let cases: [(&str, Bad); 10] = [
         ("a feature", |_, monitor| monitor.set_features(1 << 63).is_err()),
         ("a running ring", |_, monitor| monitor.set_vring_num(0, 64).is_err()),
         ("an address", |_, monitor| {
@@ -229,6 +231,23 @@ fn messages_that_contradict_each_other_end_the_connection() {
                 ..guest.region()
             };
             monitor.add_mem_region(&region).is_err()
+        }),
+        ("too much memory", |guest, monitor| {
+            let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, MAPPED_MAX).unwrap();
+            let region = VhostUserMemoryRegionInfo {
+                guest_phys_addr: 1 << 46,
+                memory_size: MAPPED_MAX - MEMORY_LEN,
+                mmap_handle: file.as_raw_fd(),
+                ..guest.region()
+            };
+            monitor.add_mem_region(&region).unwrap();
+            let more = VhostUserMemoryRegionInfo {
+                guest_phys_addr: 1 << 47,
+                memory_size: 4096,
+                ..region
+            };
+            monitor.add_mem_region(&more).is_err()
         }),
         ("unknown memory", |guest, monitor| {
             let region = VhostUserMemoryRegionInfo { guest_phys_addr: 0, ..guest.region() };
