@@ -5,6 +5,7 @@
 //! - `service`: the socket, and the thread that reads the messages of the virtual machine monitor;
 //!   `monitor` handles them, with `config` for features and the configuration space. `channel` is
 //!   the way back.
+//! - `lines`: log lines, and which of them have a limit in common.
 //! - `command`: commands of that thread to the shards. A ring belongs to one shard; `shared` has
 //!   what both sides read.
 //! - `queues`: the rings of a shard; takes requests and answers them. `bells` are their event
@@ -28,6 +29,7 @@ pub mod driver;
 mod fault;
 mod inflight;
 mod ios;
+mod lines;
 mod memory;
 mod monitor;
 mod pieces;

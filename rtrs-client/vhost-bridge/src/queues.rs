@@ -17,6 +17,7 @@ use crate::command::{Action, Command, RingStart, Stopped};
 use crate::config::RINGS_MAX;
 use crate::fault::Fault;
 use crate::ios::{Ios, Unanswered};
+use crate::lines::Line;
 use crate::request::{Parsed, Status, Work, parse, put_name};
 use crate::service::{Seat, Service};
 use crate::shared::Shared;
@@ -99,7 +100,9 @@ impl Slot {
     /// Stops the ring because of its driver.
     fn break_ring(&mut self, shared: &Shared, number: usize, fault: Fault) {
         if !std::mem::replace(&mut self.is_broken, true) {
-            tracing::warn!("{}: ring {number} is stopped: {fault}", shared.name);
+            if let Some(repeated) = shared.admit(fault) {
+                tracing::warn!(repeated, "{}: ring {number} is stopped: {fault}", shared.name);
+            }
             self.fault.iter_mut().for_each(Bell::ring);
         }
     }
@@ -267,7 +270,10 @@ impl Queues {
                 self.slots.push(Slot::default());
             }
             if let Err(error) = self.handle(now, at, action) {
-                tracing::warn!("{}: ring {ring} cannot be served: {error}", self.shared.name);
+                if let Some(repeated) = self.shared.admit(Line::RingNotServed) {
+                    let name = &self.shared.name;
+                    tracing::warn!(repeated, "{name}: ring {ring} cannot be served: {error}");
+                }
                 self.slots[at].is_broken = true;
             }
         }
@@ -411,7 +417,10 @@ impl Queues {
             }
             if let Some(vring) = slot.vring.as_mut().filter(|vring| vring.inflight() > 0) {
                 let count = vring.inflight();
-                tracing::warn!("{}: ring {number}: {count} requests failed", self.shared.name);
+                if let Some(repeated) = self.shared.admit(Line::Failed) {
+                    let name = &self.shared.name;
+                    tracing::warn!(repeated, "{name}: ring {number}: {count} requests failed");
+                }
                 let mut fault = None;
                 self.ios.abandon(at, |request| {
                     fault = request.answer(vring, Status::Failed).err().or(fault);

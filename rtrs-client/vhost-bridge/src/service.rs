@@ -10,14 +10,14 @@ use std::thread;
 use std::time::Duration;
 
 use rtrs_core::local::{SocketFile, bind_unix};
-use rtrs_core::log_limit::LogLimit;
-use rtrs_core::rt::{Clock, Mailbox, Sender, mailbox, peer_pid};
+use rtrs_core::rt::{Mailbox, Sender, mailbox, peer_pid};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::channel::Channel;
 use crate::command::Command;
+use crate::lines::Line;
 use crate::monitor::Monitor;
 use crate::shared::Shared;
 
@@ -81,7 +81,6 @@ impl Bound {
             stop: Arc::clone(&stop),
             shared: Arc::clone(&shared),
             shards: senders,
-            refused: LogLimit::default(),
             connection: Arc::clone(&connection),
             channel: None,
         };
@@ -147,8 +146,6 @@ struct Serving {
     stop: Arc<OwnedFd>,
     shared: Arc<Shared>,
     shards: Vec<Sender<Command>>,
-    /// Limit for lines about refused connections.
-    refused: LogLimit,
     connection: Connection,
     /// Channel to the connected monitor.
     channel: Option<Channel>,
@@ -166,10 +163,7 @@ impl Serving {
                     match self.serve(stream) {
                         Ok(true) => {}
                         Ok(false) => return Ok(()),
-                        Err(error) => {
-                            let name = &self.shared.name;
-                            tracing::warn!("{name}: cannot serve a connection: {error}");
-                        }
+                        Err(error) => self.log_not_served(&error),
                     }
                 }
             }
@@ -201,12 +195,19 @@ impl Serving {
         }
     }
 
+    fn log_not_served(&self, error: &io::Error) {
+        if let Some(repeated) = self.shared.admit(Line::NotServed) {
+            let name = &self.shared.name;
+            tracing::warn!(repeated, "{name}: a connection cannot be served: {error}");
+        }
+    }
+
     fn accept(&self) -> Option<UnixStream> {
         match self.listener.accept() {
             Ok((stream, _)) => Some(stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) => {
-                tracing::warn!("{}: cannot accept a connection: {error}", self.shared.name);
+                self.log_not_served(&error);
                 // The connection stays in the queue if there is no descriptor left.
                 thread::sleep(ACCEPT_PAUSE);
                 None
@@ -224,8 +225,10 @@ impl Serving {
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&monitor));
         let pid = peer_pid(&watched).ok().filter(|pid| *pid != 0);
         self.shared.connected(pid);
-        let name = &self.shared.name;
-        tracing::info!(pid, "{name}: a virtual machine monitor has connected");
+        if let Some(repeated) = self.shared.admit(Line::Connected) {
+            let name = &self.shared.name;
+            tracing::info!(pid, repeated, "{name}: a virtual machine monitor has connected");
+        }
         // The monitor reads the current size now, so earlier changes need no message.
         self.shared.take_change();
         let goes_on = self.handle(&watched, &mut handler);
@@ -246,19 +249,23 @@ impl Serving {
                 Event::Message => match self.read(stream, handler) {
                     Ok(()) => {}
                     Err(error) => {
-                        let name = &self.shared.name;
-                        match error {
-                            Error::Disconnected => {
-                                tracing::info!("{name}: the virtual machine monitor has gone");
-                            }
-                            error => {
-                                tracing::warn!("{name}: virtual machine monitor: {error}");
-                            }
-                        }
+                        self.log_end(&error);
                         return Ok(true);
                     }
                 },
             }
+        }
+    }
+
+    /// Logs why a connection has ended.
+    fn log_end(&self, error: &Error) {
+        let name = &self.shared.name;
+        if matches!(error, Error::Disconnected) {
+            if let Some(repeated) = self.shared.admit(Line::Disconnected) {
+                tracing::info!(repeated, "{name}: the virtual machine monitor has gone");
+            }
+        } else if let Some(repeated) = self.shared.admit(Line::Message(error.to_string())) {
+            tracing::warn!(repeated, "{name}: virtual machine monitor: {error}");
         }
     }
 
@@ -277,15 +284,17 @@ impl Serving {
         if self.shared.take_change()
             && let Some(channel) = &self.channel
             && let Err(error) = channel.config_changed()
+            && let Some(repeated) = self.shared.admit(Line::SizeNotTold)
         {
-            tracing::warn!("{}: the guest does not learn its new size: {error}", self.shared.name);
+            let name = &self.shared.name;
+            tracing::warn!(repeated, "{name}: the guest does not learn its new size: {error}");
         }
     }
 
     /// Refuses a second monitor.
     fn refuse(&mut self) {
         let is_refused = self.accept().is_some();
-        if is_refused && let Some(repeated) = self.refused.admit(Clock.now()) {
+        if is_refused && let Some(repeated) = self.shared.admit(Line::Refused) {
             let name = &self.shared.name;
             tracing::warn!(repeated, "{name}: connection refused: a monitor is connected already");
         }

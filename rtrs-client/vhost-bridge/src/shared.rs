@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rtrs_core::block::Geometry;
+use rtrs_core::log_limit::LogLimits;
+use rtrs_core::rt::Clock;
 use rtrs_core::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::lines::Line;
 use crate::memory::MappedRegions;
 
 /// Usual time for requests in flight when a ring is stopped.
@@ -59,6 +62,7 @@ pub(crate) struct Shared {
     /// Whether the last monitor has disconnected without stopping its rings.
     may_return: AtomicBool,
     pub(crate) regions: Mutex<MappedRegions>,
+    lines: Mutex<LogLimits<Line>>,
 }
 
 impl Shared {
@@ -77,8 +81,15 @@ impl Shared {
             given_up: GivenUp::default(),
             may_return: AtomicBool::new(false),
             regions: Mutex::default(),
+            lines: Mutex::default(),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
+    }
+
+    /// Decides whether a log line is written. Returns None if not; otherwise the number of lines of
+    /// its kind that were left out since the last one.
+    pub(crate) fn admit(&self, line: impl Into<Line>) -> Option<u64> {
+        self.lines.lock().admit(Clock.now(), line.into())
     }
 
     /// Adopts a changed geometry.
@@ -141,5 +152,26 @@ impl Shared {
     pub(crate) fn monitor(&self) -> Option<u32> {
         let is_connected = self.is_connected.load(Ordering::Relaxed);
         is_connected.then(|| self.monitor.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Fault;
+
+    #[test]
+    fn each_kind_of_line_has_its_own_limit() {
+        let shared = Shared::new("volume", 1).unwrap();
+        let now = Clock.now();
+        let admit = |line: Line| shared.lines.lock().admit(now, line);
+        assert_eq!(admit(Fault::Index(1, 8).into()), Some(0));
+        for index in 2..100 {
+            assert_eq!(admit(Fault::Index(index, 8).into()), None, "the same kind");
+        }
+        assert_eq!(admit(Fault::Order.into()), Some(0), "another fault");
+        assert_eq!(admit(Line::Message("a".into())), Some(0));
+        assert_eq!((admit(Line::Message("b".into())), admit(Line::Connected)), (Some(0), Some(0)));
+        assert_eq!(admit(Line::Message("a".into())), None);
     }
 }

@@ -1,0 +1,33 @@
+//! Log lines of a front end. Each kind has a limit of its own: a guest can neither flood the log
+//! nor hide one fault behind another.
+
+use std::mem::{Discriminant, discriminant};
+
+use crate::fault::Fault;
+
+/// Kind of a log line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// Fault of a ring, whatever its numbers.
+    Fault(Discriminant<Fault>),
+    /// Error of a monitor's message, by its text.
+    Message(String),
+    Connected,
+    Disconnected,
+    /// A connection was refused.
+    Refused,
+    /// A connection could not be accepted or served.
+    NotServed,
+    /// A ring could not be served.
+    RingNotServed,
+    /// The time for requests in flight was over.
+    Failed,
+    /// The monitor did not take the message about a new size.
+    SizeNotTold,
+}
+
+impl From<Fault> for Line {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(discriminant(&fault))
+    }
+}
