@@ -28,13 +28,30 @@ pub(crate) fn has(features: u64, bit: u32) -> bool {
     features >> bit & 1 != 0
 }
 
-/// Returns the features of a device with this geometry.
+/// Returns the features that a device with this geometry offers.
 pub(crate) fn features(geometry: &Geometry) -> u64 {
     let optional = [
         (VIRTIO_BLK_F_RO, geometry.read_only),
         (VIRTIO_BLK_F_DISCARD, geometry.discard && geometry.discard_max > 0),
         (VIRTIO_BLK_F_WRITE_ZEROES, geometry.write_zeroes && geometry.zeroes_max > 0),
     ];
+    let optional = optional.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit);
+    always_offered() | mask(optional)
+}
+
+/// Returns the features that a driver may accept: those that a device offers with any geometry. A
+/// driver keeps what it has accepted while the geometry changes, also when its monitor connects
+/// again. Requests that the device no longer has fail.
+pub(crate) fn acceptable() -> u64 {
+    let optional = [VIRTIO_BLK_F_RO, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES];
+    always_offered() | mask(optional.into_iter())
+}
+
+fn mask(bits: impl Iterator<Item = u32>) -> u64 {
+    bits.fold(0, |mask, bit| mask | 1 << bit)
+}
+
+fn always_offered() -> u64 {
     let always = [
         VIRTIO_F_VERSION_1,
         VIRTIO_RING_F_INDIRECT_DESC,
@@ -46,9 +63,7 @@ pub(crate) fn features(geometry: &Geometry) -> u64 {
         VIRTIO_BLK_F_SEG_MAX,
         VIRTIO_BLK_F_TOPOLOGY,
     ];
-    let optional = optional.into_iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit);
-    let bits = always.into_iter().chain(optional).fold(0, |bits, bit| bits | 1 << bit);
-    bits | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    mask(always.into_iter()) | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
 }
 
 /// Returns the protocol features.
@@ -131,6 +146,8 @@ pub(crate) fn written(offset: u32, bytes: &[u8]) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use virtio_bindings::virtio_blk::VIRTIO_BLK_F_SIZE_MAX;
+
     use super::*;
 
     fn geometry() -> Geometry {
@@ -161,6 +178,20 @@ mod tests {
         let all = read(&plain, false, 0, 60).unwrap();
         assert_eq!((all[20..24].to_vec(), all[24], all[26], all[32]), (vec![0, 2, 0, 0], 3, 8, 0));
         assert_eq!(all[36..60], [0; 24]);
+    }
+
+    #[test]
+    fn features_stay_acceptable_while_the_geometry_changes() {
+        let plain = Geometry::plain(4096);
+        let read_only = Geometry { read_only: true, ..plain.clone() };
+        let all = [&plain, &read_only, &geometry()].map(features);
+        assert!(has(all[1], VIRTIO_BLK_F_RO) && !has(all[0] | all[2], VIRTIO_BLK_F_RO));
+        for bit in [VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES] {
+            assert!(has(all[2], bit) && !has(all[0] | all[1], bit));
+        }
+        assert_eq!(all.iter().fold(0, |sum, features| sum | features), acceptable());
+        // No segment is too long, so there is no limit to offer.
+        assert!(!has(acceptable(), VIRTIO_BLK_F_SIZE_MAX));
     }
 
     #[test]

@@ -69,6 +69,8 @@ pub struct Guest {
     memory: Arc<GuestRegion>,
     /// Features that the driver accepts of those offered.
     pub wanted: u64,
+    /// Features that the driver has accepted before, whatever is offered now.
+    pub kept_features: Option<u64>,
     /// Whether requests in flight are recorded.
     is_recording: bool,
     record: Option<(VhostUserInflight, File)>,
@@ -126,7 +128,8 @@ impl Default for Guest {
         ftruncate(&file, MEMORY_LEN).expect("memory");
         let memory = Arc::new(GuestRegion::map(0, &file, 0, MEMORY_LEN).expect("a mapping"));
         let (wanted, is_recording) = (u64::MAX, false);
-        Self { file, memory, wanted, is_recording, record: None, monitor: None }
+        let (kept_features, record, monitor) = (None, None, None);
+        Self { file, memory, wanted, kept_features, is_recording, record, monitor }
     }
 }
 
@@ -155,7 +158,7 @@ impl Guest {
         monitor.set_protocol_features(protocol & wanted).expect("protocol features");
         monitor.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         assert!(monitor.get_queue_num().expect("rings") >= rings.len() as u64);
-        let features = offered & self.wanted;
+        let features = self.kept_features.unwrap_or(offered & self.wanted);
         monitor.set_features(features).expect("features");
         if self.is_recording {
             self.record(&mut monitor, rings);

@@ -232,8 +232,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !config::features(&self.shared.geometry.lock()) != 0 {
-            return Err(Error::InvalidOperation("a feature that was not offered"));
+        if features & !config::acceptable() != 0 {
+            return Err(Error::InvalidOperation("a feature that is never offered"));
         }
         self.features = features;
         self.shared.set_flush(has(features, VIRTIO_BLK_F_FLUSH));

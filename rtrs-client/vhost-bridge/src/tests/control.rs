@@ -154,6 +154,31 @@ fn a_monitor_learns_a_new_size() {
     rig.stop();
 }
 
+/// The driver of a guest keeps its features when the geometry changes and its monitor reconnects.
+#[test]
+fn a_change_of_the_geometry_takes_no_feature_from_a_running_driver() {
+    let rig = Rig::new("features", &geometry(), 1);
+    let (mut guest, ring) = connect(&rig, Guest::default());
+    let offered = guest.monitor().get_features().unwrap();
+    rig.disk.is_plain.store(true, Ordering::SeqCst);
+    rig.look();
+    let begin = std::time::Instant::now();
+    while guest.monitor().get_features().unwrap() == offered {
+        assert!(begin.elapsed().as_secs() < 60, "the features do not change");
+        thread::sleep(Duration::from_millis(5));
+    }
+    guest.monitor().set_features(offered).unwrap();
+    guest.disconnect();
+    let mut rings = [ring];
+    guest.kept_features = Some(offered);
+    guest.connect(&rig.socket, &mut rings);
+    let [mut ring] = rings;
+    assert_eq!(ring.put(&guest, 8, &[1; 512]), 0);
+    assert_eq!(ring.range(&guest, kind::DISCARD, 8, 8), 2, "unsupported");
+    assert_eq!(ring.get(&guest, 8, 512), [1; 512]);
+    rig.stop();
+}
+
 #[test]
 fn memory_may_change_while_requests_are_in_flight() {
     let rig = Rig::new("table", &geometry(), 1);

@@ -41,6 +41,8 @@ pub(super) struct Disk {
     pub(super) depth: AtomicU32,
     /// Size in bytes from the next turn on; 0 for no change.
     pub(super) size: AtomicU64,
+    /// The device has no discard and no write zeroes anymore.
+    pub(super) is_plain: AtomicBool,
     /// IO cannot be canceled.
     pub(super) keeps: AtomicBool,
     /// Number of IOs that were submitted.
@@ -119,6 +121,9 @@ impl BlockDevice for Device {
     fn poll(&mut self, _now: Instant) -> bool {
         let size = self.disk.size.load(Ordering::SeqCst);
         self.geometry.size = if size > 0 { size } else { self.geometry.size };
+        if self.disk.is_plain.load(Ordering::SeqCst) {
+            (self.geometry.discard, self.geometry.write_zeroes) = (false, false);
+        }
         let any = !self.queue.is_empty() && !self.disk.holds.load(Ordering::SeqCst);
         while any && let Some(io) = self.queue.pop_back() {
             let status = self.run(&io);
