@@ -27,6 +27,8 @@ const USED_AT: u64 = 14;
 const ENTRIES_AT: u64 = 16;
 
 const ENTRY_LEN: u64 = 16;
+/// Mark of a request that cannot be read, in bytes that the protocol leaves unused.
+const ENTRY_REFUSED: u64 = 1;
 const ENTRY_COUNTER: u64 = 8;
 
 /// Records of all rings.
@@ -106,6 +108,15 @@ impl Area {
     }
 }
 
+/// Requests that an earlier process has left.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Requests to be repeated, in their order.
+    pub(crate) repeated: Vec<u16>,
+    /// Requests that could not be read. They are in flight for ever.
+    pub(crate) refused: Vec<u16>,
+}
+
 /// Requests of one ring that are in flight.
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -132,12 +143,12 @@ impl Record {
         inside.then(|| ENTRIES_AT + ENTRY_LEN * u64::from(head)).ok_or(Fault::Inflight)
     }
 
-    /// Begins to record, and returns the requests that an earlier process has left, in their
-    /// order. None if the record is new. `used` is the number of answered requests in the ring.
+    /// Begins to record, and returns the requests that an earlier process has left. None if the
+    /// record is new. `used` is the number of answered requests in the ring.
     ///
     /// # Errors
     /// The fault of a record that is not of a ring of this size.
-    pub(crate) fn begin(&mut self, used: u16, size: u16) -> Result<Option<Vec<u16>>, Fault> {
+    pub(crate) fn begin(&mut self, used: u16, size: u16) -> Result<Option<Left>, Fault> {
         if self.descriptors < size {
             return Err(Fault::Inflight);
         }
@@ -160,19 +171,28 @@ impl Record {
             fence(Ordering::SeqCst);
             self.store(USED_AT, used)?;
         }
-        let mut left = Vec::new();
+        self.left(size).map(Some)
+    }
+
+    /// Returns the recorded requests. Further ones are counted on from them.
+    fn left(&mut self, size: u16) -> Result<Left, Fault> {
+        let (mut left, mut refused) = (Vec::new(), Vec::new());
         for head in 0..self.descriptors {
             let entry = self.entry(head)?;
-            if self.load::<u8>(entry)? != 0 {
-                left.push((self.load::<u64>(entry + ENTRY_COUNTER)?, head));
+            if self.load::<u8>(entry)? == 0 {
+                continue;
             }
-        }
-        if left.len() > size.into() || left.iter().any(|(_, head)| *head >= size) {
-            return Err(Fault::Inflight);
+            if head >= size {
+                return Err(Fault::Inflight);
+            }
+            match self.load::<u8>(entry + ENTRY_REFUSED)? {
+                0 => left.push((self.load::<u64>(entry + ENTRY_COUNTER)?, head)),
+                _ => refused.push(head),
+            }
         }
         left.sort_unstable();
         self.counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        Ok(Some(left.into_iter().map(|(_, head)| head).collect()))
+        Ok(Left { repeated: left.into_iter().map(|(_, head)| head).collect(), refused })
     }
 
     /// Records that a request is in flight.
@@ -181,9 +201,19 @@ impl Record {
     /// The fault of a head that the record has no room for.
     pub(crate) fn take(&mut self, head: u16) -> Result<(), Fault> {
         let entry = self.entry(head)?;
+        self.store(entry + ENTRY_REFUSED, 0_u8)?;
         self.store(entry + ENTRY_COUNTER, self.counter)?;
         self.counter = self.counter.wrapping_add(1);
         self.store(entry, 1_u8)
+    }
+
+    /// Records that a request in flight cannot be read, so that the next process does not repeat
+    /// it. It stays in flight: the ring counts it.
+    ///
+    /// # Errors
+    /// See [`Self::take`].
+    pub(crate) fn refuse(&self, head: u16) -> Result<(), Fault> {
+        self.store(self.entry(head)? + ENTRY_REFUSED, 1_u8)
     }
 
     /// Must be called before the answer of a request enters the ring.
@@ -218,6 +248,10 @@ mod tests {
         Area::create(SIZE).unwrap()
     }
 
+    fn repeated(heads: &[u16]) -> Result<Option<Left>, Fault> {
+        Ok(Some(Left { repeated: heads.to_vec(), refused: Vec::new() }))
+    }
+
     /// Record of a ring as the next process finds it.
     fn next(file: &File, ring: u16) -> Record {
         Area::map(SIZE, file, 0).unwrap().record(ring).unwrap()
@@ -237,9 +271,9 @@ mod tests {
         drop((area, record));
 
         let mut record = next(&file, 1);
-        assert_eq!(record.begin(65_535, 8), Ok(Some(vec![5, 3, 7, 0])));
+        assert_eq!(record.begin(65_535, 8), repeated(&[5, 3, 7, 0]));
         record.take(1).unwrap();
-        assert_eq!(next(&file, 1).begin(65_535, 8), Ok(Some(vec![5, 3, 7, 0, 1])), "newest last");
+        assert_eq!(next(&file, 1).begin(65_535, 8), repeated(&[5, 3, 7, 0, 1]), "newest last");
         assert_eq!(next(&file, 0).begin(0, 8), Ok(None), "another ring");
         assert!(Area::map(SIZE, &file, 0).unwrap().record(3).is_none());
     }
@@ -247,7 +281,7 @@ mod tests {
     /// The index of answers shows whether the last answer reached the ring.
     #[test]
     fn a_death_in_the_middle_of_an_answer_repeats_no_answered_request() {
-        for (reached_ring, left) in [(false, vec![4, 2]), (true, vec![2])] {
+        for (reached_ring, left) in [(false, &[4, 2][..]), (true, &[2])] {
             let (area, file) = area();
             let mut record = area.record(0).unwrap();
             record.begin(10, 8).unwrap();
@@ -255,10 +289,27 @@ mod tests {
             record.take(2).unwrap();
             record.answering(4).unwrap();
             let used = if reached_ring { 11 } else { 10 };
-            let found = next(&file, 0).begin(used, 8).unwrap();
-            assert_eq!(found, Some(left), "{reached_ring}");
-            assert_eq!(next(&file, 0).begin(used, 8).unwrap(), found, "again");
+            assert_eq!(next(&file, 0).begin(used, 8), repeated(left), "{reached_ring}");
+            assert_eq!(next(&file, 0).begin(used, 8), repeated(left), "again");
         }
+    }
+
+    #[test]
+    fn a_refused_request_is_counted_and_not_repeated() {
+        let (area, file) = area();
+        let mut record = area.record(0).unwrap();
+        record.begin(0, 8).unwrap();
+        for head in [5, 3, 1] {
+            record.take(head).unwrap();
+        }
+        record.refuse(3).unwrap();
+        let mut record = next(&file, 0);
+        let left = Left { repeated: vec![5, 1], refused: vec![3] };
+        assert_eq!(record.begin(0, 8), Ok(Some(left)));
+        // The descriptor is used again.
+        record.take(3).unwrap();
+        assert_eq!(next(&file, 0).begin(0, 8), repeated(&[5, 1, 3]));
+        assert_eq!(record.refuse(8), Err(Fault::Inflight));
     }
 
     #[test]
@@ -270,7 +321,7 @@ mod tests {
             record.store(at, value).unwrap();
             record.begin(1, 8)
         };
-        assert_eq!(forge(LAST_AT, 7), Ok(Some(vec![])));
+        assert_eq!(forge(LAST_AT, 7), repeated(&[]));
         for (at, value) in [(VERSION_AT, 2), (COUNT_AT, 9), (COUNT_AT, 0), (LAST_AT, 8)] {
             assert_eq!(forge(at, value), Err(Fault::Inflight), "{at} {value}");
         }

@@ -20,6 +20,8 @@ pub(crate) enum Line {
     NotServed,
     /// A ring could not be served.
     RingNotServed,
+    /// Requests of an earlier process are not repeated.
+    LeftOut,
     /// The time for requests in flight was over.
     Failed,
     /// The monitor did not take the message about a new size.

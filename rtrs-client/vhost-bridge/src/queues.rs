@@ -321,7 +321,16 @@ impl Queues {
             ..Slot::default()
         };
         match Vring::start(setup) {
-            Ok(vring) => slot.vring = Some(vring),
+            Ok(vring) => {
+                if vring.refused() > 0
+                    && let Some(repeated) = self.shared.admit(Line::LeftOut)
+                {
+                    let (name, count) = (&self.shared.name, vring.refused());
+                    let text = "requests of an earlier process cannot be read, and are left out";
+                    tracing::warn!(repeated, "{name}: ring {number}: {count} {text}");
+                }
+                slot.vring = Some(vring);
+            }
             Err(fault) => slot.break_ring(&self.shared, number, fault),
         }
         self.slots[at] = slot;
@@ -476,7 +485,7 @@ fn begin(
 ) -> Result<Option<u32>, Fault> {
     let Place { chain, ios, shared } = place;
     let parsed = parse(chain, ios.device().geometry());
-    let Parsed { work, status: memory } = parsed.inspect_err(|_| vring.drop_request(head))?;
+    let Parsed { work, status: memory } = parsed.inspect_err(|_| vring.refuse(head))?;
     let unanswered = Unanswered { head, memory };
     let mut command = match work {
         Work::Io(command) => command,

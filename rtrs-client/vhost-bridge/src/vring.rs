@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::chain::{Chain, Table};
 use crate::fault::Fault;
-use crate::inflight::Record;
+use crate::inflight::{Left, Record};
 use crate::memory::GuestMemory;
 
 /// Maximum number of descriptors of a ring.
@@ -41,7 +41,9 @@ pub(crate) struct Vring {
     record: Option<Record>,
     /// Requests of an earlier process to be repeated, the first one last.
     repeated: Vec<u16>,
-    /// Requests in flight, by head.
+    /// Number of requests of an earlier process that could not be read.
+    refused: usize,
+    /// Descriptors that the device has, by head.
     busy: Box<[bool]>,
     inflight: usize,
     /// Whether the driver was asked for kicks.
@@ -75,14 +77,18 @@ impl Vring {
         let answers = queue.used_idx(&*memory, Ordering::Acquire).map_err(|_| Fault::Ring)?.0;
         queue.set_next_used(answers);
         let left = record.as_mut().map(|record| record.begin(answers, size)).transpose()?;
-        let mut repeated = left.flatten();
+        let left = left.flatten();
         // Requests are answered in any order, but taken in one.
-        let next = repeated.as_ref().map_or(Ok(setup.base), |left| {
-            u16::try_from(left.len()).map(|count| answers.wrapping_add(count))
+        let next = left.as_ref().map_or(Ok(setup.base), |left| {
+            let count = left.repeated.len() + left.refused.len();
+            u16::try_from(count).map(|count| answers.wrapping_add(count))
         });
         queue.set_next_avail(next.map_err(|_| Fault::Inflight)?);
-        repeated.iter_mut().for_each(|left| left.reverse());
-        let (repeated, busy) = (repeated.unwrap_or_default(), vec![false; size.into()].into());
+        let Left { mut repeated, refused } = left.unwrap_or_default();
+        repeated.reverse();
+        let mut busy: Box<[bool]> = vec![false; size.into()].into();
+        refused.iter().for_each(|head| busy[usize::from(*head)] = true);
+        let refused = refused.len();
         // An earlier process may have died between an answer and its call.
         let must_call = record.is_some();
         let (inflight, asks_kicks, has_answers) = (0, true, false);
@@ -91,6 +97,7 @@ impl Vring {
             memory,
             record,
             repeated,
+            refused,
             busy,
             inflight,
             asks_kicks,
@@ -138,7 +145,10 @@ impl Vring {
         };
         let table =
             Table { address: GuestAddress(self.queue.desc_table()), len: self.queue.size().into() };
-        chain.read(&self.memory, table, head)?;
+        if let Err(fault) = chain.read(&self.memory, table, head) {
+            self.refuse(head);
+            return Err(fault);
+        }
         self.busy[usize::from(head)] = true;
         self.inflight += 1;
         Ok(Some(head))
@@ -158,6 +168,14 @@ impl Vring {
         match &self.record {
             Some(record) => record.answered(head, self.queue.next_used()),
             None => Ok(()),
+        }
+    }
+
+    /// Ends a request that cannot be read, without an answer. No process repeats it.
+    pub(crate) fn refuse(&mut self, head: u16) {
+        self.drop_request(head);
+        if let Some(Err(fault)) = self.record.as_ref().map(|record| record.refuse(head)) {
+            tracing::debug!("a request that cannot be read will be repeated: {fault}");
         }
     }
 
@@ -229,6 +247,11 @@ impl Vring {
     /// Whether requests of an earlier process were not taken yet.
     pub(crate) fn has_repeated(&self) -> bool {
         !self.repeated.is_empty()
+    }
+
+    /// Number of requests of an earlier process that could not be read.
+    pub(crate) fn refused(&self) -> usize {
+        self.refused
     }
 
     /// Index of the next available request.

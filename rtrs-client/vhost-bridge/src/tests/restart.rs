@@ -1,11 +1,12 @@
 //! Restarts of the process that serves the device.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rtrs_core::block::IoOp;
 
 use super::rig::{Rig, geometry};
-use crate::driver::{Guest, GuestRing, Request, kind};
+use crate::driver::{Guest, GuestRing, Piece, RawDescriptor, Request, kind};
 
 /// Guest that records its requests, with two rings.
 fn guest(rig: &Rig) -> (Guest, [GuestRing; 2]) {
@@ -146,6 +147,55 @@ fn a_lost_connection_ends_requests_before_the_next_one() {
     let count = |op| ran.iter().filter(|ran| ran.op == op).count();
     assert_eq!((count(IoOp::Write), count(IoOp::Flush)), (1, 1), "each once");
     rig.stop();
+}
+
+/// A request that cannot be read stops its ring once. The next process repeats only the others.
+#[test]
+fn a_request_that_cannot_be_read_is_not_repeated() {
+    type Break = fn(&Guest, &mut GuestRing);
+    let cases: [Break; 2] = [
+        // A loop.
+        |guest, ring| {
+            let piece = Piece { at: 0, len: 16, is_writable: false };
+            ring.describe(guest, 200, RawDescriptor::new(piece, Some(200)));
+        },
+        // No memory for the status.
+        |guest, ring| {
+            let piece = Piece { at: 0, len: 16, is_writable: false };
+            ring.describe(guest, 200, RawDescriptor::new(piece, None));
+        },
+    ];
+    for break_chain in cases {
+        let mut rig = Rig::new("poison", &geometry(), 1);
+        let (mut guest, mut rings) = guest(&rig);
+        rig.hold(true);
+        let request = write(&guest, 5);
+        rings[0].start(&guest, 5, request);
+        rings[0].kick(&guest, 1);
+        rig.wait_for(1);
+        break_chain(&guest, &mut rings[0]);
+        rings[0].offer(&guest, 200);
+        rings[0].kick_always();
+        assert!(rings[0].is_faulty(Duration::from_secs(60)));
+        let late = write(&guest, 6);
+        rings[0].start(&guest, 6, late);
+        for round in 0..3 {
+            let disk = rig.kill();
+            disk.holds.store(false, Ordering::SeqCst);
+            guest.disconnect();
+            rig = Rig::on("poison", &geometry(), 1, disk);
+            guest.connect(&rig.socket, &mut rings);
+            if round == 0 {
+                let mut answers = [0; 2].map(|_| rings[0].finish(&guest));
+                answers.sort_unstable();
+                assert_eq!(answers, [(5, 0, 1), (6, 0, 1)]);
+            }
+            assert_eq!(rings[0].put(&guest, 50, &[round; 512]), 0, "the ring is served");
+            assert_eq!(rings[0].answer(&guest), None);
+        }
+        assert!(!rings[0].is_faulty(Duration::ZERO));
+        rig.stop();
+    }
 }
 
 #[test]
