@@ -105,6 +105,8 @@ pub(crate) struct Ios {
     free: Vec<u32>,
     /// Written requests that wait for their flush to be submitted.
     due: Vec<u32>,
+    /// Requests that have ended without a further completion.
+    ended: Vec<u32>,
     /// IO that the device has refused because it was full.
     refused: Option<Io>,
     /// Tag of an IO that was refused and is not to be submitted again.
@@ -131,7 +133,8 @@ impl Ios {
         // A request has a buffer, except one of each ring that waits for its next one.
         let count = buffers + u32::try_from(rings).unwrap_or(0);
         let requests = (0..count).map(|_| Request::free()).collect();
-        let (free, due) = ((0..count).rev().collect(), Vec::with_capacity(count as usize));
+        let free = (0..count).rev().collect();
+        let [due, ended] = [0; 2].map(|_| Vec::with_capacity(count as usize));
         let counters = IoCounters::default();
         Ok(Self {
             device,
@@ -140,6 +143,7 @@ impl Ios {
             requests,
             free,
             due,
+            ended,
             refused: None,
             withdrawn: None,
             counters,
@@ -274,6 +278,9 @@ impl Ios {
 
     /// Returns the next request whose IO has ended. It stays until [`Self::end`].
     pub(crate) fn reap(&mut self) -> Option<u32> {
+        if let Some(id) = self.ended.pop() {
+            return Some(id);
+        }
         while let Some(done) = self.next_completion() {
             let Ok(buffer) = u32::try_from(done.tag) else { continue };
             let part = self.parts[buffer as usize];
@@ -361,10 +368,16 @@ impl Ios {
         }
     }
 
-    /// Cancels all IO that has not begun.
+    /// Cancels all IO that has not begun. No further IO of the requests is submitted.
     pub(crate) fn cancel_all(&mut self) {
         self.device.cancel(&|_| true);
         self.withdraw();
+        self.due.clear();
+        for (id, request) in (0..).zip(&mut self.requests) {
+            if request.unanswered.is_some() && request.cut() && request.parts == 0 {
+                self.ended.push(id);
+            }
+        }
     }
 
     /// Ends the IO that the device has refused.
@@ -417,6 +430,16 @@ impl Request {
         };
         let unanswered = self.unanswered.as_ref();
         unanswered.map_or(Ok(()), |unanswered| unanswered.answer(vring, status, written))
+    }
+
+    /// Leaves out the IO that was not submitted. Returns whether there was any.
+    fn cut(&mut self) -> bool {
+        let is_cut = !self.is_submitted || self.then_flush;
+        if is_cut && self.outcome.is_ok() {
+            self.outcome = IoStatus::Aborted;
+        }
+        (self.is_submitted, self.then_flush) = (true, false);
+        is_cut
     }
 
     /// Notes the end of an IO. Returns whether the request has ended.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use rtrs_core::block::Geometry;
 use rtrs_core::time::Duration as Time;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -89,6 +90,26 @@ fn a_process_without_time_answers_what_is_not_recorded() {
         guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
         assert_eq!(ring.finish(&guest), (0, 0, 513));
         rig.stop();
+    }
+}
+
+/// A request that is longer than all buffers, and one whose flush follows, are cut by an abort.
+#[test]
+fn nothing_is_submitted_after_an_abort() {
+    for is_long in [true, false] {
+        let geometry = Geometry { fua: is_long, write_cache: true, ..geometry() };
+        let rig = Rig::new(&format!("cut-{is_long}"), &geometry, 1);
+        let (mut guest, mut ring) = connect(&rig, Guest::default());
+        guest.set_writeback(false);
+        rig.hold(true);
+        let len = if is_long { 3 << 20 } else { 512 };
+        ring.start(&guest, 0, Request { len, ..WRITE });
+        ring.kick_always();
+        let submitted = if is_long { 8 } else { 1 };
+        rig.wait_for(submitted);
+        let disk = rig.abort_held();
+        assert_eq!(disk.submitted.load(Ordering::SeqCst), submitted);
+        assert_eq!(ring.finish(&guest), (0, 1, 1), "failed");
     }
 }
 

@@ -47,6 +47,8 @@ pub(super) struct Disk {
     pub(super) keeps: AtomicBool,
     /// Number of IOs that were submitted.
     pub(super) submitted: AtomicU32,
+    /// Number of calls to cancel IO.
+    pub(super) cancels: AtomicU32,
 }
 
 impl Disk {
@@ -137,6 +139,7 @@ impl BlockDevice for Device {
     }
 
     fn cancel(&mut self, fits: &dyn Fn(u64) -> bool) {
+        self.disk.cancels.fetch_add(1, Ordering::SeqCst);
         if self.disk.keeps.load(Ordering::SeqCst) {
             return;
         }
@@ -278,11 +281,7 @@ impl Rig {
 
     /// Waits until this many IOs were submitted since the start.
     pub(super) fn wait_for(&self, submitted: u32) {
-        let begin = std::time::Instant::now();
-        while self.disk.submitted.load(Ordering::SeqCst) < submitted {
-            assert!(begin.elapsed().as_secs() < 60, "{submitted} IOs were not submitted");
-            thread::yield_now();
-        }
+        wait_for(&self.disk.submitted, submitted);
     }
 
     /// Turns the shards once more.
@@ -305,12 +304,29 @@ impl Rig {
         self.end(|| Order::Abort)
     }
 
+    /// Aborts a device of one shard, whose held IO ends only after that.
+    pub(super) fn abort_held(self) -> Arc<Disk> {
+        self.disk.keeps.store(true, Ordering::SeqCst);
+        self.shards[0].0.send(Order::Abort);
+        wait_for(&self.disk.cancels, 1);
+        self.hold(false);
+        self.end(|| Order::Look)
+    }
+
     fn end(self, order: fn() -> Order) -> Arc<Disk> {
         for (orders, thread) in self.shards {
             orders.send(order());
             thread.join().unwrap();
         }
         self.disk
+    }
+}
+
+fn wait_for(counter: &AtomicU32, count: u32) {
+    let begin = std::time::Instant::now();
+    while counter.load(Ordering::SeqCst) < count {
+        assert!(begin.elapsed().as_secs() < 60, "the counter does not reach {count}");
+        thread::yield_now();
     }
 }
 
