@@ -9,12 +9,20 @@ use std::rc::Rc;
 
 use rtrs_core::mem::{MemSlice, Region};
 use rtrs_core::rt::{Fd, Op, Port, Ring};
+use rtrs_core::time::{Duration, Instant};
 
 use crate::fault::Fault;
 
 /// Position of a descriptor that has none.
 const NO_POSITION: u64 = u64::MAX;
 const EAGAIN: i32 = 11;
+
+/// Number of events without a request in between, after which the next ones are awaited with a
+/// pause. A kick comes with a request, and is up to three events.
+const IDLE_MAX: u32 = 64;
+/// Pause before the next look at a descriptor with events of no use, such as one that is always
+/// readable.
+const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Word of an event descriptor.
 fn word(value: u64) -> io::Result<MemSlice> {
@@ -29,6 +37,17 @@ pub(crate) struct Kick {
     port: Port,
     fd: Fd,
     word: MemSlice,
+    /// Number of events since the last request.
+    idle: u32,
+    /// Operation that follows after a pause.
+    paused: Option<(Next, Instant)>,
+}
+
+/// Operation with which the next kick is awaited.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Read,
+    Poll,
 }
 
 impl Kick {
@@ -37,13 +56,18 @@ impl Kick {
     /// # Errors
     /// The system's error.
     pub(crate) fn new(ring: &Rc<Ring>, fd: OwnedFd) -> io::Result<Self> {
-        let kick = Self { port: ring.port(), fd: Fd::new(fd), word: word(0)? };
-        kick.read();
+        let (fd, word) = (Fd::new(fd), word(0)?);
+        let kick = Self { port: ring.port(), fd, word, idle: 0, paused: None };
+        kick.submit(Next::Read);
         Ok(kick)
     }
 
-    fn read(&self) {
-        let op = Op::Read { fd: self.fd.clone(), buf: self.word.clone(), offset: NO_POSITION };
+    fn submit(&self, next: Next) {
+        let fd = self.fd.clone();
+        let op = match next {
+            Next::Read => Op::Read { fd, buf: self.word.clone(), offset: NO_POSITION },
+            Next::Poll => Op::readable(fd),
+        };
         self.port.submit(op, 0);
     }
 
@@ -51,23 +75,40 @@ impl Kick {
     ///
     /// # Errors
     /// The fault of a descriptor that cannot be read.
-    pub(crate) fn take(&mut self) -> Result<bool, Fault> {
+    pub(crate) fn take(&mut self, now: Instant) -> Result<bool, Fault> {
         let mut any = false;
+        if let Some((next, _)) = self.paused.take_if(|(_, at)| *at <= now) {
+            self.submit(next);
+        }
         while let Some(done) = self.port.take() {
-            match (&done.op, done.result) {
+            let next = match (&done.op, done.result) {
                 (Op::Read { .. }, 8) => {
                     any = true;
-                    self.read();
+                    Next::Read
                 }
                 // Another process has read the kick, or the kernel does not wait here.
-                (Op::Read { .. }, result) if result == -EAGAIN => {
-                    self.port.submit(Op::readable(self.fd.clone()), 0);
-                }
-                (Op::Poll { .. }, 1..) => self.read(),
+                (Op::Read { .. }, result) if result == -EAGAIN => Next::Poll,
+                (Op::Poll { .. }, 1..) => Next::Read,
                 _ => return Err(Fault::Kick),
+            };
+            self.idle = self.idle.saturating_add(1);
+            if self.idle <= IDLE_MAX {
+                self.submit(next);
+            } else {
+                self.paused = Some((next, now + IDLE_PAUSE));
             }
         }
         Ok(any)
+    }
+
+    /// Notes that the driver offered a request: its kicks are of use.
+    pub(crate) fn note_request(&mut self) {
+        self.idle = 0;
+    }
+
+    /// Returns when to call [`Self::take`] even if nothing happens.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.paused.map(|(_, at)| at)
     }
 }
 
@@ -118,10 +159,11 @@ impl Bell {
 mod tests {
     use std::os::fd::AsFd;
 
-    use rtrs_core::time::Duration;
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+
+    const NOW: Instant = Instant::ZERO;
 
     fn turn(ring: &Ring) {
         ring.turn_or_sleep(Some(Duration::from_secs(20))).unwrap();
@@ -135,9 +177,9 @@ mod tests {
             let mut kick = Kick::new(&ring, fd.try_clone().unwrap()).unwrap();
             ring.turn().unwrap();
             for _ in 0..3 {
-                assert_eq!(kick.take(), Ok(false));
+                assert_eq!(kick.take(NOW), Ok(false));
                 rustix::io::write(&fd, &1_u64.to_ne_bytes()).unwrap();
-                while kick.take() != Ok(true) {
+                while kick.take(NOW) != Ok(true) {
                     turn(&ring);
                 }
             }
@@ -149,10 +191,40 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let ring = Ring::new(8).unwrap();
         let mut kick = Kick::new(&ring, null.into()).unwrap();
-        while kick.take() == Ok(false) {
+        while kick.take(NOW) == Ok(false) {
             turn(&ring);
         }
-        assert_eq!(kick.take(), Ok(false));
+        assert_eq!(kick.take(NOW), Ok(false));
+    }
+
+    /// Descriptors that are always readable, also for a read after each of many kicks.
+    #[test]
+    fn events_without_requests_are_awaited_with_a_pause() {
+        let many = eventfd(0, EventfdFlags::SEMAPHORE).unwrap();
+        rustix::io::write(&many, &u64::from(u32::MAX).to_ne_bytes()).unwrap();
+        for fd in [many, std::fs::File::open("/dev/zero").unwrap().into()] {
+            let ring = Ring::new(8).unwrap();
+            let mut kick = Kick::new(&ring, fd).unwrap();
+            let mut now = NOW;
+            let mut until_pause = |kick: &mut Kick| {
+                let mut kicks = 0;
+                while kick.deadline().is_none_or(|at| at <= now) {
+                    turn(&ring);
+                    kicks += u32::from(kick.take(now).unwrap());
+                    assert!(kicks <= IDLE_MAX + 1, "no pause");
+                }
+                assert_eq!(kick.take(now), Ok(false), "nothing is read meanwhile");
+                now = kick.deadline().unwrap();
+                assert_eq!(now, kick.deadline().unwrap());
+                // The pause is over.
+                assert_eq!(kick.take(now), Ok(false));
+                kicks
+            };
+            assert_eq!(until_pause(&mut kick), IDLE_MAX + 1);
+            assert_eq!(until_pause(&mut kick), 1);
+            kick.note_request();
+            assert!(until_pause(&mut kick) > IDLE_MAX / 2, "kicks were of use");
+        }
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Queues {
         self.look_at_geometry();
         any |= self.ios.retry();
         any |= self.reap();
-        any |= self.take_requests();
+        any |= self.take_requests(now);
         self.end_stops(now);
         self.call();
         any
@@ -196,9 +196,10 @@ impl Queues {
     /// Time at which [`Self::turn`] must be called even if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let stops = self.slots.iter().filter_map(|slot| Some(slot.stop.as_ref()?.by));
+        let kicks = self.slots.iter().filter_map(|slot| slot.kick.as_ref()?.deadline());
         // No event reports that the changes given up on another shard have ended.
         let look = self.shared.given_up.any().then(|| Clock.now() + LOOK_AGAIN);
-        stops.fold(look, |at, by| earliest(at, Some(by)))
+        stops.chain(kicks).fold(look, |at, by| earliest(at, Some(by)))
     }
 
     /// Takes no more requests; those in flight end. The monitor is disconnected after that.
@@ -368,23 +369,23 @@ impl Queues {
     }
 
     /// Takes requests of all rings while there is room. Returns whether there was one.
-    fn take_requests(&mut self) -> bool {
+    fn take_requests(&mut self, now: Instant) -> bool {
         let count = self.slots.len();
         let mut any = false;
         for turn in 0..count {
             let at = (self.first + turn) % count;
-            any |= self.take_from(at);
+            any |= self.take_from(now, at);
         }
         self.first = if count > 0 { (self.first + 1) % count } else { 0 };
         any
     }
 
-    fn take_from(&mut self, at: usize) -> bool {
+    fn take_from(&mut self, now: Instant, at: usize) -> bool {
         let number = self.number(at);
         let Self { slots, ios, chain, shared, phase, .. } = self;
         let slot = &mut slots[at];
         let mut any = false;
-        match slot.kick.as_mut().map_or(Ok(false), Kick::take) {
+        match slot.kick.as_mut().map_or(Ok(false), |kick| kick.take(now)) {
             Ok(is_kicked) => any |= is_kicked,
             Err(fault) => slot.break_ring(shared, number, fault),
         }
@@ -405,6 +406,7 @@ impl Queues {
                 Err(fault) => Err(fault),
             };
             any = true;
+            slot.kick.iter_mut().for_each(Kick::note_request);
             match taken {
                 Ok(id) => slot.current = id.filter(|id| !ios.advance(*id)),
                 Err(fault) => slot.break_ring(shared, number, fault),
