@@ -3,8 +3,8 @@
 //!
 //! Map of the crate:
 //! - `service`: the socket, and the thread that reads the messages of the virtual machine monitor;
-//!   `monitor` handles them, with `config` for features and the configuration space. `channel` is
-//!   the way back.
+//!   `monitor` handles them, with `config` for features and the configuration space. `exchange`
+//!   waits for them, and `channel` is the way back.
 //! - `lines`: log lines, and which of them have a limit in common.
 //! - `command`: commands of that thread to the shards. A ring belongs to one shard; `shared` has
 //!   what both sides read.
@@ -26,6 +26,7 @@ mod command;
 mod config;
 #[cfg(any(test, feature = "test-util"))]
 pub mod driver;
+mod exchange;
 mod fault;
 mod inflight;
 mod ios;

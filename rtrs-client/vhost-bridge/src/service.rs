@@ -17,11 +17,12 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::channel::Channel;
 use crate::command::Command;
+use crate::exchange::{Exchange, Wait};
 use crate::lines::Line;
 use crate::monitor::Monitor;
 use crate::shared::Shared;
 
-/// Time in which a message that has begun has to arrive, and a monitor has to take an answer.
+/// Time in which a message that has begun has to arrive, and a monitor has to read answers.
 const MESSAGE_TIME: Duration = Duration::from_secs(5);
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -246,13 +247,23 @@ impl Serving {
                 Event::Stop => return Ok(false),
                 Event::Connection => self.refuse(),
                 Event::Change => self.tell_change(),
-                Event::Message => match self.read(stream, handler) {
-                    Ok(()) => {}
-                    Err(error) => {
+                Event::Message => {
+                    let exchange = Exchange { stream, stop: self.stop.as_fd() };
+                    let late = match exchange.wait(MESSAGE_TIME)? {
+                        Wait::Stop => return Ok(false),
+                        Wait::Ready => None,
+                        Wait::NoMessage => Some("a message does not end"),
+                        Wait::NoRoom => Some("answers are not read"),
+                    };
+                    let read = match late {
+                        Some(why) => Err(Error::InvalidOperation(why)),
+                        None => self.read(stream, handler),
+                    };
+                    if let Err(error) = read {
                         self.log_end(&error);
                         return Ok(true);
                     }
-                },
+                }
             }
         }
     }

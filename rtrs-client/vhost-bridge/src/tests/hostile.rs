@@ -192,6 +192,19 @@ fn a_message_without_its_end_does_not_keep_the_service() {
 }
 
 #[test]
+fn a_monitor_that_reads_no_answers_loses_its_connection() {
+    let rig = Rig::new("deaf", &geometry(), 1);
+    let mut stream = UnixStream::connect(&rig.socket).unwrap();
+    stream.set_write_timeout(Some(LONG)).unwrap();
+    let ended = (0..1_000_000).find_map(|_| stream.write_all(&message(1, 1, &[])).err());
+    let kind = ended.unwrap().kind();
+    assert!([ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&kind), "{kind:?}");
+    let (guest, [mut ring, _]) = guest(&rig);
+    assert_eq!(ring.put(&guest, 0, &[1; 512]), 0);
+    rig.stop();
+}
+
+#[test]
 fn messages_that_contradict_each_other_end_the_connection() {
     type Bad = fn(&Guest, &mut vhost::vhost_user::Frontend) -> bool;
     let cases: [(&str, Bad); 10] = [
