@@ -16,6 +16,9 @@ use crate::path::state::PathState;
 use crate::settings::{Access, Failover, NoPath, Policy, SlowIo};
 use crate::stats::OpCount;
 
+/// Start of the URI of a volume that is served to a virtual machine.
+pub(crate) const VHOST_USER: &str = "vhost-user-blk:";
+
 /// Request to a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "command")]
@@ -247,7 +250,7 @@ pub(crate) struct Status {
     pub(crate) unsaved: Vec<String>,
     /// Number of NBD connections, including those in their handshake and those of the kernel.
     pub(crate) nbd_connections: u64,
-    /// Number of connections of NBD clients that a detach would cut.
+    /// Number of connections of NBD clients or a virtual machine that a detach would cut.
     #[serde(default)]
     pub(crate) nbd_clients: u64,
     /// Paths of the session; None if it does not answer.
@@ -258,6 +261,11 @@ impl Status {
     /// Device or URI at which the volume is served.
     pub(crate) fn served_at(&self) -> &str {
         self.device.as_deref().or(self.uri.as_deref()).unwrap_or("-")
+    }
+
+    /// Whether the volume is served to a virtual machine instead of NBD clients.
+    pub(crate) fn is_for_machine(&self) -> bool {
+        self.uri.as_ref().is_some_and(|uri| uri.starts_with(VHOST_USER))
     }
 
     /// Number of connected paths and of all paths.

@@ -85,10 +85,12 @@ impl Finished {
         self
     }
 
-    /// Whether a session has refused this command because NBD clients are connected.
+    /// Whether a session has refused this command because clients are connected.
     #[must_use]
     pub fn is_refused_for_users(&self) -> bool {
-        [&self.stderr, &self.stdout].iter().any(|text| text.contains("served to NBD clients"))
+        let refusals = ["is served to NBD clients", "is used by a virtual machine"];
+        let says = |text: &String| refusals.iter().any(|refusal| text.contains(refusal));
+        says(&self.stderr) || says(&self.stdout)
     }
 
     /// Parses the standard output as JSON.

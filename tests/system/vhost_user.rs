@@ -81,7 +81,7 @@ fn a_virtual_machine_reads_writes_and_discards() {
         let pid = std::process::id();
         assert_eq!(status["uri"], format!("vhost-user-blk:{}", stand.socket.display()));
         let refused = stand.client.command(&["detach", "v"]).says(&format!("pid {pid}"));
-        assert!(refused.is_refused_for_users(), "{refused:?}");
+        let _ = refused.says("\"v\" is used by a virtual machine: ");
         stand.client.detach();
         assert!(!stand.socket.exists());
         guest.wait_for_cut("detach");

@@ -86,7 +86,8 @@ fn text(status: &Status) -> String {
         line("failed IO", errors);
     }
     status.unsaved.iter().for_each(|why| line("not saved", why.clone()));
-    line("nbd clients", status.nbd_clients.to_string());
+    let clients = if status.is_for_machine() { "vm connections" } else { "nbd clients" };
+    line(clients, status.nbd_clients.to_string());
     out.extend(status.paths().iter().map(path_text));
     out
 }

@@ -120,8 +120,8 @@ impl Session {
             Some(clients) if clients.is_empty() => Ok(()),
             Some(clients) => Err(served_to(name, &clients)),
             None => Err(format!(
-                "{name:?} may be served to NBD clients: a shard does not answer; try again, or \
-                 use --force, which ends their connections"
+                "{name:?} may be in use: a shard does not answer; try again, or use --force, which \
+                 ends the connections of its clients"
             )),
         }
     }
@@ -160,18 +160,24 @@ impl Session {
     }
 }
 
-/// Error for a volume whose NBD clients are connected.
+/// Error for a volume whose clients are connected.
 fn served_to(name: &str, clients: &[FrontEndClient]) -> String {
     let mut users: Vec<String> =
         clients.iter().take(CLIENTS_NAMED).map(FrontEndClient::describe).collect();
     if clients.len() > CLIENTS_NAMED {
         users.push(format!("and {} more", clients.len() - CLIENTS_NAMED));
     }
-    format!(
-        "{name:?} is served to NBD clients: {}; end them first, or use --force, which ends their \
-         connections",
-        users.join(", ")
-    )
+    let users = users.join(", ");
+    match clients {
+        [FrontEndClient::Machine(_)] => format!(
+            "{name:?} is used by a virtual machine: {users}; stop it first, or use --force, which \
+             takes the disk away from it"
+        ),
+        _ => format!(
+            "{name:?} is served to NBD clients: {users}; end them first, or use --force, which \
+             ends their connections"
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -190,5 +196,10 @@ mod tests {
              --force, which ends their connections"
         );
         assert!(served_to("vol1", &clients).contains("10.0.0.7:8, and 2 more; end them first"));
+        assert_eq!(
+            served_to("vol1", &[FrontEndClient::Machine(None)]),
+            "\"vol1\" is used by a virtual machine: unknown; stop it first, or use --force, which \
+             takes the disk away from it"
+        );
     }
 }

@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 pub(crate) enum FrontEndClient {
     /// Process on this host.
     Process(u32),
+    /// Monitor of a virtual machine on this host, with its process if that is visible here.
+    Machine(Option<u32>),
     /// Address of a client over TCP.
     Address(SocketAddr),
     /// Client with TLS, whose address is in the log.
@@ -20,13 +22,17 @@ impl FrontEndClient {
     /// Describes the client for a person, with the name of its process from /proc.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Self::Process(pid) => match fs::read_to_string(format!("/proc/{pid}/comm")) {
-                Ok(name) => format!("{} (pid {pid})", name.trim_end().escape_debug()),
-                Err(_) => format!("pid {pid}"),
-            },
+            Self::Process(pid) | Self::Machine(Some(pid)) => describe_process(*pid),
             Self::Address(address) => address.to_string(),
             Self::Tls => "a client with TLS".into(),
-            Self::Unknown => "unknown".into(),
+            Self::Unknown | Self::Machine(None) => "unknown".into(),
         }
+    }
+}
+
+fn describe_process(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{} (pid {pid})", name.trim_end().escape_debug()),
+        Err(_) => format!("pid {pid}"),
     }
 }

@@ -13,6 +13,7 @@ use super::client::FrontEndClient;
 use super::front_end::{
     FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place, PreparedFrontEnds,
 };
+use crate::control_protocol::VHOST_USER;
 use crate::engine::SessionDevice;
 use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
@@ -37,7 +38,7 @@ pub(super) fn prepare(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontEnd
         Error::with_source(ErrorKind::System, what, e)
     })?;
     let memory = usize::try_from(set.buffer_size.bytes()).unwrap_or(usize::MAX);
-    let uri = Some(format!("vhost-user-blk:{}", path.display()));
+    let uri = Some(format!("{VHOST_USER}{}", path.display()));
     Ok(PreparedFrontEnds { make: make(seats, memory), uri })
 }
 
@@ -126,8 +127,7 @@ impl FrontEnd for VhostUser {
 
     fn clients(&self) -> Vec<FrontEndClient> {
         let monitor = self.queues.as_ref().and_then(Queues::monitor);
-        let client =
-            |pid| if pid == 0 { FrontEndClient::Unknown } else { FrontEndClient::Process(pid) };
+        let client = |pid| FrontEndClient::Machine(Some(pid).filter(|pid| *pid != 0));
         monitor.map(client).into_iter().collect()
     }
 }

@@ -54,6 +54,13 @@ fn refusal(name: &str, global: &GlobalArgs) -> Result<(), Error> {
     }
     match status.nbd_clients {
         0 => Ok(()),
+        _ if status.is_for_machine() => {
+            let text = format!(
+                "{name:?} is used by a virtual machine; stop it first, or use --force, which takes \
+                 the disk away from it"
+            );
+            Err(Error::new(ErrorKind::InUse, text))
+        }
         clients => {
             let text = format!(
                 "{name:?} is served to NBD clients ({clients} connected); end them first, or use \
