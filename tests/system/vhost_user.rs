@@ -10,9 +10,10 @@ use std::process::Command;
 
 use rtrs_core::prng::Prng;
 use rtrs_tests::{
-    COMMAND_TIME_MAX, Client, Finished, Proc, Scratch, Server, requires, sparse_file, wait_for,
+    COMMAND_TIME_MAX, Client, Finished, Front, Innocent, Proc, Scratch, Server, requires,
+    sparse_file, wait_for,
 };
-use vhost_bridge::driver::{Guest, GuestRing, Request, SLOTS, kind};
+use vhost_bridge::driver::{Guest, GuestRing, Request, SLOTS, SLOTS_AT, kind};
 
 /// Size of the export.
 const SIZE: u64 = 64 << 20;
@@ -31,7 +32,8 @@ impl Stand {
         let scratch = Scratch::new();
         let image = scratch.path("v.img");
         sparse_file(&image, SIZE);
-        let server = Server::builder().export(format!("v={}", image.display())).start();
+        let server = Server::builder().export(format!("v={}", image.display()));
+        let server = server.export("w=mem:1M").start();
         let client = Client::attach("v").unattached();
         let socket = client.run_dir().join("v.vhost");
         let stand = Self { server, client, image, socket, _scratch: scratch };
@@ -177,6 +179,39 @@ fn a_killed_process_loses_no_request() {
         let expected = pattern(sector, turns[usize::from(slot)]);
         assert!(rings[0].get(&guest, sector, 4096) == expected, "slot {slot}");
     }
+}
+
+/// The monitor takes memory of its guest away under load. Its connection ends, and nothing else.
+#[test]
+fn memory_that_is_taken_away_costs_one_connection() {
+    let stand = Stand::new(&["--shards", "1"]);
+    let socket = stand.client.run_dir().join("w.nbd");
+    let place = socket.display().to_string();
+    let _ = stand.client.command(&["attach", "w", "--session", "v", "--socket", &place]).ok();
+    let other = Innocent::start(&Front::Unix(socket), "w");
+    let pid = stand.client.pid();
+    for round in 0..3 {
+        let (mut guest, mut rings) = stand.guest(2);
+        assert_eq!(rings[0].put(&guest, 64, &[7; 512]), 0);
+        guest.enable(1, false);
+        let kinds = [kind::READ, kind::WRITE];
+        for slot in 0..SLOTS {
+            let request = Request { kind: kinds[usize::from(slot / 2 % 2)], sector: 0, len: 4096 };
+            let ring = &mut rings[usize::from(slot % 2)];
+            ring.start(&guest, slot, request);
+            ring.kick_always();
+        }
+        guest.truncate(SLOTS_AT);
+        guest.enable(1, true);
+        guest.wait_for_cut("memory was taken away");
+        other.progress();
+        let (guest, mut rings) = stand.guest(1);
+        assert_eq!(rings[0].get(&guest, 64, 512), [7; 512], "round {round}");
+    }
+    other.check();
+    assert_eq!(stand.client.pid(), pid, "the process lives");
+    let log = fs::read_to_string(stand.client.run_dir().join("v.log")).expect("the log");
+    assert!(log.contains("memory of the guest was taken away"), "{log}");
 }
 
 /// Boot sector that repeatedly copies the second sector to the third one through the firmware,

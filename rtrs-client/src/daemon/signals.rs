@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 
 use rtrs_core::local::open_log;
+use rtrs_core::mem::survive_truncations;
 use rtrs_core::rt::{Forwarding, Signal, Signals, replace_stderr};
 
 use super::events::Wake;
@@ -21,13 +22,15 @@ pub(crate) fn forward_signals(
     Signals::take().and_then(|signals| signals.forward(take)).map_err(system("cannot take signals"))
 }
 
-/// Handles the signals of an attached session: SIGTERM and SIGINT end it, SIGHUP reopens the log
-/// and recreates removed control sockets, SIGUSR1 logs the state.
+/// Handles the signals of an attached session: SIGBUS from memory that a virtual machine took away
+/// breaks its volume, SIGTERM and SIGINT end the session, SIGHUP reopens the log and recreates
+/// removed control sockets, SIGUSR1 logs the state.
 pub(crate) fn serve_signals(
     wakes: mpsc::Sender<Wake>,
     shards: ShardHandle,
     roster: Arc<Roster>,
 ) -> Result<Forwarding, Error> {
+    survive_truncations().map_err(system("cannot take SIGBUS"))?;
     forward_signals(move |signal| match signal {
         // After the last wait there is no receiver.
         Signal::Stop => drop(wakes.send(Wake::Signal)),

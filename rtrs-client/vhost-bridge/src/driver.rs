@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rtrs_core::mem::TruncationAlarm;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures};
@@ -20,7 +21,7 @@ use virtio_bindings::virtio_ring::{
 use vm_memory::{AtomicAccess, Bytes, MemoryRegionAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::memory::GuestRegion;
+use crate::memory::{FilePart, GuestRegion};
 
 /// Address of the guest's memory in the guest.
 pub const GUEST_AT: u64 = 1 << 32;
@@ -36,7 +37,7 @@ const USED_AT: u64 = 0x1_0000;
 const TABLES_AT: u64 = 0x2_0000;
 
 /// Start of the memory of requests.
-const SLOTS_AT: u64 = 8 << 20;
+pub const SLOTS_AT: u64 = 8 << 20;
 const SLOT_LEN: u64 = 1 << 20;
 /// Memory of a request's data, within its slot.
 const DATA_AT: u64 = 4096;
@@ -126,7 +127,9 @@ impl Default for Guest {
     fn default() -> Self {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd"));
         ftruncate(&file, MEMORY_LEN).expect("memory");
-        let memory = Arc::new(GuestRegion::map(0, &file, 0, MEMORY_LEN).expect("a mapping"));
+        let alarm = TruncationAlarm::new().expect("an alarm");
+        let part = FilePart { file: &file, offset: 0, len: MEMORY_LEN };
+        let memory = Arc::new(GuestRegion::map(0, part, &alarm).expect("a mapping"));
         let (wanted, is_recording) = (u64::MAX, false);
         let (kept_features, record, monitor) = (None, None, None);
         Self { file, memory, wanted, kept_features, is_recording, record, monitor }
@@ -195,6 +198,11 @@ impl Guest {
         }
     }
 
+    /// Takes the memory from this offset on away from the guest, and from the device.
+    pub fn truncate(&self, len: u64) {
+        ftruncate(&self.file, len).expect("a shorter file");
+    }
+
     /// Returns the file that holds the guest's memory.
     pub fn file(&self) -> &File {
         &self.file
@@ -242,6 +250,12 @@ impl Guest {
     /// Passes a channel on which the device reports changes.
     pub fn pass_channel(&mut self, channel: &UnixStream) {
         self.monitor().set_backend_request_fd(channel).expect("the channel");
+    }
+
+    /// Lets the device take requests of a ring, or not. Returns false if the connection was cut.
+    #[must_use]
+    pub fn enable(&mut self, ring: usize, is_enabled: bool) -> bool {
+        self.monitor().set_vring_enable(ring, is_enabled).is_ok()
     }
 
     /// Sets the cache mode.

@@ -45,6 +45,9 @@ pub(crate) enum Fault {
     /// The record of requests in flight does not belong to the ring.
     #[error("the record of requests in flight does not fit the ring")]
     Inflight,
+    /// The file of the memory is shorter than before.
+    #[error("memory of the guest was taken away")]
+    Truncated,
     /// A request that is in flight twice, or more of them than the ring has descriptors.
     #[error("more requests in flight than the ring has descriptors")]
     TooMany,

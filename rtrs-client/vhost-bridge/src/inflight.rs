@@ -9,11 +9,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use rtrs_core::mem::TruncationAlarm;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::{AtomicAccess, Bytes, MemoryRegionAddress};
 
 use crate::fault::Fault;
-use crate::memory::GuestRegion;
+use crate::memory::{FilePart, GuestRegion};
 
 const VERSION: u16 = 1;
 
@@ -64,20 +65,29 @@ impl Area {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn create(size: AreaSize) -> io::Result<(Self, File)> {
+    pub(crate) fn create(
+        size: AreaSize,
+        alarm: &Arc<TruncationAlarm>,
+    ) -> io::Result<(Self, File)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create("rtrs-inflight", flags)?);
         ftruncate(&file, size.bytes())?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok((Self::map(size, &file, 0)?, file))
+        Ok((Self::map(size, &file, 0, alarm)?, file))
     }
 
     /// Maps the area of an earlier process.
     ///
     /// # Errors
     /// The system's error; `InvalidInput` if the file is shorter than the area.
-    pub(crate) fn map(size: AreaSize, file: &File, offset: u64) -> io::Result<Self> {
-        let memory = Arc::new(GuestRegion::map(0, file, offset, size.bytes())?);
+    pub(crate) fn map(
+        size: AreaSize,
+        file: &File,
+        offset: u64,
+        alarm: &Arc<TruncationAlarm>,
+    ) -> io::Result<Self> {
+        let part = FilePart { file, offset, len: size.bytes() };
+        let memory = Arc::new(GuestRegion::map(0, part, alarm)?);
         Ok(Self { memory, descriptors: size.descriptors, rings: size.rings })
     }
 
@@ -245,7 +255,11 @@ mod tests {
     const SIZE: AreaSize = AreaSize { rings: 3, descriptors: 8 };
 
     fn area() -> (Area, File) {
-        Area::create(SIZE).unwrap()
+        Area::create(SIZE, &TruncationAlarm::new().unwrap()).unwrap()
+    }
+
+    fn map(file: &File) -> Area {
+        Area::map(SIZE, file, 0, &TruncationAlarm::new().unwrap()).unwrap()
     }
 
     fn repeated(heads: &[u16]) -> Result<Option<Left>, Fault> {
@@ -254,7 +268,7 @@ mod tests {
 
     /// Record of a ring as the next process finds it.
     fn next(file: &File, ring: u16) -> Record {
-        Area::map(SIZE, file, 0).unwrap().record(ring).unwrap()
+        map(file).record(ring).unwrap()
     }
 
     #[test]
@@ -275,7 +289,7 @@ mod tests {
         record.take(1).unwrap();
         assert_eq!(next(&file, 1).begin(65_535, 8), repeated(&[5, 3, 7, 0, 1]), "newest last");
         assert_eq!(next(&file, 0).begin(0, 8), Ok(None), "another ring");
-        assert!(Area::map(SIZE, &file, 0).unwrap().record(3).is_none());
+        assert!(map(&file).record(3).is_none());
     }
 
     /// The index of answers shows whether the last answer reached the ring.

@@ -109,8 +109,8 @@ pub(crate) struct Ios {
     ended: Vec<u32>,
     /// IO that the device has refused because it was full.
     refused: Option<Io>,
-    /// Tag of an IO that was refused and is not to be submitted again.
-    withdrawn: Option<u64>,
+    /// Tags of IOs that were made and are not submitted.
+    withdrawn: Vec<u64>,
     counters: IoCounters,
     given_up: GivenUp,
 }
@@ -145,7 +145,7 @@ impl Ios {
             due,
             ended,
             refused: None,
-            withdrawn: None,
+            withdrawn: Vec::new(),
             counters,
             given_up: given_up.clone(),
         })
@@ -218,7 +218,14 @@ impl Ios {
             }
             let Some(buffer) = self.pool.take() else { return false };
             let io = self.next_io(id, buffer);
-            self.submit(io);
+            let request = &mut self.requests[id as usize];
+            // Zeroes instead of data that the guest has lost must not be written.
+            if io.op == IoOp::Write && request.is_torn() {
+                request.cut();
+                self.withdrawn.push(io.tag);
+            } else {
+                self.submit(io);
+            }
         }
     }
 
@@ -304,7 +311,7 @@ impl Ios {
     }
 
     fn next_completion(&mut self) -> Option<Completion> {
-        match self.withdrawn.take() {
+        match self.withdrawn.pop() {
             Some(tag) => Some(Completion::new(tag, IoStatus::Aborted)),
             None => self.device.reap(),
         }
@@ -382,8 +389,12 @@ impl Ios {
 
     /// Ends the IO that the device has refused.
     fn withdraw(&mut self) {
-        let refused = self.refused.take().map(|io| io.tag);
-        self.withdrawn = refused.or(self.withdrawn);
+        self.withdrawn.extend(self.refused.take().map(|io| io.tag));
+    }
+
+    /// Whether [`Self::reap`] returns something that no event reports.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.withdrawn.is_empty() || !self.ended.is_empty()
     }
 }
 
@@ -430,6 +441,12 @@ impl Request {
         };
         let unanswered = self.unanswered.as_ref();
         unanswered.map_or(Ok(()), |unanswered| unanswered.answer(vring, status, written))
+    }
+
+    /// Whether memory of the guest was taken away.
+    fn is_torn(&self) -> bool {
+        // All memory of a guest has one alarm.
+        self.data.first().is_some_and(|piece| piece.region().is_truncated())
     }
 
     /// Leaves out the IO that was not submitted. Returns whether there was any.

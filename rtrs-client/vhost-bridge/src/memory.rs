@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 
-use rtrs_core::mem::{MemSlice, Region};
+use rtrs_core::mem::{MemSlice, Region, TruncationAlarm};
 use vm_memory::guest_memory::Error;
 use vm_memory::{
     Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestMemoryRegionBytes,
@@ -43,13 +43,25 @@ pub(crate) struct GuestRegion {
     memory: Arc<Region>,
 }
 
+/// Part of a file that a monitor shares.
+#[derive(Clone, Copy)]
+pub(crate) struct FilePart<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
 impl GuestRegion {
-    /// Maps a part of a file that the monitor shares.
+    /// Maps a part of a file, whose loss sets the alarm.
     ///
     /// # Errors
-    /// The system's error; `InvalidInput` for a part that the file does not have, whose first
-    /// access would kill the process.
-    pub(crate) fn map(start: u64, file: &File, offset: u64, len: u64) -> io::Result<Self> {
+    /// The system's error; `InvalidInput` for a part that the file does not have.
+    pub(crate) fn map(
+        start: u64,
+        part: FilePart<'_>,
+        alarm: &Arc<TruncationAlarm>,
+    ) -> io::Result<Self> {
+        let FilePart { file, offset, len } = part;
         let bad = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         let end =
             offset.checked_add(len).ok_or_else(|| bad("a region beyond the address space"))?;
@@ -58,7 +70,7 @@ impl GuestRegion {
             return Err(bad("a region beyond the end of its file"));
         }
         let length = usize::try_from(len).map_err(io::Error::other)?;
-        let memory = Region::shared(file.as_fd(), offset, length)?;
+        let memory = Region::watched(file.as_fd(), offset, length, alarm)?;
         Ok(Self { start: GuestAddress(start), len, memory })
     }
 }
@@ -76,18 +88,17 @@ impl MappedRegions {
     pub(crate) fn map(
         &mut self,
         start: u64,
-        file: &File,
-        offset: u64,
-        len: u64,
+        part: FilePart<'_>,
+        alarm: &Arc<TruncationAlarm>,
     ) -> io::Result<GuestRegion> {
         self.0.retain(|region| region.strong_count() > 0);
         let lengths = self.0.iter().filter_map(Weak::upgrade).map(|region| region.len() as u64);
-        let mapped = lengths.fold(len, u64::saturating_add);
+        let mapped = lengths.fold(part.len, u64::saturating_add);
         if mapped > MAPPED_MAX || self.0.len() >= MAPPED_COUNT_MAX {
             let text = "more than 8 TiB or 1024 regions of memory are mapped for the front end";
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
         }
-        let region = GuestRegion::map(start, file, offset, len)?;
+        let region = GuestRegion::map(start, part, alarm)?;
         self.0.push(Arc::downgrade(&region.memory));
         Ok(region)
     }
@@ -175,10 +186,14 @@ mod tests {
         File::from(fd)
     }
 
+    fn map(start: u64, file: &File, offset: u64, len: u64) -> io::Result<GuestRegion> {
+        GuestRegion::map(start, FilePart { file, offset, len }, &TruncationAlarm::new()?)
+    }
+
     #[test]
     fn a_range_is_split_at_its_regions() {
         let file = file(0x4000);
-        let region = |start, offset| GuestRegion::map(start, &file, offset, 0x1000).unwrap();
+        let region = |start, offset| map(start, &file, offset, 0x1000).unwrap();
         let memory = GuestMemory::from_regions(vec![
             region(0, 0x1000),
             region(0x1000, 0),
@@ -202,7 +217,7 @@ mod tests {
     #[test]
     fn a_request_in_too_many_regions_is_refused() {
         let file = file(0x1000);
-        let region = |at: u64| GuestRegion::map(at * 0x1000, &file, 0, 0x1000).unwrap();
+        let region = |at: u64| map(at * 0x1000, &file, 0, 0x1000).unwrap();
         let memory = GuestMemory::from_regions((0..300).map(region).collect()).unwrap();
         let mut pieces = Vec::new();
         for _ in 0..6 {
@@ -214,30 +229,34 @@ mod tests {
 
     #[test]
     fn mapped_regions_are_limited_until_their_last_use() {
-        let mut mapped = MappedRegions::default();
+        let alarm = TruncationAlarm::new().unwrap();
+        let mut regions = MappedRegions::default();
+        let mut map = |file: &File, len| {
+            regions.map(0, FilePart { file, offset: 0, len }, &alarm)
+        };
         let huge = file(MAPPED_MAX);
-        let first = mapped.map(0, &huge, 0, MAPPED_MAX - 4096).unwrap();
-        let last = mapped.map(0, &huge, 0, 4096).unwrap();
+        let first = map(&huge, MAPPED_MAX - 4096).unwrap();
+        let last = map(&huge, 4096).unwrap();
         let slice = last.memory.slice(0, 1).unwrap();
         drop(last);
-        let refused = mapped.map(0, &huge, 0, 4096).unwrap_err();
+        let refused = map(&huge, 4096).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::OutOfMemory, "a request uses the region");
         drop(slice);
-        mapped.map(0, &huge, 0, 4096).unwrap();
+        map(&huge, 4096).unwrap();
         drop(first);
         let small = file(4096);
-        let many: Vec<_> = (0..MAPPED_COUNT_MAX).map(|_| mapped.map(0, &small, 0, 4096)).collect();
+        let many: Vec<_> = (0..MAPPED_COUNT_MAX).map(|_| map(&small, 4096)).collect();
         assert!(many.iter().all(Result::is_ok));
-        assert!(mapped.map(0, &small, 0, 4096).is_err());
+        assert!(map(&small, 4096).is_err());
     }
 
     #[test]
     fn a_region_lies_in_its_file() {
         let file = file(0x2000);
         for (offset, len) in [(0x1000, 0x1001), (0x2000, 1), (u64::MAX, 2), (0, 0), (1, 0x1000)] {
-            assert!(GuestRegion::map(0, &file, offset, len).is_err(), "{offset} {len}");
+            assert!(map(0, &file, offset, len).is_err(), "{offset} {len}");
         }
         let null = File::open("/dev/null").unwrap();
-        assert!(GuestRegion::map(0, &null, 0, 1).is_err());
+        assert!(map(0, &null, 0, 1).is_err());
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use rtrs_core::mem::TruncationAlarm;
 use rtrs_core::rt::{Clock, Sender};
 use rtrs_core::time::Instant;
 use vhost::vhost_user::message::{
@@ -26,7 +27,7 @@ use vm_memory::{GuestAddress, GuestMemoryRegion};
 use crate::command::{Action, Command, RingStart, Stopped};
 use crate::config::{self, Config, RINGS_MAX, has};
 use crate::inflight::{Area, AreaSize};
-use crate::memory::{GuestMemory, GuestRegion, REGIONS_MAX};
+use crate::memory::{FilePart, GuestMemory, GuestRegion, REGIONS_MAX};
 use crate::shared::Shared;
 use crate::vring::RingSetup;
 
@@ -42,11 +43,12 @@ struct Mapped {
 
 impl Mapped {
     /// Maps a region that the monitor shares.
-    fn new(shared: &Shared, region: &VhostUserMemoryRegion, file: &File) -> Result<Self> {
+    fn new(of: &Monitor, region: &VhostUserMemoryRegion, file: &File) -> Result<Self> {
         let VhostUserMemoryRegion { guest_phys_addr, memory_size, user_addr, mmap_offset } =
             *region;
-        let mut regions = shared.regions.lock();
-        let region = regions.map(guest_phys_addr, file, mmap_offset, memory_size);
+        let part = FilePart { file, offset: mmap_offset, len: memory_size };
+        let mut regions = of.shared.regions.lock();
+        let region = regions.map(guest_phys_addr, part, &of.alarm);
         let region = Arc::new(region.map_err(Error::ReqHandlerError)?);
         Ok(Self { region, monitor_address: user_addr })
     }
@@ -77,6 +79,8 @@ struct RingConfig {
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
     shards: Vec<Sender<Command>>,
+    /// Set when the files of the mapped memory have become shorter.
+    alarm: Arc<TruncationAlarm>,
     /// Features that the driver has accepted.
     features: u64,
     mapped: Vec<Mapped>,
@@ -89,7 +93,11 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    pub(crate) fn new(shared: &Arc<Shared>, shards: &[Sender<Command>]) -> Self {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        shards: &[Sender<Command>],
+        alarm: &Arc<TruncationAlarm>,
+    ) -> Self {
         // A guest that comes back keeps its cache mode.
         if !shared.is_in_use() {
             shared.set_cache(true);
@@ -97,6 +105,7 @@ impl Monitor {
         Self {
             shared: Arc::clone(shared),
             shards: shards.to_vec(),
+            alarm: Arc::clone(alarm),
             features: 0,
             mapped: Vec::new(),
             memory: Arc::default(),
@@ -150,14 +159,23 @@ impl Monitor {
             None => None,
         };
         let has_enable = has(self.features, PROTOCOL_FEATURES_BIT);
-        let (event_idx, memory) =
-            (has(self.features, VIRTIO_RING_F_EVENT_IDX), Arc::clone(&self.memory));
+        let event_idx = has(self.features, VIRTIO_RING_F_EVENT_IDX);
+        let (memory, alarm) = (Arc::clone(&self.memory), Arc::clone(&self.alarm));
         let ring = self.ring(index.into())?;
         let [descriptors, available, used] =
             ring.addresses.ok_or(Error::InvalidOperation("a ring without addresses"))?;
         let (size, base) = (ring.size, ring.base);
-        let setup =
-            RingSetup { size, descriptors, available, used, base, event_idx, memory, record };
+        let setup = RingSetup {
+            size,
+            descriptors,
+            available,
+            used,
+            base,
+            event_idx,
+            memory,
+            alarm,
+            record,
+        };
         // Monitors do not enable a ring again that they have started again.
         let is_enabled = ring.is_enabled || !has_enable;
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
@@ -247,7 +265,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<Base>>> {
         let mapped = regions.iter().zip(&files);
-        let mapped = mapped.map(|(region, file)| Mapped::new(&self.shared, region, file));
+        let mapped = mapped.map(|(region, file)| Mapped::new(self, region, file));
         self.mapped = mapped.collect::<Result<_>>()?;
         self.adopt_memory().map(|()| None)
     }
@@ -377,7 +395,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     ) -> Result<(VhostUserInflight, File)> {
         let VhostUserInflight { num_queues: rings, queue_size: descriptors, .. } = *inflight;
         let size = checked(AreaSize { rings, descriptors })?;
-        let (area, file) = Area::create(size).map_err(Error::ReqHandlerError)?;
+        let (area, file) = Area::create(size, &self.alarm).map_err(Error::ReqHandlerError)?;
         area.note_write_through(!self.shared.has_cache());
         self.area = Some(area);
         Ok((VhostUserInflight::new(size.bytes(), 0, rings, descriptors), file))
@@ -389,7 +407,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         if mmap_size < size.bytes() {
             return Err(Error::InvalidOperation("a record shorter than its rings need"));
         }
-        let area = Area::map(size, &file, mmap_offset).map_err(Error::ReqHandlerError)?;
+        let area = Area::map(size, &file, mmap_offset, &self.alarm);
+        let area = area.map_err(Error::ReqHandlerError)?;
         if area.is_write_through() {
             self.shared.set_cache(false);
         }
@@ -410,7 +429,8 @@ impl VhostUserBackendReqHandlerMut for Monitor {
         if self.mapped.len() >= REGIONS_MAX {
             return Err(Error::InvalidOperation("too many memory regions"));
         }
-        self.mapped.push(Mapped::new(&self.shared, region, &file)?);
+        let mapped = Mapped::new(self, region, &file)?;
+        self.mapped.push(mapped);
         self.adopt_memory().map(|()| None)
     }
 

@@ -165,7 +165,7 @@ impl Queues {
         any |= self.take_requests(now);
         self.end_stops(now);
         self.call();
-        any
+        any | self.ios.has_ended()
     }
 
     /// Whether a request is available that no event of the kernel's ring reports.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use rtrs_core::local::{SocketFile, bind_unix};
+use rtrs_core::mem::TruncationAlarm;
 use rtrs_core::rt::{Mailbox, Sender, mailbox, peer_pid};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -138,6 +139,15 @@ enum Event {
     Connection,
     /// The geometry of the device has changed.
     Change,
+    /// The monitor has taken memory of the guest away.
+    Truncation,
+}
+
+/// Connection of a monitor as the thread watches it.
+#[derive(Clone, Copy)]
+struct Watched<'a> {
+    stream: &'a UnixStream,
+    alarm: &'a TruncationAlarm,
 }
 
 /// Thread of the service.
@@ -157,7 +167,7 @@ impl Serving {
         loop {
             match self.wait(None)? {
                 Event::Stop => return Ok(()),
-                Event::Message => {}
+                Event::Message | Event::Truncation => {}
                 Event::Change => drop(self.shared.take_change()),
                 Event::Connection => {
                     let Some(stream) = self.accept() else { continue };
@@ -172,11 +182,12 @@ impl Serving {
     }
 
     /// Waits for the next event. A stop comes first, then messages.
-    fn wait(&self, stream: Option<&UnixStream>) -> io::Result<Event> {
+    fn wait(&self, watched: Option<Watched<'_>>) -> io::Result<Event> {
         loop {
             let [stop, changed] = [self.stop.as_fd(), self.shared.changed.as_fd()];
-            let stream = stream.map(AsFd::as_fd);
-            let fds = [Some(stop), stream, Some(self.listener.as_fd()), Some(changed)];
+            let alarm = watched.map(|watched| watched.alarm.event());
+            let stream = watched.map(|watched| watched.stream.as_fd());
+            let fds = [Some(stop), alarm, stream, Some(self.listener.as_fd()), Some(changed)];
             let mut events = fds.map(|fd| {
                 let flags = if fd.is_some() { PollFlags::IN } else { PollFlags::empty() };
                 PollFd::from_borrowed_fd(fd.unwrap_or(stop), flags)
@@ -188,8 +199,9 @@ impl Serving {
             let found = events.iter().position(|event| !event.revents().is_empty());
             match found {
                 Some(0) => return Ok(Event::Stop),
-                Some(1) => return Ok(Event::Message),
-                Some(3) => return Ok(Event::Change),
+                Some(1) => return Ok(Event::Truncation),
+                Some(2) => return Ok(Event::Message),
+                Some(4) => return Ok(Event::Change),
                 Some(_) => return Ok(Event::Connection),
                 None => {}
             }
@@ -220,9 +232,10 @@ impl Serving {
     fn serve(&mut self, stream: UnixStream) -> io::Result<bool> {
         stream.set_read_timeout(Some(MESSAGE_TIME))?;
         stream.set_write_timeout(Some(MESSAGE_TIME))?;
+        let alarm = TruncationAlarm::new()?;
         let watched = stream.try_clone()?;
         *self.connection.lock() = Some(stream.try_clone()?);
-        let monitor = Arc::new(Mutex::new(Monitor::new(&self.shared, &self.shards)));
+        let monitor = Arc::new(Mutex::new(Monitor::new(&self.shared, &self.shards, &alarm)));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&monitor));
         let pid = peer_pid(&watched).ok().filter(|pid| *pid != 0);
         self.shared.connected(pid);
@@ -232,7 +245,8 @@ impl Serving {
         }
         // The monitor reads the current size now, so earlier changes need no message.
         self.shared.take_change();
-        let goes_on = self.handle(&watched, &mut handler);
+        let watched = Watched { stream: &watched, alarm: &alarm };
+        let goes_on = self.handle(watched, &mut handler);
         self.channel = None;
         *self.connection.lock() = None;
         let is_in_use = lock(&monitor).end();
@@ -241,10 +255,15 @@ impl Serving {
     }
 
     /// Handles messages until the monitor disconnects. Returns false if the service has to stop.
-    fn handle(&mut self, stream: &UnixStream, handler: &mut Handler) -> io::Result<bool> {
+    fn handle(&mut self, watched: Watched<'_>, handler: &mut Handler) -> io::Result<bool> {
+        let stream = watched.stream;
         loop {
-            match self.wait(Some(stream))? {
+            match self.wait(Some(watched))? {
                 Event::Stop => return Ok(false),
+                Event::Truncation => {
+                    self.log_end(&Error::InvalidOperation("memory of the guest was taken away"));
+                    return Ok(true);
+                }
                 Event::Connection => self.refuse(),
                 Event::Change => self.tell_change(),
                 Event::Message => {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rtrs_core::mem::TruncationAlarm;
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -30,6 +31,8 @@ pub(crate) struct RingSetup {
     pub(crate) base: u16,
     pub(crate) event_idx: bool,
     pub(crate) memory: Arc<GuestMemory>,
+    /// Set when files of the memory or the record have become shorter.
+    pub(crate) alarm: Arc<TruncationAlarm>,
     pub(crate) record: Option<Record>,
 }
 
@@ -38,6 +41,7 @@ pub(crate) struct RingSetup {
 pub(crate) struct Vring {
     queue: Queue,
     memory: Arc<GuestMemory>,
+    alarm: Arc<TruncationAlarm>,
     record: Option<Record>,
     /// Requests of an earlier process to be repeated, the first one last.
     repeated: Vec<u16>,
@@ -60,7 +64,7 @@ impl Vring {
     /// # Errors
     /// The fault of a ring that cannot be used.
     pub(crate) fn start(setup: RingSetup) -> Result<Self, Fault> {
-        let RingSetup { descriptors, available, used, memory, mut record, .. } = setup;
+        let RingSetup { descriptors, available, used, memory, alarm, mut record, .. } = setup;
         let wrong_size = Fault::Size(setup.size);
         let size = u16::try_from(setup.size).map_err(|_| wrong_size)?;
         let mut queue = Queue::new(SIZE_MAX).map_err(|_| wrong_size)?;
@@ -95,6 +99,7 @@ impl Vring {
         Ok(Self {
             queue,
             memory,
+            alarm,
             record,
             repeated,
             refused,
@@ -120,6 +125,9 @@ impl Vring {
     /// # Errors
     /// The driver's fault. The ring cannot be used further.
     pub(crate) fn take(&mut self, chain: &mut Chain) -> Result<Option<u16>, Fault> {
+        if self.alarm.is_set() {
+            return Err(Fault::Truncated);
+        }
         let head = match self.repeated.pop() {
             Some(head) => head,
             None => {

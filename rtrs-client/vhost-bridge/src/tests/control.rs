@@ -117,13 +117,13 @@ fn nothing_is_submitted_after_an_abort() {
 fn a_disabled_ring_pauses() {
     let rig = Rig::new("pause", &geometry(), 1);
     let (mut guest, mut ring) = connect(&rig, Guest::default());
-    guest.monitor().set_vring_enable(0, false).unwrap();
+    guest.enable(0, false);
     ring.start(&guest, 0, READ);
     ring.kick_always();
     rig.look();
     thread::sleep(A_WHILE);
     assert_eq!((ring.answer(&guest), rig.disk.count()), (None, 0));
-    guest.monitor().set_vring_enable(0, true).unwrap();
+    guest.enable(0, true);
     assert_eq!(ring.finish(&guest), (0, 0, 513));
     rig.stop();
 }

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rtrs_core::mem::survive_truncations;
 use rtrs_core::prng::Prng;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::VhostUserFrontend;
@@ -14,7 +15,9 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::rig::{Rig, geometry};
-use crate::driver::{GUEST_AT, Guest, GuestRing, MEMORY_LEN, Piece, RawDescriptor, Request, kind};
+use crate::driver::{
+    GUEST_AT, Guest, GuestRing, MEMORY_LEN, Piece, RawDescriptor, Request, SLOTS_AT, kind,
+};
 use crate::memory::MAPPED_MAX;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -302,5 +305,48 @@ fn a_ring_without_its_memory_is_stopped() {
     ring.reset(&guest);
     guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
     assert_eq!(ring.get(&guest, 0, 512), [0; 512]);
+    rig.stop();
+}
+
+/// The monitor makes the file of the guest's memory shorter.
+#[test]
+fn memory_that_is_taken_away_ends_the_connection_only() {
+    survive_truncations().unwrap();
+    let rig = Rig::new("truncated", &geometry(), 1);
+    let (mut guest, [mut ring, mut other]) = guest(&rig);
+    assert_eq!(other.put(&guest, 0, &[1; 512]), 0);
+    rig.hold(true);
+    let submitted = rig.disk.submitted.load(Ordering::SeqCst);
+    ring.start(&guest, 0, read(0));
+    ring.kick_always();
+    rig.wait_for(submitted + 1);
+    assert!(guest.enable(0, false));
+    ring.start(&guest, 1, Request { kind: kind::WRITE, ..read(0) });
+    guest.truncate(SLOTS_AT);
+    assert!(guest.enable(0, true));
+    rig.hold(false);
+    guest.wait_for_cut("memory was taken away");
+    let (guest, [mut ring, _]) = self::guest(&rig);
+    assert_eq!(ring.get(&guest, 0, 512), [1; 512], "nothing was written");
+    rig.stop();
+}
+
+/// The header of a write lies in memory that is left, and its data does not.
+#[test]
+fn data_that_was_taken_away_is_not_written() {
+    survive_truncations().unwrap();
+    let rig = Rig::new("torn", &geometry(), 1);
+    let (mut guest, [mut ring, mut other]) = guest(&rig);
+    assert_eq!(other.put(&guest, 0, &[1; 512]), 0);
+    assert!(guest.enable(0, false));
+    let request = Request { kind: kind::WRITE, ..read(0) };
+    let last = Piece { at: MEMORY_LEN - 512, len: 512, is_writable: false };
+    ring.start_indirect(&guest, 0, request, &[last]);
+    guest.truncate(MEMORY_LEN - 4096);
+    assert!(guest.enable(0, true));
+    guest.wait_for_cut("memory was taken away");
+    assert_eq!(ring.answer(&guest).map(|_| GuestRing::status(&guest, 0)), Some(1), "failed");
+    let (guest, [mut ring, _]) = self::guest(&rig);
+    assert_eq!(ring.get(&guest, 0, 512), [1; 512], "nothing was written");
     rig.stop();
 }

@@ -9,12 +9,13 @@ use rtrs_core::prng::Prng;
 use super::*;
 use crate::driver::{GUEST_AT, Guest, GuestRing, MEMORY_LEN, Piece, RawDescriptor};
 use crate::inflight::{Area, AreaSize};
-use crate::memory::GuestRegion;
+use crate::memory::{FilePart, GuestRegion};
 
 const SIZE: u16 = 8;
 
 fn memory(guest: &Guest) -> Arc<GuestMemory> {
-    let region = GuestRegion::map(GUEST_AT, guest.file(), 0, MEMORY_LEN).unwrap();
+    let part = FilePart { file: guest.file(), offset: 0, len: MEMORY_LEN };
+    let region = GuestRegion::map(GUEST_AT, part, &TruncationAlarm::new().unwrap()).unwrap();
     Arc::new(GuestMemory::from_regions(vec![region]).unwrap())
 }
 
@@ -28,6 +29,7 @@ fn setup(guest: &Guest, driver: &GuestRing) -> RingSetup {
         base: driver.next,
         event_idx: false,
         memory: memory(guest),
+        alarm: TruncationAlarm::new().unwrap(),
         record: None,
     }
 }
@@ -241,7 +243,8 @@ fn requests_of_a_dead_process_are_repeated_once() {
         let (guest, driver) = (Guest::default(), GuestRing::new(0, SIZE, 65_534));
         driver.reset(&guest);
         let size = AreaSize { rings: 1, descriptors: SIZE };
-        let (area, file) = Area::create(size).unwrap();
+        let alarm = TruncationAlarm::new().unwrap();
+        let (area, file) = Area::create(size, &alarm).unwrap();
         let start = |area: &Area| {
             let setup = RingSetup { record: area.record(0), ..setup(&guest, &driver) };
             Vring::start(setup).unwrap()
@@ -272,7 +275,7 @@ fn requests_of_a_dead_process_are_repeated_once() {
         }
         drop((ring, area));
 
-        let mut ring = start(&Area::map(size, &file, 0).unwrap());
+        let mut ring = start(&Area::map(size, &file, 0, &alarm).unwrap());
         assert_eq!((ring.needs_call(), ring.needs_call()), (Ok(true), Ok(false)), "{steps}");
         let mut left = Vec::new();
         while let Some(head) = take(&mut ring).unwrap() {

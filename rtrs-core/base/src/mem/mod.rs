@@ -12,6 +12,7 @@ mod region;
 mod ring_words;
 mod scatter;
 mod shared;
+mod truncation;
 mod usage;
 
 pub use counters::SharedCounters;
@@ -27,5 +28,6 @@ pub use region::skip_ids_to;
 pub use region::{MemSlice, Region};
 pub use scatter::{PIECES_MAX, ScatterError};
 pub use shared::SharedMemory;
+pub use truncation::{TruncationAlarm, survive_truncations};
 pub(crate) use usage::unit_of;
 pub use usage::{Counting, MemoryMeter};

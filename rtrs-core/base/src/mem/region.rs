@@ -17,6 +17,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::truncation::{TruncationAlarm, Watch};
 use super::usage::{Counting, MemoryMeter, RegionUsage};
 
 /// Number of bytes copied at a time for a checksum: they stay in the L1 cache.
@@ -37,7 +38,7 @@ enum Backing {
     /// Mapping of this region, which only this process and its peers access.
     Private,
     /// Mapping of this region, which other processes access too.
-    Shared,
+    Shared { watch: Option<Watch> },
     /// Memory of an owner, which is dropped with the region.
     Foreign { _owner: Box<dyn Any + Send + Sync> },
     /// Parts of other regions; the base is that of the bounce memory.
@@ -124,13 +125,43 @@ impl Region {
         Ok(Arc::new(region))
     }
 
-    /// Maps a part of a file that other processes map too, such as the memory of a guest. The
-    /// offset is a multiple of the page size. The caller trusts those who can shorten the file: an
-    /// access beyond its end kills the process.
+    /// Maps a part of a file that other processes map too. The offset is a multiple of the page
+    /// size. The caller trusts those who can shorten the file: an access beyond its end kills the
+    /// process.
     ///
     /// # Errors
     /// See [`Region::new`].
     pub fn shared(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Arc<Self>> {
+        Self::map_shared(file, offset, len).map(Arc::new)
+    }
+
+    /// Maps a part of a file as [`Region::shared`] does. Where the process survives truncations
+    /// ([`survive_truncations`](super::survive_truncations)), an access beyond the end of the file
+    /// finds zeroes and sets the alarm.
+    ///
+    /// # Errors
+    /// See [`Region::new`].
+    pub fn watched(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        alarm: &Arc<TruncationAlarm>,
+    ) -> io::Result<Arc<Self>> {
+        let mut region = Self::map_shared(file, offset, len)?;
+        let watch = Watch::new(region.base.as_ptr().expose_provenance(), region.len, alarm)?;
+        region.backing = Backing::Shared { watch: Some(watch) };
+        Ok(Arc::new(region))
+    }
+
+    /// Whether the file of a watched region became shorter, and its memory was used since.
+    pub fn is_truncated(&self) -> bool {
+        match &self.backing {
+            Backing::Shared { watch: Some(watch) } => watch.alarm().is_set(),
+            _ => false,
+        }
+    }
+
+    fn map_shared(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let len = whole_pages(len)?;
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         // SAFETY: a mapping at an address chosen by the kernel overlaps no existing memory.
@@ -145,7 +176,7 @@ impl Region {
                 offset,
             )
         };
-        Ok(Arc::new(Self::of_mapping(base, len, 0, Backing::Shared)?))
+        Self::of_mapping(base, len, 0, Backing::Shared { watch: None })
     }
 
     /// Makes a region of memory that belongs to `owner`, which is dropped when the last holder of
@@ -408,7 +439,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Backing::Private | Backing::Shared = self.backing {
+        if let Backing::Shared { watch } = &mut self.backing {
+            // Another mapping may get the addresses.
+            *watch = None;
+        }
+        if let Backing::Private | Backing::Shared { .. } = self.backing {
             // SAFETY: this region owns the mapping, and no slice or operation holds it anymore.
             unsafe {
                 libc::munmap(self.base.as_ptr().cast(), self.len);
