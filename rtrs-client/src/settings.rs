@@ -186,6 +186,11 @@ rtrs_core::settings! {
         /// of the virtual machine must be shared. One virtual machine at a time can connect. Not
         /// with slow-io fail. Set one of device, socket, listen and vhost-user.
         vhost_user: Option<PathBuf> = "",
+        /// Number of queues that the virtual machine may use
+        ///
+        /// The guest learns this number. Queue n belongs to shard n modulo shards. Without this
+        /// setting the guest learns the number of shards, and may use up to 64. Needs vhost-user.
+        queues: Option<Int<u16, 1, 64>> = "shards; up to 64",
         /// Permissions of the unix socket, in octal, for example 660
         ///
         /// Anyone with write permission to the socket can connect. With a umask of 022, only the

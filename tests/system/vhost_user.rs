@@ -59,9 +59,11 @@ impl Stand {
 
 #[test]
 fn a_virtual_machine_reads_writes_and_discards() {
-    for args in [&["--shards", "2"][..], &["--shards", "1", "--crc", "off"]] {
+    let cases = [(&["--shards", "2"][..], 2), (&["--shards=1", "--crc=off", "--queues=5"], 5)];
+    for (args, queues) in cases {
         let stand = Stand::new(args);
         let (mut guest, mut rings) = stand.guest(2);
+        assert_eq!(guest.config()[34..36], [queues, 0]);
         assert_eq!(guest.config()[..8], (SIZE / 512).to_le_bytes());
         let prng = &mut Prng::new(17);
         for (at, ring) in (0_u64..).zip(&mut rings) {

@@ -79,8 +79,8 @@ pub(super) fn manual() -> Manual {
                     vhost-user. A volume has the name of its export on this host, unless the key \
                     name gives another. The first volume may have all keys of a volume; a later \
                     one has only: access, device, export, identity, insecure-open, listen, name, \
-                    nbd-tls, nbd-tls-dir, read-only, socket, socket-mode, socket-owner and \
-                    vhost-user. The name of a session may be left out; it is that of the first \
+                    nbd-tls, nbd-tls-dir, queues, read-only, socket, socket-mode, socket-owner \
+                    and vhost-user. The name of a session may be left out; it is that of the first \
                     volume. A missing key has its default.\n\n\
                     rtrs-client diff prints how the running sessions differ from the file, apply \
                     makes them match it, and save writes it from the running sessions.",

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::rt::Ring;
+use rtrs_core::settings::Int;
 use rtrs_core::time::Instant;
 use vhost_bridge::{Bound, Queues, Seat};
 
@@ -33,7 +34,8 @@ pub(super) fn prepare(plan: &AttachPlan, path: &Path) -> Result<PreparedFrontEnd
         let what = format!("cannot set owner and mode of the socket {}", path.display());
         Error::with_source(ErrorKind::System, what, e)
     })?;
-    let seats = bound.seats(&plan.session.name, plan.session.shards()).map_err(|e| {
+    let queues = set.queues.map(Int::get);
+    let seats = bound.seats(&plan.session.name, plan.session.shards(), queues).map_err(|e| {
         let what = format!("cannot serve vhost-user on the socket {}", path.display());
         Error::with_source(ErrorKind::System, what, e)
     })?;

@@ -93,6 +93,9 @@ impl Front {
                 return Err(usage(format!("{name} needs a unix socket; set socket too")));
             }
         }
+        if settings.queues.is_some() && settings.vhost_user.is_none() {
+            return Err(usage("queues needs a virtual machine; set vhost-user too"));
+        }
         check_nbd_tls(settings)?;
         check_open_to_others(settings)?;
         let AttachSettings { socket, listen, device, vhost_user, .. } = settings;

@@ -72,6 +72,7 @@ fn values_and_combinations_of_attach_are_validated() {
         ),
         ("socket: /s\ntakeover: true", "takeover needs a block device; set device too"),
         ("device: auto\nsocket-mode: 660", "socket-mode needs a unix socket; set socket too"),
+        ("socket: /s\nqueues: 2", "queues needs a virtual machine; set vhost-user too"),
         ("listen: 127.0.0.1\nsocket-owner: root", "socket-owner needs a unix socket; set socket"),
         ("socket: /s\nnbd-tls: require", "nbd-tls require needs a TCP address; set listen too"),
         ("device: auto\nnbd-tls: on\nnbd-tls-dir: /t", "nbd-tls on needs a TCP address"),

@@ -18,7 +18,7 @@ use crate::error::{Error, usage};
 use crate::settings::{AttachSettings, PlaceSettings, SessionSettings, Settings};
 
 /// Settings of an added volume. All others are those of the session.
-pub(crate) const OF_ADDED: [&str; 13] = [
+pub(crate) const OF_ADDED: [&str; 14] = [
     "access",
     "device",
     "export",
@@ -27,6 +27,7 @@ pub(crate) const OF_ADDED: [&str; 13] = [
     "listen",
     "nbd-tls",
     "nbd-tls-dir",
+    "queues",
     "read-only",
     "socket",
     "socket-mode",
@@ -140,7 +141,7 @@ impl AttachPlan {
         let (mut session, mut attach) = (self.session.settings.clone(), self.settings.clone());
         (session.access, session.read_only, session.identity) = (None, false, None);
         attach.take_place();
-        (attach.socket_mode, attach.socket_owner) = (None, None);
+        (attach.socket_mode, attach.socket_owner, attach.queues) = (None, None, None);
         let AttachSettings { nbd_tls, nbd_tls_dir, insecure_open, require_paths, .. } =
             AttachSettings::default();
         (attach.nbd_tls, attach.nbd_tls_dir) = (nbd_tls, nbd_tls_dir);

@@ -62,12 +62,13 @@ impl Bound {
         Ok(Self { listener, file })
     }
 
-    /// Returns the places of this many shards, at least one, of the volume with this name.
+    /// Returns the places of this many shards, at least one, of the volume with this name. The
+    /// guest may use up to 64 queues, or as many as given.
     ///
     /// # Errors
     /// The system's error if there is no descriptor left.
-    pub fn seats(self, name: &str, shards: u16) -> io::Result<Vec<Seat>> {
-        self.seats_of(Shared::new(name, shards)?)
+    pub fn seats(self, name: &str, shards: u16, queues: Option<u16>) -> io::Result<Vec<Seat>> {
+        self.seats_of(Shared::new(name, shards)?.with_queues(queues))
     }
 
     /// Returns the places of the shards of a device.

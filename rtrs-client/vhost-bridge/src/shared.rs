@@ -12,6 +12,7 @@ use rtrs_core::rt::Clock;
 use rtrs_core::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::config::RINGS_MAX;
 use crate::lines::Line;
 use crate::memory::MappedRegions;
 
@@ -44,6 +45,10 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     /// Number of shards.
     pub(crate) shards: u16,
+    /// Number of rings that a monitor may use.
+    pub(crate) rings_max: u16,
+    /// Number of rings that the guest is told.
+    pub(crate) rings: u16,
     /// Time that requests in flight have when a monitor stops a ring. The monitor, and often the
     /// whole guest, does nothing else meanwhile.
     pub(crate) drain: Duration,
@@ -72,6 +77,8 @@ impl Shared {
         Ok(Self {
             name: name.to_owned(),
             shards,
+            rings_max: RINGS_MAX,
+            rings: shards,
             drain: DRAIN,
             geometry: Mutex::new(Geometry::default()),
             has_cache: AtomicBool::new(true),
@@ -84,6 +91,15 @@ impl Shared {
             lines: Mutex::default(),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
+    }
+
+    /// Sets the number of rings.
+    pub(crate) fn with_queues(mut self, queues: Option<u16>) -> Self {
+        if let Some(queues) = queues {
+            self.rings_max = queues.clamp(1, RINGS_MAX);
+            self.rings = self.rings_max;
+        }
+        self
     }
 
     /// Decides whether a log line is written. Returns None if not; otherwise the number of lines of

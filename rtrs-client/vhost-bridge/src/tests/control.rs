@@ -2,17 +2,21 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
 use rtrs_core::block::Geometry;
+use rtrs_core::mem::TruncationAlarm;
+use rtrs_core::rt::mailbox;
 use rtrs_core::time::Duration as Time;
 use vhost::VhostBackend;
-use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::{VhostUserBackendReqHandlerMut, VhostUserFrontend};
 
 use super::rig::{Disk, Rig, geometry};
 use crate::driver::{Guest, GuestRing, Request, kind};
+use crate::monitor::Monitor;
 use crate::shared::Shared;
 
 const READ: Request = Request { kind: kind::READ, sector: 0, len: 512 };
@@ -149,6 +153,26 @@ fn a_reset_device_begins_anew() {
     ring.start_on(guest.monitor());
     assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
     rig.stop();
+}
+
+#[test]
+fn the_number_of_rings_can_be_limited() {
+    let shared = Shared::new("volume", 2).unwrap().with_queues(Some(3));
+    let rig = Rig::of("queues", &geometry(), Disk::new(&geometry()), shared);
+    let mut guest = Guest::default();
+    let mut rings = [0, 1, 2].map(|index| GuestRing::new(index, 256, 0));
+    rings.iter().for_each(|ring| ring.reset(&guest));
+    guest.connect(&rig.socket, &mut rings);
+    assert_eq!(guest.config()[34..36], [3, 0]);
+    for ring in &mut rings {
+        assert_eq!(ring.put(&guest, 0, &[1; 512]), 0);
+    }
+    assert_eq!(guest.monitor().get_queue_num().unwrap(), 3);
+    rig.stop();
+    let shared = Arc::new(Shared::new("volume", 2).unwrap().with_queues(Some(3)));
+    let (sender, _shard) = mailbox().unwrap();
+    let mut monitor = Monitor::new(&shared, &[sender], &TruncationAlarm::new().unwrap());
+    assert!(monitor.set_vring_num(2, 64).is_ok() && monitor.set_vring_num(3, 64).is_err());
 }
 
 #[test]
