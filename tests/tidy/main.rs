@@ -185,7 +185,11 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
         &["nbd-bridge", "rds", "rtrs", "rtrs-client", "rtrs-core", "rtrs-server", "vhost-bridge"],
         &[],
     ),
-    ("fuzz", &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server"], &[]),
+    (
+        "fuzz",
+        &["nbd-bridge", "rds", "rtrs-client", "rtrs-core", "rtrs-server", "vhost-bridge"],
+        &[],
+    ),
 ];
 
 /// Mark in a document where the output of a program is still missing. Spelled in two parts, as

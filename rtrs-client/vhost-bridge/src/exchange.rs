@@ -76,8 +76,8 @@ impl Exchange<'_> {
             return Ok(false);
         }
         match recv(self.stream, &mut header, flags) {
-            // The bytes are in pieces that were sent with descriptors.
-            Ok((count, _)) if count < HEADER_LEN => return Ok(true),
+            // Pieces with descriptors of their own, which no monitor makes of a header.
+            Ok((count, _)) if count < HEADER_LEN => return Ok(false),
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
             Err(error) => return Err(error.into()),

@@ -65,10 +65,7 @@ impl Area {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn create(
-        size: AreaSize,
-        alarm: &Arc<TruncationAlarm>,
-    ) -> io::Result<(Self, File)> {
+    pub(crate) fn create(size: AreaSize, alarm: &Arc<TruncationAlarm>) -> io::Result<(Self, File)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create("rtrs-inflight", flags)?);
         ftruncate(&file, size.bytes())?;

@@ -13,7 +13,7 @@
 //! - `vring`: one ring, with `chain` for the memory of a request, `request` for its content, and
 //!   `inflight` for the record that outlives the process. `fault` has the breaches by a driver.
 //! - `ios`: requests in flight and the IOs that they consist of; `pieces` is their memory.
-//! - `driver`: a monitor and driver for tests.
+//! - `driver`: a monitor and driver for tests; `fuzz` has the bodies of fuzz targets.
 //! - `memory`: memory of the guest, the only module with `unsafe` (`memory.rs`).
 
 #![deny(unsafe_code)]
@@ -28,6 +28,8 @@ mod config;
 pub mod driver;
 mod exchange;
 mod fault;
+#[cfg(any(test, feature = "test-util"))]
+mod fuzz;
 mod inflight;
 mod ios;
 mod lines;
@@ -40,6 +42,8 @@ mod service;
 mod shared;
 mod vring;
 
+#[cfg(any(test, feature = "test-util"))]
+pub use fuzz::{fuzz_messages, fuzz_ring};
 pub use queues::Queues;
 pub use service::{Bound, Seat};
 

@@ -231,9 +231,7 @@ mod tests {
     fn mapped_regions_are_limited_until_their_last_use() {
         let alarm = TruncationAlarm::new().unwrap();
         let mut regions = MappedRegions::default();
-        let mut map = |file: &File, len| {
-            regions.map(0, FilePart { file, offset: 0, len }, &alarm)
-        };
+        let mut map = |file: &File, len| regions.map(0, FilePart { file, offset: 0, len }, &alarm);
         let huge = file(MAPPED_MAX);
         let first = map(&huge, MAPPED_MAX - 4096).unwrap();
         let last = map(&huge, 4096).unwrap();

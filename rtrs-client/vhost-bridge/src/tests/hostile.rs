@@ -258,11 +258,8 @@ fn messages_that_contradict_each_other_end_the_connection() {
                 ..guest.region()
             };
             monitor.add_mem_region(&region).unwrap();
-            let more = VhostUserMemoryRegionInfo {
-                guest_phys_addr: 1 << 47,
-                memory_size: 4096,
-                ..region
-            };
+            let more =
+                VhostUserMemoryRegionInfo { guest_phys_addr: 1 << 47, memory_size: 4096, ..region };
             monitor.add_mem_region(&more).is_err()
         }),
         ("unknown memory", |guest, monitor| {

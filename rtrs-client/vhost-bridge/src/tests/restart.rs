@@ -134,7 +134,7 @@ fn a_lost_connection_ends_requests_before_the_next_one() {
             guest.connect(&rig.socket, rings);
             guest
         });
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
         assert!(!connected.is_finished(), "the write is in flight");
         rig.hold(false);
         connected.join().unwrap()

@@ -154,11 +154,7 @@ pub fn survive_truncations() -> io::Result<()> {
 }
 
 /// Handler of SIGBUS. Returns to the access, which succeeds now or ends the process.
-extern "C" fn handle(
-    signal: libc::c_int,
-    info: *mut libc::siginfo_t,
-    _context: *mut libc::c_void,
-) {
+extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes the information of the signal, which has an address if the code is
     // that of a fault; errno belongs to the thread.
     let (code, address, errno) =
