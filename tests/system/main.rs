@@ -7,19 +7,19 @@
 //! and `online.rs` the operator's work under load · `settings.rs` agreement of flags, files and
 //! documents · `discover.rs` lists of exports · `documents.rs` manual pages, completions, versions
 //! · `exporter.rs` scrapes of all sessions of a host · `exports.rs` changes to exports ·
-//! `failed_io.rs` IO that fails · `faults.rs` faults under load · `identity.rs` other servers under
-//! one name · `instructions.rs` the cost of hot paths · `limits.rs` rate limits of exports ·
-//! `logs.rs` the logs of both daemons · `lost_writes.rs` writes that a server loses between two
-//! processes of a volume · `memory.rs` the limit of chunk memory · `metrics.rs` scrapes ·
-//! `nbd_tls.rs` NBD clients over TLS · `network.rs` changes of cables and addresses ·
-//! `privileges.rs` a server that switches to another user · `proxmox.rs` the storage plugin of
-//! Proxmox VE · `resize.rs` exports that grow · `save.rs` the file of `save` · `saved.rs` changes
-//! that outlast a restart · `server_log.rs` the server's log · `service.rs` messages to the service
-//! manager · `signals.rs` effects of signals · `slow.rs` a disk that does not answer ·
-//! `snippets.rs` files in documents · `times.rs` network or disk · `tls.rs` tls:// with
-//! certificates and keys · `top.rs` the live view · `units.rs` the units of systemd · `volumes.rs`
-//! several volumes in a session · `vhost_user.rs` virtual machines. One file alone: `cargo test -p
-//! rtrs-tests --test system admin::`.
+//! `linux_guest.rs` a Linux guest on a volume · `failed_io.rs` IO that fails · `faults.rs` faults
+//! under load · `identity.rs` other servers under one name · `instructions.rs` the cost of hot
+//! paths · `limits.rs` rate limits of exports · `logs.rs` the logs of both daemons ·
+//! `lost_writes.rs` writes that a server loses between two processes of a volume · `memory.rs` the
+//! limit of chunk memory · `metrics.rs` scrapes · `nbd_tls.rs` NBD clients over TLS · `network.rs`
+//! changes of cables and addresses · `privileges.rs` a server that switches to another user ·
+//! `proxmox.rs` the storage plugin of Proxmox VE · `resize.rs` exports that grow · `save.rs` the
+//! file of `save` · `saved.rs` changes that outlast a restart · `server_log.rs` the server's log ·
+//! `service.rs` messages to the service manager · `signals.rs` effects of signals · `slow.rs` a
+//! disk that does not answer · `snippets.rs` files in documents · `times.rs` network or disk ·
+//! `tls.rs` tls:// with certificates and keys · `top.rs` the live view · `units.rs` the units of
+//! systemd · `volumes.rs` several volumes in a session · `vhost_user.rs` virtual machines. One file
+//! alone: `cargo test -p rtrs-tests --test system admin::`.
 //!
 //! `checks.rs` configuration tests · `descriptors.rs` processes without free descriptors ·
 //! `image_locks.rs` qemu's locks of images · `last_copy.rs` deleted files that the server holds.
@@ -49,6 +49,7 @@ mod image_locks;
 mod instructions;
 mod last_copy;
 mod limits;
+mod linux_guest;
 mod logs;
 mod lost_writes;
 mod memory;
