@@ -1,5 +1,5 @@
-//! Fuzz target: no message of a virtual machine monitor, with whatever descriptors, causes a panic or
-//! a wait. The body is in vhost-bridge.
+//! Fuzz target: no message of a virtual machine monitor, with any descriptors, causes a panic or a
+//! wait. The body is in vhost-bridge.
 
 #![no_main]
 

@@ -253,6 +253,9 @@ pub(crate) struct Status {
     /// Number of connections of NBD clients or a virtual machine that a detach would cut.
     #[serde(default)]
     pub(crate) nbd_clients: u64,
+    /// Mistake of a client that keeps it from using the volume, and its remedy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) complaint: Option<String>,
     /// Paths of the session; None if it does not answer.
     pub(crate) paths: Option<Vec<PathInfo>>,
 }

@@ -88,6 +88,7 @@ fn text(status: &Status) -> String {
     status.unsaved.iter().for_each(|why| line("not saved", why.clone()));
     let clients = if status.is_for_machine() { "vm connections" } else { "nbd clients" };
     line(clients, status.nbd_clients.to_string());
+    status.complaint.iter().for_each(|why| line("complaint", why.clone()));
     out.extend(status.paths().iter().map(path_text));
     out
 }

@@ -98,6 +98,8 @@ pub(crate) struct ClientShardReport {
     pub(crate) fabrics: Vec<(&'static str, FabricCounters)>,
     /// Counters of the front ends, by device.
     pub(crate) fronts: Vec<(DeviceIndex, FrontEndStats)>,
+    /// Complaints of the front ends about clients, by device.
+    pub(crate) complaints: Vec<(DeviceIndex, &'static str)>,
 }
 
 /// Parameters of a shard.
@@ -343,6 +345,7 @@ impl ClientShard {
             engine: self.engine.report(now, reported),
             fabrics: self.providers.counters(),
             fronts: self.fronts.stats(),
+            complaints: self.fronts.complaints(),
         }
     }
 

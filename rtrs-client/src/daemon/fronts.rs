@@ -239,6 +239,12 @@ impl Fronts {
         self.slots.iter().map(|slot| (slot.device, slot.front.stats())).collect()
     }
 
+    /// Complaints about clients, by device.
+    pub(crate) fn complaints(&self) -> Vec<(DeviceIndex, &'static str)> {
+        let complaint = |slot: &Slot| Some((slot.device, slot.front.complaint()?));
+        self.slots.iter().filter_map(complaint).collect()
+    }
+
     /// Clients of a device whose connections a detach would cut.
     pub(crate) fn clients(&self, device: DeviceIndex) -> Vec<FrontEndClient> {
         let of_device = self.slots.iter().filter(|slot| slot.device == device);

@@ -197,6 +197,7 @@ pub(crate) fn status(
         unsaved: identity.saved.as_ref().map(Saved::unwritten).unwrap_or_default(),
         nbd_connections: reports.iter().map(|report| connections(identity, report)).sum(),
         nbd_clients: reports.iter().map(|report| front_stats(identity, report).clients).sum(),
+        complaint: complaint(identity, reports),
         paths,
     }
 }
@@ -205,6 +206,12 @@ pub(crate) fn status(
 fn front_stats(identity: &Identity, report: &ClientShardReport) -> FrontEndStats {
     let found = report.fronts.iter().find(|(device, _)| *device == identity.index);
     found.map(|(_, stats)| *stats).unwrap_or_default()
+}
+
+/// First complaint about a client of the volume.
+fn complaint(identity: &Identity, reports: &[ClientShardReport]) -> Option<String> {
+    let mut all = reports.iter().flat_map(|report| &report.complaints);
+    all.find(|(device, _)| *device == identity.index).map(|(_, text)| (*text).to_owned())
 }
 
 /// Number of NBD connections of the volume on a shard.

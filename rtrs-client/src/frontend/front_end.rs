@@ -68,6 +68,11 @@ pub(crate) trait FrontEnd {
         false
     }
 
+    /// Mistake of a client that keeps it from using the device, and its remedy.
+    fn complaint(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Clients whose connections a detach would cut.
     fn clients(&self) -> Vec<FrontEndClient> {
         Vec::new()

@@ -20,6 +20,11 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
 use crate::settings::give_socket;
 
+/// Complaint about a guest whose memory is a private copy of the file that its monitor has passed.
+const NOT_SHARED: &str = "the guest kicks its queues, and no request appears in them: its memory \
+                          is not shared; use share=on of memory-backend-memfd with QEMU, <access \
+                          mode='shared'/> with libvirt, --memory shared=on with cloud-hypervisor";
+
 /// Listens on a unix socket for the virtual machine of the plan's volume.
 ///
 /// # Errors
@@ -125,6 +130,10 @@ impl FrontEnd for VhostUser {
     /// A virtual machine reconnects by itself, and its requests in flight wait for that.
     fn may_clients_return(&self) -> bool {
         self.queues.as_ref().is_some_and(Queues::is_in_use)
+    }
+
+    fn complaint(&self) -> Option<&'static str> {
+        self.queues.as_ref().is_some_and(Queues::has_only_kicks).then_some(NOT_SHARED)
     }
 
     fn clients(&self) -> Vec<FrontEndClient> {

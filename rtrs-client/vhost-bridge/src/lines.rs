@@ -20,6 +20,8 @@ pub(crate) enum Line {
     NotServed,
     /// A ring could not be served.
     RingNotServed,
+    /// The memory of the guest is not shared.
+    NotShared,
     /// Requests of an earlier process are not repeated.
     LeftOut,
     /// The time for requests in flight was over.

@@ -111,7 +111,7 @@ impl Monitor {
             memory: Arc::default(),
             area: None,
             drained_by: None,
-            rings: (0..shared.rings_max).map(|_| RingConfig::default()).collect(),
+            rings: (0..shared.rings.max).map(|_| RingConfig::default()).collect(),
         }
     }
 
@@ -214,7 +214,7 @@ impl Monitor {
     /// there was a running ring.
     pub(crate) fn end(&mut self) -> bool {
         let any = self.rings.iter().any(|ring| ring.is_started);
-        self.stop(0..self.shared.rings_max);
+        self.stop(0..self.shared.rings.max);
         any
     }
 }
@@ -238,7 +238,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.stop(0..self.shared.rings_max);
+        self.stop(0..self.shared.rings.max);
         self.features = 0;
         self.shared.set_cache(true);
         self.rings.iter_mut().for_each(|ring| *ring = RingConfig::default());
@@ -347,7 +347,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(self.shared.rings_max.into())
+        Ok(self.shared.rings.max.into())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
@@ -368,7 +368,7 @@ impl VhostUserBackendReqHandlerMut for Monitor {
     ) -> Result<Vec<u8>> {
         let Shared { geometry, rings, .. } = &*self.shared;
         let (geometry, is_writeback) = (&geometry.lock(), self.shared.has_cache());
-        let part = Config { geometry, rings: *rings, is_writeback }.read(offset, size);
+        let part = Config { geometry, rings: rings.told, is_writeback }.read(offset, size);
         part.ok_or(Error::InvalidParam)
     }
 

@@ -234,6 +234,12 @@ impl Queues {
         self.shared.monitor().filter(|_| self.shard == 0)
     }
 
+    /// Whether the guest kicks its rings, and no request appears in them: its memory is not shared.
+    /// False on shards without the socket.
+    pub fn has_only_kicks(&self) -> bool {
+        self.shard == 0 && self.shared.has_only_kicks()
+    }
+
     /// Returns the counters.
     pub fn stats(&self) -> FrontEndStats {
         let io = self.ios.counters();
@@ -330,6 +336,9 @@ impl Queues {
                     let text = "requests of an earlier process cannot be read, and are left out";
                     tracing::warn!(repeated, "{name}: ring {number}: {count} {text}");
                 }
+                if vring.is_continued() {
+                    self.shared.activity.requested();
+                }
                 slot.vring = Some(vring);
             }
             Err(fault) => slot.break_ring(&self.shared, number, fault),
@@ -386,7 +395,11 @@ impl Queues {
         let slot = &mut slots[at];
         let mut any = false;
         match slot.kick.as_mut().map_or(Ok(false), |kick| kick.take(now)) {
-            Ok(is_kicked) => any |= is_kicked,
+            Ok(true) => {
+                any = true;
+                shared.activity.kicked();
+            }
+            Ok(false) => {}
             Err(fault) => slot.break_ring(shared, number, fault),
         }
         if let Some(id) = slot.current {
@@ -407,6 +420,7 @@ impl Queues {
             };
             any = true;
             slot.kick.iter_mut().for_each(Kick::note_request);
+            shared.activity.requested();
             match taken {
                 Ok(id) => slot.current = id.filter(|id| !ios.advance(*id)),
                 Err(fault) => slot.break_ring(shared, number, fault),

@@ -251,6 +251,13 @@ impl Serving {
         self.channel = None;
         *self.connection.lock() = None;
         let is_in_use = lock(&monitor).end();
+        if self.shared.has_only_kicks()
+            && let Some(repeated) = self.shared.admit(Line::NotShared)
+        {
+            let name = &self.shared.name;
+            let text = "the guest has kicked its queues, and no request appeared in them";
+            tracing::warn!(repeated, "{name}: {text}; its memory must be shared");
+        }
         self.shared.disconnected(is_in_use);
         goes_on
     }

@@ -38,6 +38,42 @@ impl GivenUp {
     }
 }
 
+/// Number of rings of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rings {
+    /// Number that a monitor may use.
+    pub(crate) max: u16,
+    /// Number that the guest is told.
+    pub(crate) told: u16,
+}
+
+/// Use of the rings since a guest began to use the device.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    is_kicked: AtomicBool,
+    has_requests: AtomicBool,
+}
+
+impl Activity {
+    /// Notes a kick.
+    pub(crate) fn kicked(&self) {
+        self.is_kicked.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes a request.
+    pub(crate) fn requested(&self) {
+        // Mostly it is set already, and other shards read the flag.
+        if !self.has_requests.load(Ordering::Relaxed) {
+            self.has_requests.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn reset(&self) {
+        self.is_kicked.store(false, Ordering::Relaxed);
+        self.has_requests.store(false, Ordering::Relaxed);
+    }
+}
+
 /// Device as its monitor sees it.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -45,10 +81,7 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     /// Number of shards.
     pub(crate) shards: u16,
-    /// Number of rings that a monitor may use.
-    pub(crate) rings_max: u16,
-    /// Number of rings that the guest is told.
-    pub(crate) rings: u16,
+    pub(crate) rings: Rings,
     /// Time that requests in flight have when a monitor stops a ring. The monitor, and often the
     /// whole guest, does nothing else meanwhile.
     pub(crate) drain: Duration,
@@ -67,6 +100,7 @@ pub(crate) struct Shared {
     /// Whether the last monitor has disconnected without stopping its rings.
     may_return: AtomicBool,
     pub(crate) regions: Mutex<MappedRegions>,
+    pub(crate) activity: Activity,
     lines: Mutex<LogLimits<Line>>,
 }
 
@@ -77,8 +111,7 @@ impl Shared {
         Ok(Self {
             name: name.to_owned(),
             shards,
-            rings_max: RINGS_MAX,
-            rings: shards,
+            rings: Rings { max: RINGS_MAX, told: shards },
             drain: DRAIN,
             geometry: Mutex::new(Geometry::default()),
             has_cache: AtomicBool::new(true),
@@ -88,6 +121,7 @@ impl Shared {
             given_up: GivenUp::default(),
             may_return: AtomicBool::new(false),
             regions: Mutex::default(),
+            activity: Activity::default(),
             lines: Mutex::default(),
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
@@ -96,8 +130,8 @@ impl Shared {
     /// Sets the number of rings.
     pub(crate) fn with_queues(mut self, queues: Option<u16>) -> Self {
         if let Some(queues) = queues {
-            self.rings_max = queues.clamp(1, RINGS_MAX);
-            self.rings = self.rings_max;
+            let queues = queues.clamp(1, RINGS_MAX);
+            self.rings = Rings { max: queues, told: queues };
         }
         self
     }
@@ -148,6 +182,9 @@ impl Shared {
 
     /// Notes a monitor that has connected, with its process if that is known.
     pub(crate) fn connected(&self, monitor: Option<u32>) {
+        if !self.is_in_use() {
+            self.activity.reset();
+        }
         self.monitor.store(monitor.unwrap_or(0), Ordering::Relaxed);
         self.is_connected.store(true, Ordering::Relaxed);
     }
@@ -156,6 +193,15 @@ impl Shared {
     pub(crate) fn disconnected(&self, may_return: bool) {
         self.may_return.store(may_return, Ordering::Relaxed);
         self.is_connected.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a connected guest kicks its rings, and no request appears in them: its memory is not
+    /// shared.
+    pub(crate) fn has_only_kicks(&self) -> bool {
+        let Activity { is_kicked, has_requests } = &self.activity;
+        let [connected, kicked, requested] =
+            [&self.is_connected, is_kicked, has_requests].map(|flag| flag.load(Ordering::Relaxed));
+        connected && kicked && !requested
     }
 
     /// Whether a guest uses the device, with or without a connection.

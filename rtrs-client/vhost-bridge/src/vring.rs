@@ -47,6 +47,8 @@ pub(crate) struct Vring {
     repeated: Vec<u16>,
     /// Number of requests of an earlier process that could not be read.
     refused: usize,
+    /// Whether an earlier process has served the ring.
+    is_continued: bool,
     /// Descriptors that the device has, by head.
     busy: Box<[bool]>,
     inflight: usize,
@@ -82,6 +84,7 @@ impl Vring {
         queue.set_next_used(answers);
         let left = record.as_mut().map(|record| record.begin(answers, size)).transpose()?;
         let left = left.flatten();
+        let is_continued = left.is_some();
         // Requests are answered in any order, but taken in one.
         let next = left.as_ref().map_or(Ok(setup.base), |left| {
             let count = left.repeated.len() + left.refused.len();
@@ -103,6 +106,7 @@ impl Vring {
             record,
             repeated,
             refused,
+            is_continued,
             busy,
             inflight,
             asks_kicks,
@@ -255,6 +259,11 @@ impl Vring {
     /// Whether requests of an earlier process were not taken yet.
     pub(crate) fn has_repeated(&self) -> bool {
         !self.repeated.is_empty()
+    }
+
+    /// Whether an earlier process has served the ring, with the same guest.
+    pub(crate) fn is_continued(&self) -> bool {
+        self.is_continued
     }
 
     /// Number of requests of an earlier process that could not be read.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::global::GlobalArgs;
 use super::link_target::Timeout;
 use super::links::{LinkArg, LinkSource};
+use super::session::Session;
 use crate::error::{Error, ErrorKind};
 
 /// The arguments.
@@ -114,18 +115,30 @@ pub(super) fn run(args: &DoctorArgs, global: &GlobalArgs) -> Result<(), Error> {
         }
         checked.push((&link.target.portal, findings));
     }
+    let guest = match &args.target {
+        Some(LinkArg::Session(name)) => steps::guest(&Session::find(name, global)?.status()?),
+        _ => None,
+    };
+    if let Some(step) = guest.iter().find(|_| global.output == Output::Text) {
+        print_text(&step.text())?;
+    }
     if global.output == Output::Json {
         let mut reports: Vec<Value> =
             checked.iter().map(|(portal, findings)| report(portal, findings)).collect();
         let is_one_path = matches!(args.target, Some(LinkArg::Path(_)));
-        let report = if is_one_path { reports.remove(0) } else { json!({ "paths": reports }) };
+        let mut report = if is_one_path { reports.remove(0) } else { json!({ "paths": reports }) };
+        if let Some(step) = &guest {
+            report["guest"] = json!(step);
+        }
         global.output.print(&report, |_| String::new())?;
     }
     let mut failed = checked.iter().filter_map(|(portal, findings)| {
         let step = findings.steps.iter().find(|step| step.verdict == Verdict::Fail)?;
         Some(format!("{portal}: {}: {}", step.step, step.found))
     });
-    match failed.next() {
+    let is_failed = |step: &&Step| step.verdict == Verdict::Fail;
+    let guest = guest.iter().find(is_failed).map(|step| format!("{}: {}", step.step, step.found));
+    match failed.next().or(guest) {
         None => Ok(()),
         Some(text) => Err(Error::new(ErrorKind::Path, text)),
     }

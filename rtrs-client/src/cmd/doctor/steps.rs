@@ -21,6 +21,7 @@ use crate::cmd::discover::listing::prove;
 use crate::cmd::link::{Link, LinkOptions, Watch};
 use crate::cmd::ping::Tally;
 use crate::cmd::reach::{self, Choice};
+use crate::control_protocol::Status;
 use crate::daemon::config::random_uuid;
 use crate::error::{Error, system};
 use crate::tls::TlsSources;
@@ -73,6 +74,23 @@ pub(super) fn walk(
         }
     }
     Ok(())
+}
+
+/// Judges what the session has seen of its virtual machine. None if the volume is for others.
+pub(super) fn guest(status: &Status) -> Option<Step> {
+    let step = |verdict, found: &str, remedy: Option<&str>| {
+        let remedy = remedy.map(str::to_owned);
+        Step { step: "guest", verdict, found: found.to_owned(), remedy }
+    };
+    let split = |text: &str| {
+        let (found, remedy) = text.split_once("; ").unwrap_or((text, "see status"));
+        step(Verdict::Fail, found, Some(remedy))
+    };
+    status.is_for_machine().then(|| match (&status.complaint, status.nbd_clients) {
+        (Some(complaint), _) => split(complaint),
+        (None, 0) => step(Verdict::Skip, "no virtual machine is connected", None),
+        (None, _) => step(Verdict::Ok, "nothing is wrong with the virtual machine's queues", None),
+    })
 }
 
 /// Performs the steps. Returns the step that failed.

@@ -121,13 +121,13 @@ fn nothing_is_submitted_after_an_abort() {
 fn a_disabled_ring_pauses() {
     let rig = Rig::new("pause", &geometry(), 1);
     let (mut guest, mut ring) = connect(&rig, Guest::default());
-    guest.enable(0, false);
+    assert!(guest.enable(0, false));
     ring.start(&guest, 0, READ);
     ring.kick_always();
     rig.look();
     thread::sleep(A_WHILE);
     assert_eq!((ring.answer(&guest), rig.disk.count()), (None, 0));
-    guest.enable(0, true);
+    assert!(guest.enable(0, true));
     assert_eq!(ring.finish(&guest), (0, 0, 513));
     rig.stop();
 }
@@ -152,6 +152,32 @@ fn a_reset_device_begins_anew() {
     ring.reset(&guest);
     ring.start_on(guest.monitor());
     assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
+    rig.stop();
+}
+
+/// A ring that stays empty after a kick lies in memory that is not shared.
+#[test]
+fn kicks_without_requests_are_noticed() {
+    let rig = Rig::new("kicks", &geometry(), 1);
+    let (mut guest, mut ring) = connect(&rig, Guest::recording());
+    assert!(!rig.has_only_kicks());
+    ring.kick_always();
+    let begin = std::time::Instant::now();
+    while !rig.has_only_kicks() {
+        assert!(begin.elapsed().as_secs() < 60, "the kick is not noticed");
+        thread::sleep(Duration::from_millis(5));
+    }
+    guest.disconnect();
+    guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
+    assert_eq!(ring.put(&guest, 0, &[1; 512]), 0);
+    assert!(!rig.has_only_kicks());
+    let disk = rig.kill();
+    guest.disconnect();
+    let rig = Rig::on("kicks", &geometry(), 1, disk);
+    guest.connect(&rig.socket, std::slice::from_mut(&mut ring));
+    ring.kick_always();
+    assert_eq!(ring.get(&guest, 0, 512), [1; 512]);
+    assert!(!rig.has_only_kicks(), "an idle guest after a restart");
     rig.stop();
 }
 

@@ -231,6 +231,7 @@ impl Shard for TestShard {
 pub(super) struct Rig {
     pub(super) socket: PathBuf,
     pub(super) disk: Arc<Disk>,
+    shared: Arc<Shared>,
     shards: Vec<(Sender<Order>, JoinHandle<()>)>,
 }
 
@@ -250,6 +251,7 @@ impl Rig {
         let file = format!("rtrs-vhost-{name}-{}", std::process::id());
         let socket = std::env::temp_dir().join(file);
         let seats = Bound::new(&socket).unwrap().seats_of(shared).unwrap();
+        let shared = Arc::clone(&seats[0].shared);
         let start = |seat| {
             let (sender, mailbox) = mailbox().unwrap();
             let device = Device {
@@ -270,7 +272,11 @@ impl Rig {
             (sender, thread::spawn(run))
         };
         let shards = seats.into_iter().map(start).collect();
-        Self { socket, disk, shards }
+        Self { socket, disk, shared, shards }
+    }
+
+    pub(super) fn has_only_kicks(&self) -> bool {
+        self.shared.has_only_kicks()
     }
 
     /// Lets the device end IO, or holds it.
