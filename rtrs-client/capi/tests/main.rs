@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod fio;
+mod process;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -57,8 +58,17 @@ impl Installed {
 
     /// Compiles a program with the words of pkg-config.
     fn compile_file(&self, file: &Path) -> PathBuf {
+        self.compile_with(file, &["--cflags", "--libs"])
+    }
+
+    /// Compiles a file of the crate that loads the library itself.
+    fn compile_unlinked(&self, file: &str) -> PathBuf {
+        self.compile_with(&root().join("rtrs-client/capi").join(file), &["--cflags"])
+    }
+
+    fn compile_with(&self, file: &Path, words: &[&str]) -> PathBuf {
         let mut config = Command::new("pkg-config");
-        config.args(["--cflags", "--libs", "rtrs"]);
+        config.args(words).arg("rtrs");
         config.env("PKG_CONFIG_PATH", self.0.path("lib/pkgconfig"));
         let words = Proc::start(config).wait(COMMAND_TIME_MAX).ok().stdout;
         let program = self.0.path("program");
