@@ -17,13 +17,14 @@ PATH=$PATH:/usr/sbin:/sbin
 . scripts/lab-setup.sh
 
 SUITE=bookworm
-# Packages of the bare system other than the dependencies: the init, and tools of the test.
-INCLUDE=bash-completion,e2fsprogs,fdisk,fio,gnutls-bin,iproute2,kmod,libibverbs1,librdmacm1,man-db
-INCLUDE+=,procps,systemd-sysv,udev
+# Packages of the bare system: the dependencies of ours, the init, and tools of the test.
+INCLUDE=bash-completion,e2fsprogs,fdisk,fio,gcc,gnutls-bin,iproute2,kmod,libc6-dev,libibverbs-dev
+INCLUDE+=,librdmacm-dev,man-db,pkg-config,procps,systemd-sysv,udev
 # Time limit of the virtual machine, from power on to power off. It is emulated, and others may run
 # at the same time.
 GUEST_SECONDS_MAX=7200
 MODULES=(nbd virtio_net ext4)
+TRIPLET=x86_64-linux-gnu
 
 # A program that does not know the node sends itself a message.
 # shellcheck disable=SC2016
@@ -38,6 +39,26 @@ LD_PRELOAD=/usr/lib/rds/librds_preload.so timeout 20 perl -MSocket -e "
     \$got eq q(hello) or die"
 result=$?
 kill $node && wait $node && rmdir $RDS_DIR && exit $result'
+
+# The program of docs/how-to/embed.md, compiled with the commands there, writes to a volume.
+# shellcheck disable=SC2016
+LIBRARY_USE='cd /srv/library || exit
+rtrs-server --insecure-open --export vol0=mem:16M --listen tcp://127.0.0.1:0 --run-dir run \
+    --state-dir state >out & server=$!
+for _ in $(seq 100); do
+    portal=$(sed -n "s/^listening on //p" out); [ -n "$portal" ] && break; sleep 0.1
+done
+sed -i "s|tcp://10.0.0.2/vol0?path=tcp://10.1.0.2|$portal/vol0?retry-for=30s|" hello.c
+result=0
+for how in shared static; do
+    rm -f hello
+    { sh -e ./$how && ./hello; } >said 2>&1
+    cat said
+    grep -qx "the write of hello: Success" said || result=1
+    ldd ./hello | grep -q librtrs && linked=shared || linked=static
+    [ $linked = $how ] || { echo "linked $linked, not $how"; result=1; }
+done
+kill $server && wait $server && exit $result'
 
 guest=1
 case $* in
@@ -125,6 +146,27 @@ contains() { # package file...
     done
 }
 
+# Returns the control file of a package.
+control() { # package file
+    dpkg-deb --info "$work/debs/1/$1"_*.deb "$2"
+}
+
+says() { # word command...
+    local said
+    said=$("${@:2}") && echo "$said" && grep -qF -- "$1" <<<"$said"
+}
+
+# Writes the program of the document and the commands that compile it.
+prepare_library_use() { # directory
+    local page=docs/how-to/embed.md
+    mkdir -p "$1"
+    awk '/^```$/ { inside = 0 } inside; /^#include <rtrs.h>$/ && !inside { inside = 1; print }' \
+        "$page" >"$1/hello.c"
+    grep -o 'cc -o hello hello\.c \$(pkg-config --cflags --libs rtrs)' "$page" >"$1/shared"
+    sed -n '/^cc -o hello hello.c .*librtrs\.a/,/^```$/{/^```$/!p}' "$page" >"$1/static"
+    [ -s "$1/hello.c" ] && [ -s "$1/shared" ] && [ -s "$1/static" ]
+}
+
 # Compares the files before and after, except those that contain the user rtrs, which remains.
 same_files_but_user() {
     local user='etc/(passwd|group|g?shadow|subuid|subgid)-?|etc/\.pwd\.lock'
@@ -150,6 +192,9 @@ in_chroot() {
     check "chroot: rtrs-client runs" in_root rtrs-client list
     check "chroot: rds runs" in_root rds node --print-config --config /etc/rds/node.yaml
     check "chroot: a message passes over the library of rds" in_root sh -c "$RDS_USE"
+    check "chroot: the linker finds the library" in_root sh -c 'ldconfig -p | grep -F librtrs.so.0'
+    check "chroot: the document has the program" prepare_library_use "$work/root/srv/library"
+    check "chroot: the program of the document works" in_root bash -c "$LIBRARY_USE"
     check "chroot: the version names the revision" in_root sh -c \
         "rtrs-client --version | grep -F '(revision $(git rev-parse --short=12 HEAD 2>/dev/null)'"
     check "chroot: man finds the pages" in_root sh -c \
@@ -160,7 +205,9 @@ in_chroot() {
     check "chroot: a changed configuration is kept by an upgrade" in_root sh -c \
         'echo "# mine" >>/etc/rtrs/server.yaml && dpkg -i /srv/debs/2/*.deb </dev/null &&
             grep -x "# mine" /etc/rtrs/server.yaml'
-    check "chroot: all packages are purged" in_root dpkg --purge rtrs-client rtrs-server rds
+    check "chroot: all packages are purged" in_root dpkg --purge rtrs-client rtrs-server rds \
+        librtrs-dev librtrs0
+    rm -rf "$work/root/srv/library"
     umount "$work/root/proc"
     files >"$work/after"
     check "chroot: only the user is left" same_files_but_user
@@ -304,6 +351,15 @@ check "rds has its files" contains rds usr/bin/rds usr/lib/rds/librds_preload.so
     etc/rds/node.yaml usr/lib/systemd/system/rds-node.service \
     usr/share/man/man1/rds-ping.1.gz usr/share/man/man5/rds.yaml.5.gz \
     usr/share/man/man8/rds-node.8.gz
+check "librtrs0 has its files" contains librtrs0 "usr/lib/$TRIPLET/librtrs.so.0" \
+    usr/share/doc/librtrs0/copyright usr/share/doc/librtrs0/changelog.Debian.gz
+check "librtrs-dev has its files" contains librtrs-dev usr/include/rtrs.h \
+    "usr/lib/$TRIPLET/librtrs.so" "usr/lib/$TRIPLET/librtrs.a" \
+    "usr/lib/$TRIPLET/pkgconfig/rtrs.pc" \
+    usr/share/doc/librtrs-dev/copyright usr/share/doc/librtrs-dev/examples/copy.c
+check "librtrs0 names its soname" says 'librtrs 0 librtrs0 (>= 0.1.0)' control librtrs0 shlibs
+check "librtrs0 depends on what it uses" says 'librdmacm1 (>= ' control librtrs0 control
+check "librtrs-dev depends on its librtrs0" says 'librtrs0 (= 0.1.0-1)' control librtrs-dev control
 in_chroot
 [ $guest -eq 0 ] || in_guest
 say "$passed passed, $failed failed"

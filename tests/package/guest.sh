@@ -326,7 +326,7 @@ purge() {
     check "file systems are unmounted" umount /mnt/boot-vol /mnt/applied
     sed -i '/_netdev/d' /etc/fstab
     systemctl daemon-reload
-    check "all packages are purged" dpkg --purge rtrs-client rtrs-server rds
+    check "all packages are purged" dpkg --purge rtrs-client rtrs-server rds librtrs-dev librtrs0
     check "no process is left" fails pgrep -x 'rtrs-(client|server)'
     check "no unit is left" is "$(systemctl list-units --all --no-legend --plain 'rtrs-*')" ''
     check "no udev link is left" fails sh -c 'ls /dev/rtrs/* /dev/disk/by-id/rtrs-*'
