@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use rtrs_core::block::Geometry;
 use rtrs_core::identity::Identity;
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::mem::Region;
 
 use crate::daemon::config::{session_config, volume_config};
 use crate::daemon::driver::ClientShardReport;
@@ -23,6 +24,7 @@ use crate::daemon::launch::{self, Running, ShardHandle, VolumeFronts};
 use crate::daemon::notices::Event;
 use crate::engine::{DeviceIndex, Reported, SessionConfig};
 use crate::error::{Error, system};
+use crate::frontend::MemoryChangeKind;
 use crate::frontend::queue::{GeometryWatch, QueueLimits, queue, queues};
 pub use crate::frontend::queue::{Outcome, Pieces, QueueUser, Submission};
 pub use crate::plan::{EMBED_DEPTH_MAX, EmbedOptions, EmbedPlan, VolumeUri};
@@ -301,6 +303,30 @@ impl EmbeddedVolume {
             inflight: devices().map(|device| device.inflight).sum(),
             identity: volume.and_then(|volume| volume.identity),
         })
+    }
+
+    /// Registers memory with all paths, those of later connections too: requests with one piece of
+    /// memory there use it in place, also over RDMA.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](crate::ErrorKind::System) if the system or a device refuses, or
+    /// a shard does not answer in time. Then the memory is not registered.
+    pub fn register_memory(&self, region: &Arc<Region>) -> Result<(), Error> {
+        let device = DeviceIndex::FIRST;
+        let registered = self.shards.change_memory(device, region, MemoryChangeKind::Register);
+        registered.map_err(|error| {
+            self.unregister_memory(region);
+            system("cannot register memory")(error)
+        })
+    }
+
+    /// Ends the registration of memory when no request in flight uses it. Returns false if that
+    /// takes more than 10 s; it then happens later.
+    pub fn unregister_memory(&self, region: &Arc<Region>) -> bool {
+        let device = DeviceIndex::FIRST;
+        let is_done =
+            || self.shards.change_memory(device, region, MemoryChangeKind::Unregister).is_ok();
+        self.has_ended() || is_done() || self.has_ended()
     }
 
     /// Ends the session: requests in flight finish within `grace`, at most an hour, and those that

@@ -46,6 +46,8 @@ pub struct PathCount {
     pub fence_waits: u64,
     /// Number of requests not answered within the IO timeout although the path was alive.
     pub slow_requests: u64,
+    /// Number of requests whose data was copied through registered memory.
+    pub bounced: u64,
 }
 
 /// Counters of a shard for a volume since it was added.
@@ -199,6 +201,11 @@ impl ShardStats {
         self.paths[path].requests += 1;
     }
 
+    /// Counts a request whose data is copied through registered memory.
+    pub(crate) fn request_bounced(&mut self, path: usize) {
+        self.paths[path].bounced += 1;
+    }
+
     /// Counts a request that moved elsewhere when this path died.
     pub(crate) fn request_moved(&mut self, path: usize) {
         self.paths[path].failovers += 1;
@@ -243,6 +250,7 @@ impl ShardStats {
             mine.failovers += theirs.failovers;
             mine.fence_waits += theirs.fence_waits;
             mine.slow_requests += theirs.slow_requests;
+            mine.bounced += theirs.bounced;
         }
         for (mine, theirs) in self.path_parts.iter_mut().zip(&other.path_parts) {
             mine.add(theirs);

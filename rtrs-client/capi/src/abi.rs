@@ -216,6 +216,20 @@ export! {
 }
 
 export! {
+    fn rtrs_mem_register(volume: Handle<CVolume>, address: Memory, bytes: usize) {
+        let span = address.span(bytes)?;
+        on_volume(&volume, |volume| volume.register(span).map(|()| 0))
+    }
+}
+
+export! {
+    fn rtrs_mem_unregister(volume: Handle<CVolume>, address: Memory, bytes: usize) {
+        let span = address.span(bytes)?;
+        on_volume(&volume, |volume| volume.unregister(&span).map(|()| 0))
+    }
+}
+
+export! {
     fn rtrs_queue_count(volume: Handle<CVolume>) {
         on_volume(&volume, |volume| Ok(count(volume.queues().len())))
     }
@@ -295,6 +309,9 @@ impl Transfer {
             check_flags(self.flags, 0)?;
             self.check(queue)?;
             user.submit(self.user_data, |hold| {
+                if let Some(part) = queue.memory().find(&self.spans, hold) {
+                    return Request::read_to(self.offset, &part);
+                }
                 let buffers = self.spans.into_iter().map(|span| span.buffer(hold)).collect();
                 Request::read_vectored(self.offset, buffers)
             })?;
@@ -308,8 +325,11 @@ impl Transfer {
             self.check(queue)?;
             let (is_fua, copies) = (self.flags & flag::FUA != 0, self.flags & flag::COPY != 0);
             user.submit(self.user_data, |hold| {
+                let part = queue.memory().find(&self.spans, hold).filter(|_| !copies);
                 let spans = self.spans.into_iter();
-                let request = if copies {
+                let request = if let Some(part) = part {
+                    Request::write_from(self.offset, &part)
+                } else if copies {
                     let all: Vec<u8> = spans.flat_map(|span| span.bytes().to_vec()).collect();
                     Request::write(self.offset, Buffer::from(all))
                 } else {

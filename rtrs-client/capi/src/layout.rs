@@ -26,11 +26,20 @@ pub(crate) const NO_EFFECT: u32 = 1;
 
 /// Structure that a call writes to memory of the program, in the size that the program passes. It
 /// has no padding.
-pub(crate) trait Growing: Copy {}
+pub(crate) trait Growing: Copy {
+    /// Bytes of its first version.
+    const BYTES_MIN: usize;
+}
 
-impl Growing for CGeometry {}
-impl Growing for CEvent {}
-impl Growing for CStats {}
+impl Growing for CGeometry {
+    const BYTES_MIN: usize = 32;
+}
+impl Growing for CEvent {
+    const BYTES_MIN: usize = 256;
+}
+impl Growing for CStats {
+    const BYTES_MIN: usize = 176;
+}
 
 /// `struct rtrs_geometry`.
 #[repr(C)]
@@ -96,6 +105,7 @@ pub(crate) struct CStats {
     paths: u64,
     paths_connected: u64,
     failovers: u64,
+    bounced: u64,
 }
 
 impl From<&Stats> for CStats {
@@ -112,6 +122,7 @@ impl From<&Stats> for CStats {
             paths: stats.paths.len() as u64,
             paths_connected: connected.count() as u64,
             failovers: stats.paths.iter().map(|path| path.failovers).sum(),
+            bounced: stats.paths.iter().map(|path| path.bounced).sum(),
         }
     }
 }
@@ -180,7 +191,7 @@ impl From<&Extent> for CExtent {
 const _: () = {
     assert!(size_of::<CGeometry>() == 32);
     assert!(size_of::<CEvent>() == 256);
-    assert!(size_of::<CStats>() == 176);
+    assert!(size_of::<CStats>() == 184);
     assert!(size_of::<CCompletion>() == 24);
     assert!(size_of::<CExtent>() == 16);
 };

@@ -27,4 +27,5 @@ mod options;
 #[allow(unsafe_code)]
 mod pointer;
 mod queue;
+mod registry;
 mod volume;

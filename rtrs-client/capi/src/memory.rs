@@ -3,14 +3,16 @@
 //! A request uses the memory in place. The engine may need it for a moment longer than the request,
 //! such as for a send on a path that has failed: [`Hold`] tracks when the last use has ended.
 
+use std::any::Any;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rtrs::Buffer;
-use rtrs_core::mem::OwnedBytes;
+use rtrs::{Buffer, Memory};
+use rtrs_core::mem::{OwnedBytes, Region};
 
 use crate::entry::Failure;
 
@@ -39,6 +41,20 @@ impl Span {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        let start = self.base.as_ptr().addr();
+        // `new` has checked the sum.
+        start..start + self.len
+    }
+
+    /// Wraps the memory for registration. `owner` is dropped after the last use.
+    pub(crate) fn memory(self, owner: impl Any + Send + Sync) -> Memory {
+        // SAFETY: by the rules of the header, the memory stays mapped until its registration has
+        // ended or the volume was freed. Before that, the last request that uses it has ended, and
+        // what else holds the region then, such as a cache of regions, reads and writes nothing.
+        unsafe { Region::foreign(self.base, self.len, owner) }.into()
     }
 
     /// Wraps the memory in a buffer, in place.
@@ -108,10 +124,10 @@ pub(crate) fn signal(event: &OwnedFd) {
 
 /// Owner of one piece of memory, dropped after the last use of the piece.
 #[derive(Debug)]
-struct Piece(Arc<Hold>);
+pub(crate) struct Piece(Arc<Hold>);
 
 impl Piece {
-    fn new(hold: &Arc<Hold>) -> Self {
+    pub(crate) fn new(hold: &Arc<Hold>) -> Self {
         hold.pieces.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(hold))
     }

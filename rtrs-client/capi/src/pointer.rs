@@ -114,22 +114,25 @@ impl<T: Growing> Fill<T> {
     /// Checks the pointer and the size.
     pub(crate) fn check(&self, name: &str, bytes: usize) -> Result<(), Failure> {
         check(self.0, name)?;
-        if (size_of::<T>()..=STRUCT_BYTES_MAX).contains(&bytes) {
+        if (T::BYTES_MIN..=STRUCT_BYTES_MAX).contains(&bytes) {
             return Ok(());
         }
         let text = format!("{name} cannot have {bytes} bytes; it has {}", size_of::<T>());
         Err(Failure::invalid(text))
     }
 
-    /// Writes the structure, and zeroes the fields of later versions of the header. To be called
-    /// after `check` has succeeded with this size.
+    /// Writes the fields that the program's version of the header has, and zeroes those of later
+    /// versions. To be called after `check` has succeeded with this size.
     pub(crate) fn write(&self, value: &T, bytes: usize) {
-        let rest = bytes.saturating_sub(size_of::<T>());
+        let known = bytes.min(size_of::<T>());
+        let from = std::ptr::from_ref(value).cast::<u8>();
         // SAFETY: by the rules of this module, the pointer is to `bytes` bytes of the program,
-        // which only this call uses; `check` has checked both.
+        // which only this call uses; `check` has checked both. `value` has at least `known` bytes,
+        // without padding.
         unsafe {
-            self.0.write(*value);
-            self.0.add(1).cast::<u8>().write_bytes(0, rest);
+            let to = self.0.cast::<u8>();
+            to.copy_from_nonoverlapping(from, known);
+            to.add(known).write_bytes(0, bytes - known);
         }
     }
 }

@@ -13,11 +13,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::entry::{Failure, Health};
 use crate::layout::{CCompletion, NO_EFFECT};
 use crate::memory::{Hold, signal};
+use crate::registry::Registry;
 
 /// `rtrs_queue`.
 #[derive(Debug)]
 pub(crate) struct CQueue {
     health: Arc<Health>,
+    /// Registered memory of the volume.
+    memory: Arc<Registry>,
     /// Logical block size of the volume.
     block: u64,
     depth: usize,
@@ -67,7 +70,12 @@ fn ended() -> Failure {
 }
 
 impl CQueue {
-    pub(crate) fn new(queue: Queue, health: &Arc<Health>, block: u32) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        queue: Queue,
+        health: &Arc<Health>,
+        memory: &Arc<Registry>,
+        block: u32,
+    ) -> Result<Self, Failure> {
         let event = queue.as_fd().try_clone_to_owned();
         let event = Arc::new(event.map_err(|error| system("duplicate an eventfd", &error))?);
         let (depth, io_max) = (queue.depth(), queue.io_max());
@@ -82,12 +90,16 @@ impl CQueue {
             arrived: Vec::new(),
             done: Vec::new(),
         };
-        let (health, block) = (Arc::clone(health), block.into());
-        Ok(Self { health, block, depth, io_max, event, user: Mutex::new(user) })
+        let (health, memory, block) = (Arc::clone(health), Arc::clone(memory), block.into());
+        Ok(Self { health, memory, block, depth, io_max, event, user: Mutex::new(user) })
     }
 
     pub(crate) fn health(&self) -> &Health {
         &self.health
+    }
+
+    pub(crate) fn memory(&self) -> &Registry {
+        &self.memory
     }
 
     pub(crate) fn depth(&self) -> usize {

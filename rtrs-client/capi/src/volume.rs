@@ -1,5 +1,6 @@
 //! Open volumes.
 
+use std::ops::Range;
 use std::sync::{Arc, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,10 +9,14 @@ use rtrs::{Builder, Event, Volume};
 
 use crate::entry::{Failure, Health};
 use crate::layout::{CEvent, CGeometry, CStats};
+use crate::memory::Span;
 use crate::queue::CQueue;
+use crate::registry::Registry;
 
 /// Longest time for which a wait for an event keeps the volume from being closed.
 const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
+/// All addresses.
+const EVERYWHERE: Range<usize> = 0..usize::MAX;
 /// Time for the system to release memory of requests after the end of the session.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 
@@ -22,6 +27,7 @@ pub(crate) struct CVolume {
     /// None when closed. Locked for writing while it is being closed.
     volume: RwLock<Option<Volume>>,
     queues: Vec<CQueue>,
+    memory: Arc<Registry>,
 }
 
 fn closed() -> Failure {
@@ -32,9 +38,10 @@ impl CVolume {
     pub(crate) fn open(builder: &Builder) -> Result<Self, Failure> {
         let (volume, queues) = builder.open()?;
         let (health, block) = (Arc::new(Health::new()), volume.geometry().logical_block);
-        let queues = queues.into_iter().map(|queue| CQueue::new(queue, &health, block));
+        let memory = Arc::default();
+        let queues = queues.into_iter().map(|queue| CQueue::new(queue, &health, &memory, block));
         let queues = queues.collect::<Result<_, _>>()?;
-        Ok(Self { health, volume: RwLock::new(Some(volume)), queues })
+        Ok(Self { health, volume: RwLock::new(Some(volume)), queues, memory })
     }
 
     pub(crate) fn health(&self) -> &Health {
@@ -65,6 +72,39 @@ impl CVolume {
 
     pub(crate) fn stats(&self) -> Result<CStats, Failure> {
         self.with(|volume| Ok((&volume.stats()?).into()))
+    }
+
+    /// Registers memory.
+    pub(crate) fn register(&self, span: Span) -> Result<(), Failure> {
+        if span.len() == 0 {
+            return Err(Failure::invalid("memory of 0 bytes cannot be registered"));
+        }
+        self.with(|volume| {
+            let (addresses, memory) = (span.addresses(), self.memory.add(span)?);
+            volume.register(&memory).map_err(|error| {
+                self.memory.forget(&addresses);
+                error.into()
+            })
+        })
+    }
+
+    /// Ends the registration of memory, which then belongs to the program.
+    pub(crate) fn unregister(&self, span: &Span) -> Result<(), Failure> {
+        let addresses = span.addresses();
+        let memory = self.memory.begin_removal(&addresses)?;
+        let ended = self
+            .with(|volume| memory.as_ref().map_or(Ok(()), |memory| Ok(volume.unregister(memory)?)));
+        drop(memory);
+        match ended {
+            Ok(()) => await_release("unregister the memory", || {
+                usize::from(!self.memory.remove_unused(&addresses))
+            }),
+            Err(failure) if failure.errno == libc::ESHUTDOWN => {
+                self.memory.release(&addresses);
+                await_release("unregister the memory", || self.memory.unreleased(&addresses))
+            }
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Returns the next event; None if there is none within `timeout`.
@@ -102,21 +142,29 @@ impl CVolume {
             return Ok(());
         }
         self.queues.iter().try_for_each(CQueue::end)?;
-        let begin = Instant::now();
-        loop {
+        self.memory.release(&EVERYWHERE);
+        await_release("free the volume", || {
             let held: usize = self.queues.iter().map(CQueue::held).sum();
-            if held == 0 {
-                return Ok(());
-            }
-            if begin.elapsed() > RELEASE_MAX {
-                let text = format!(
-                    "cannot free the volume: the system still uses memory of {held} requests; \
-                     try again"
-                );
-                return Err(Failure::new(libc::EBUSY, text));
-            }
-            thread::sleep(Duration::from_millis(5));
+            held + self.memory.unreleased(&EVERYWHERE)
+        })
+    }
+}
+
+/// Waits until nothing holds memory of the program; `held` returns the number of pieces.
+fn await_release(what: &str, held: impl Fn() -> usize) -> Result<(), Failure> {
+    let begin = Instant::now();
+    loop {
+        let pieces = held();
+        if pieces == 0 {
+            return Ok(());
         }
+        if begin.elapsed() > RELEASE_MAX {
+            let text = format!(
+                "cannot {what}: the system still uses {pieces} pieces of memory; try again"
+            );
+            return Err(Failure::new(libc::EBUSY, text));
+        }
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -173,6 +173,17 @@ fn statistics_count_requests() {
 }
 
 #[test]
+fn registered_memory_is_used_in_place() {
+    let Some(installed) = Installed::new(HEADER) else { return };
+    let program = installed.compile("tests/registered.c");
+    let held = Scratch::new();
+    let server = Server::builder().program("rtrs-held").env("RTRS_HELD_DIR", held.text(""));
+    let server = server.export("vol0=mem:64M").start();
+    let uri = format!("{}?retry-for=60s", uri(&server));
+    passed(run(&program, &[uri, held.text("")], COPY_TIME_MAX));
+}
+
+#[test]
 fn the_example_copies_a_volume() {
     let Some(installed) = Installed::new(HEADER) else { return };
     let program = installed.compile("examples/copy.c");

@@ -3,8 +3,12 @@
 #include <rtrs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-_Static_assert(sizeof(struct rtrs_stats) == 176, "size of the ABI");
+_Static_assert(sizeof(struct rtrs_stats) == 184, "size of the ABI");
+
+/* Size of the structure in the first version of the header. */
+#define FIRST_SIZE 176
 
 #define CHECK(condition)                                                                       \
     do {                                                                                       \
@@ -19,12 +23,19 @@ int main(int argc, char **argv)
     static char data[8192];
     struct rtrs_completion done;
     struct rtrs_stats stats;
+    uint64_t longer[32];
     rtrs_volume *volume;
     rtrs_queue *queue;
 
     CHECK(argc == 2 && rtrs_open_uri(argv[1], &volume) == 0);
     CHECK(rtrs_get_queue(volume, 0, &queue) == 0);
     CHECK(rtrs_get_stats(volume, &stats, 8) == -EINVAL);
+    stats.bounced = 7;
+    CHECK(rtrs_get_stats(volume, &stats, FIRST_SIZE) == 0);
+    CHECK(stats.paths == 1 && stats.bounced == 7);
+    memset(longer, 0xee, sizeof longer);
+    CHECK(rtrs_get_stats(volume, (struct rtrs_stats *)longer, sizeof longer) == 0);
+    CHECK(longer[sizeof stats / 8 - 1] == 0 && longer[sizeof longer / 8 - 1] == 0);
     CHECK(rtrs_get_stats(volume, &stats, sizeof stats) == 0);
     CHECK(stats.write.count == 0 && stats.paths == 1 && stats.paths_connected == 1);
     for (int round = 0; round < 3; round++)

@@ -29,7 +29,8 @@
 //! # Memory
 //! A request owns its memory, a [`Buffer`], until it completes. Buffers are made from vectors
 //! without a copy. Over TCP and TLS data is sent from them and received into them; over RDMA it is
-//! copied through registered memory, `queue-depth` times `io-max` bytes for each queue.
+//! copied through registered memory, `queue-depth` times `io-max` bytes for each queue. [`Memory`]
+//! that is registered with the volume is used in place over RDMA too.
 //!
 //! # Threads and processes
 //! A [`Queue`] can be moved to another thread, but not shared; a [`Volume`] can be shared. After
@@ -49,6 +50,7 @@ mod blocking;
 mod buffer;
 mod builder;
 mod error;
+mod memory;
 mod process;
 mod queue;
 mod request;
@@ -57,6 +59,7 @@ mod volume;
 pub use buffer::Buffer;
 pub use builder::Builder;
 pub use error::{Error, ErrorKind, IoError};
+pub use memory::{Memory, Part};
 pub use queue::{Queue, Rejected};
 pub use request::{Completion, Extent, PIECES_MAX, Request};
 pub use volume::{Event, Geometry, OpStats, PathStats, Stats, Volume};

@@ -9,6 +9,7 @@ use rtrs_client::embed::Pieces;
 
 use crate::buffer::Buffer;
 use crate::error::IoError;
+use crate::memory::Part;
 
 /// Maximum number of buffers of a request.
 pub const PIECES_MAX: usize = rtrs_core::mem::PIECES_MAX;
@@ -19,15 +20,25 @@ pub(crate) enum Memory {
     None,
     One(Buffer),
     Several(Vec<Buffer>),
+    Part(Part),
 }
 
 impl Memory {
     fn buffers(&self) -> &[Buffer] {
         match self {
-            Self::None => &[],
+            Self::None | Self::Part(_) => &[],
             Self::One(buffer) => std::slice::from_ref(buffer),
             Self::Several(buffers) => buffers,
         }
+    }
+
+    /// Returns the number of pieces, and the number of bytes.
+    fn size(&self) -> (usize, usize) {
+        if let Self::Part(part) = self {
+            return (1, part.len());
+        }
+        let buffers = self.buffers();
+        (buffers.len(), buffers.iter().map(|buffer| buffer.len()).sum())
     }
 }
 
@@ -60,7 +71,7 @@ impl Request {
     }
 
     fn with_memory(op: IoOp, offset: u64, memory: Memory) -> Self {
-        let len = memory.buffers().iter().map(|buffer| buffer.len() as u64).sum();
+        let len = memory.size().1 as u64;
         Self { memory, ..Self::new(op, offset, len) }
     }
 
@@ -86,6 +97,18 @@ impl Request {
     #[must_use]
     pub fn write_vectored(offset: u64, buffers: Vec<Buffer>) -> Self {
         Self::with_memory(IoOp::Write, offset, Memory::Several(buffers))
+    }
+
+    /// Reads into a part of [`Memory`](crate::Memory), in place if that is registered.
+    #[must_use]
+    pub fn read_to(offset: u64, part: &Part) -> Self {
+        Self::with_memory(IoOp::Read, offset, Memory::Part(part.clone()))
+    }
+
+    /// Writes from a part of [`Memory`](crate::Memory), in place if that is registered.
+    #[must_use]
+    pub fn write_from(offset: u64, part: &Part) -> Self {
+        Self::with_memory(IoOp::Write, offset, Memory::Part(part.clone()))
     }
 
     /// Makes durable all writes that completed before this request was submitted, on any queue.
@@ -147,14 +170,13 @@ impl Request {
 
     /// Returns the number of pieces, and the bytes of memory.
     pub(crate) fn memory_size(&self) -> (usize, usize) {
-        let buffers = self.memory.buffers();
-        (buffers.len(), buffers.iter().map(|buffer| buffer.len()).sum())
+        self.memory.size()
     }
 }
 
 fn into_buffers(memory: Memory) -> Vec<Buffer> {
     match memory {
-        Memory::None => Vec::new(),
+        Memory::None | Memory::Part(_) => Vec::new(),
         Memory::One(buffer) => vec![buffer],
         Memory::Several(buffers) => buffers,
     }
@@ -186,7 +208,7 @@ impl Completion {
     pub fn into_buffer(self) -> Option<Buffer> {
         match self.memory {
             Memory::One(buffer) => Some(buffer),
-            Memory::None | Memory::Several(_) => None,
+            Memory::None | Memory::Several(_) | Memory::Part(_) => None,
         }
     }
 
@@ -231,6 +253,7 @@ impl InFlight {
     pub(crate) fn new(token: u64, len: u32, op: IoOp, memory: Memory) -> (Self, Pieces) {
         let (held, pieces) = match memory {
             Memory::None => (Held::None, Pieces::None),
+            Memory::Part(part) => (Held::None, Pieces::One(part.slice().clone())),
             Memory::One(buffer) => {
                 let bytes = buffer.share();
                 let piece = slice(&bytes);

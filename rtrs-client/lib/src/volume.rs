@@ -10,6 +10,7 @@ use rtrs_client::embed::{EmbedOptions, EmbeddedVolume, QueueUser, VolumeEvent};
 use rtrs_core::block::Geometry as DeviceGeometry;
 
 use crate::error::{Error, ErrorKind};
+use crate::memory::Memory;
 use crate::process::Process;
 use crate::queue::{Queue, Shared};
 
@@ -140,6 +141,9 @@ pub struct PathStats {
     pub requests: u64,
     /// Number of requests that moved to another path, or were repeated, because this one failed.
     pub failovers: u64,
+    /// Number of requests whose data was copied through registered memory: those over RDMA whose
+    /// memory is not one piece of registered [`Memory`].
+    pub bounced: u64,
 }
 
 /// Counters of a volume since it was opened, over all queues.
@@ -238,6 +242,7 @@ impl Volume {
             last_error: path.last_error,
             requests: path.counts.requests,
             failovers: path.counts.failovers,
+            bounced: path.counts.bounced,
         });
         let (inflight, paths) = (report.inflight, paths.collect());
         Ok(Stats { read, write, flush, discard, write_zeroes, extents, inflight, paths })
@@ -251,6 +256,36 @@ impl Volume {
             }
             Error::new(ErrorKind::Busy, "an IO thread did not answer within 2 s; try again")
         })
+    }
+
+    /// Registers memory. A request for one [`Part`](crate::Part) uses registered memory in place,
+    /// also over RDMA, where the data of other requests is copied. The system pins the memory for
+    /// each path over RDMA and counts it as locked memory; requests wait meanwhile. Over TCP and
+    /// TLS nothing changes. Memory can be registered with several volumes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the system or a device refuses; [`ErrorKind::Closed`] after the end
+    /// of the session; [`ErrorKind::Forked`].
+    pub fn register(&self, memory: &Memory) -> Result<(), Error> {
+        self.shared.process.check()?;
+        if self.volume.has_ended() {
+            return Err(Error::new(ErrorKind::Closed, "the session has ended"));
+        }
+        Ok(self.volume.register_memory(memory.region())?)
+    }
+
+    /// Ends the registration of memory. Requests in flight end first, and the memory stays usable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if requests in flight do not end within 10 s, or an IO thread does not
+    /// answer: the registration ends later. [`ErrorKind::Forked`].
+    pub fn unregister(&self, memory: &Memory) -> Result<(), Error> {
+        self.shared.process.check()?;
+        if self.volume.unregister_memory(memory.region()) {
+            return Ok(());
+        }
+        let text = "cannot unregister memory: requests in flight use it; wait for them";
+        Err(Error::new(ErrorKind::Busy, text))
     }
 
     /// Waits for the next event. Returns None if there is none within `timeout`, or at once after

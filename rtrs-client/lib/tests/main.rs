@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtrs::{Buffer, Builder, Completion, ErrorKind, Event, Queue, Request, Volume};
+use rtrs::{Buffer, Builder, Completion, ErrorKind, Event, Memory, Queue, Request, Volume};
 use rtrs_tests::{COMMAND_TIME_MAX, STOP_TIME_MAX, Scratch, Server, sparse_file, wait_for};
 
 const MIB: u64 = 1 << 20;
@@ -100,6 +100,48 @@ fn every_operation_works() {
     assert_eq!(volume.close(GRACE), Ok(0));
     assert_eq!(queues[0].flush().expect_err("a closed volume").kind(), ErrorKind::Closed);
     let _ = server.stop(STOP_TIME_MAX);
+}
+
+#[test]
+fn registered_memory_holds_the_data() {
+    let server = Server::builder().export("vol0=mem:64M").start();
+    let (volume, mut queues) = builder(&server, "vol0").queues(2).open().expect("an open volume");
+    let memory = Memory::new(4 << 20).expect("memory");
+    volume.register(&memory).expect("a registration");
+    volume.register(&memory).expect("the same one");
+    let part = |at: usize, len: usize| memory.part(at..at + len).expect("inside");
+    for (number, queue) in (0..).zip(&mut queues) {
+        let data = pattern(768 << 10, number);
+        let (from, to) = (part(number << 20, data.len()), part((2 + number) << 20, data.len()));
+        from.copy_from(&data);
+        let offset = number as u64 * MIB;
+        queue.submit(1, Request::write_from(offset, &from)).expect("a write");
+        let done = complete(queue, 1).remove(0);
+        assert_eq!((done.token, done.result, done.into_buffers().len()), (1, Ok(()), 0));
+        queue.submit(2, Request::read_to(offset, &to)).expect("a read");
+        assert_eq!(complete(queue, 1)[0].result, Ok(()));
+        let mut read = vec![0; data.len()];
+        to.copy_to(&mut read);
+        assert!(read == data, "other bytes");
+        let long = Request::read_to(0, &part(0, 2 << 20));
+        let rejected = queue.submit(3, long).expect_err("more than io-max");
+        assert_eq!(rejected.error.kind(), ErrorKind::Invalid);
+    }
+    volume.unregister(&memory).expect("the end of the registration");
+    volume.unregister(&memory).expect("no registration");
+    let block = part(0, 4096);
+    queues[1].submit(4, Request::read_to(MIB, &block)).expect("a read");
+    assert_eq!(complete(&mut queues[1], 1)[0].result, Ok(()));
+    let mut read = vec![0; 4096];
+    block.copy_to(&mut read);
+    assert_eq!(read, pattern(4096, 1));
+    let stats = volume.stats().expect("statistics");
+    assert_eq!((stats.paths[0].bounced, stats.write.count), (0, 2), "nothing over RDMA");
+    drop(volume);
+    let server = Server::builder().export("vol0=mem:16M").start();
+    let (volume, _queues) = open(&server, "vol0");
+    volume.register(&memory).expect("another volume");
+    server.crash();
 }
 
 #[test]

@@ -74,6 +74,8 @@ class Stats:
     paths_connected: int
     # Requests that moved to another path, or were repeated.
     failovers: int
+    # Requests over RDMA whose data was copied.
+    bounced: int
 
 
 def stats(found: Any) -> Stats:
@@ -94,6 +96,7 @@ def stats(found: Any) -> Stats:
         paths=found.paths,
         paths_connected=found.paths_connected,
         failovers=found.failovers,
+        bounced=found.bounced,
     )
 
 

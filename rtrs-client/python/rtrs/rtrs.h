@@ -138,10 +138,24 @@ struct rtrs_stats {
     uint64_t paths;           /* paths of the session */
     uint64_t paths_connected; /* those that are connected */
     uint64_t failovers;       /* requests that moved to another path, or were repeated */
+    uint64_t bounced;         /* requests whose data was copied: see rtrs_mem_register() */
 };
 
 /* Writes the counters; `bytes` is sizeof(struct rtrs_stats). */
 int rtrs_get_stats(const rtrs_volume *volume, struct rtrs_stats *stats, size_t bytes);
+
+/* Registers memory of the program: reads and writes with one buffer that lies within it use it in
+ * place, also over RDMA, where the data of all other requests is copied. All of it is pinned for
+ * each path over RDMA, counts as locked memory, and requests wait meanwhile. Over TCP and TLS
+ * nothing changes. It must not overlap memory that is registered with the same volume (-EEXIST).
+ *
+ * The memory must stay mapped until rtrs_mem_unregister() or rtrs_free() has returned 0. After the
+ * end of the session, that of a read that fails with -ECONNABORTED may change until then. */
+int rtrs_mem_register(rtrs_volume *volume, void *address, size_t bytes);
+
+/* Ends the registration of memory, with the same address and length. Requests in flight end first.
+ * Fails with -EBUSY if they do not end within 10 s, and can then be repeated. */
+int rtrs_mem_unregister(rtrs_volume *volume, void *address, size_t bytes);
 
 enum {
     RTRS_EVENT_RESIZED = 1,   /* value: new size in bytes */

@@ -28,13 +28,15 @@ use crate::engine::{
     Change, ClientEngine, ClientMessage, DeviceIndex, EngineReport, Reported, Resolved,
     SessionConfig,
 };
-use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket};
+use crate::frontend::{FrontEndClient, FrontRequest, FrontSocket, MemoryChange};
 
 /// Message to a shard, from another shard or from the rest of the process.
 pub(crate) enum Message {
     Engine(ClientMessage),
     /// Passes a socket to the front end of a device.
     Socket(DeviceIndex, FrontSocket),
+    /// Registers memory of a device's user, or ends that.
+    Memory(DeviceIndex, MemoryChange),
     /// Adds the front end of an added device, which may carry the kernel's IO.
     AddFront {
         front: NewFront,
@@ -216,6 +218,7 @@ impl ClientShard {
             Message::Socket(device, socket) => {
                 self.fronts.take_socket(now, device, socket);
             }
+            Message::Memory(device, change) => self.fronts.change_memory(device, change),
             Message::AddFront { front, carries_kernel } => {
                 if carries_kernel && let Err(error) = become_io_flusher() {
                     tracing::debug!("shard {}: {error}", self.shard);

@@ -11,7 +11,8 @@ use rtrs_core::time::{Instant, earliest};
 use super::endings::FrontsStopped;
 use crate::engine::{ClientEngine, DeviceIndex};
 use crate::frontend::{
-    FrontEnd, FrontEndClient, FrontEndPools, FrontRequest, FrontSocket, MakeFrontEnd, Place,
+    FrontEnd, FrontEndClient, FrontEndPools, FrontRequest, FrontSocket, MakeFrontEnd, MemoryChange,
+    Place,
 };
 
 /// Front end before its shard runs.
@@ -140,6 +141,14 @@ impl Fronts {
     pub(crate) fn take_socket(&mut self, now: Instant, device: DeviceIndex, socket: FrontSocket) {
         if let Some(slot) = self.get(device) {
             slot.front.take_socket(now, socket);
+        }
+    }
+
+    /// Passes a change of registered memory to the front end of a device.
+    pub(crate) fn change_memory(&mut self, device: DeviceIndex, change: MemoryChange) {
+        match self.get(device) {
+            Some(slot) => slot.front.change_memory(change),
+            None => change.reply(Err(std::io::ErrorKind::NotConnected.into())),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use rtrs_core::ids::{CoreIndex, ProviderIndex};
+use rtrs_core::mem::Region;
 use rtrs_core::rt::{Clock, PollPolicy, Sender, mailbox, pin_plan};
 use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
@@ -18,7 +19,9 @@ use super::link_watcher::LinkWatcher;
 use super::notices::Event;
 use crate::engine::{Change, DeviceIndex, Reported, Resolved, SessionConfig};
 use crate::error::{Error, system};
-use crate::frontend::{FrontEndClient, FrontSocket, MakeFrontEnds, Shards};
+use crate::frontend::{
+    FrontEndClient, FrontSocket, MakeFrontEnds, MemoryChange, MemoryChangeKind, Shards,
+};
 use crate::settings::SessionSettings;
 
 /// Time for all shards to serve their sockets to the kernel. Nothing waits for the device yet, so
@@ -27,6 +30,8 @@ use crate::settings::SessionSettings;
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for a shard's report, and for other answers.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for all shards to pin memory, or for IO in flight to end before memory is released.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time for a shard's change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,6 +98,31 @@ impl ShardHandle {
             }
         }
         answers
+    }
+
+    /// Changes the memory that a device's user has registered, on all shards.
+    ///
+    /// # Errors
+    /// The reason of a shard; `TimedOut` if one does not answer. Others may have changed it.
+    pub(crate) fn change_memory(
+        &self,
+        device: DeviceIndex,
+        region: &Arc<Region>,
+        kind: MemoryChangeKind,
+    ) -> io::Result<()> {
+        let (reply, answers) = mpsc::channel();
+        for shard in &self.0 {
+            let change = MemoryChange::new(region, kind, reply.clone());
+            shard.send(Message::Memory(device, change));
+        }
+        drop(reply);
+        let deadline = std::time::Instant::now() + MEMORY_TIMEOUT;
+        for _ in &self.0 {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let answer = answers.recv_timeout(left);
+            answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+        }
+        Ok(())
     }
 
     /// Changes paths or policy of the session.

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 
 use rtrs_core::front_end::FrontEndStats;
 use rtrs_core::ids::CoreIndex;
+use rtrs_core::mem::Region;
 use rtrs_core::rt::Ring;
 use rtrs_core::time::Instant;
 
@@ -27,6 +28,11 @@ pub(crate) trait FrontEnd {
 
     /// Gives the front end a socket.
     fn take_socket(&mut self, now: Instant, socket: FrontSocket);
+
+    /// Registers memory of the device's user, or ends that ([`MemoryChange`]).
+    fn change_memory(&mut self, change: MemoryChange) {
+        change.reply(Err(io::ErrorKind::Unsupported.into()));
+    }
 
     /// Does all pending work. Returns whether anything happened.
     fn turn(&mut self, now: Instant) -> bool;
@@ -76,6 +82,37 @@ pub(crate) trait FrontEnd {
     /// Clients whose connections a detach would cut.
     fn clients(&self) -> Vec<FrontEndClient> {
         Vec::new()
+    }
+}
+
+/// Change of the memory that a front end's user has registered.
+pub(crate) struct MemoryChange {
+    pub(crate) region: Arc<Region>,
+    pub(crate) kind: MemoryChangeKind,
+    reply: mpsc::Sender<io::Result<()>>,
+}
+
+/// Kind of a [`MemoryChange`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryChangeKind {
+    /// From the reply on, IO in this memory uses it in place.
+    Register,
+    /// From the reply on, no IO has the memory registered. IO in flight ends first.
+    Unregister,
+}
+
+impl MemoryChange {
+    pub(crate) fn new(
+        region: &Arc<Region>,
+        kind: MemoryChangeKind,
+        reply: mpsc::Sender<io::Result<()>>,
+    ) -> Self {
+        Self { region: Arc::clone(region), kind, reply }
+    }
+
+    pub(crate) fn reply(self, result: io::Result<()>) {
+        // The requester may have stopped waiting.
+        drop(self.reply.send(result));
     }
 }
 

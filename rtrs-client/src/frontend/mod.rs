@@ -26,8 +26,8 @@ mod vhost_user;
 
 pub(crate) use client::FrontEndClient;
 pub(crate) use front_end::{
-    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, Place, PreparedFrontEnds,
-    Shards,
+    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnd, MakeFrontEnds, MemoryChange,
+    MemoryChangeKind, Place, PreparedFrontEnds, Shards,
 };
 pub(crate) use pools::FrontEndPools;
 

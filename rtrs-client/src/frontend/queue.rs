@@ -2,7 +2,8 @@
 //!
 //! Each shard has one queue. Its user submits requests through a mailbox, which wakes the shard,
 //! and gets the outcomes through an event queue. The memory of a request is in regions of the user;
-//! a scattered pool presents it to the session as one range.
+//! a scattered pool presents it to the session as one range. A single piece of a registered region
+//! is used in place.
 
 use std::io;
 use std::sync::Arc;
@@ -10,12 +11,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rtrs_core::block::{BlockDevice, Geometry, Io, IoFlags, IoOp};
 use rtrs_core::ids::CoreIndex;
-use rtrs_core::mem::{MemSlice, Pool};
+use rtrs_core::mem::{MemSlice, Pool, Region, ScatterError};
 use rtrs_core::rt::{EventReceiver, EventSender, Inbox, Mailbox, Sender, event_queue, mailbox};
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-use super::front_end::{FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, Place};
+use super::front_end::{
+    FrontEnd, FrontRequest, FrontSocket, MakeFrontEnds, MemoryChange, MemoryChangeKind, Place,
+};
 use crate::engine::SessionDevice;
 
 /// Limits of a queue.
@@ -124,7 +127,10 @@ pub(crate) fn queues(
         let mut servers = servers.into_iter();
         shards.each(|_| {
             let (server, geometry) = (servers.next(), Arc::clone(&geometry));
-            Box::new(move || Box::new(QueueFront { limits, geometry, server, running: None }))
+            Box::new(move || {
+                let early = Vec::new();
+                Box::new(QueueFront { limits, geometry, server, running: None, early })
+            })
         })
     })
 }
@@ -135,6 +141,8 @@ struct QueueFront {
     /// The queue, until the device is open.
     server: Option<QueueServer>,
     running: Option<Running>,
+    /// Changes before the device is open: the volume is open when it is on the control shard.
+    early: Vec<MemoryChange>,
 }
 
 /// Queue with an open device.
@@ -147,8 +155,20 @@ struct Running {
     pool: Pool,
     /// Slot of the request that has the buffer.
     slots: Vec<u32>,
+    /// Number of the registered region in which the memory of the buffer's request lies.
+    lies_in: Vec<Option<u64>>,
+    registered: Vec<Registered>,
     /// IO that the device has refused because it was full.
     refused: Option<Io>,
+}
+
+/// Memory that the user has registered.
+struct Registered {
+    region: Arc<Region>,
+    /// Requests in flight whose memory lies there.
+    inflight: u32,
+    /// Waits for their end. New requests use the memory like any other.
+    leaving: Option<MemoryChange>,
 }
 
 impl Running {
@@ -167,8 +187,69 @@ impl Running {
             outcomes: server.outcomes,
             pool,
             slots: vec![0; limits.depth.into()],
+            lies_in: vec![None; limits.depth.into()],
+            registered: Vec::new(),
             refused: None,
         })
+    }
+
+    fn change_memory(&mut self, change: MemoryChange) {
+        let id = change.region.id();
+        let known = self.registered.iter_mut().find(|known| known.region.id() == id);
+        match (change.kind, known) {
+            (MemoryChangeKind::Register, None) => {
+                let attached = self.device.attach_region(&change.region);
+                if attached.is_ok() {
+                    let region = Arc::clone(&change.region);
+                    self.registered.push(Registered { region, inflight: 0, leaving: None });
+                }
+                change.reply(attached);
+            }
+            (MemoryChangeKind::Register, Some(known)) => {
+                known.leaving = None;
+                change.reply(Ok(()));
+            }
+            (MemoryChangeKind::Unregister, None) => change.reply(Ok(())),
+            (MemoryChangeKind::Unregister, Some(known)) => {
+                known.leaving = Some(change);
+                self.drop_memory();
+            }
+        }
+    }
+
+    /// Drops leaving memory that no request in flight uses.
+    fn drop_memory(&mut self) {
+        let is_due = |known: &mut Registered| known.inflight == 0 && known.leaving.is_some();
+        for Registered { region, leaving, .. } in self.registered.extract_if(.., is_due) {
+            self.device.detach_region(&region);
+            leaving.into_iter().for_each(|change| change.reply(Ok(())));
+        }
+    }
+
+    /// Takes back a buffer, whose request has ended.
+    fn give(&mut self, buffer: u32) {
+        // The user gets its memory back only if nothing holds it.
+        self.pool.give(buffer);
+        let Some(id) = self.lies_in[buffer as usize].take() else { return };
+        let known = self.registered.iter_mut().find(|known| known.region.id() == id);
+        if let Some(known) = known {
+            known.inflight -= 1;
+            if known.leaving.is_some() {
+                self.drop_memory();
+            }
+        }
+    }
+
+    /// Returns memory for an IO in one piece: in place if it is registered.
+    fn place(&mut self, buffer: u32, piece: MemSlice) -> Result<MemSlice, ScatterError> {
+        let id = piece.region().id();
+        let fits = |known: &&mut Registered| known.region.id() == id && known.leaving.is_none();
+        let Some(known) = self.registered.iter_mut().find(fits) else {
+            return self.pool.assign(buffer, [piece]);
+        };
+        known.inflight += 1;
+        self.lies_in[buffer as usize] = Some(id);
+        Ok(piece)
     }
 
     /// Reports the outcomes of ended IOs. Returns whether there was one.
@@ -177,8 +258,7 @@ impl Running {
         while let Some(done) = self.device.reap() {
             any = true;
             let Ok(buffer) = u32::try_from(done.tag) else { continue };
-            // The user gets its memory back only if nothing holds it.
-            self.pool.give(buffer);
+            self.give(buffer);
             self.end(self.slots[buffer as usize], done.status);
         }
         any
@@ -222,7 +302,7 @@ impl Running {
         self.slots[buffer as usize] = slot;
         let assigned = match memory {
             Pieces::None => Ok(None),
-            Pieces::One(piece) => self.pool.assign(buffer, [piece]).map(Some),
+            Pieces::One(piece) => self.place(buffer, piece).map(Some),
             Pieces::Several(pieces) => self.pool.assign(buffer, pieces).map(Some),
         };
         let Ok(buf) = assigned else {
@@ -237,16 +317,24 @@ impl Running {
 impl FrontEnd for QueueFront {
     fn open(&mut self, _now: Instant, place: &Place<'_>, device: SessionDevice) -> io::Result<()> {
         let Some(server) = self.server.take() else { return Ok(()) };
-        let running = Running::new(place, device, server, self.limits)?;
+        let mut running = Running::new(place, device, server, self.limits)?;
         if place.shard.0 == 0 {
             *self.geometry.now.lock() = running.device.geometry().clone();
         }
+        self.early.drain(..).for_each(|change| running.change_memory(change));
         self.running = Some(running);
         Ok(())
     }
 
     /// A queue has no clients.
     fn take_socket(&mut self, _now: Instant, _socket: FrontSocket) {}
+
+    fn change_memory(&mut self, change: MemoryChange) {
+        match &mut self.running {
+            Some(running) => running.change_memory(change),
+            None => self.early.push(change),
+        }
+    }
 
     fn turn(&mut self, now: Instant) -> bool {
         let Some(running) = &mut self.running else { return false };

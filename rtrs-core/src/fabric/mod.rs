@@ -427,6 +427,8 @@ pub struct Capabilities {
     /// Registering memory allocates all of it at once, as devices that pin memory do, so large
     /// registrations are likely to be refused (RLIMIT_MEMLOCK).
     pub pins_memory: bool,
+    /// Data of scattered regions ([`Region::is_scattered`]) is copied through bounce memory.
+    pub bounces: bool,
     /// Binds and revokes are work requests of the device ([`BindResult::Pending`]) and take time,
     /// so one request should do the work of two where possible.
     pub binds_are_requests: bool,
@@ -447,6 +449,7 @@ impl Capabilities {
         Self {
             scheme,
             pins_memory: false,
+            bounces: false,
             binds_are_requests: false,
             takes_proofs: true,
             connection_bytes: 0,

@@ -49,6 +49,13 @@ impl SessionDevice {
         }
     }
 
+    /// Deregisters memory that no IO in flight uses.
+    pub fn detach_region(&mut self, region: &Region) {
+        if let Some(mut shard) = self.shard() {
+            shard.detach(self.device, region);
+        }
+    }
+
     /// Shard, while it still has this device.
     fn shard(&self) -> Option<RefMut<'_, Shard>> {
         let shard = self.shard.borrow_mut();

@@ -350,6 +350,11 @@ impl Shard {
         attached.map_err(|error| std::io::Error::other(error.to_string()))
     }
 
+    /// Deregisters memory of a device that nothing in flight uses.
+    fn detach(&mut self, device: DeviceIndex, region: &Region) {
+        self.paths.detach_region(device, region);
+    }
+
     /// Issues queued IO as far as permits and paths allow. Returns whether anything was issued or
     /// finished.
     pub(crate) fn pump(&mut self, ctx: &mut Ctx<'_>) -> bool {
@@ -424,8 +429,9 @@ impl Shard {
             }
             return Err(error);
         }
+        let memory = taken.memory_use();
         self.ios.requests.issued(row, permit, path, part, ctx.now);
-        self.paths.issued(path, part.len, ctx);
+        self.paths.issued(path, part.len, memory, ctx);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use rtrs_core::mem::Region;
 use rtrs_core::time::{Duration, Instant};
 
 use super::policy::Chooser;
-use super::requests::Request;
+use super::requests::{MemoryUse, Request};
 use super::slow_path::Candidate;
 use super::slow_requests::SlowRequests;
 use crate::engine::ctx::Ctx;
@@ -86,8 +86,11 @@ impl Paths {
             }
             return Ok(());
         }
-        for path in &mut self.rows {
-            path.attach_region(region, range.clone())?;
+        for at in 0..self.rows.len() {
+            if let Err(error) = self.rows[at].attach_region(region, range.clone()) {
+                self.rows[..at].iter_mut().for_each(|path| path.detach_region(region));
+                return Err(error);
+            }
         }
         let of = device.map(|device| {
             let mut of = DeviceSet::default();
@@ -100,23 +103,42 @@ impl Paths {
 
     /// Forgets a removed device, and deregisters memory that only it used.
     pub(super) fn forget_device(&mut self, device: DeviceIndex) {
+        self.forget_regions(device, |_| true);
+        self.rows.iter_mut().for_each(|path| path.leave(device));
+    }
+
+    /// Deregisters memory of a device that nothing in flight uses, unless others have it too.
+    pub(super) fn detach_region(&mut self, device: DeviceIndex, region: &Region) {
+        self.forget_regions(device, |known| known.id() == region.id());
+    }
+
+    fn forget_regions(&mut self, device: DeviceIndex, fits: impl Fn(&Region) -> bool) {
         let paths = &mut self.rows;
         self.regions.retain_mut(|(region, of)| {
-            let Some(of) = of else { return true };
+            let Some(of) = of.as_mut().filter(|_| fits(region)) else { return true };
             of.remove(device);
             if of.is_empty() {
                 paths.iter_mut().for_each(|path| path.detach_region(region));
             }
             !of.is_empty()
         });
-        paths.iter_mut().for_each(|path| path.leave(device));
     }
 
     /// Counts a request of this many bytes that a path carries now. The first of an idle session
     /// makes the control shard check that the server is alive.
-    pub(super) fn issued(&mut self, path: PathId, bytes: u32, ctx: &mut Ctx<'_>) {
+    pub(super) fn issued(
+        &mut self,
+        path: PathId,
+        bytes: u32,
+        memory: MemoryUse,
+        ctx: &mut Ctx<'_>,
+    ) {
         self.stats.request_issued(path.index());
         self.chooser.sent(path, bytes);
+        let fabric = &ctx.fabrics[self[path].provider().index()];
+        if memory == MemoryUse::Scattered && fabric.capabilities().bounces {
+            self.stats.request_bounced(path.index());
+        }
         if self[path].ends_idle() {
             ctx.out.control(ControlMessage::InUse);
         }

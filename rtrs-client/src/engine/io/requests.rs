@@ -43,6 +43,15 @@ pub(super) struct IoPart {
     pub(super) len: u32,
 }
 
+/// Form of an IO's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryUse {
+    /// None, or registered memory in one piece.
+    Direct,
+    /// Pieces of memory that is not registered.
+    Scattered,
+}
+
 /// IO that was submitted and has not ended.
 #[derive(Debug)]
 pub(super) struct TakenIo {
@@ -114,9 +123,16 @@ impl TakenIo {
         }
     }
 
+    pub(super) fn memory_use(&self) -> MemoryUse {
+        match &self.io.buf {
+            Some(buf) if buf.region().is_scattered() => MemoryUse::Scattered,
+            _ => MemoryUse::Direct,
+        }
+    }
+
     /// Memory in several pieces to which the server has written the answer of a part.
     pub(super) fn scattered_answer(&self, part: IoPart) -> Option<MemSlice> {
-        if !self.io.buf.as_ref()?.region().is_scattered() {
+        if self.memory_use() == MemoryUse::Direct {
             return None;
         }
         matches!(self.io.op, IoOp::Read | IoOp::Extents).then(|| self.memory(part))?

@@ -62,7 +62,7 @@ impl Shard {
             }
             let target = &mut self.paths[path];
             let device_id = target.device_id(taken.device);
-            let part = request.part;
+            let (part, memory) = (request.part, taken.memory_use());
             let again = taken.request(part, self.ios.requests.permit_of(row), device_id);
             let fabric = ctx.fabrics[target.provider().index()].as_mut();
             match target.post(again, granted, fabric) {
@@ -72,7 +72,7 @@ impl Shard {
                     (request.path, request.sent) = (path, ctx.now);
                     request.standing = Standing::Sent;
                     request.tries = request.tries.saturating_add(1);
-                    self.paths.issued(path, part.len, ctx);
+                    self.paths.issued(path, part.len, memory, ctx);
                     self.ios.retries.remove_at(place);
                 }
                 Err(FabricError::QpState | FabricError::QueueFull) => self.paths.abandon(path, ctx),

@@ -102,6 +102,58 @@ fn pieces_hold_the_bytes_of_an_io() {
     }
 }
 
+/// Data in one piece of registered memory is not copied, unlike data in several pieces.
+#[test]
+fn registered_memory_is_not_copied() {
+    for bounces in [false, true] {
+        let mut fixture = Fixture::open(|s| {
+            (s.paths, s.world.bounces) = (2, bounces);
+        });
+        let mut user = User::new(&mut fixture, 0);
+        let memory = Region::new(2 * LEN).expect("memory");
+        let before = fixture.world.registered(fixture.node);
+        user.device.attach_region(&memory).expect("memory is registered");
+        let registered = fixture.world.registered(fixture.node);
+        assert!(registered >= before + 2 * memory.len(), "with both paths");
+
+        let owner = Arc::new(());
+        let piece = |at: usize, len: usize| {
+            Region::alias(&memory, Arc::clone(&owner)).slice(at, len).expect("inside")
+        };
+        let submit = |user: &mut User, op: IoOp, offset: u64, buf: MemSlice| {
+            let len = u32::try_from(buf.len()).expect("a length");
+            let io = Io { tag: 99, op, flags: IoFlags::default(), offset, len, buf: Some(buf) };
+            user.device.submit(io).expect("room");
+        };
+        memory.fill(100, LEN, 0x31);
+        submit(&mut user, IoOp::Write, 8192, piece(100, LEN));
+        ended(&mut fixture, 0);
+        assert_eq!(user.device.reap().map(|done| done.status), Some(IoStatus::Ok));
+        assert!(fixture.server.disk[8192..8192 + LEN].iter().all(|&byte| byte == 0x31));
+        fixture.server.disk[8192..12288].fill(0x32);
+        submit(&mut user, IoOp::Read, 8192, piece(LEN + 4096, 8192));
+        ended(&mut fixture, 0);
+        assert_eq!(user.device.reap().map(|done| done.status), Some(IoStatus::Ok));
+        let read = memory.slice(LEN + 4096, 8192).expect("inside").to_vec();
+        assert!(read == [[0x32; 4096], [0x31; 4096]].concat(), "the data of the read");
+        assert_eq!(Arc::strong_count(&owner), 1, "nothing uses the memory");
+        let bounced = |fixture: &Fixture| {
+            fixture.client.stats(0).paths.iter().map(|path| path.bounced).sum::<u64>()
+        };
+        assert_eq!(bounced(&fixture), 0);
+        let (buffer, _) = user.submit(IoOp::Read, 0, vec![piece(0, 512)]);
+        ended(&mut fixture, 0);
+        assert_eq!(user.take(buffer), IoStatus::Ok);
+        assert_eq!(bounced(&fixture), u64::from(bounces));
+
+        user.device.detach_region(&memory);
+        assert_eq!(fixture.world.registered(fixture.node), before);
+        submit(&mut user, IoOp::Read, 0, piece(0, 512));
+        ended(&mut fixture, 0);
+        assert_ne!(user.device.reap().map(|done| done.status), Some(IoStatus::Ok));
+    }
+}
+
 /// Maps an unlinked file, like the memory of a guest.
 fn guest_memory() -> Arc<Region> {
     let path = std::env::temp_dir().join(format!("rtrs-guest-{}", std::process::id()));

@@ -193,6 +193,16 @@ impl Region {
         Arc::new(Self::of(base, len, 0, Backing::Foreign { _owner: Box::new(owner) }))
     }
 
+    /// Creates another handle of a region, with the same number and bytes. It keeps the region and
+    /// `owner` until its last holder is dropped, so that dropping `owner` signals the end of one of
+    /// several uses of the memory. Panics if the region is scattered.
+    pub fn alias(of: &Arc<Self>, owner: impl Any + Send + Sync) -> Arc<Self> {
+        assert!(!of.is_scattered(), "scattered bytes have no other handle");
+        let Self { base, len, stride, id, .. } = **of;
+        let backing = Backing::Foreign { _owner: Box::new((Arc::clone(of), owner)) };
+        Arc::new(Self { base, len, stride, id, usage: None, backing })
+    }
+
     /// Makes a region whose bytes are in these parts.
     pub(super) fn scattered(parts: Arc<dyn Parts>) -> Arc<Self> {
         let Self { base, len, stride, .. } = **parts.bounce();
@@ -499,10 +509,11 @@ impl MemSlice {
         self.len == 0
     }
 
-    /// Extends the slice by one that continues it in memory. Returns false if `next` does not.
+    /// Extends the slice by one that continues it in memory. Returns false if `next` does not, or
+    /// has a different handle of the region: each handle stays until its own use has ended.
     #[inline]
     pub(super) fn extend(&mut self, next: &Self) -> bool {
-        if self.region.id != next.region.id || self.offset + self.len != next.offset {
+        if !Arc::ptr_eq(&self.region, &next.region) || self.offset + self.len != next.offset {
             return false;
         }
         self.len += next.len;
@@ -658,6 +669,28 @@ mod tests {
         assert!(dropped.try_recv().is_err(), "an operation names the memory");
         vecs.clear();
         dropped.try_recv().unwrap();
+    }
+
+    #[test]
+    fn an_alias_keeps_its_owner_as_long_as_its_slices() {
+        let (sender, dropped) = mpsc::channel();
+        let region = Region::new(8192).unwrap();
+        let alias = |at: usize| {
+            let owner = Owner { _bytes: Box::default(), dropped: sender.clone() };
+            Region::alias(&region, owner).slice(at, 100).unwrap()
+        };
+        let (first, second) = (alias(0), alias(100));
+        first.copy_in(0, b"abc");
+        assert_eq!(region.slice(0, 3).unwrap().to_vec(), b"abc");
+        assert_eq!(first.region().id(), region.id());
+        // The slices follow each other in memory.
+        let mut vecs = IoVecs::new(2);
+        vecs.push(first);
+        vecs.push(second);
+        assert!(dropped.try_recv().is_err(), "an operation names the memory");
+        vecs.clear();
+        assert_eq!(dropped.try_iter().count(), 2);
+        assert_eq!(Arc::strong_count(&region), 1);
     }
 
     #[test]

@@ -191,8 +191,9 @@ impl Listener for SimFabric {
 
 impl Fabric for SimFabric {
     fn capabilities(&self) -> Capabilities {
-        let binds_are_requests = self.world.borrow().net.options.bind == BindMode::Pending;
-        Capabilities { binds_are_requests, ..Capabilities::of("sim") }
+        let options = &self.world.borrow().net.options;
+        let (bounces, binds_are_requests) = (options.bounces, options.bind == BindMode::Pending);
+        Capabilities { bounces, binds_are_requests, ..Capabilities::of("sim") }
     }
 
     fn alloc_pd(&mut self, _of: PdUse<'_>) -> Result<Arc<dyn ProtectionDomain>, FabricError> {

@@ -359,6 +359,7 @@ impl Fabric for VerbsFabric {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             pins_memory: true,
+            bounces: true,
             binds_are_requests: true,
             // Windows of type 1, which user space has here, do not support it (IBA 10.6.7.2.6).
             remote_invalidate: false,

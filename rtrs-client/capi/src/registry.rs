@@ -1,0 +1,141 @@
+//! Memory that the program has registered with a volume.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rtrs::{Memory, Part};
+
+use crate::entry::Failure;
+use crate::memory::{Hold, Piece, Span};
+
+/// Registered memory of a volume.
+#[derive(Debug, Default)]
+pub(crate) struct Registry(RwLock<Vec<Entry>>);
+
+#[derive(Debug)]
+struct Entry {
+    /// Addresses.
+    range: Range<usize>,
+    /// None when it is being released after the end of the session.
+    memory: Option<Memory>,
+    /// Set when requests no longer use the registration.
+    is_leaving: bool,
+    /// Parts that requests use.
+    uses: Arc<AtomicUsize>,
+    /// Set when nothing in the library has the memory.
+    is_released: Arc<AtomicBool>,
+}
+
+impl Entry {
+    fn is_within(&self, range: &Range<usize>) -> bool {
+        range.start <= self.range.start && self.range.end <= range.end
+    }
+}
+
+/// Sets a flag when it is dropped.
+#[derive(Debug)]
+struct Release(Arc<AtomicBool>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Use of a part by a request.
+#[derive(Debug)]
+struct Use(Arc<AtomicUsize>);
+
+impl Use {
+    fn new(uses: &Arc<AtomicUsize>) -> Self {
+        uses.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(uses))
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn unknown() -> Failure {
+    Failure::invalid("there is no registration of this memory")
+}
+
+impl Registry {
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds memory, which must not overlap other memory. Requests use it from now on.
+    pub(crate) fn add(&self, span: Span) -> Result<Memory, Failure> {
+        let range = span.addresses();
+        let mut entries = self.write();
+        if entries.iter().any(|one| one.range.start < range.end && range.start < one.range.end) {
+            let text = "the memory overlaps memory that is registered";
+            return Err(Failure::new(libc::EEXIST, text));
+        }
+        let (uses, is_released) = (Arc::default(), Arc::<AtomicBool>::default());
+        let memory = span.memory(Release(Arc::clone(&is_released)));
+        let kept = Some(memory.clone());
+        entries.push(Entry { range, memory: kept, is_leaving: false, uses, is_released });
+        Ok(memory)
+    }
+
+    /// Returns the memory of a request as a part of registered memory; None if it is not one piece
+    /// of such memory.
+    pub(crate) fn find(&self, spans: &[Span], hold: &Arc<Hold>) -> Option<Part> {
+        let [span] = spans else { return None };
+        let range = span.addresses();
+        let entries = self.read();
+        let entry = entries.iter().find(|one| {
+            !one.is_leaving && one.range.start <= range.start && range.end <= one.range.end
+        })?;
+        let from = range.start - entry.range.start;
+        let owner = (Piece::new(hold), Use::new(&entry.uses));
+        entry.memory.as_ref()?.part_with(from..from + range.len(), owner)
+    }
+
+    /// Makes requests no longer use the registration of this memory. Returns the memory; None if it
+    /// is being released.
+    pub(crate) fn begin_removal(&self, at: &Range<usize>) -> Result<Option<Memory>, Failure> {
+        let mut entries = self.write();
+        let entry = entries.iter_mut().find(|one| one.range == *at).ok_or_else(unknown)?;
+        entry.is_leaving = true;
+        Ok(entry.memory.clone())
+    }
+
+    /// Forgets memory that was not registered after all.
+    pub(crate) fn forget(&self, at: &Range<usize>) {
+        self.write().retain(|one| one.range != *at);
+    }
+
+    /// Forgets memory that no request uses. Returns false if one does.
+    pub(crate) fn remove_unused(&self, at: &Range<usize>) -> bool {
+        let mut entries = self.write();
+        entries.retain(|one| one.range != *at || one.uses.load(Ordering::SeqCst) > 0);
+        entries.iter().all(|one| one.range != *at)
+    }
+
+    /// Begins to release memory within these addresses, after the end of the session: threads of
+    /// the library have none.
+    pub(crate) fn release(&self, within: &Range<usize>) {
+        for entry in self.write().iter_mut().filter(|one| one.is_within(within)) {
+            (entry.memory, entry.is_leaving) = (None, true);
+        }
+    }
+
+    /// Forgets released memory. Returns the number of pieces within these addresses that the
+    /// library still has.
+    pub(crate) fn unreleased(&self, within: &Range<usize>) -> usize {
+        let mut entries = self.write();
+        entries.retain(|one| one.memory.is_some() || !one.is_released.load(Ordering::SeqCst));
+        entries.iter().filter(|one| one.is_within(within)).count()
+    }
+}
