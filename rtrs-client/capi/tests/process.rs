@@ -1,11 +1,14 @@
-//! Life of a process that uses `librtrs`: forks, unloading, many opens.
+//! Life of a process that uses `librtrs`: forks, unloading, many opens, memory errors.
 
 use std::path::Path;
 use std::process::Command;
 
-use rtrs_tests::{COMMAND_TIME_MAX, COPY_TIME_MAX, Proc, STOP_TIME_MAX, run, send_signal};
+use rtrs_tests::{
+    COMMAND_TIME_MAX, COPY_TIME_MAX, Proc, STOP_TIME_MAX, Scratch, Server, requires, run,
+    send_signal,
+};
 
-use super::{HEADER, Installed, passed, server, uri};
+use super::{HEADER, Installed, passed, root, server, uri};
 
 #[test]
 fn a_thousand_opens_leave_nothing() {
@@ -49,5 +52,51 @@ fn the_library_can_be_loaded_again() {
     let server = server();
     let words = [format!("{}?retry-for=60s", uri(&server)), installed.0.text("lib/librtrs.so.0")];
     passed(run(program, &words, COPY_TIME_MAX));
+    let _ = server.stop(STOP_TIME_MAX);
+}
+
+/// Returns valgrind, which ends with code 9 after an invalid access, or with memory that is lost.
+/// Whether values are initialized is not judged: valgrind does not know which bytes the kernel has
+/// written through a ring.
+fn valgrind() -> Command {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--quiet", "--error-exitcode=9", "--undef-value-errors=no"]);
+    valgrind.args(["--leak-check=full", "--show-leak-kinds=definite"]);
+    valgrind.arg("--errors-for-leak-kinds=definite");
+    let suppressions = root().join("rtrs-client/capi/tests/valgrind.supp");
+    valgrind.arg(format!("--suppressions={}", suppressions.display()));
+    valgrind
+}
+
+#[test]
+fn valgrind_finds_no_memory_error() {
+    if !requires(&["valgrind"]) {
+        return;
+    }
+    let Some(installed) = Installed::new(HEADER) else { return };
+    let loses = installed.0.path("loses.c");
+    let text = "#include <stdlib.h>\nint main(void) { return !calloc(1, 100); }\n";
+    std::fs::write(&loses, text).expect("a file");
+    let mut wrong = valgrind();
+    wrong.arg(installed.compile_file(&loses));
+    let _ = Proc::start(wrong).wait(COMMAND_TIME_MAX).code(9).says("definitely lost");
+
+    let held = Scratch::new();
+    let server = Server::builder().program("rtrs-held").env("RTRS_HELD_DIR", held.text(""));
+    // A thread in io_uring_enter keeps all others from running under valgrind, so none may sleep
+    // for long: heartbeats wake it. Late ones matter to neither end.
+    let patient = ["--heartbeat-missed-max=1000", "--heartbeat-idle-max=10ms"];
+    let server = server.args(&patient).export("vol0=mem:64M").start();
+    let settings = "retry-for=60s&heartbeat=10ms&heartbeat-missed-max=1000";
+    let uri = format!("{}?{settings}", uri(&server));
+    for (file, words) in [
+        ("tests/api.c", vec!["operations", &*uri]),
+        ("tests/stats.c", vec![&*uri]),
+        ("tests/registered.c", vec![&*uri, &held.text("")]),
+    ] {
+        let mut right = valgrind();
+        right.arg(installed.compile(file)).args(words);
+        passed(Proc::start(right).wait(COPY_TIME_MAX));
+    }
     let _ = server.stop(STOP_TIME_MAX);
 }
