@@ -1,5 +1,6 @@
 /* Loads librtrs with dlopen, unloads it and loads it again: loads URI LIBRARY. Prints `passed`. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -40,23 +41,33 @@ static struct library load(const char *path)
     return all;
 }
 
+/* Uses the library in a thread that ends, with its thread-local values. */
+static void *use_once(void *argument)
+{
+    char **words = argument;
+    rtrs_volume *volume;
+    struct library all = load(words[2]);
+    CHECK(all.open_uri(words[1], &volume) == 0 && all.free(volume) == 0);
+    CHECK(dlclose(all.handle) == 0);
+    return NULL;
+}
+
 int main(int count, char **words)
 {
     static unsigned char block[4096];
     rtrs_volume *volume;
     rtrs_queue *queue;
+    pthread_t thread;
     if (count != 3)
         return 2;
     const char *uri = words[1], *path = words[2];
     CHECK(!dlopen(path, RTLD_NOW | RTLD_NOLOAD));
-
-    struct library all = load(path);
-    CHECK(all.open_uri(uri, &volume) == 0 && all.free(volume) == 0);
-    CHECK(dlclose(all.handle) == 0);
+    CHECK(pthread_create(&thread, NULL, use_once, words) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
     /* Else the threads of the next volume would lose their code. */
     CHECK(dlopen(path, RTLD_NOW | RTLD_NOLOAD));
 
-    all = load(path);
+    struct library all = load(path);
     CHECK(all.open_uri(uri, &volume) == 0 && all.get_queue(volume, 0, &queue) == 0);
     CHECK(dlclose(all.handle) == 0 && dlclose(all.handle) == 0);
     /* Heartbeats of the volume run meanwhile. */
