@@ -215,9 +215,7 @@ impl ClientShard {
                 self.engine.handle_message(now, message, self.providers.fabrics());
                 self.look_at_devices(now);
             }
-            Message::Socket(device, socket) => {
-                self.fronts.take_socket(now, device, socket);
-            }
+            Message::Socket(device, socket) => self.fronts.take_socket(now, device, socket),
             Message::Memory(device, change) => self.fronts.change_memory(device, change),
             Message::AddFront { front, carries_kernel } => {
                 if carries_kernel && let Err(error) = become_io_flusher() {
