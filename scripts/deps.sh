@@ -72,7 +72,7 @@ deps_install_packages() {
     fi
     log=$(mktemp) || return 1
     deps_say "installing $missing(apt-get)"
-    # With a bound on the lock, a second apt-get on the machine is an error, not an endless wait.
+    # With a time limit on the lock, a second apt-get is an error, not an endless wait.
     # shellcheck disable=SC2086
     "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=120 update >"$log" 2>&1 &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get \

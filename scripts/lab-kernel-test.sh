@@ -19,7 +19,7 @@ check() { # text found wanted
     wrong=1
 }
 
-# A package archive with one kernel, and an installed kernel of another series.
+# A package archive with one kernel, and an installed kernel of a different series.
 RELEASE=6.12.9+deb12-amd64
 archive() {
     local root=$scratch/package modules=$scratch/package/lib/modules/$RELEASE/kernel

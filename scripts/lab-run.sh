@@ -137,7 +137,7 @@ lab_build() { # name...
 }
 
 # Makes a sample of a folder's files, taken at regular intervals, for scenarios that copy files:
-# sample.tar, sample (the paths) and sample.sha256 in the run's own folder. A guest reads single
+# sample.tar, sample (the paths) and sample.sha256 in the run's own folder. A guest reads individual
 # files of this machine so slowly that finding them would take minutes.
 lab_sample() { # folder
     local files=1200 bytes=$((64 << 20))
@@ -359,7 +359,8 @@ lab_listen() { # number_of_guests
                 fi
                 ;;
             '@@ gone '*)
-                # It ended before its part was over: later lines of the other guest are ignored.
+                # The guest ended before its part was over: later lines of the other guest are
+                # ignored.
                 if [ $booted -lt "$guests" ] || { [ -n "$current" ] &&
                     [[ " $ended " != *" $role "* ]]; }; then
                     lab_say "the guest ($role) has ended, status ${line##* }"
@@ -396,7 +397,7 @@ lab_listen() { # number_of_guests
 lab_free_port() {
     python3 - <<'END'
 import random, socket
-# Below the ports of outgoing connections, which could take it before the guest does.
+# Below the ports of outgoing connections, which could take the port before the guest does.
 for port in random.sample(range(10000, 32000), 1000):
     with socket.socket() as listener:
         try:
@@ -408,7 +409,7 @@ for port in random.sample(range(10000, 32000), 1000):
 END
 }
 
-# Two network cards, each one end of a cable; the MAC identifies it: 52:54:00:00:PATH:END.
+# Two network cards, each one end of a cable; the MAC identifies the end: 52:54:00:00:PATH:END.
 lab_cables() { # listen|connect end port...
     local how=$1 end=$2 path=0 port
     shift 2
@@ -458,7 +459,7 @@ lab_boot_once() { # topology
     fi
 }
 
-# Waits until each port of 127.0.0.1 has a listener, at most 20 s.
+# Waits until each port of 127.0.0.1 has a listener, for at most 20 s.
 lab_wait_listening() { # port...
     local port
     for port in "$@"; do

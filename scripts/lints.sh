@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks that need no daemon: clippy with and without RDMA, documentation, the models of loom, the
-# fuzz targets. scripts/test.sh --ci runs it alongside the tests; prints a line
-# `lint: NAME passed|failed N s` for each check. Exit 0 if all passed.
+# Checks that need no daemon: clippy with and without RDMA, documentation, the loom models, and the
+# fuzz targets. scripts/test.sh --ci runs this script alongside the tests. It prints a line `lint:
+# NAME passed|failed N s` for each check, and exits 0 if all passed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -9,7 +9,8 @@ failed=0
 gate() { # name command...
     local name=$1 start=$SECONDS word=passed
     shift
-    # Niced, alongside other work on a busy machine, clippy has taken more than half an hour.
+    # At low priority, next to other work on a busy machine, clippy has taken more than half an
+    # hour.
     if ! timeout --kill-after=20 5400 "$@"; then
         failed=1 word=failed
     fi
@@ -17,8 +18,8 @@ gate() { # name command...
 }
 
 gate clippy cargo clippy -q --workspace --all-targets --locked -- -D warnings
-# Without RDMA: the build on a machine without libibverbs, and the tests of its messages. Each crate
-# is built separately, because one build would unify the features of all.
+# Without RDMA: the build on a machine without libibverbs, and the tests of the resulting messages.
+# Each crate is built separately, because a joint build would unify the features of all crates.
 for crate in rtrs-core rtrs-client rtrs-server; do
     gate "plain-$crate" cargo clippy -q -p "$crate" --all-targets --no-default-features --locked \
         -- -D warnings

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the models of the lock-free protocols in every interleaving of their threads ("Loom" in
-# docs/explanation/testing.md). They are built with `--cfg loom` in a build folder of their own,
+# docs/explanation/testing.md). They are built with `--cfg loom` in a separate build folder,
 # target/loom.
 #
 #   scripts/loom.sh [FILTER]

@@ -108,7 +108,7 @@ while kill -0 "$fio" 2>/dev/null; do
 done
 wait "$fio" || { cat "$dir/fio"; echo "FAIL: fio ended with an error"; exit 1; }
 fio=
-# One path of the default queue depth and chunk size, in KiB.
+# One path with the default queue depth and chunk size, in KiB.
 bound=$((512 * 256 + 32 * 1024))
 slack=4096
 echo "soak: server $base_server -> $end_server KiB (bound $bound)," \

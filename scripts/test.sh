@@ -48,7 +48,8 @@ for arg in "$@"; do
     esac
 done
 
-# Limit of all scenarios together. Each also has its own limit, which is longer on a slow machine.
+# Time limit in seconds of all scenarios together. Each also has its own limit, which is longer on a
+# slow machine.
 LAB_SECONDS_MAX=14400
 passed=0 failed=0 skipped=0 failures=() times=() notes=()
 scratch=$(mktemp -d) || exit 1
@@ -233,7 +234,8 @@ show_failures() {
     done
 }
 
-# Prints lines `SKIP NAME: REASON`; more than three of one reason become one line with their number.
+# Prints lines `SKIP NAME: REASON`; more than three with the same reason become one line with their
+# number.
 group_skips() {
     awk '{
         reason = substr($0, index($0, ": ") + 2)
@@ -298,8 +300,8 @@ export RTRS_BIN_DIR=${RTRS_BIN_DIR:-$target/debug}
 gate fmt 120 cargo fmt --all --check
 gate lab-verdict 60 bash scripts/lab-verdict-test.sh
 gate lab-kernel 60 bash scripts/lab-kernel-test.sh
-# All targets in one go, so that the daemons the system tests start and the test binaries come
-# from the same build (a plain `cargo build` would build the core again with other features).
+# All targets in one go, so that the daemons the system tests start and the test binaries come from
+# the same build (a plain `cargo build` would build the core again with different features).
 if gate build 1800 cargo build --workspace --all-targets --locked; then
     [ $lints -eq 0 ] || lints_begin
     tests unit 1200 cargo test --workspace --locked --no-fail-fast --lib --bins

@@ -22,7 +22,8 @@ use rtrs_core::rt::{
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::{Duration, Instant, earliest};
 
-/// Device that completes every IO at once: with memory it copies data, without it moves nothing.
+/// Device that completes every IO immediately. It copies data with `--memory`, and moves none
+/// otherwise.
 #[derive(Debug)]
 struct MemoryDevice {
     geometry: Geometry,

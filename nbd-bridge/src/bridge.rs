@@ -102,7 +102,7 @@ impl Bridge {
         })
     }
 
-    /// Takes over a connected client. With too many connections, the client is closed at once.
+    /// Takes over a connected client. With too many connections, the client is closed immediately.
     pub fn adopt(&mut self, now: Instant, socket: OwnedFd) {
         self.add(now, socket, false);
     }
@@ -157,7 +157,8 @@ impl Bridge {
 
     /// Closes the oldest connection that has been in its handshake for a while, or whose client is
     /// gone, so that clients that send nothing do not keep others out. [`Relays`](crate::Relays)
-    /// may have closed it just now for the new connection. Returns false if there is none.
+    /// may have closed it just now for the new connection. Returns false if there is no such
+    /// connection.
     fn close_silent(&mut self, now: Instant) -> bool {
         let conns = self.conns.iter_mut().flatten();
         let shaking = conns.filter_map(|conn| Some((conn.handshake_since()?, conn)));
@@ -239,10 +240,10 @@ impl Bridge {
             waits |= conn.waits_for_round();
         }
         any |= free_unread(now, shared, conns);
-        // A round that was just requested is over at once when no other shard has a bridge.
+        // A round that was just requested is over immediately when no other shard has a bridge.
         any |= look(port, shared, conns);
         any |= shared.has_deferred() && shared.release_deferred() | shared.expire_deferred(now);
-        // IO that the device completes at once is answered at once.
+        // IO that the device completes immediately is answered immediately.
         any |= shared.reap();
         any |= dispatch_finished(shared, conns);
         any |= close_failed(port, shared, conns);
@@ -327,8 +328,8 @@ impl Drop for Bridge {
     }
 }
 
-/// Checks all sockets for disconnected clients, if a new connection on any shard waits for it.
-/// Returns true when a check was due.
+/// Checks all sockets for disconnected clients, if a new connection on any shard waits for this
+/// check. Returns true when a check was due.
 fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let Seat { group, shard } = &shared.seat;
     let Some(due) = group.due(*shard) else { return false };
@@ -339,8 +340,8 @@ fn look(port: &Port, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     true
 }
 
-/// Frees memory of clients that do not read their replies, if another one waits for memory. Returns
-/// true when that may help.
+/// Frees memory of clients that do not read their replies, if a different client waits for memory.
+/// Returns true when that may help.
 fn free_unread(now: Instant, shared: &mut Shared, conns: &mut [Option<Conn>]) -> bool {
     let first = shared.first_reader.slot();
     let before = std::mem::take(&mut shared.first_reader.beside_unread);

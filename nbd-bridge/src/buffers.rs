@@ -2,12 +2,12 @@
 //!
 //! A connection receives into a buffer of its own. The payload of a write is submitted to the
 //! device where it was received, and the buffer is returned when the last such write is done. Small
-//! reads of a connection share a buffer and are carved from it one after the other. After startup
+//! reads of a connection share a buffer and are carved from it one after another. After startup
 //! this module allocates nothing.
 //!
-//! Only reads can hold memory for as long as a client likes. Therefore one buffer for receiving and
-//! a first one for reading are reserved for every connection; beyond these, a connection may hold
-//! as many as remain free. When bridges of other devices use the same pool (`buffer_pool`), that
+//! Only reads can hold memory for as long as a client likes. Therefore one receive buffer and a
+//! first read buffer are reserved for every connection; beyond these, a connection may hold as many
+//! buffers as remain free. When bridges of other devices use the same pool (`buffer_pool`), that
 //! reserve covers only as many connections as the bridge's own share has room for. A bridge that
 //! gets no buffers for a while because others hold the memory switches to a share of another pool.
 
@@ -22,7 +22,7 @@ use crate::proto::wire::{CHUNK_MAX, MIN_BLOCK_MAX};
 
 /// Maximum number of bytes of one read or write in one buffer.
 pub(crate) const PART_MAX: usize = 256 * 1024;
-/// Maximum number of bytes for which a read takes memory at once: the data of one chunk, and the
+/// Maximum number of bytes for which a read takes memory at a time: the data of one chunk, and the
 /// rest of the blocks at its ends. A longer read is done piece by piece.
 pub(crate) const PIECE_MAX: usize = CHUNK_MAX as usize + 2 * MIN_BLOCK_MAX as usize;
 /// Bit position of the share's index in a buffer number.
@@ -77,7 +77,7 @@ pub(crate) struct Buffers {
     /// Number of connections with a receive buffer, and of connections that hold memory for reads.
     receivers: usize,
     readers: usize,
-    /// A request for memory has failed since the last query because others hold the memory.
+    /// Whether a request for memory has failed since the last query because others hold the memory.
     squeezed: bool,
 }
 
@@ -179,7 +179,7 @@ impl Buffers {
         has_place.then(|| self.pools.join(self.count, &self.shares)).transpose()
     }
 
-    /// Takes buffers from `share` from now on. Buffers in use are returned to their own share.
+    /// Switches to taking buffers from `share`. Buffers in use are returned to their own share.
     pub(crate) fn switch_to(&mut self, share: Share) {
         let before = self.current;
         self.current = self.shares.iter().position(Option::is_none).unwrap_or_else(|| {

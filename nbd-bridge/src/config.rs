@@ -12,17 +12,18 @@ pub struct BridgeConfig {
     /// bytes, up to about 60 bridges in a pool of 64 MiB. Physical memory is allocated on first
     /// use.
     pub buffer_bytes: usize,
-    /// Maximum number of connections on this shard; further ones are closed at once.
+    /// Maximum number of connections on this shard; further ones are closed immediately.
     pub connections_max: usize,
-    /// Maximum number of requests in flight on this shard. One connection gets at most half.
+    /// Maximum number of requests in flight on this shard. One connection can use at most half of
+    /// them.
     pub requests_max: u32,
     /// Bytes of buffers that are populated at startup and used first, so that this much traffic
     /// needs no fresh memory.
     pub touched_bytes: usize,
     /// Maximum read or write size of one request, as advertised to clients.
     pub max_payload: u32,
-    /// Maximum time for which a request waits for an overlapping change whose client no longer
-    /// waits for it; then the request fails. None means no limit.
+    /// Maximum time that a request waits for an overlapping change that the change's own client has
+    /// given up on; then the request fails. None means no limit.
     pub deferred_max: Option<Duration>,
     /// Another host may write to the device at the same time. Changes to parts of blocks are then
     /// refused unless the device supports partial writes.

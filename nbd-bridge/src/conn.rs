@@ -1,16 +1,16 @@
 //! One NBD connection on one shard.
 //!
 //! Bytes are received into a buffer of the registered pool. The payload of a write is submitted to
-//! the device from where it was received: while large writes arrive, each receive is limited so
-//! that the payload fills a fresh buffer and only the next header follows it; small writes are
+//! the device from the buffer that received it: while large writes arrive, each receive is limited
+//! so that the payload fills a fresh buffer and only the next header follows it; small writes are
 //! received in bulk, many to a buffer. Only a request that straddles the end of a buffer is moved,
 //! and for a large write that is at most its header. Reads are answered from the memory that the
 //! device filled. Replies are sent in the order in which requests finish, many per system call.
 //!
 //! The kernel's end of a device ([`crate::kernel`]) is such a connection too, without a handshake
-//! and without timeouts: it is trusted, it has no alternative, and when memory is short it may read
-//! and write slowly. Closing it would fail IO that is merely late. It ends when the device is
-//! disconnected, which has timeouts of its own.
+//! and without timeouts: the kernel is trusted, has no alternative, and may read and write slowly
+//! when memory is short. Closing this connection would fail IO that is merely late. It ends when
+//! the device is disconnected, which has its own timeouts.
 //!
 //! This file holds the lifecycle and the timeouts of a connection; `parse` turns bytes into
 //! requests, `socket` receives and sends. Each part of the state has a file: `link` the socket and
@@ -200,8 +200,8 @@ impl Conn {
     /// round. Bytes that the client sent and that have not been read are dropped, because those
     /// requests would be carried out after newer ones. A TCP client that has only shut down its
     /// sending side therefore loses its unread requests without an answer, unless it is the only
-    /// one that has asked since the last check. A client that has disconnected altogether may have
-    /// been replaced before its socket arrived here, so it counts in its own round too.
+    /// client that has asked since the last check. A client that has disconnected altogether may
+    /// have been replaced before its socket arrived here, so it counts in its own round too.
     pub(crate) fn look(&mut self, due: Due, port: &Port, shared: &mut Shared) {
         if self.link.is_broken() {
             return;
@@ -236,8 +236,8 @@ impl Conn {
         }
     }
 
-    /// Handles a row whose reply was sent or can no longer be delivered. The device may still work
-    /// on a row that it gave up on. A piece of a long read is followed by the next one.
+    /// Handles a row whose reply was sent or can no longer be delivered. The device may still be
+    /// working on a row that it gave up on. A piece of a long read is followed by the next piece.
     fn told(&mut self, row: u32, shared: &mut Shared) {
         let entry = shared.requests.row(row);
         if entry.is_between() {
@@ -269,7 +269,7 @@ impl Conn {
     }
 
     /// Records whether requests wait. Receiving stops meanwhile, so the ring is asked to report a
-    /// hangup: without a new connection that triggers a check, it would go unnoticed.
+    /// hangup, which would otherwise go unnoticed until a new connection triggers a check.
     pub(crate) fn note_stall(&mut self, port: &Port) {
         let stalled = !self.link.is_receiving() && !matches!(self.phase, Phase::Ended);
         self.reports.set_stalled(stalled);
@@ -278,8 +278,8 @@ impl Conn {
         }
     }
 
-    /// Handles a hangup of the client, or the end of what it sends. A receive in progress finds the
-    /// end by itself, after the bytes that were sent before.
+    /// Handles a hangup of the client, or the end of its stream. A receive in progress finds the
+    /// end by itself, after the bytes sent before it.
     pub(crate) fn on_hangup(&mut self, port: &Port, shared: &mut Shared) {
         self.link.watch_ended();
         if self.link.is_broken() || self.link.is_receiving() {

@@ -10,8 +10,8 @@
 //! bytes of the old connection remain (`Conn::look`).
 //!
 //! A shard that makes no progress holds up only new connections, for at most [`ROUND_TIMEOUT`].
-//! Then they are closed, since serving them would not be safe. The kernel's connections keep
-//! waiting.
+//! After that, those connections are closed, since serving them would not be safe. The kernel's
+//! connections keep waiting.
 
 use std::fmt;
 use std::sync::Arc;

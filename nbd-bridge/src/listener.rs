@@ -48,9 +48,9 @@ impl Endpoint {
     }
 }
 
-/// Returns an address under which others can reach a port that listens on all addresses: the one
-/// that this host uses towards its default gateway, or a loopback address if it has none. No
-/// packets are sent.
+/// Returns an address at which other hosts can reach a port that listens on all addresses: the
+/// address that this host uses towards its default gateway, or a loopback address without a
+/// gateway. Sends no packets.
 fn reachable(address: SocketAddr) -> SocketAddr {
     // Documentation networks (RFC 5737 and RFC 3849), which are routed to the default gateway.
     const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -96,7 +96,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A bound socket before it is served. Removes the path of its unix socket on drop.
+/// A bound socket that is not served yet. Removes the path of its unix socket on drop.
 #[derive(Debug)]
 pub struct Bound {
     socket: OwnedFd,
@@ -126,7 +126,7 @@ impl Bound {
         }
     }
 
-    /// Uses a listening socket that the service manager passed.
+    /// Takes over a listening socket passed by the service manager.
     ///
     /// # Errors
     /// The system's error.
@@ -193,7 +193,7 @@ pub struct Listener {
     _file: Option<SocketFile>,
 }
 
-/// Accepts that have failed since the last client.
+/// Failed accepts since the last client.
 #[derive(Clone, Copy, Debug)]
 struct Failing {
     /// Whether the failure has been logged.
@@ -236,7 +236,7 @@ impl Listener {
         }
     }
 
-    /// Logs an accept that failed, and plans the next attempt.
+    /// Logs a failed accept, and schedules the next attempt.
     fn failed(&mut self, now: Instant, error: &io::Error) {
         let admitted = self.limit.admit(now, ());
         let failing = self.failing.unwrap_or(Failing { is_logged: false, pause: RETRY });
@@ -266,13 +266,15 @@ impl Listener {
 const PROBE_AFTER: Duration = Duration::from_secs(10);
 /// Interval between keepalive probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
-/// Number of unanswered probes that end a connection where `SILENCE_MAX` cannot be set.
+/// Number of unanswered probes after which a connection ends, on systems where `SILENCE_MAX` cannot
+/// be set.
 const PROBES_MAX: u32 = 4;
 /// Time without an acknowledgment from a TCP client's host after which the connection ends, even
 /// while data is in flight. Otherwise a client whose host died would occupy a connection forever.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Sets socket options that speed up a client and detect a dead one. Failures only cost speed.
+/// Sets socket options that speed up a connection and detect a dead client. Failures are logged and
+/// otherwise ignored.
 pub(crate) fn tune(socket: &OwnedFd, tcp: bool) {
     let fd = socket;
     let socket = socket2::SockRef::from(fd);

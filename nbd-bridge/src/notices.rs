@@ -1,6 +1,6 @@
 //! Log lines that NBD clients can cause, rate limited so that no client can flood the log.
 //!
-//! The first line of a kind is logged at once, further ones at growing intervals, each with the
+//! The first line of a kind is logged immediately, further ones at growing intervals, each with the
 //! number of suppressed lines.
 
 use std::os::fd::AsFd;

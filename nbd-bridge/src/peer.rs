@@ -10,13 +10,13 @@ use rtrs_core::rt::peer_pid;
 /// Other end of a client's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Peer {
-    /// Process on this host, at a unix socket.
+    /// Process on this host, on a unix socket.
     Process(u32),
     /// Address of a client over TCP.
     Address(SocketAddr),
     /// Relay in this process, for a client with TLS.
     TlsRelay,
-    /// Client that has disconnected, or a process that has no number here.
+    /// Client that has disconnected, or a process without a PID in this namespace.
     Unknown,
 }
 

@@ -41,9 +41,9 @@ impl Requests {
         }
     }
 
-    /// Allocates a cleared row for a connection that has `rows`. Beyond its reserve, a connection
-    /// may hold at most as many rows as are free for all, so that clients that do not read their
-    /// replies leave room for others.
+    /// Allocates a cleared row for a connection that holds `rows` rows. Beyond its reserve, a
+    /// connection may hold at most as many rows as are free for all, so that clients that do not
+    /// read their replies leave room for others.
     pub(crate) fn take(&mut self, rows: usize) -> Option<u32> {
         let within = rows < self.reserve;
         if !within && rows.max(1) > self.free.len().saturating_sub(self.reserved) {
@@ -58,7 +58,7 @@ impl Requests {
         Some(index)
     }
 
-    /// Frees a row of a connection that has `rows` others. The caller has already released its
+    /// Frees a row of a connection that holds `rows` others. The caller has already released its
     /// parts.
     pub(crate) fn give(&mut self, index: u32, rows: usize) {
         let row = &mut self.rows[index as usize];

@@ -10,7 +10,7 @@ use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_s
 pub(crate) const ROOM: usize = 4 << 20;
 
 /// Enlarges the send buffer of a socket to `bytes`. With CAP_NET_ADMIN, the system's limit
-/// (net.core.wmem_max, 208 KiB by default) does not apply; otherwise the size is capped there.
+/// (net.core.wmem_max, 208 KiB by default) does not apply; otherwise it caps the size.
 ///
 /// # Errors
 /// The system's error; the buffer keeps its size.

@@ -4,12 +4,12 @@
 //! device accepts it, and never with more bytes per IO than the device's limits allow. Rows for
 //! which the device queue is full wait in order; until they have been submitted, no new requests
 //! are taken from clients. Rows that overlap an orphaned write are deferred until it has ended
-//! (`group`). A row that the device gives up on is answered with an error at once; the device keeps
-//! the row and its memory until the IO ends, and a change counts as an orphaned write from then on.
-//! Changes to parts of blocks take turns with overlapping requests (`fragments`).
+//! (`group`). A row that the device gives up on is answered with an error immediately; the device
+//! holds the row and its memory until the IO ends, and a change counts as an orphaned write from
+//! then on. Changes to parts of blocks take turns with overlapping requests (`fragments`).
 //!
 //! This file passes rows from one part to the next: `orphaned_writes`, `turns` and `device_queue`
-//! each own the rows that wait there. Called by connections and by the shard's turn in `bridge`.
+//! each own the rows that wait in them. Called by connections and by the shard's turn in `bridge`.
 //! After startup, memory is allocated only when a client disconnects or the device gives up on IO.
 
 mod device_queue;
@@ -99,7 +99,7 @@ impl Shared {
         self.terms.export(self.queue.geometry())
     }
 
-    /// Switches to memory of another pool. Returns true when such memory is available.
+    /// Switches to memory from a different pool. Returns true when such memory is available.
     pub(crate) fn move_on(&mut self) -> bool {
         let share = self.buffers.another_share().and_then(|share| {
             let device = self.queue.device_mut();
@@ -145,8 +145,8 @@ impl Shared {
             self.first_reader.stop(slot);
             return true;
         }
-        // A connection that holds memory waits for its own client, which may never read; it gets no
-        // precedence.
+        // A connection that holds memory waits for its own client, which may never read, so it
+        // gets no precedence.
         if memory.is_empty() {
             self.first_reader.wait(slot);
         }
@@ -166,7 +166,7 @@ impl Shared {
         drops
     }
 
-    /// Submits the ready bytes of a row to the device, behind rows that already wait. A row that
+    /// Submits the ready bytes of a row to the device, behind rows already waiting. A row that
     /// overlaps an orphaned write is deferred, and a row that overlaps a change of part of a block
     /// waits for its turn.
     pub(crate) fn submit(&mut self, row: u32) {
@@ -229,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Handles a row on part of which the device gives up: the client gets an error now. Bytes
+    /// Handles a row that the device gives up on in part: the client gets an error now. Bytes
     /// already submitted may still take effect, so a change holds up overlapping requests until it
     /// ends, as an orphaned write does. The row and its memory stay until then.
     fn give_up(&mut self, index: u32) {
@@ -246,7 +246,7 @@ impl Shared {
         self.finished.push_back(index);
     }
 
-    /// Removes what has not been submitted of a row from all queues.
+    /// Removes the unsubmitted part of a row from all queues.
     fn leave_queues(&mut self, index: u32) {
         self.queue.remove(index);
         self.orphaned_writes.undefer(index, self.requests.row(index));
@@ -318,7 +318,7 @@ impl Shared {
         self.queue.device_mut().cancel(&|tag| rows.contains(&row_of(tag).0));
     }
 
-    /// Withdraws what has not been submitted of a row.
+    /// Withdraws the unsubmitted part of a row.
     fn withdraw(&mut self, index: u32) {
         self.leave_queues(index);
         let row = self.requests.row(index);
@@ -353,8 +353,8 @@ impl Shared {
         }
     }
 
-    /// Frees a row and its memory, for a connection that has `rows`. Returns false when the row has
-    /// to stay.
+    /// Frees a row and its memory, for a connection that has `rows` rows. Returns false when the
+    /// row has to stay.
     #[must_use]
     pub(crate) fn free_row(&mut self, row: u32, rows: usize, memory: &mut ReadMemory) -> bool {
         if !self.leave_tables(row) {
@@ -380,7 +380,7 @@ impl Shared {
         self.queue.device_mut().poll(now)
     }
 
-    /// Collects the device's completions, and submits what it has room for now.
+    /// Collects the device's completions, and submits as much as it now has room for.
     pub(crate) fn reap(&mut self) -> bool {
         let mut any = self.take_given_up();
         while let Some(done) = self.queue.device_mut().reap() {

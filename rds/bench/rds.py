@@ -1,6 +1,6 @@
 """RDS over loopback next to plain TCP: round trips of 64 bytes with a blocking ping-pong,
-messages of 8 KiB at depth 64 with a stream, and programs that are not ours, over librds_preload.so
-and `rds node`: flow.c, and qperf's rds_lat and rds_bw with its tcp_lat and tcp_bw."""
+messages of 8 KiB at depth 64 with a stream, and third-party programs, over librds_preload.so and
+`rds node`: flow.c, and qperf's rds_lat and rds_bw with its tcp_lat and tcp_bw."""
 
 import os
 import re
@@ -17,7 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Nodes(Side):
-    """A side of a load between two addresses. The programs of both ends run all the time."""
+    """One side of a load between two addresses. The programs of both ends keep running."""
 
     def __init__(self, args, name, *flags):
         super().__init__(args)
@@ -40,7 +40,7 @@ class Stress:
 
 
 def qperf(side, args):
-    """Measures with qperf. Its server does not listen for a moment after each test."""
+    """Measures with qperf. Its server briefly stops listening after each test."""
     for attempts_left in reversed(range(50)):
         try:
             output = command("qperf", "-lp", args.qperf_port, "-t", args.runtime, "-uu", SERVER,
@@ -58,7 +58,7 @@ def qperf(side, args):
 
 
 class Flow:
-    """A load of flow.c. The two ends run on different CPUs, in both protocols on the same ones."""
+    """A load of flow.c. The two ends run on different CPUs, the same two for both protocols."""
 
     def __init__(self, measures, meanwhile, key, length):
         self.words, self.key, self.length = (measures, meanwhile), key, length
@@ -113,7 +113,7 @@ TABLES = {"row": [
 
 
 def node(args, name, *argv, ready, **options):
-    """Starts a program of an end and waits for a line of its output."""
+    """Starts the program of one end and waits for a line of its output."""
     process = Process(name, argv, **options)
     wait_for(f"prints {ready!r}", lambda: ready in process.output(), process)
     return process

@@ -17,7 +17,7 @@ const MEMORY: usize = 4000;
 /// A message without its times, which depend on the split: sender, port and payload.
 type Content = (IpAddr, u16, Vec<u8>);
 
-/// A node with two sockets, one of which is read at once, and an established connection.
+/// A node with two sockets, one of which is read immediately, and an established connection.
 struct Target {
     node: Node,
     link: LinkId,
@@ -97,7 +97,7 @@ impl Target {
 }
 
 /// Feeds a peer's stream to a node. The first byte selects how the rest is split, which must not
-/// matter to users who read at once.
+/// matter to users who read immediately.
 #[doc(hidden)]
 pub fn fuzz_stream(data: &[u8]) {
     let Some((&piece, input)) = data.split_first() else { return };

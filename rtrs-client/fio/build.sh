@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the fio engine rtrs.so for the fio of this machine, and prints its path. Use it with
+# Builds the fio engine rtrs.so for this machine's fio, and prints its path. Use it with
 # ioengine=external:PATH; see docs/how-to/embed.md. It is under GPL-2.0-only, like fio, whose
 # headers it includes.
 #
@@ -56,7 +56,7 @@ version_of() { # directory
     sed -n 's/^DEF_VER=fio-//p' "$1/FIO-VERSION-GEN" 2>/dev/null || true
 }
 
-# Downloads the source of fio to a directory, with package lists of its own: those of the system may
+# Downloads the source of fio to a directory. Uses private package lists: the system's lists may
 # have no deb-src line, and are not changed.
 download() { # version directory
     local row package uri suite part temporary options
@@ -108,13 +108,13 @@ if [ -z "$source" ]; then
 fi
 source=$(cd "$source" && pwd)
 found=$(version_of "$source")
-# The engine uses structures of fio, which differ between versions.
+# The engine uses fio's structures, which differ between versions.
 if [ "$found" != "$version" ]; then
     say "$source is fio ${found:-of unknown version}, but this machine has fio $version"
     exit 1
 fi
 
-# The result of fio's configure, unless that has run in the source.
+# The result of fio's configure, unless configure has run in the source directory.
 config=$source
 if [ ! -f "$config/config-host.h" ]; then
     config=$cache/config-$version

@@ -1,11 +1,11 @@
 //! Client end of RTRS: a session with a server as a block device, served over NBD.
 //!
-//! Map of the crate: command line and commands (`cmd`), settings (`settings`), the plans made from
-//! them (`plan`), the file of all volumes of a host (`volumes`), the process of a session
-//! (`daemon`), volumes within another program (`embed`) and their copies (`copy`), the protocol
-//! between a command and a session's process (`control_protocol`), the front ends that use the
-//! device (`frontend`), and the engine (`engine`) of a session over its paths (`path`), which does
-//! no IO of its own and also runs in the simulator.
+//! The crate consists of: command line and commands (`cmd`), settings (`settings`), the plans made
+//! from them (`plan`), the file that lists all volumes of a host (`volumes`), the process of a
+//! session (`daemon`), volumes within another program (`embed`) and copies of them (`copy`), the
+//! protocol between a command and a session's process (`control_protocol`), the front ends that use
+//! the device (`frontend`), and the engine (`engine`) of a session over its paths (`path`). The
+//! engine itself does no IO, so it also runs in the simulator.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

@@ -1,4 +1,4 @@
-//! Breakdown of the time of an IO into parts, counted per path.
+//! Breakdown of IO times into parts, counted per path.
 //!
 //! An IO is counted once for each request that carries it. A repeated request is counted for its
 //! last attempt: all earlier time counts as queueing at the client. The parts of a request add up
@@ -9,7 +9,7 @@ use rtrs_core::metrics::FineTimes;
 use rtrs_core::time::Duration;
 
 choices! {
-    /// Part of the time of an IO.
+    /// Part of an IO's time.
     pub(crate) enum Part as "part" {
         /// From submission until the request was sent: waiting for a permit, a path or a fence.
         ClientQueue = "client_queue",
@@ -30,7 +30,7 @@ impl Part {
         [Self::ClientQueue, Self::Network, Self::ServerQueue, Self::Backend, Self::RoundTrip];
 }
 
-/// Time that a request spent at the server, as reported by it.
+/// Time that a request spent at the server, as the server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServerTimes {
     /// Microseconds at the server, but not at the disk.
@@ -44,7 +44,7 @@ pub(crate) struct ServerTimes {
 pub(crate) struct RequestTimes {
     /// From the submission of the IO until the request was sent.
     pub(crate) queued: Duration,
-    /// From send to answer.
+    /// From sending the request to its answer.
     pub(crate) round_trip: Duration,
     /// Part of the round trip that the server reports.
     pub(crate) server: Option<ServerTimes>,
@@ -69,7 +69,7 @@ impl Parts {
         network.record(round_trip - at_backend - at_server);
     }
 
-    /// Adds the times of another shard or path.
+    /// Adds the times of a different shard or path.
     pub(crate) fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| mine.add(theirs));
     }

@@ -1,7 +1,7 @@
 //! Log of a background session, `NAME.log` in the run directory.
 //!
-//! Each attach of the name appends. The session's process holds a lock on the file while it has the
-//! file open, so of two simultaneous attaches one is refused.
+//! Each attach of the name appends to the log. The session's process holds a lock on the file while
+//! the file is open, so one of two simultaneous attaches is refused.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,7 +15,7 @@ use rtrs_core::local::{RunDir, open_log};
 pub(crate) const DAEMON_LOG: &str = "RTRS_CLIENT_BACKGROUND_LOG";
 /// Environment variable with the process ID of the command that started a background daemon.
 pub(crate) const STARTER: &str = "RTRS_CLIENT_STARTER";
-/// Time for which an ending session may hold its log.
+/// Time for which an ending session may continue to hold its log.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Size beyond which the next attach renames a log to `NAME.log.old`.
 const BYTES_MAX: u64 = 4 << 20;
@@ -29,8 +29,8 @@ pub(crate) fn is_in_background() -> bool {
     std::env::var_os(DAEMON_LOG).is_some()
 }
 
-/// Whether the command that started this background daemon has ended, which gives the process
-/// another parent.
+/// Whether the command that started this background daemon has ended, which gives the process a new
+/// parent.
 pub(crate) fn has_starter_ended() -> bool {
     let starter = std::env::var(STARTER).ok().and_then(|id| id.parse::<u32>().ok());
     starter.is_some_and(|starter| starter != parent_id())
@@ -48,11 +48,11 @@ pub(crate) struct SessionLog {
 /// Reason why a log cannot be opened.
 #[derive(Debug)]
 pub(crate) enum LogError<E> {
-    /// Another process has the log: the name is being attached or detached.
+    /// A different process has the log: the name is being attached or detached.
     Busy,
-    /// Another process has the log, for this reason.
+    /// A different process has the log, for this reason.
     Taken(E),
-    /// Error of the system.
+    /// System error.
     System(io::Error),
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn path_of(run_dir: &RunDir, name: &str) -> PathBuf {
 }
 
 impl SessionLog {
-    /// Opens and locks the log. Another process that has the log may be about to end, so this waits
-    /// for a short time, as long as `is_free` does not object.
+    /// Opens and locks the log. A different process that has the log may be about to end, so this
+    /// waits for a short time, unless `is_free` objects.
     pub(crate) fn open<E>(
         path: PathBuf,
         is_free: impl Fn() -> Result<(), E>,
@@ -90,7 +90,7 @@ impl SessionLog {
         }
     }
 
-    /// Returns the file for the process of the session, which inherits the lock.
+    /// Returns the file for the session's process, which inherits the lock.
     pub(crate) fn for_process(&self) -> io::Result<File> {
         self.file.try_clone()
     }
@@ -109,7 +109,7 @@ impl SessionLog {
     }
 }
 
-/// Removes logs of attaches that failed more than a day ago. Logs that cannot be removed stay.
+/// Removes logs of attaches that failed more than a day ago. Leaves logs that cannot be removed.
 pub(crate) fn remove_failed(run_dir: &Path, now: SystemTime) {
     for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -109,9 +109,9 @@ pub struct Geometry {
     pub size: u64,
     /// Logical block size: offset and length of every IO are multiples of this value.
     pub logical_block: u32,
-    /// Unit the device prefers; a power of two, at least `logical_block`.
+    /// IO unit that the device prefers; a power of two, at least `logical_block`.
     pub physical_block: u32,
-    /// Largest read or write taken in one `Io`. Callers split above it.
+    /// Largest read or write taken in one `Io`. Callers split larger ones.
     pub io_max: u32,
     /// Largest discard taken in one `Io`.
     pub discard_max: u32,
@@ -204,12 +204,13 @@ impl Geometry {
     }
 }
 
-/// Returns true if the `len` bytes at `offset` lie within one block.
+/// Returns true if the `len` bytes at `offset` are within one block.
 pub const fn is_part_of_block(offset: u64, len: u64, block: u64) -> bool {
     offset % block + len <= block
 }
 
-/// Size of a device, shared by all shards that have it open; it can change while they do.
+/// Size of a device, shared by all shards that have it open; it can change while the device is
+/// open.
 #[derive(Debug)]
 pub struct SharedSize(AtomicU64);
 
@@ -330,14 +331,14 @@ pub trait BlockDevice: fmt::Debug {
     fn reap(&mut self) -> Option<Completion>;
 
     /// Cancels IOs whose tags match and that have definitely not begun; they complete with
-    /// `Aborted`. An IO that has begun in part begins nothing more. A device may ignore this call.
+    /// `Aborted`. An IO that has partly begun starts nothing more. A device may ignore this call.
     fn cancel(&mut self, _fits: &dyn Fn(u64) -> bool) {}
 
     /// Returns the number of IOs that are accepted and not yet reaped.
     fn inflight(&self) -> usize;
 
-    /// Returns true if nothing happens here until the next IO. False for a device with background
-    /// work, such as one that maintains a connection.
+    /// Returns true if nothing will happen here until the next IO. False for a device with
+    /// background work, such as one that maintains a connection.
     fn rests(&self) -> bool {
         self.inflight() == 0 && self.deadline().is_none()
     }
@@ -392,7 +393,7 @@ pub enum TargetName {
     /// The path leads to the open file or device.
     #[default]
     Kept,
-    /// The path leads to another file or device.
+    /// The path leads to a different file or device.
     Replaced,
     /// The path leads nowhere.
     Missing,
@@ -487,7 +488,7 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
         SharedErrors::Syncs
     }
 
-    /// Returns the gateway if several servers share the device and one at a time serves it.
+    /// Returns the gateway if several servers share the device and only one serves it at a time.
     fn gateway(&self) -> Option<&dyn Gateway> {
         None
     }
@@ -498,7 +499,7 @@ pub trait BlockSource: Send + Sync + fmt::Debug {
     /// Returns the system's error if the device cannot be opened.
     fn open(&self, core: &Core) -> std::io::Result<Box<dyn BlockDevice>>;
 
-    /// Makes the writes of all shards durable and returns when that is done. It may wait for the
+    /// Makes the writes of all shards durable and returns when that is done. This may wait for the
     /// disk, so no shard calls it. An error reported here is still reported to a later flush. Does
     /// nothing if the device has no durable storage.
     ///

@@ -1,7 +1,7 @@
 //! Identities of the server and the disk that a session uses.
 //!
-//! A client that reconnects by address and name alone can reach another server's disk. So each
-//! server and each export has a 128-bit ID; docs/PROTOCOL.md describes their encoding,
+//! A client that reconnects by address and name alone could reach a different server's disk. So
+//! each server and each export has a 128-bit ID; docs/PROTOCOL.md describes their encoding,
 //! docs/explanation/identity.md their origin. IDs are compared, never interpreted, with one
 //! exception: a *weak* export ID is valid only within one boot of the server's host, which it
 //! identifies.
@@ -26,8 +26,8 @@ fn hash(parts: &[&[u8]]) -> [u8; 16] {
     out
 }
 
-/// ID of a server. It lasts as long as its host does, regardless of process and run directory. Not
-/// zero.
+/// ID of a server. Lasts as long as the server's host, regardless of process and run directory.
+/// Never zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId([u8; 16]);
 
@@ -70,13 +70,13 @@ impl ServerProcess {
         Self([a, b, c, d, e, f])
     }
 
-    /// Returns true if both are known and are different processes.
+    /// Returns true if both processes are known and they differ.
     pub fn differs(self, other: Self) -> bool {
         self != other && self != Self::NONE && other != Self::NONE
     }
 }
 
-/// ID of an export. It lasts as long as the export refers to the same disk or file.
+/// ID of an export. Lasts as long as the export refers to the same disk or file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId {
     bytes: [u8; 16],
@@ -100,7 +100,7 @@ impl ExportId {
         Self { bytes: hash(&[b"rtrs export name", name.as_bytes()]), weak: false }
     }
 
-    /// Derives the ID of something permanent; `kind` names the meaning of `parts`.
+    /// Derives the ID of something permanent; `kind` says what `parts` mean.
     pub fn stable(kind: &str, parts: &[&[u8]]) -> Self {
         Self { bytes: hash(&[&[b"rtrs export", kind.as_bytes()], parts].concat()), weak: false }
     }
@@ -155,8 +155,8 @@ impl Identity {
         self.server.is_none() && self.export.is_none()
     }
 
-    /// Returns true if the identities refer to different servers or exports, as far as both are
-    /// known.
+    /// Returns true if the identities refer to different servers or exports. Unknown parts
+    /// contradict nothing.
     pub fn contradicts(&self, other: &Self) -> bool {
         let servers = self.server.zip(other.server).is_some_and(|(a, b)| a != b);
         let exports = self.export.zip(other.export);
@@ -174,7 +174,7 @@ impl Identity {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EvictionSecret(pub [u8; 16]);
 
-/// Key from which a server derives the secrets of its sessions: random bytes of its process.
+/// Key from which a server derives the secrets of its sessions: random bytes chosen by its process.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct EvictionKey(pub [u8; 32]);
 

@@ -50,11 +50,12 @@ macro_rules! uuid {
 }
 
 uuid! {
-    /// `paths_uuid`: one client instance of one server; the same on all its paths.
+    /// `paths_uuid`: one client instance at one server; the same on all paths of the session.
     SessionId
 }
 uuid! {
-    /// One path of a session, stable over reconnects; on the wire misleadingly called `sess_uuid`.
+    /// One path of a session, stable across reconnects; on the wire misleadingly called
+    /// `sess_uuid`.
     PathUuid
 }
 number! {

@@ -1,4 +1,4 @@
-//! Limits of the protocol, and the two numbers that an operator chooses.
+//! Protocol limits, and the two numbers that an operator chooses.
 //!
 //! The constants are those of the Linux modules `rtrs` and `rnbd` (docs/PROTOCOL.md, constants);
 //! the assertions at the end of the list check their consistency at build time. [`Limits`] is a
@@ -18,7 +18,8 @@ pub const QUEUE_DEPTH_MAX: u32 = 65535;
 pub const CHUNK_SIZE_DEFAULT: u32 = 128 << 10;
 /// Minimum chunk size in bytes.
 pub const CHUNK_SIZE_MIN: u32 = 8192;
-/// Maximum chunk size in bytes: with one chunk all payload bits of the immediate are offset.
+/// Maximum chunk size in bytes: with one chunk, all payload bits of the immediate encode the
+/// offset.
 pub const CHUNK_SIZE_MAX: u32 = 1 << IMM_PAYLOAD_BITS;
 /// Bytes at the end of a chunk for the user header, the RTRS message and descriptors.
 pub const MAX_HDR_SIZE: u32 = 4096;
@@ -39,7 +40,7 @@ pub const TCP_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TCP_CONNECTION
 pub const TLS_CONNS_PER_PATH_MAX: u16 = (CONNECTION_BUFFERS_MAX / TLS_CONNECTION_BUFFERS) as u16;
 /// Maximum number of paths of a session that a server accepts.
 pub const PATHS_PER_SESSION_MAX: usize = 128;
-/// Maximum number of segments in a read or write of the kernel's client, 4 KiB each.
+/// Maximum number of 4 KiB segments in a read or write by the kernel's client.
 pub const SEGMENTS_MAX: u16 = 128;
 /// Length of a name on the wire in bytes, including the terminating NUL.
 pub const NAME_FIELD_LEN: usize = 255;

@@ -6,12 +6,12 @@
 //!
 //! An [`Image`] is one client of the cluster with one open image, shared by all shards: the cluster
 //! grants the lock of an image to a client, and blocklists clients. An IO is started on a shard
-//! without blocking, and ends on a thread of librbd, which adds it to the [`ImageQueue`] of the
-//! shard. Everything else here blocks, and must be called on other threads.
+//! without blocking, and completes on a librbd thread, which adds it to the shard's [`ImageQueue`].
+//! Everything else here blocks, and must be called on other threads.
 //!
 //! librbd copies written data before the call returns (`rbd_disable_zero_copy_writes`, its
-//! default). This is needed because peers can change the memory meanwhile, and the checksum of the
-//! sent data would then be wrong.
+//! default). This is needed because peers can change the memory during a send, which would make the
+//! checksum of the sent data wrong.
 
 mod address;
 mod lock;
@@ -49,7 +49,7 @@ const ZEROES_THICK: c_int = 1;
 /// Buffer size for an ID or fsid, including the NUL.
 const TEXT_MAX: usize = 256;
 const OPTIONS_MAX: usize = 512;
-/// Maximum time that the thread dropping an image waits until it is closed.
+/// Maximum time that the thread dropping an image waits for the image to be closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Interval between checks for the end of the last IO of an image being closed.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -215,7 +215,7 @@ fn c_string(text: &str) -> io::Result<CString> {
     CString::new(text).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Returns a text that a function fills in.
+/// Returns the text that a function writes.
 fn text(fill: impl FnOnce(*mut c_char, usize) -> c_int) -> io::Result<String> {
     let mut bytes = [0u8; TEXT_MAX];
     check(fill(bytes.as_mut_ptr().cast(), TEXT_MAX - 1))?;
@@ -276,8 +276,8 @@ impl Image {
         check(unsafe { (library.rbd_resize)(image, size) })
     }
 
-    /// Registers a callback for changes of size or snapshots, called on a thread of librbd. It must
-    /// not block. May be called once per image.
+    /// Registers a callback for changes of size or snapshots, called on a librbd thread. The
+    /// callback must not block. Can be registered once per image.
     ///
     /// # Errors
     /// Returns librbd's error.
@@ -359,7 +359,7 @@ impl Image {
 
 impl Drop for Image {
     /// Closes the image on another thread once its last IO has ended, and waits a limited time for
-    /// that, so that its lock is free afterwards.
+    /// that, so that the image's lock is free afterwards.
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let queues = Arc::downgrade(&mem::take(&mut self.queues));
@@ -401,7 +401,7 @@ fn take(open: &Mutex<Option<Open>>) -> Option<Open> {
     open.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Waits for a limited time until no queue is left. Returns false if there still is one.
+/// Waits for a limited time until no queue is left. Returns false if a queue still exists.
 fn is_idle(queues: &Weak<()>) -> bool {
     let until = std::time::Instant::now() + CLOSE_MAX;
     while queues.strong_count() > 0 {
@@ -498,7 +498,8 @@ impl Open {
         })
     }
 
-    /// Returns true if the settings of the pool or the image have overridden the ones set here.
+    /// Returns true if settings of the pool or the image enable a write-back cache, overriding the
+    /// setting made here.
     fn is_write_back(&self) -> io::Result<bool> {
         let none = ConfigOption { name: ptr::null(), value: ptr::null(), _source: 0 };
         let mut options = vec![none; OPTIONS_MAX];
@@ -607,7 +608,7 @@ pub struct ImageQueue {
 }
 
 impl ImageQueue {
-    /// Rearms the wake-up: IOs that end from here on wake the shard. Must be called before
+    /// Rearms the wake-up: IOs that end after this call wake the shard. Must be called before
     /// completed IOs are taken.
     pub fn look(&self) {
         self.woken.store(false, Ordering::SeqCst);

@@ -6,8 +6,9 @@
 //! shard publishes the lowest of its outstanding numbers, and the success of a sync counts once all
 //! numbers drawn before its end have returned.
 //!
-//! The server applies this order to the syncs of an export, and the client to those of a volume,
-//! whose answers may arrive over different paths in a different order than the server sent them.
+//! The server applies this order to the syncs of an export, and the client to the syncs of a
+//! volume, whose answers may arrive over different paths in a different order than the server sent
+//! them.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -33,8 +34,8 @@ pub struct SyncOrder {
 }
 
 impl SyncOrder {
-    /// Allocates room for `count` shards. Must be called before all other methods; later calls
-    /// change nothing.
+    /// Allocates room for `count` shards. Must be called before all other methods; later calls have
+    /// no effect.
     pub fn set_shards(&self, count: u16) {
         let none = |_| Lowest(AtomicU64::new(NONE_OUT));
         self.lowest.get_or_init(|| (0..count.max(1)).map(none).collect());
@@ -75,7 +76,7 @@ impl SyncOrder {
 #[derive(Debug)]
 pub struct ShardSyncs {
     shard: CoreIndex,
-    /// Their numbers, lowest first.
+    /// Numbers of the outstanding syncs, lowest first.
     numbers: VecDeque<u64>,
 }
 
@@ -98,7 +99,7 @@ impl ShardSyncs {
     }
 
     /// Records that the result of a sync was processed, including a loss that it reported. Returns
-    /// whether syncs wait for that, perhaps on other shards.
+    /// whether other syncs wait for that result, perhaps on other shards.
     pub fn back(&mut self, order: &SyncOrder, number: u64) -> bool {
         if let Ok(at) = self.numbers.binary_search(&number) {
             self.numbers.remove(at);

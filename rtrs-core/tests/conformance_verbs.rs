@@ -1,10 +1,11 @@
 //! Runs the conformance suite for the `rdma` provider on a real RDMA device, and checks that no
 //! resources remain.
 //!
-//! The device is the first with an active port and an address, or that of `RTRS_VERBS_ADDRESS`,
-//! where side A listens; side B connects from `RTRS_VERBS_SOURCE`, if given, so that packets cross
-//! a link. `RTRS_VERBS_SILENT` is an address that does not answer. On a host without an RDMA device
-//! every test is skipped with a message; `scripts/lab.sh` runs them where there is one.
+//! The device is the first with an active port and an address, or the one with the address
+//! `RTRS_VERBS_ADDRESS`. Side A listens there; side B connects from `RTRS_VERBS_SOURCE`, if given,
+//! so that packets cross a link. `RTRS_VERBS_SILENT` is an address that does not answer. On a host
+//! without an RDMA device every test is skipped with a message; `scripts/lab.sh` provides a device
+//! and runs them.
 #![cfg(feature = "verbs")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -145,7 +146,8 @@ impl Harness for Verbs {
     }
 
     fn refusing_address(&mut self) -> SocketAddr {
-        // There is no listener in the port space of RDMA unless the kernel's own services have one.
+        // The RDMA port space has no listener here unless one of the kernel's services uses this
+        // port.
         (self.address, 9).into()
     }
 

@@ -1,4 +1,4 @@
-//! Access lists of the settings: which client may open which export, and how.
+//! Access lists in the settings: which client may open which export, and with what access.
 //!
 //! Owns [`AccessRule`], one entry of a list as a user writes it, and [`AccessPolicy`], a snapshot
 //! of all lists of a server. Without any list, a server is open to everyone, or, if it has
@@ -234,7 +234,7 @@ text_values! {
     AccessRule, "WHO:MODE", "a rule such as db1:rw, kernel@10.0.0.0/24:rw or anyone:ro";
 }
 
-/// Change of an access list.
+/// Change to an access list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListChange {
     /// Export that the list belongs to; None for the server's list.
@@ -345,8 +345,8 @@ pub struct AccessPolicy {
     narrowed: bool,
     /// Generation of the certificates and keys in use.
     pub(crate) generation: u64,
-    /// Clients that any rule applies to, to refuse unlisted clients quickly regardless of the
-    /// number of exports.
+    /// Clients that any rule applies to, so that unlisted clients can be refused quickly regardless
+    /// of the number of exports.
     names: BTreeSet<String>,
     nets: Vec<Who>,
     /// Broadest access to any export without a list.
@@ -378,7 +378,7 @@ impl AccessPolicy {
         Self::with_grants(vec![others], exports)
     }
 
-    /// Creates a policy from the conditions of individual exports and those of all others.
+    /// Creates a policy from the conditions of individual exports and the conditions of all others.
     pub(crate) fn with_grants(others: Vec<Grant>, exports: BTreeMap<String, Vec<Grant>>) -> Self {
         let (mut names, mut nets) = (BTreeSet::new(), BTreeSet::new());
         let mut least = Unlisted::Nobody;
@@ -432,19 +432,19 @@ impl AccessPolicy {
         named && (!self.narrowed || may(&self.others) || self.exports.values().any(may))
     }
 
-    /// Whether a client may open an export by name, with `write` also for writing.
+    /// Whether a client may open an export by name; for writing too if `write` is set.
     pub(crate) fn allows(&self, client: Client<'_>, export: &str, write: bool) -> bool {
         let grants = self.exports.get(bare(export)).unwrap_or(&self.others);
         all_allow(grants, client, write)
     }
 
-    /// Whether a client may open a file below the search path whose name is not that of an export.
+    /// Whether a client may open a file below the search path whose name is not an export's.
     pub(crate) fn allows_found(&self, client: Client<'_>, write: bool) -> bool {
         all_allow(&self.others, client, write)
     }
 }
 
-/// Strips leading slashes from the name of an export.
+/// Strips leading slashes from an export name.
 pub(crate) fn bare(name: &str) -> &str {
     name.trim_start_matches('/')
 }

@@ -1,8 +1,8 @@
-//! Audit events of clients and the operator: connections, opens, refusals and ends.
+//! Audit events for clients and the operator: connections, opens, refusals and ends.
 //!
-//! Owns [`AuditEvent`], one line of the audit log, and [`AuditSink`], the destination of events.
-//! Without a sink nothing is recorded. Session UUIDs are secrets, because knowing one is enough to
-//! join its session; events carry a hash instead.
+//! [`AuditEvent`] is one line of the audit log, and [`AuditSink`] is the destination of events.
+//! Without a sink no events are recorded. Session UUIDs are secrets, because knowing one is enough
+//! to join its session; events contain a hash instead.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -23,11 +23,11 @@ pub enum AuditKind {
     Connect,
     /// A session opened an export, or was refused.
     Open,
-    /// A session has closed an export, or ended with it open.
+    /// A session has closed an export, or ended while it had the export open.
     Close,
     /// The last path of a session has ended.
     Disconnect,
-    /// The operator evicted a session, or a change of the access lists, certificates or keys ended
+    /// The operator evicted a session, or a change to the access lists, certificates or keys ended
     /// some of its paths.
     Evict,
     /// A command ended a path; the client may reconnect it.
@@ -42,9 +42,9 @@ pub enum AuditKind {
     ExportSet,
     /// A command removed an export; the reason names the sessions that had it open.
     ExportRemove,
-    /// A command changed the size of an export; the reason has both sizes.
+    /// A command changed the size of an export; the reason gives both sizes.
     ExportResize,
-    /// A command made another gateway serve an export.
+    /// A command made a different gateway serve an export.
     ExportDrain,
     /// A command drains the server, which then exits.
     Drain,
@@ -56,7 +56,7 @@ pub enum AuditKind {
 pub enum AuditResult {
     /// The action succeeded.
     Ok,
-    /// The action succeeded in part; the reason states what failed.
+    /// The action partly succeeded; the reason states what failed.
     Partly,
     /// The action was refused or failed, and nothing changed.
     Refused,
@@ -73,7 +73,7 @@ pub struct AuditEvent {
     pub identity: Option<String>,
     /// Address of the client.
     pub address: Option<SocketAddr>,
-    /// Hash of the session's UUID, as the log and `session list` show it.
+    /// Hash of the session's UUID, as shown in the log and by `session list`.
     pub session: Option<String>,
     /// Name that the client gave the session.
     pub session_name: Option<String>,

@@ -1,5 +1,5 @@
 //! Requests and replies of a running server's control socket: one line of JSON each way
-//! (docs/reference/control-socket.md). A refused request gets `{"error": WHY}`
+//! (docs/reference/control-socket.md). The reply to a refused request is `{"error": WHY}`
 //! (`rtrs_core::local`).
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) enum Request {
     },
     /// Return the settings of the server: [`SettingValues`](rtrs_core::settings::SettingValues).
     Get,
-    /// Change settings of the server; the reply contains those that were changed.
+    /// Change settings of the server; the reply contains the changed settings.
     Set {
         /// New values, as in the configuration file.
         settings: BTreeMap<String, String>,
@@ -62,7 +62,7 @@ pub(crate) enum Request {
     ExportAdd {
         /// The export, as text or as a map.
         export: Box<ExportSpec>,
-        /// Whether to add it even if its access list costs other clients their access.
+        /// Whether to add the export even if its access list costs other clients their access.
         #[serde(default)]
         force: bool,
     },
@@ -237,7 +237,7 @@ pub(crate) struct Resized {
     pub(crate) size: u64,
     /// Previous size in bytes.
     pub(crate) size_before: u64,
-    /// Length in bytes to which the target was truncated before, so that IO beyond it failed.
+    /// Length in bytes to which the target had been truncated, so that IO past that failed.
     #[serde(default)]
     pub(crate) was_cut: Option<u64>,
     /// File in which the command saved the export (`--save`).
@@ -259,13 +259,13 @@ pub(crate) struct Origin {
     pub(crate) exports_dir: Option<PathBuf>,
     /// Configuration file, if there is one.
     pub(crate) config: Option<PathBuf>,
-    /// Whether the configuration file or a flag defines the export, and no file of the directory.
+    /// Whether the configuration file or a flag, not a file of the directory, defines the export.
     pub(crate) elsewhere: bool,
-    /// Access list of the running export; empty without one.
+    /// Access list of the running export; empty if it has none.
     #[serde(default)]
     pub(crate) access: Vec<AccessRule>,
-    /// Whether a server that starts without a list of this export would be open to all clients,
-    /// while the running server is closed to those that no list names.
+    /// Whether a server started without an access list for this export would admit all clients,
+    /// while the running server refuses those that no list names.
     #[serde(default)]
     pub(crate) opens_without_list: bool,
     /// Whether the file has changes to the export that the running server has not applied.
@@ -286,7 +286,7 @@ pub(crate) struct Changed {
     pub(crate) export: String,
     /// Whether anything changed.
     pub(crate) changed: bool,
-    /// Warnings that a start would log about the export's access list.
+    /// Warnings about the export's access list that a restart would log.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
     /// Access that clients have lost.
@@ -312,8 +312,8 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// Returns why access lists must not change without being forced, with a hint, if clients would
-    /// lose access.
+    /// Returns the reason to refuse an unforced change of access lists, with a hint, if clients
+    /// would lose access.
     pub(crate) fn refusal(&self) -> Option<String> {
         let texts = self.texts("would lose");
         let hint = match self.closed.is_empty() {
@@ -326,7 +326,7 @@ impl Losses {
         (!texts.is_empty()).then(|| format!("{}; {hint}, or use --force", texts.join("; ")))
     }
 
-    /// Descriptions of the losses, with this verb for sessions' paths; empty if there are none.
+    /// Descriptions of the losses; empty if there are none. `lost` is the verb for lost paths.
     pub(crate) fn texts(&self, lost: &str) -> Vec<String> {
         let sessions: Vec<&str> = self.revoked.iter().map(|one| &*one.session).collect();
         let mut texts = Vec::new();
@@ -363,7 +363,7 @@ pub(crate) struct Removed {
     pub(crate) removed: String,
     /// Sessions that had the export open.
     pub(crate) ended: Vec<String>,
-    /// Those sessions with their clients.
+    /// Sessions that had the export open, with their clients.
     #[serde(default)]
     pub(crate) users: Vec<ExportUser>,
     /// Sessions that lose paths because only the export's access list admitted their clients.
@@ -420,7 +420,7 @@ pub(crate) struct Reloaded {
     /// Problem with the server's certificate, which is in use nevertheless.
     #[serde(default)]
     pub(crate) certificate: Option<String>,
-    /// Warnings that a start with these settings would log.
+    /// Warnings that a restart with these settings would log.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
 }

@@ -5,9 +5,9 @@
 //! private data, send any bytes, write any requests into chunks they were given, drop connections
 //! halfway, and fall silent; the disk stalls and resumes; the operator ends paths. The server is
 //! the daemon's engine, on one or two shards of the simulated fabric. The target fails on a panic,
-//! when the server does not become idle, when its tables disagree, when it registers more memory
-//! than its bound, and when anything of a session remains after its clients have left. The fuzz
-//! crate runs it with new inputs, the tests with the corpus.
+//! if the server does not become idle, if its tables disagree, if it registers more memory than its
+//! bound, or if any part of a session remains after its clients have left. The fuzz crate runs the
+//! target with new inputs, the tests with the corpus.
 
 mod proofs;
 #[cfg(test)]
@@ -49,7 +49,7 @@ use crate::export::{Export, ExportTable};
 const DEPTH: u16 = 4;
 const CHUNK: u32 = 8192;
 const DISK: u64 = 64 << 10;
-/// Highest path UUID; paths have the UUIDs 1 to this, and up to three connections each.
+/// Highest path UUID, counted from 1; each path has up to three connections.
 const PATHS: u8 = 3;
 const CONNS_MAX: usize = 10;
 const PORT: u16 = 1234;
@@ -60,10 +60,10 @@ const SEND_AT: usize = CONNS_MAX * RECVS * RECV_LEN;
 const SEND_LEN: usize = 32 << 10;
 const RESULT_AT: usize = SEND_AT + SEND_LEN;
 const MEMORY: usize = RESULT_AT + CHUNK as usize;
-/// Maximum turns at one point in time, and steps of a program.
+/// Maximum number of turns at one point in time, and of steps in a program.
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
-/// Time in which the server must clean up after vanished clients, and shut down.
+/// Time within which the server must clean up after vanished clients, and must shut down.
 const END: Duration = Duration::from_secs(120);
 
 struct Input<'a>(&'a [u8]);
@@ -151,7 +151,7 @@ struct Host {
     inbox: VecDeque<Message>,
 }
 
-/// A connection of the clients, and the path it claims to belong to.
+/// A connection of the clients, and the path to which it claims to belong.
 struct Conn {
     qp: QpNum,
     path: u8,
@@ -165,7 +165,7 @@ struct Clients {
     pd: Arc<dyn ProtectionDomain>,
     memory: Arc<dyn MemoryRegistration>,
     conns: Vec<Conn>,
-    /// Chunks that each path received last.
+    /// Chunks that each path last received.
     chunks: BTreeMap<u8, Vec<SgDesc>>,
     posted: u64,
     sent: usize,
@@ -259,7 +259,7 @@ impl Rig {
         busy | self.clients.turn(now)
     }
 
-    /// Advances the time by `time` and runs everything that is due.
+    /// Advances the clock by `time` and runs everything that is due.
     fn pass(&mut self, time: Duration) {
         let end = self.world.now() + time;
         let (mut turns, mut at) = (0, self.world.now());
@@ -302,7 +302,7 @@ impl Rig {
         self.hosts[0].inbox.push_back(Message::Control(message));
     }
 
-    /// Brings a path up and opens `vol`, the state that most programs start from.
+    /// Brings a path up and opens `vol`, the state from which most programs start.
     fn come_up(&mut self, path: u8, session: u8) {
         for cid in 0..3 {
             let request = con_req(cid, 3, path, session, true, 1);
@@ -396,7 +396,7 @@ impl Rig {
             }
             kind => self.request(kind, input)?,
         }
-        // Not always: the next step may interrupt this one.
+        // Not always, because the next step may interrupt this one.
         if input.byte()? & 3 != 0 {
             self.settle();
         }
@@ -434,7 +434,7 @@ impl Rig {
             _ if proves && fields & 1 == 0 => proofs::challenge(fields),
             _ if proves => {
                 let path = self.clients.pick(at.0).map_or(0, |(_, path)| path);
-                // A session's number is that of its first path.
+                // A session's number is the number of its first path.
                 let session = 1 + (fields >> 5 & 1);
                 let answer = self.clients.sge(RESULT_AT, 2048).slice.to_vec();
                 let (header, data) = proofs::auth(fields, session, path, &answer);
@@ -448,7 +448,7 @@ impl Rig {
                 Fence { path, recon_cnt: u16::from(fields >> 4), process }.encode().to_vec()
             }
         };
-        // The data precedes the header; a read only reserves room for it.
+        // The data precedes the header; a read only reserves space for the data.
         let reads = matches!(kind, 11 | 13) || kind == 15 && fields & 1 == 0 || discovers;
         let room = if kind <= 12 { (io.bi_size as usize).min(4096) } else { 512 };
         let room = if reads || kind == 12 { room } else { 0 };
@@ -605,7 +605,7 @@ impl Clients {
         }
     }
 
-    /// Selects a connection that is up, by a number modulo their count.
+    /// Selects a connection that is up, by a number modulo the number of such connections.
     fn pick(&self, number: usize) -> Option<(QpNum, u8)> {
         let up = || self.conns.iter().filter(|conn| conn.up);
         let at = number.checked_rem(up().count())?;
@@ -616,11 +616,11 @@ impl Clients {
         let Some((qp, _)) = self.pick(conn) else { return };
         self.posted += 1;
         let wr = WorkRequest { wr_id: 1 << 32 | self.posted, op, sges, signaled: false };
-        // Overflowing the queue is the client's own fault.
+        // A queue overflow is the client's own fault.
         let _ = self.fabric.post_send(qp, wr);
     }
 
-    /// Copies bytes into send memory that is not reused soon.
+    /// Copies bytes into send memory that will not be reused soon.
     fn bytes(&mut self, bytes: &[u8]) -> SgeList {
         if bytes.is_empty() {
             return SgeList::EMPTY;
@@ -639,7 +639,7 @@ impl Clients {
         self.post(conn, WrOp::Send { imm, invalidate: None }, sges);
     }
 
-    /// Memory that results may be written to.
+    /// Memory into which results may be written.
     fn result(&self, len: usize) -> SgDesc {
         let addr = self.memory.base() + RESULT_AT as u64;
         SgDesc { addr, key: self.memory.rkey(), len: len.min(CHUNK as usize) as u32 }
@@ -685,7 +685,7 @@ impl Clients {
 /// Runs a program of client actions against a server.
 ///
 /// # Panics
-/// If the server misbehaves.
+/// Panics if the server misbehaves.
 #[doc(hidden)]
 pub fn fuzz_paths(data: &[u8]) {
     let mut input = Input(data);

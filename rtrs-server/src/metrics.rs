@@ -1,5 +1,5 @@
 //! Metrics of the server, declared once: the text of a scrape and the table in
-//! docs/reference/metrics.md are generated from here. `daemon/metrics.rs` fills them.
+//! docs/reference/metrics.md are generated from this file. `daemon/metrics.rs` fills in the values.
 
 rtrs_core::metrics! {
     of [];

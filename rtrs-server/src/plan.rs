@@ -25,8 +25,8 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::partial::Partial;
 use crate::settings::{ExportSpec, OnMissing, SearchSpec, Settings, Target, exports_dir};
 
-/// Bits of the immediate that hold a chunk's index and an offset in it (docs/PROTOCOL.md, the
-/// 32-bit immediate).
+/// Bits of the immediate that hold a chunk's index and an offset in the chunk (docs/PROTOCOL.md,
+/// the 32-bit immediate).
 const IMM_PAYLOAD_BITS: u32 = 28;
 
 /// Maximum number of symbolic links in a path, as in the kernel.
@@ -105,8 +105,8 @@ impl Plan {
         Err(Error::new(ErrorKind::ConfigFile, text))
     }
 
-    /// Whether a start may lack files of `exports-dir`. Not if one of them could hold the only
-    /// access list: without it, the other exports would be open to everyone.
+    /// Whether the server may start without some files of `exports-dir`. It may not if a missing
+    /// file could hold the only access list, as the other exports would be open to everyone.
     pub(crate) fn may_lack_files(&self) -> bool {
         let set = &self.settings;
         let mut lists = set.export.iter().map(|spec| &spec.access).chain([&set.access]);
@@ -130,7 +130,7 @@ impl Plan {
         }
     }
 
-    /// Runs [`Self::check`] without the targets, which a start opens anyway and which may hang.
+    /// Runs [`Self::check`] without the targets, which the server opens anyway and which may hang.
     ///
     /// # Errors
     /// Those of [`Self::check`].
@@ -327,9 +327,9 @@ pub(crate) fn validate_export(spec: &mut ExportSpec) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hint for a missing file. Never to create one: an empty disk would replace lost data.
+/// Hint for a missing file. Must not suggest creating one: an empty disk would replace lost data.
 const MISSING: &str = "check the path, and whether its file system is mounted";
-/// Problem of an empty file, which may be the remains of a lost one.
+/// Problem with an empty file, which may be what remains of lost data.
 const EMPTY: &str = "is empty; if it held data, restore that, and if it is new, set its size";
 
 /// Checks the target of an export.
@@ -369,8 +369,8 @@ pub(crate) fn check_export(spec: &ExportSpec) -> Result<(), Error> {
     probe(spec, path).map(drop).map_err(|error| inaccessible(spec, path, error))
 }
 
-/// Refuses an export with its own access list below the search path: there the server's list
-/// applies, so other clients could open the same file under another name.
+/// Refuses an export with its own access list whose target is below the search path: the server's
+/// list applies there, so other clients could open the same file under a different name.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`], naming both.

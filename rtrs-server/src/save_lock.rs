@@ -13,9 +13,10 @@ use rtrs_core::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// Maximum time that a command waits for another one or for a reload.
+/// Maximum time that a command waits for another command or for a reload.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum time that a reload waits for commands. It may have to end clients.
+/// Maximum time that a reload waits for commands. It is short because the reload may have to end
+/// sessions.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// Time between attempts.
 const INTERVAL: Duration = Duration::from_millis(5);
@@ -50,7 +51,7 @@ impl SaveLock {
     }
 
     /// Acquires the lock for a reload. Returns None if commands hold it for too long or the lock
-    /// cannot be opened: the reload may have to end clients, so it goes ahead.
+    /// cannot be opened: the reload may have to end sessions, so it goes ahead.
     pub(crate) fn share(&self) -> Option<File> {
         let locked = File::open(&self.0)
             .and_then(|file| acquire(&file, File::try_lock_shared, RELOAD_PATIENCE).map(|()| file));
@@ -142,7 +143,7 @@ mod tests {
         assert!(is_refused(File::try_lock_shared));
         assert!(is_refused(File::try_lock));
         drop(command);
-        // A program that another test starts has a copy of the descriptor for a moment.
+        // A program that another test starts briefly holds a copy of the descriptor.
         let free = File::open(path_beside(&socket)).unwrap();
         acquire(&free, File::try_lock_shared, Duration::from_secs(60)).unwrap();
         drop(file);

@@ -298,7 +298,7 @@ rtrs_core::settings! {
 }
 
 impl Settings {
-    /// Parses the text of a configuration file called `name` in errors. An empty text sets nothing.
+    /// Parses the text of a configuration file, which errors call `name`. Empty text sets nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Config`], with name, line and remedy.

@@ -3,20 +3,20 @@
 //! Owns [`StateDir`]: one file for each writable export, with the export's epoch
 //! (`engine/epoch_file.rs`). The file is allocated when the export is opened, so that an epoch can
 //! be saved even if the disk is full. A thread saves, so that no shard waits for a disk; increments
-//! that arrive while a file is written are part of the next save. A file that cannot be written is
-//! cleared. If both fail, the save is retried until it succeeds; until then the epoch does not
-//! count as saved.
+//! that arrive while a file is being written are part of the next save. A file that cannot be
+//! written is cleared. If both fail, the save is retried until it succeeds; until then the epoch
+//! does not count as saved.
 //!
-//! A file is named after the export's key: the ID of the file or disk, which finds the epoch under
-//! every name and path, or name and target if there is no such ID. Several servers may share a
+//! A file is named after the export's key: the ID of the file or disk, so that its epoch is found
+//! under every name and path, or the name and target if it has no ID. Several servers may share a
 //! directory, but not a file: a server that may change the export holds a lock on `KEY.lock` next
 //! to the file as long as it serves the export. Otherwise one server could overwrite what another
 //! has saved, and a client would miss a loss.
 //!
-//! A second file of an export has its last writers (`writers_file.rs`), under the same lock.
+//! A second file of each export lists its last writers (`writers_file.rs`), under the same lock.
 //!
 //! If the directory cannot be used, every start of the server counts as a new cache epoch: clients
-//! may then see a loss that did not happen, but miss none.
+//! may then see a loss that did not happen, but never miss one.
 
 mod claim;
 mod clean_stop;
@@ -77,9 +77,9 @@ pub(crate) struct Taken(PathBuf);
 #[derive(Debug)]
 pub(crate) struct StateDir {
     store: Option<Arc<Files>>,
-    /// Random number of this process, for epochs that cannot be saved.
+    /// Random number of this process, used in epochs that cannot be saved.
     salt: u64,
-    /// Owner of the directory, for a server that starts as root and continues as another user.
+    /// Owner of the directory, for a server that starts as root and then runs as another user.
     owner: Option<Account>,
 }
 
@@ -112,7 +112,8 @@ struct EpochSave {
 impl StateDir {
     /// Opens `given`, or else the first available of `$STATE_DIRECTORY` (set by systemd),
     /// `/var/lib/rtrs` for root, `$XDG_STATE_HOME/rtrs` and `$HOME/.local/state/rtrs`. Logs a
-    /// warning if it cannot be used. If an owner is given, root accesses the directory as `owner`.
+    /// warning if that directory cannot be used. If an owner is given, root accesses the directory
+    /// as `owner`.
     pub(crate) fn open(given: Option<&Path>, owner: Option<&Account>) -> Self {
         let owner = owner.cloned();
         let opened = match state_dir(given) {
@@ -128,13 +129,13 @@ impl StateDir {
         }
     }
 
-    /// Creates an epoch that no later server finds: clients treat it as new each time.
+    /// Creates an epoch that no later server can find: clients treat each start as a new epoch.
     pub(crate) fn unknown() -> Arc<SyncEpoch> {
         SyncEpoch::unkept(random_number() | 1)
     }
 
     /// Empties the file of an export whose epoch this server cannot keep. Otherwise a later server
-    /// would continue with that epoch, and clients would miss what this server loses.
+    /// would continue with that epoch, and clients would miss losses on this server.
     fn distrust(&self, key: &str) {
         let Some(files) = &self.store else { return };
         let path = files.path(key);
@@ -152,7 +153,7 @@ impl StateDir {
     /// export, whose syncs cannot fail.
     ///
     /// # Errors
-    /// [`Taken`] if another server holds it and does not release it within 5 s.
+    /// [`Taken`] if another server holds the epoch and does not release it within 5 s.
     pub(crate) fn epoch(&self, key: &str, read_only: bool) -> Result<Arc<SyncEpoch>, Taken> {
         self.epoch_and_claim(key, read_only).map(|(epoch, _)| epoch)
     }
@@ -175,7 +176,7 @@ impl StateDir {
                      start of this server as a loss of unflushed data",
                     files.path(key).display()
                 );
-                // A timeout means that another export of this server keeps the epoch.
+                // A timeout means that another export of this server holds the epoch.
                 if !read_only && error.kind() != io::ErrorKind::TimedOut {
                     self.distrust(key);
                 }
@@ -184,8 +185,8 @@ impl StateDir {
         }
     }
 
-    /// Returns the epoch of an export like [`Self::epoch`], and its last writers from this process
-    /// and earlier ones.
+    /// Returns the epoch of an export like [`Self::epoch`], and its last writers from this
+    /// process and earlier processes.
     ///
     /// # Errors
     /// Those of [`Self::epoch`].
@@ -213,15 +214,15 @@ impl StateDir {
         }
     }
 
-    /// Waits until the last writers of all open exports are saved, at most for this time. Returns
-    /// whether they are.
+    /// Waits up to `within` until the last writers of all open exports are saved. Returns whether
+    /// they are.
     pub(crate) fn save_writers(&self, within: Duration) -> bool {
         self.store.as_ref().is_none_or(|files| files.writers.finish(within))
     }
 }
 
-/// Tests whether the state directory can be used, and creates nothing. Returns the warning of a
-/// start if not.
+/// Tests whether the state directory can be used, without creating anything. If not, returns the
+/// warning that a start would log.
 pub(crate) fn check_state_dir(given: Option<&Path>, owner: Option<&Account>) -> Option<String> {
     let checked = match state_dir(given) {
         Some(dir) => check_directory(&dir, "epochs", owner),
@@ -237,15 +238,15 @@ pub(crate) fn state_dir(given: Option<&Path>) -> Option<PathBuf> {
     given.map(Path::to_path_buf).or_else(default)
 }
 
-/// Returns a random epoch number for an export whose last one is unknown; small enough for every
-/// JSON parser.
+/// Returns a random epoch number for an export whose last epoch is unknown. The number is small
+/// enough for every JSON parser.
 fn fresh_number() -> u64 {
     (random_number() >> 32).max(1)
 }
 
 fn default_dir(is_root: bool, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name: &str| var(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    // systemd separates several directories by colons; this server uses the first.
+    // systemd separates multiple directories with colons; this server uses the first.
     let unit = var("STATE_DIRECTORY").and_then(|all| {
         let first = all.to_str()?.split(':').next()?.to_owned();
         Some(PathBuf::from(first)).filter(|path| path.is_absolute())
@@ -306,7 +307,7 @@ impl Files {
     fn look(&self, key: &str) -> io::Result<Arc<SyncEpoch>> {
         let path = self.path(key);
         let claim = self.claims.lock().get(&path).and_then(Weak::upgrade);
-        // Waits for a save by this server for another export of the same target.
+        // Waits for a save that this server is making for another export of the same target.
         let saving = claim.as_ref().map(|claim| claim.file.try_lock_for(WRITE_MAX));
         let readable = !matches!(saving, Some(None));
         let number = if readable { EpochFile::look(DiskFile::new(&path))? } else { None };
@@ -324,7 +325,7 @@ impl Files {
         let end = Instant::now() + self.taken_max;
         loop {
             let file = File::options().write(true).create(true).truncate(false).open(&lock)?;
-            // Not held during waits: other exports are claimed meanwhile.
+            // Not held during waits, so that other exports can be claimed meanwhile.
             let mut claims = self.claims.lock();
             claims.retain(|_, claim| claim.strong_count() > 0);
             if let Some(claim) = claims.get(&path).and_then(Weak::upgrade) {
@@ -344,7 +345,7 @@ impl Files {
                     tracing::debug!("{}: cannot be locked here: {error}", lock.display());
                 }
             }
-            // The server that held the lock before may have removed the name.
+            // The previous holder of the lock may have removed the name.
             let named = fs::metadata(&lock).is_ok_and(|meta| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (meta.dev(), meta.ino()))
             });
@@ -529,7 +530,7 @@ mod tests {
         let epoch = state.epoch("vol", false).unwrap();
         let (before, dir) = (epoch.number(), scratch.0.join("epochs"));
         // The file can be neither written nor cleared: it is open only for reading, and a directory
-        // has its place.
+        // has taken its place.
         let claims = state.store.as_ref().unwrap().claims.lock();
         let claim = claims.values().find_map(Weak::upgrade).unwrap();
         drop(claims);
@@ -580,7 +581,7 @@ mod tests {
         let reader = states[1].epoch("vol=/a/b", true).unwrap();
         reader.raise();
         states[1].epoch("other=/a/c", false).unwrap();
-        // A save in progress when the first server ends is waited for.
+        // The second server waits for a save that is in progress when the first server ends.
         let second = states[1].store.as_mut().and_then(Arc::get_mut).unwrap();
         second.taken_max = Duration::from_secs(60);
         first.raise();

@@ -148,7 +148,7 @@ impl PathCounters {
         Self { cores: (0..cores.max(1)).map(|_| ShardCounters::default()).collect() }
     }
 
-    /// Returns the counters of a shard. Shards past the end share those of the last one.
+    /// Returns the counters of a shard. Shards past the end share the counters of the last shard.
     pub fn core(&self, core: CoreIndex) -> &ShardCounters {
         &self.cores[core.index().min(self.cores.len() - 1)]
     }
@@ -578,7 +578,7 @@ pub struct ExportSnapshot {
     pub id: Option<String>,
     /// State of the export.
     pub state: ExportState,
-    /// Whether a client found it below the search path.
+    /// Whether a client found the export below the search path.
     pub found: bool,
     /// Sessions that have it open.
     pub open_by: Vec<ExportUser>,
@@ -601,7 +601,7 @@ pub struct ExportSnapshot {
     /// Reason for the state `failed`, or why the target of a served export cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether its file in `exports-dir` cannot be read: only a reload tries again.
+    /// Whether the export's file in `exports-dir` cannot be read: only a reload tries again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unread: bool,
 }
@@ -690,7 +690,7 @@ pub struct Revoked {
     pub identity: Option<String>,
     /// Number of paths that the session loses.
     pub paths: usize,
-    /// Number of paths that the session keeps. Without any, it ends.
+    /// Number of paths that the session keeps. If none are left, the session ends.
     pub paths_left: usize,
     /// Addresses of the clients of the lost paths.
     #[serde(default)]

@@ -1,5 +1,5 @@
-"""Another build of rtrs beside this one, for example that of an earlier commit: the same loads on
-sessions and through the NBD bridge, on an export in memory and on one without data."""
+"""Comparison of this build of rtrs with a second one, for example of an earlier commit: the same
+loads on sessions and through the NBD bridge, on an export in memory and on one without data."""
 
 import os
 import types
@@ -17,7 +17,7 @@ KINDS = {"session": OursSession, "bridge": Ours}
 
 
 def sides_of(target, kind):
-    """Returns the names of the other build's side and of ours."""
+    """Returns the names of the other build's side and of this build's side."""
     return tuple(f"{build}-{target}-{kind}" for build in ("other", "this"))
 
 

@@ -1,5 +1,6 @@
-"""fio with librtrs beside fio with nbdkit, over TCP loopback: the same jobs on a file in memory and
-on an export without data. The session runs on threads of fio: rtrs has as many hops as nbdkit."""
+"""fio with librtrs compared to fio with nbdkit, over TCP loopback: the same jobs on a file in
+memory and on an export without data. The session runs on threads of fio: rtrs has as many hops as
+nbdkit."""
 
 import os
 import tempfile
@@ -10,7 +11,7 @@ from servers import EXPORT, Fio, Nbdkit, Ours
 from tables import BANDWIDTH, IOPS, LATENCY, Comparison, Row, judge, measure, selected
 
 BUILD_SECONDS_MAX = 1800
-# Used from the directory of our programs if it is there, else built.
+# Taken from the programs' directory if it is there, otherwise built.
 LIBRARY = "librtrs_capi.so"
 
 

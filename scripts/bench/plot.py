@@ -1,4 +1,4 @@
-"""The growth of scale.py as an SVG: one panel for each figure over the number of sessions."""
+"""Plots the results of scale.py as an SVG: one panel per figure, over the number of sessions."""
 
 import math
 
@@ -43,7 +43,7 @@ def panel(left, key, title, factor, series):
 
 
 def svg(result, before):
-    """Returns the plot of a result beside that of an earlier one."""
+    """Returns the plot of a result beside the plot of an earlier result."""
     width, height = LEFT + len(PANELS) * (WIDTH + GAP), TOP + HEIGHT + 60
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
            'font-family="sans-serif" font-size="12">',

@@ -1,4 +1,4 @@
-"""Programs that a comparison starts: bounded waits, CPU time, memory, and their end."""
+"""Programs that a comparison starts: bounded waits, CPU time, memory, and termination."""
 
 import json
 import os
@@ -21,16 +21,16 @@ STARTED = []
 
 
 class BenchError(Exception):
-    """A failure outside of this driver, with a text for the user."""
+    """A failure outside of this driver, with a message for the user."""
 
 
 def say(text):
-    """Prints a progress line on stderr; stdout has only the result."""
+    """Prints a progress line on stderr; stdout is reserved for the result."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def wait_for(what, ready, process=None, seconds_max=START_SECONDS_MAX):
-    """Waits until `ready` returns something, and returns that. Fails if the process ends."""
+    """Waits until `ready` returns a value, and returns that. Fails if the process ends."""
     deadline = time.monotonic() + seconds_max
     while True:
         found = ready()
@@ -67,8 +67,8 @@ def stat_fields(pid):
 
 
 class Daemon:
-    """A process that put itself into the background. Its start time tells it from a later process
-    with the same pid."""
+    """A process that put itself into the background. Its start time distinguishes it from a later
+    process with the same pid."""
 
     def __init__(self, name, pid):
         self.name, self.pid = name, pid
@@ -170,7 +170,7 @@ def command(*argv, seconds_max=COMMAND_SECONDS_MAX, **options):
 
 
 def parse_json(name, text):
-    """Returns the first JSON object of a text: fio may print notes before it."""
+    """Returns the first JSON object in a text: fio may print notes before it."""
     try:
         return json.loads(text[text.index("{"):])
     except ValueError as error:
@@ -183,7 +183,7 @@ def stop_all():
 
 
 def end_on_signals():
-    """Makes signals end the driver like an exit, so that what it started ends too."""
+    """Makes signals end the driver like an exit, so that its child processes end too."""
     def end(number, _frame):
         raise SystemExit(128 + number)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -218,7 +218,7 @@ def cpu_seconds(roots):
 
 
 def status_number(pid, key, file="status"):
-    """Returns a number of a file in /proc/PID, or 0."""
+    """Returns a number from a file in /proc/PID, or 0."""
     try:
         with open(f"/proc/{pid}/{file}") as status:
             return sum(int(line.split()[1]) for line in status if line.startswith(f"{key}:"))
@@ -232,7 +232,7 @@ def peak_bytes(roots):
 
 
 def busy_seconds():
-    """Returns the CPU time for which the machine was not idle so far, steal included."""
+    """Returns the CPU time for which the machine has not been idle, steal included."""
     with open("/proc/stat") as stat:
         fields = [int(field) for field in stat.readline().split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / TICKS_PER_SECOND

@@ -16,7 +16,7 @@ SECONDS_MAX = 600
 
 
 class Content(NamedTuple):
-    """A sparse file: `places` of `data` bytes at the same distance."""
+    """A sparse file: `places` of `data` bytes, evenly spaced."""
 
     size: int
     places: int

@@ -2,8 +2,8 @@
 
 Rounds are interleaved: in each round every row, in each row every side, so that a slow minute of
 the machine affects all sides. Every second round goes through the sides backwards. A ratio is taken
-within a round; a table has the median with the lowest and the highest. Over five rounds this range
-contains the true median with a confidence of 94 %.
+within a round; a table shows the median ratio with the lowest and the highest. Over five rounds
+this range contains the true median with a confidence of 94 %.
 """
 
 import os
@@ -18,7 +18,7 @@ from processes import say, wait_quiet
 
 
 class Figure(NamedTuple):
-    """A number of a sample, and the text of a cell."""
+    """A number in a sample, and its text in a cell."""
 
     key: str
     text: str
@@ -37,11 +37,11 @@ class Row(NamedTuple):
     id: str
     title: str
     load: Callable | None
-    # The last one is ours. The best of the others is what it is compared with.
+    # The last side is ours; it is compared with the best of the others.
     sides: tuple
     figure: Figure = IOPS
     asked: float | None = None
-    # Row whose samples this one shows, or with whose best side it is compared.
+    # Row whose samples this one shows, or with whose best side this row is compared.
     samples_of: str | None = None
     best_of: str | None = None
 

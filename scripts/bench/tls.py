@@ -1,5 +1,5 @@
-"""tls:// beside tcp:// with CRC32C, on an export in memory: IO, and the longest IO when the server
-is killed and restarted. Then fio over TLS to nbdkit, and over rtrs-client and tls://."""
+"""tls:// compared to tcp:// with CRC32C, on an export in memory: IO, and the longest IO when the
+server is killed and restarted. Then fio over TLS to nbdkit, and over rtrs-client and tls://."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class Server(Ours):
 
 
 class OverScheme(Side):
-    """A session over one of the schemes, with the server that all of them share."""
+    """A session over one of the schemes, with the server that all schemes share."""
 
     def __init__(self, args, server, scheme):
         super().__init__(args)
@@ -69,7 +69,7 @@ class NbdkitTls(Side):
 
         command("openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "1", "-subj",
                 "/CN=bench", "-keyout", "server-key.pem", "-out", "server-cert.pem", cwd=directory)
-        # It is its own authority.
+        # The certificate is self-signed, so it is also the CA's.
         os.link(f"{directory}/server-cert.pem", f"{directory}/ca-cert.pem")
         self.launch("nbdkit", "-f", "-i", "127.0.0.1", "-p", self.port, "--tls", "require",
                     "--tls-certificates", directory, "memory", SIZE, address=self.port)

@@ -5,18 +5,18 @@
 //! ```
 //!
 //! Each session is the engine of `rtrs-client` with one shard, in a thread with its own io_uring,
-//! over one TCP path with the settings that `attach` has without flags. The other parts of `attach`
-//! are missing: the process, the front end, the control socket. Session N, counted from 0, opens
-//! the export vN. Orders are lines on stdin; each is answered with a line of JSON on stdout, in
-//! order of arrival:
+//! over one TCP path with the default settings of `attach`. The other parts of `attach` are
+//! missing: the process, the front end, the control socket. Session N, counted from 0, opens the
+//! export vN. Commands are read from stdin, one per line; each is answered with a line of JSON on
+//! stdout, in order of arrival:
 //!
-//! | order | does |
+//! | command | action |
 //! |---|---|
-//! | `attach N` | attaches N more sessions in turn; answers with the time of each |
+//! | `attach N` | attaches N more sessions in turn; answers with each time |
 //! | `attach-all N` | attaches N more sessions in parallel; answers with the total time |
-//! | `wait-down SECONDS` | waits until no session is up, at most SECONDS |
-//! | `wait-up SECONDS` | waits until all are up, at most SECONDS; answers with number and time |
-//! | `first N` | reads 4 KiB over each of the first N in turn; answers with the time of each |
+//! | `wait-down SECONDS` | waits until no session is up, for at most SECONDS |
+//! | `wait-up SECONDS` | waits up to SECONDS until all are up; answers with number and time |
+//! | `first N` | reads 4 KiB over each of the first N in turn; answers with each time |
 //! | `load N DEPTH SECONDS` | random 4 KiB reads over each of the first N; answers with results |
 //!
 //! The process ends when stdin is closed.
@@ -93,9 +93,9 @@ enum Order {
 /// Event of a session.
 #[derive(Debug)]
 enum Event {
-    /// Its export is open, or no longer open.
+    /// The session's export is open, or no longer open.
     Up(bool),
-    /// Its reads have ended: their number, errors, and longest time.
+    /// The session's reads have ended: their number, errors, and longest time.
     Done { reads: u64, errors: u64, longest: Duration, took: Duration },
     /// The session has failed permanently.
     Failed(String),
@@ -256,7 +256,7 @@ fn random_bytes() -> [u8; 16] {
     bytes
 }
 
-/// Returns the settings that `attach` has without flags.
+/// Returns the default settings of `attach`.
 fn config(args: &Args, number: usize) -> SessionConfig {
     let beat = |ms, missed_max| HeartbeatSettings {
         interval: Duration::from_millis(ms),
@@ -376,7 +376,7 @@ impl Crowd {
         self.up.push(false);
     }
 
-    /// Waits for the next event within the remaining time. Returns None when that has passed.
+    /// Waits for the next event within the remaining time. Returns None when that time has passed.
     fn next(&mut self, until: Watch) -> Result<Option<(usize, Event)>, String> {
         let left = until.saturating_duration_since(Watch::now());
         match self.events.recv_timeout(left) {

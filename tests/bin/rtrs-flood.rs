@@ -1,5 +1,5 @@
 //! Effect of connection floods on a session: its remaining IOPS and the duration of its reconnects
-//! while a crowd of other addresses opens connections to its server.
+//! while many other addresses open connections to its server.
 //!
 //! ```text
 //! cargo build --release --bins
@@ -8,12 +8,13 @@
 //!
 //! The session reads at queue depth 32 over TCP on loopback (`rtrs-client bench`), and every
 //! few seconds the server ends its path (`session disconnect`). Meanwhile `--rate` connections per
-//! second come from 127.0.1.x. They are, in turn: opened and closed; silent; half of an MPA
-//! request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections that the
-//! other end keeps open are closed after `--hold` seconds. In the `baseline`, the same crowd uses a
-//! port that only accepts and closes; both alternate `--rounds` times. All numbers and times are
-//! bounded, and all traffic stays on loopback. With `--tls RATE` the session uses tls://, and a
-//! known client makes this number of full handshakes per second in addition to the crowd.
+//! second come from 127.0.1.x. They alternate between these kinds: opened and closed; silent; half
+//! of an MPA request; a CON_REQ and nothing more; a whole handshake without an OPEN. Connections
+//! that the server keeps open are closed after `--hold` seconds. In the `baseline`, the same crowd
+//! uses a port that only accepts and closes connections; baseline and crowd alternate `--rounds`
+//! times. All counts and times are bounded, and all traffic stays on loopback. With `--tls RATE`
+//! the session uses tls://, and a known client performs RATE full handshakes per second in addition
+//! to the crowd.
 #![forbid(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -49,7 +50,7 @@ const SOURCES: u64 = 250;
 const STEP: Duration = Duration::from_millis(50);
 /// Error of a nonblocking socket whose connection is not established yet.
 const EINPROGRESS: i32 = 115;
-/// Maximum time of a reconnect.
+/// Maximum duration of a reconnect.
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Parser)]
@@ -100,7 +101,8 @@ struct CrowdConn {
     end: Instant,
 }
 
-/// Returns the messages of connection number `n` of this kind. None: it is closed immediately.
+/// Returns the messages of connection number `n` of this kind; None for a connection that is closed
+/// immediately.
 fn messages(kind: u64, n: u64) -> Option<VecDeque<Vec<u8>>> {
     let mut uuid = [0xf1; 16];
     uuid[..8].copy_from_slice(&n.to_le_bytes());
@@ -154,7 +156,7 @@ impl CrowdConn {
                 Ok(0) => return false,
                 Ok(_) => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // It is not connected yet.
+                // The socket is not connected yet.
                 Err(e) if e.kind() == ErrorKind::NotConnected => break,
                 Err(_) => return false,
             }
@@ -174,7 +176,7 @@ impl CrowdConn {
 /// Opens `rate` connections per second until `stop` is set.
 fn crowd(args: &Args, target: SocketAddr, first: u64, stop: &AtomicBool, counts: &Counts) {
     let start = Instant::now();
-    // Held connections by number, and the time of each one's next action: waiting costs nothing.
+    // Held connections by number. Each has the time of its next action, so waiting costs nothing.
     let mut held: HashMap<u64, CrowdConn> = HashMap::new();
     let mut due: BinaryHeap<Reverse<(Instant, u64)>> = BinaryHeap::new();
     let mut count = 0;
@@ -244,7 +246,7 @@ fn make_handshakes(
     }
 }
 
-/// Opens a port that only accepts and closes.
+/// Opens a port that only accepts and closes connections.
 fn accept_and_close() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
@@ -261,7 +263,8 @@ impl Control {
         answer.map(|(value, _)| value).unwrap_or_else(|error| json!({ "error": error.to_string() }))
     }
 
-    /// Returns the name of the bench's session, which begins with [`NAME`], and its connected path.
+    /// Returns the name of the benchmark's session, which begins with [`NAME`], and its connected
+    /// path.
     fn path(&self) -> Option<(String, u64)> {
         let list = self.ask(&json!({ "command": "session-list" }));
         let sessions = list["sessions"].as_array()?;
@@ -274,7 +277,7 @@ impl Control {
         (!ours["opens"].as_array()?.is_empty()).then(|| name(ours).map(|name| (name, path)))?
     }
 
-    /// Ends the session's path and waits until it has another path and its export open.
+    /// Ends the session's path and waits until the session has a new path and its export is open.
     fn reconnect(&self) -> Option<Duration> {
         let (name, before) = self.path()?;
         self.ask(&json!({ "command": "session-disconnect", "session": name }));
@@ -289,7 +292,7 @@ impl Control {
     }
 }
 
-/// Keys of the server and of one client that it knows.
+/// Keys of the server and of the one client that the server knows.
 struct Keys {
     scratch: Scratch,
     server: PublicKey,

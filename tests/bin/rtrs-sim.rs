@@ -146,7 +146,7 @@ fn run_one(seed: u64, args: &Args, log: bool) -> Outcome {
 /// Seeds still to run.
 #[derive(Debug)]
 struct Seeds {
-    /// Seeds that failed once, which come first.
+    /// Seeds that once failed, which come first.
     kept: VecDeque<u64>,
     next: u64,
     last: Option<u64>,

@@ -1,6 +1,6 @@
 //! Real programs on an attached session: nbdinfo, nbdcopy, qemu-img, qemu-io, fio and the `nbd`
-//! crate's client, through the unix socket and through TCP. Each test starts its own server and
-//! session; the data that the programs wrote is compared byte by byte with the exported file.
+//! crate's client, over a unix socket and over TCP. Each test starts its own server and session;
+//! the data that the programs write is compared byte by byte with the exported file.
 #![forbid(unsafe_code)]
 
 mod ceph;
@@ -32,7 +32,7 @@ fn each_front(test: impl Fn(fn(ClientBuilder) -> ClientBuilder)) {
 type Choose = fn(ClientBuilder) -> ClientBuilder;
 const FRONTS: [(&str, Choose); 2] = [("unix", |c| c), ("tcp", ClientBuilder::tcp)];
 
-/// Starts a stand on a sparse file of this size, and returns the file's path too.
+/// Starts a stand with a sparse file of this size; also returns the file's path.
 fn file_stand(size: u64, front: Choose, server_args: &[&str]) -> (Stand, std::path::PathBuf) {
     let scratch = Scratch::new();
     let path = scratch.path("vol0.img");
@@ -308,7 +308,7 @@ fn a_sparse_file_of_one_tebibyte() {
     let mut client = nbd_client(&stand.client);
     let mut data = vec![0; 1 << 20];
     let mut back = vec![0; 1 << 20];
-    // The last bytes, and both sides of 4 GiB and of 512 GiB: 32-bit numbers would not suffice.
+    // The last bytes, and both sides of 4 GiB and of 512 GiB, which 32-bit numbers cannot reach.
     for offset in [TIB - MIB, (4 << 30) - 512 * 1024, (512 << 30) - 4096, 0] {
         fill_pattern(&mut data, offset, 9);
         client.seek(SeekFrom::Start(offset)).expect("seek");
@@ -372,7 +372,7 @@ fn small_and_large_chunks() {
         each_front(|front| {
             let (stand, exported) = file_stand(128 * MIB, front, &args);
             let mut client = nbd_client(&stand.client);
-            // Up to the largest request that NBD clients send, and sizes around that of a chunk.
+            // Up to the largest request that NBD clients send, and sizes around the chunk size.
             let lengths =
                 [512, 61_440, 65_024, 65_536, 66_048, 1_044_480, 1 << 20, (1 << 20) + 512]
                     .into_iter()
@@ -382,7 +382,7 @@ fn small_and_large_chunks() {
                 let mut data = vec![0; length];
                 fill_pattern(&mut data, offset, length as u64);
                 client.seek(SeekFrom::Start(offset)).expect("seek");
-                // One request: write, not write_all, with all bytes accepted.
+                // A single request: write, not write_all, with all bytes accepted.
                 assert_eq!(client.write(&data).expect("write"), length);
                 let mut back = vec![0; length];
                 client.seek(SeekFrom::Start(offset)).expect("seek");

@@ -1,5 +1,5 @@
-//! Test client of the nbd project. Debian does not package it: build that project and name the
-//! directory with `nbd-tester-client` and its logs (tests/run) in `RTRS_NBD_TESTER`.
+//! Test client of the nbd project. Debian does not package it: build that project and set
+//! `RTRS_NBD_TESTER` to the directory with `nbd-tester-client` and its logs (tests/run).
 
 use std::path::PathBuf;
 

@@ -66,7 +66,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Runs another program of ours in the foreground, one that accepts the flags of `attach`.
+    /// Runs a different program in the foreground, one that accepts the flags of `attach`.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
         self.program = Some(name);
@@ -212,13 +212,13 @@ impl Client {
         &self.front
     }
 
-    /// Returns the NBD URI of its export.
+    /// Returns the NBD URI of the session's export.
     #[must_use]
     pub fn uri(&self) -> String {
         self.front.uri(&self.export)
     }
 
-    /// Returns the directory of its control socket.
+    /// Returns the directory of the session's control socket.
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         self.run_dir.dir()
@@ -262,7 +262,7 @@ impl Client {
         Proc::start(self.process(words))
     }
 
-    /// Returns the output of `status -o json` for its session, whether that serves IO or not.
+    /// Returns the output of `status -o json` for the session, whether or not it serves IO.
     ///
     /// # Panics
     /// Panics when the command fails, or its exit code does not fit the session's state.
@@ -317,7 +317,7 @@ impl Client {
         entries.flatten().any(|entry| UnixStream::connect(entry.path()).is_ok())
     }
 
-    /// Returns the processes of its sessions: those of `rtrs-client` that name our run directory.
+    /// Returns the `rtrs-client` processes that have this run directory on their command line.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -335,7 +335,7 @@ impl Client {
     /// that was just detached.
     ///
     /// # Panics
-    /// Panics when there is none, or more than one for [`COMMAND_TIME_MAX`].
+    /// Panics when there is no process, or more than one for [`COMMAND_TIME_MAX`].
     #[must_use]
     pub fn pid(&self) -> u32 {
         wait_for("the session to have one process", COMMAND_TIME_MAX, || {

@@ -1,6 +1,6 @@
 //! Files that the tests export and copy: sparse files, files with a pattern in which every block
-//! differs, and a real ext4 file system made from a part of /usr/share. Files are compared without
-//! loading them whole into memory.
+//! differs, and a real ext4 file system made from a part of /usr/share. File comparison does not
+//! load whole files into memory.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::proc::{Proc, run};
 use crate::{COMMAND_TIME_MAX, COPY_TIME_MAX};
 
-/// Creates a file of `size` bytes that takes no space.
+/// Creates a file of `size` bytes that occupies no disk space.
 ///
 /// # Panics
 /// Panics when the file cannot be created.
@@ -35,7 +35,7 @@ pub fn fill_pattern(bytes: &mut [u8], offset: u64, seed: u64) {
     }
 }
 
-/// Creates a file of `size` bytes of [`fill_pattern`].
+/// Creates a file of `size` bytes filled by [`fill_pattern`].
 ///
 /// # Panics
 /// Panics when the file cannot be created.
@@ -54,7 +54,7 @@ pub fn pattern_file(path: &Path, size: u64, seed: u64) {
 /// Checks that the first `size` bytes of two files are equal; reports the first difference.
 ///
 /// # Panics
-/// Panics when they differ, or one is shorter.
+/// Panics when the files differ, or one is shorter.
 pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
     let mut files = [one, two].map(|path| File::open(path).expect("open to compare"));
     let mut blocks = [vec![0; 1 << 20], vec![0; 1 << 20]];
@@ -77,7 +77,7 @@ pub fn equal_prefix(one: &Path, two: &Path, size: u64) {
 /// most `mib_max` MiB. Returns the image's size in bytes.
 ///
 /// # Panics
-/// Panics when there is none or mkfs fails.
+/// Panics when there is no such directory or mkfs fails.
 pub fn ext4_image(path: &Path, mib_max: u64) -> u64 {
     let mut best: Option<(u64, String)> = None;
     for name in ["doc", "locale", "man", "icons", "vim", "perl", "mime", "zoneinfo", "fio"] {
@@ -93,7 +93,8 @@ pub fn ext4_image(path: &Path, mib_max: u64) -> u64 {
         }
     }
     let (mib, dir) = best.expect("a directory of bounded size under /usr/share");
-    // Small files take a whole block and an inode each, which the sum of their sizes does not show.
+    // Each small file needs a whole block and an inode, which the sum of the sizes does not
+    // include.
     let size = (mib * 2 + 32) << 20;
     sparse_file(path, size);
     let mut command = Command::new("mkfs.ext4");

@@ -1,6 +1,7 @@
-//! RTRS client driven by hand over a real transport: it sends exactly the bytes of a test.
+//! RTRS client that tests drive over a real transport: it sends exactly the bytes that a test gives
+//! it.
 //!
-//! [`Peer`] is one path of one session on its own fabric, selected by [`Transport`], driven by the
+//! [`Peer`] is one path of a session on its own fabric, selected by [`Transport`] and driven by the
 //! test's thread: a [`PlayedClient`] that can wait. [`RawMpa`](crate::RawMpa) is for malformed
 //! frames. Every wait has a time limit and panics with a description of the missing message.
 
@@ -20,10 +21,10 @@ pub use rtrs_core::tests::{Answer, Data, PathOptions as PeerOptions, read_messag
 
 use crate::transport::Transport;
 
-/// Maximum time for each answer of the server.
+/// Maximum wait for each of the server's answers.
 const ANSWER_TIME_MAX: StdDuration = StdDuration::from_secs(60);
 
-/// Client's end of one path.
+/// Client's end of a path.
 #[derive(Debug)]
 pub struct Peer {
     client: PlayedClient,
@@ -60,7 +61,7 @@ impl Peer {
         Self { client, server, ring }
     }
 
-    /// Creates a connected path whose session is introduced as `name`.
+    /// Creates a connected path whose session introduces itself as `name`.
     ///
     /// # Panics
     /// Panics when the server refuses the path.
@@ -74,7 +75,7 @@ impl Peer {
     /// Creates a path with all connections, before INFO_REQ.
     ///
     /// # Panics
-    /// Panics when the server refuses one.
+    /// Panics when the server refuses a connection.
     #[must_use]
     pub fn connected(server: SocketAddr, options: PeerOptions) -> Self {
         let mut peer = Self::new(server, options);
@@ -104,7 +105,7 @@ impl Peer {
         }
     }
 
-    /// Runs turns until `check` returns a value, at most `limit`.
+    /// Runs turns until `check` returns a value, for at most `limit`.
     fn wait<T>(
         &mut self,
         limit: StdDuration,
@@ -137,14 +138,14 @@ impl Peer {
     /// Returns the negative errno of the server's reject.
     ///
     /// # Panics
-    /// Panics when the server does not answer at all, or with anything but 56 bytes.
+    /// Panics when the server does not answer at all, or answers with anything but 56 bytes.
     pub fn connect_raw(&mut self, private_data: &[u8]) -> Result<(), i16> {
         let qp = self.client.ask(source(self.options), self.server, private_data);
         let padded = !Transport::of_environment().is_tcp();
         self.wait(ANSWER_TIME_MAX, "answer to CON_REQ", |client| client.asked(qp, padded))
     }
 
-    /// Sends INFO_REQ and takes INFO_RSP; then receives are posted on all connections.
+    /// Sends INFO_REQ and takes INFO_RSP, then posts receives on all connections.
     ///
     /// # Panics
     /// Panics when the server does not answer.
@@ -156,7 +157,7 @@ impl Peer {
     /// Takes INFO_RSP.
     ///
     /// # Panics
-    /// Panics when it is missing or malformed.
+    /// Panics when INFO_RSP is missing or malformed.
     pub fn take_info_rsp(&mut self) {
         self.wait(ANSWER_TIME_MAX, "INFO_RSP", |client| {
             client.take_info().or_else(|| {
@@ -203,7 +204,7 @@ impl Peer {
     /// Takes the next answer, and answers heartbeats in the meantime.
     ///
     /// # Panics
-    /// Panics when there is none, or a connection ends first.
+    /// Panics when no answer arrives, or a connection ends first.
     pub fn answer(&mut self) -> Answer {
         self.wait(ANSWER_TIME_MAX, "answer", |client| {
             while let Some((conn, imm)) = client.take_immediate() {
@@ -219,10 +220,10 @@ impl Peer {
         })
     }
 
-    /// Waits until all its connections are closed, at most `limit` each; returns the reasons.
+    /// Waits until all its connections are closed, for at most `limit` each; returns the reasons.
     ///
     /// # Panics
-    /// Panics when that takes too long.
+    /// Panics when a close takes too long.
     pub fn ended(&mut self, what: &str, limit: StdDuration) -> Vec<CloseReason> {
         let what = format!("end of the path after: {what}");
         let closed = |event: &FabricEvent| match event {

@@ -181,7 +181,7 @@ impl RawMpa {
     /// Takes the next frame's ULPDU.
     ///
     /// # Panics
-    /// Panics when there is none.
+    /// Panics when there is no frame.
     pub fn read_frame(&mut self) -> Vec<u8> {
         let length = self.read_exact(2);
         let len = usize::from(u16::from_be_bytes([length[0], length[1]]));

@@ -1,6 +1,6 @@
 //! `rtrs-server` as a real process: started with a builder, ready when it has printed its
 //! addresses, ended with SIGTERM ([`Server::stop`] checks for exit code 0) or killed on drop. Each
-//! has its own run directory, in which [`Server::command`] finds it.
+//! server has its own run directory, in which [`Server::command`] finds it.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ pub struct ServerBuilder {
     user: Option<&'static str>,
     envs: Vec<(&'static str, String)>,
     activation: Option<Activation>,
-    /// Number of sockets of the service manager that it listens on without `--listen`.
+    /// Number of sockets of the service manager that the server listens on without `--listen`.
     portals: usize,
 }
 
@@ -45,7 +45,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Runs another program of ours, one that accepts the server's flags.
+    /// Runs a different program of this workspace that accepts the server's flags.
     #[must_use]
     pub fn program(mut self, name: &'static str) -> Self {
         self.program = Some(name);
@@ -73,7 +73,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Adds `--listen`; without any the server listens on a free port, see [`Transport`].
+    /// Adds `--listen`; without any `--listen`, the server listens on a free port, see
+    /// [`Transport`].
     #[must_use]
     pub fn listen(mut self, listen: impl Into<String>) -> Self {
         self.listens.push(listen.into());
@@ -190,16 +191,16 @@ impl Server {
         self.portal().split_once("://").expect("a portal").1
     }
 
-    /// Returns its process id.
+    /// Returns the server's process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.proc.pid()
     }
 
-    /// Checks that the server still runs and has not panicked.
+    /// Checks that the server is still running and has not panicked.
     ///
     /// # Panics
-    /// Panics with its output otherwise.
+    /// Panics with the server's output otherwise.
     pub fn check_alive(&mut self) {
         let running = self.proc.is_running();
         let output = self.proc.output();
@@ -209,7 +210,7 @@ impl Server {
     /// Sends a signal by its name without SIG, e.g. `STOP`.
     ///
     /// # Panics
-    /// Panics when it has ended already.
+    /// Panics when the server has already ended.
     pub fn signal(&mut self, name: &str) {
         self.proc.signal(name);
     }
@@ -225,7 +226,7 @@ impl Server {
         run(bin("rtrs-server"), &words, COMMAND_TIME_MAX)
     }
 
-    /// Returns its sessions, as in `session list -o json`.
+    /// Returns the server's sessions, as in `session list -o json`.
     ///
     /// # Panics
     /// Panics when the command fails.
@@ -243,23 +244,23 @@ impl Server {
         self.command(&["session", "list", "-o", "json"]).ok().json()
     }
 
-    /// Returns its output so far.
+    /// Returns the server's output so far.
     #[must_use]
     pub fn output(&self) -> String {
         self.proc.output()
     }
 
-    /// Waits until its output contains this text, and returns the output so far. A separate thread
-    /// writes the log, so a line may come late.
+    /// Waits until the server's output contains this text, and returns the output so far. A
+    /// separate thread writes the log, so a line may come late.
     ///
     /// # Panics
-    /// Panics when it does not within [`COMMAND_TIME_MAX`].
+    /// Panics when the text does not appear within [`COMMAND_TIME_MAX`].
     pub fn wait_output(&self, words: &str) -> String {
         let written = || Some(self.output()).filter(|output| output.contains(words));
         wait_for(words, COMMAND_TIME_MAX, written)
     }
 
-    /// Returns the directory of its control socket.
+    /// Returns the directory of the server's control socket.
     #[must_use]
     pub fn run_dir(&self) -> PathBuf {
         self.run_dir.path("server")

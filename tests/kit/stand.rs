@@ -12,13 +12,13 @@ use crate::client::{Client, ClientBuilder, Front};
 use crate::scratch::Scratch;
 use crate::server::{Server, ServerBuilder};
 
-/// Maximum time of any single reply of an NBD server.
+/// Maximum time for any reply from an NBD server.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// A server, a session, a directory.
+/// A server, a session and a directory.
 #[derive(Debug)]
 pub struct Stand {
-    /// Session of export `vol0`.
+    /// Session with export `vol0` attached.
     pub client: Client,
     /// The server.
     pub server: Server,
@@ -61,7 +61,7 @@ impl Stand {
         self.client.uri()
     }
 
-    /// Detaches and stops, and checks that both end without errors.
+    /// Detaches the session and stops the server, and checks that both end without errors.
     ///
     /// # Panics
     /// Panics when they do not.

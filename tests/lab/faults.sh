@@ -6,7 +6,7 @@
 . tests/lab/topology.sh
 
 # Starts a verifying fio in the background that logs each latency. It runs until `faults_end`, or
-# for at most that many seconds.
+# for at most SECONDS_MAX.
 faults_begin() { # name device seconds_max
     : >"$LAB_WORK/$1.marks"
     fio_run "$1" $(($3 + 60)) --filename="$2" --direct=1 --rw=randrw --bs=4k --iodepth=8 \
@@ -26,8 +26,8 @@ faults_mark() { # name round
 faults_end() { # name text
     local status
     kill -0 "$FAULTS_FIO" 2>/dev/null || fail "$2: fio lasted until the end"
-    # Only its first process, which ends the others: fio's signal handler can deadlock a process
-    # that is doing IO.
+    # Signals only its first process, which ends the others: fio's signal handler can deadlock a
+    # process that is doing IO.
     pkill -INT -o -f "^fio --name=$1 "
     wait "$FAULTS_FIO"
     status=$?

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Functions of the scenarios in which the kernel's rnbd-client uses our server (interop-ks-*).
+# Functions for the scenarios in which the kernel's rnbd-client uses our server (interop-ks-*).
 # Sourced after lib.sh.
 
 KS_CLIENT=/sys/devices/virtual/rtrs-client
@@ -14,7 +14,7 @@ ks_paths() { # [number]
     done
 }
 
-# Maps an export at the kernel's client; sets KS_DEV, the name of the block device. A port must
+# Maps an export on the kernel's client; sets KS_DEV, the name of the block device. A port must
 # precede the paths.
 ks_map() { # session export paths argument...
     local session=$1 name=$2 paths=$3
@@ -47,7 +47,7 @@ ks_states_are() { # session text
 }
 
 # Prints a counter of the client: reads, bytes read, writes, bytes written, inflight, requests taken
-# over from another path.
+# over from a different path.
 ks_stat() { # session path place
     cut -d' ' -f"$3" "$KS_CLIENT/$1/paths/ip:10.0.$2.1@ip:10.0.$2.2/stats/rdma"
 }

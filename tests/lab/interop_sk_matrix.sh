@@ -4,15 +4,15 @@
 
 . tests/lab/interop_sk.sh
 
-# Checks that every connection of every path carried IO, by the kernel's packet numbers and by its
-# server's counters.
+# Checks that every connection of every path carried IO, according to the kernel's packet numbers
+# and its server's counters.
 sk_counted() { # device paths
     local path idle reads
     for ((path = 0; path < $2; path++)); do
         rxe_sent "rxa$path" >"$LAB_WORK/after$path"
         idle=$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" |
             awk '{ sent = ($3 - $2 + 16777216) % 16777216 } sent < 50' | wc -l)
-        # The service connection has only heartbeats.
+        # The service connection carries only heartbeats.
         expect_num "path $path: every connection for IO sent packets" "$idle" -le 1
         expect_eq "path $path: no connection was replaced" \
             "$(join "$LAB_WORK/before$path" "$LAB_WORK/after$path" | wc -l)" "$(($(nproc) + 1))"
@@ -40,7 +40,7 @@ sk_ext4() { # nbd
     assert_true "e2fsck finds it clean" timeout 60 e2fsck -fn "$1"
 }
 
-# Attaches several sessions at once, one per device.
+# Attaches several sessions simultaneously, one per device.
 sk_one_path() { # mode
     local flushes job jobs=()
     sk_attach "$PLAIN" 1 --device /dev/nbd0 & sk_attach "$SCSI" 1 --device /dev/nbd1 &
@@ -88,8 +88,8 @@ sk_one_path() { # mode
 }
 
 # Returns whether the kernel's server has let a connection stall: rdma_rxe of 6.1 runs the server's
-# REG_MR and LOCAL_INV a second time after a packet was repeated, and they fail. Our client
-# detects that and ends the path; nothing is lost, but the path was not up all the time.
+# REG_MR and LOCAL_INV a second time after a packet was repeated, and both fail. Our client detects
+# this and ends the path; nothing is lost, but the path was not up for the whole test.
 sk_server_stalled() { # device
     sk_kernel_words | grep -qE 'REG MR failed|IB_WR_LOCAL_INV' &&
         sk_log "$1" | grep -q 'no answer for'

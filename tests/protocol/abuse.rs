@@ -1,7 +1,7 @@
-//! Tests of bad input from users and from NBD clients, one test for each violation. Each gets a
-//! clear error or has its connection closed, while an innocent client on the same front continues
-//! undisturbed and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for wrong usage.
-//! Violations of RTRS peers have their own tests.
+//! Tests of bad input from users and from NBD clients, one test for each violation. Each offender
+//! gets a clear error or has its connection closed, while an innocent client on the same front
+//! continues undisturbed and the daemons stay alive. Exit codes: 1 for a failed operation, 2 for
+//! wrong usage. Violations by RTRS peers have their own tests.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ fn refused_attach(words: &[&str]) -> Finished {
     done
 }
 
-// ---- errors of users --------------------------------------------------------------------------
+// ---- errors by users --------------------------------------------------------------------------
 
 #[test]
 fn unknown_export() {
@@ -153,7 +153,7 @@ fn state_file_held_by_another_server() {
     let other = server("other").start();
     let _ = first.stop(STOP_TIME_MAX);
     let _ = other.stop(STOP_TIME_MAX);
-    // Like a server in another container, where the file of the export is a different one.
+    // Like a server in a different container, where the export's file is a different file.
     let held = File::create(&lock).expect("a lock file");
     held.try_lock().expect("the lock is free");
     let done = server("vol").run().code(1).says("vol0").says("--state-dir");
@@ -197,7 +197,7 @@ fn no_listener_on_the_path() {
 
 #[test]
 fn a_silent_server_does_not_block_attach_forever() {
-    // The listener accepts by its backlog and never answers.
+    // The listener's backlog accepts connections, and nothing answers them.
     let mute = TcpListener::bind("127.0.0.1:0").expect("bind a port");
     let address = mute.local_addr().expect("its address");
     let (client, done) = Client::attach("vol0").path(format!("tcp://{address}")).try_start();
@@ -243,7 +243,7 @@ fn socket_path_in_use() {
     assert!(client.pids().is_empty(), "a refused attach left a process behind");
     assert_eq!(std::fs::read(&file).expect("the file"), b"precious");
 
-    // A socket without a listener is left by a crash, and does not block the attach.
+    // A socket without a listener is left over from a crash, and does not block the attach.
     let stale = scratch.path("stale.sock");
     drop(UnixListener::bind(&stale).expect("bind a socket"));
     attach(stale).start().detach();
@@ -382,10 +382,10 @@ fn io_past_the_end() {
     stand.finish();
 }
 
-// ---- errors of NBD clients --------------------------------------------------------------------
+// ---- errors by NBD clients --------------------------------------------------------------------
 
 /// Runs a violation next to an innocent client, on the unix socket and on TCP; then checks that the
-/// innocent client was not disturbed, that a new client is served, and that both daemons live.
+/// innocent client was not disturbed, that a new client is served, and that both daemons are alive.
 fn violation(bad: impl Fn(&Front)) {
     for mut stand in [Stand::memory("16M"), Stand::memory_tcp("16M")] {
         let front = stand.client.front().clone();
@@ -441,8 +441,8 @@ fn nbd_oversize_options() {
                 let mut raw = RawNbd::hello(front);
                 raw.send(&option_head(option, length));
                 raw.send(&[0x41; 65_536]);
-                // The option is refused at once, or read and then refused: the test must not send 4
-                // GiB.
+                // The option is refused immediately, or read and then refused: the test must not
+                // send 4 GiB.
                 if length == 1 << 20 {
                     for _ in 0..15 {
                         raw.send(&[0x41; 65_536]);

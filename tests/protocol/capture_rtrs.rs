@@ -1,8 +1,8 @@
-//! Tests of sessions with the kernel, captured on soft RoCE by the lab's scenario interop-capture,
-//! read with our own wire code: every message is decoded and checked against the rules of
-//! docs/PROTOCOL.md, in order and with the keys valid at the time.
+//! Tests of captured sessions with the kernel. The lab's scenario interop-capture recorded them on
+//! soft RoCE. Our own wire code decodes every message and checks it against docs/PROTOCOL.md, in
+//! order and with the keys valid at the time.
 //!
-//! The files are classic pcap with packets truncated after 700 bytes, which omits the data of reads
+//! The files are classic pcap with packets truncated to 700 bytes, which omits the data of reads
 //! and long writes and keeps every header.
 
 mod roce;
@@ -61,7 +61,7 @@ fn a_wrong_byte_is_detected() {
     let good = packets(&bytes);
     let mut found = 0;
     for index in 0..good.len() {
-        // Spoils a reliable packet with an immediate: another permit, or another kind.
+        // Changes the immediate of a reliable packet to a different permit or a different kind.
         if good[index].imm().is_none() {
             continue;
         }

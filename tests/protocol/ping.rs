@@ -178,7 +178,7 @@ fn doctor_names_the_failing_step() {
 
 #[test]
 fn a_peer_that_is_not_an_rtrs_server_is_reported_within_the_bound() {
-    // One never answers, one answers with another protocol, one closes immediately.
+    // One never answers, one speaks a different protocol, one closes immediately.
     for (answer, words, limit) in [
         (None, "timed out", "500ms"),
         (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), "MPA start-up frame", "1m"),

@@ -4,7 +4,7 @@
 //! The host of the first client sleeps with writes in flight, in half of the runs after its paths
 //! have died. The server ends its session. Another client attaches, writes to all sectors, and
 //! leaves or dies. Then the first host wakes up with its requests. It must not get the export: its
-//! requests fail, and the next client reads what the other one has written. All variation follows
+//! requests fail, and the next client reads what the other client wrote. All variation follows
 //! from the seed.
 
 use rtrs_client::{NoPath, SlowIo};
@@ -75,7 +75,7 @@ pub fn run_away(seed: u64, memory: Memory, sink: Option<Sink>) -> Outcome {
     Outcome { failure, stats, fingerprint: log.fingerprint() }
 }
 
-/// Orders writes to all sectors, in any order.
+/// Issues writes to all sectors, in random order.
 fn write_all(cluster: &mut Cluster, options: &Options, prng: &mut Prng) {
     let max = options.work.span_max.clamp(1, 8);
     let (mut sector, mut places) = (0, Vec::new());

@@ -1,11 +1,12 @@
 //! Backend of the simulator: a disk in memory with its own cache, clock and faults.
 //!
-//! An operation takes effect at one moment between its submission and its completion, both drawn
-//! from the seed. The promises of completed writes are kept apart from their effects: `current` is
-//! what reads see, `durable` is what certainly survives a power cut, and the journal holds the
-//! writes in between. A cut keeps, independently for each sector, any of the versions since the
-//! durable one: writes are dropped, torn at sectors and reordered. An operation whose device is
-//! dropped (the server's process ended) has happened by then or never will.
+//! An operation takes effect at one moment between its submission and its completion; both moments
+//! are drawn from the seed. What completed writes promise is kept apart from their effects:
+//! `current` is the content that reads see, `durable` is the content that certainly survives a
+//! power cut, and the journal holds the writes in between. A cut keeps, independently for each
+//! sector, any of the versions since the durable one: writes are dropped, torn at sectors and
+//! reordered. An operation whose device is dropped (the server's process ended) has happened by
+//! then or never will.
 
 mod ways;
 
@@ -31,7 +32,7 @@ const LATE_MAX: Duration = Duration::from_millis(400);
 /// Size of a sector in bytes.
 pub(super) const SECTOR: usize = 512;
 
-/// Write that a power cut may lose.
+/// A write that a power cut may lose.
 #[derive(Debug)]
 struct Entry {
     /// Position in the order in which writes took effect.
@@ -51,9 +52,9 @@ pub(super) struct DiskStats {
     pub(super) stuck: u64,
     pub(super) errors: u64,
     pub(super) cuts: u64,
-    /// Writes lost in writeback of the cache.
+    /// Writes lost during writeback of the cache.
     pub(super) lost: u64,
-    /// Operations that took longer than the client waits for an answer.
+    /// Operations that took longer than the time that the client waits for an answer.
     pub(super) late: u64,
     /// Operations that failed because the backing file had been truncated.
     pub(super) beyond: u64,
@@ -66,9 +67,9 @@ struct State {
     /// Whether power cuts are possible, so that versions must be kept.
     tracks: bool,
     prng: Prng,
-    /// Source of lost writes, separate so that runs without them do not change.
+    /// Source of lost writes, separate so that runs without them are unaffected.
     loser: Prng,
-    /// Whether writes were lost; only the next sync reports it, regardless of who submits it.
+    /// Whether writes were lost, which only the next sync reports, regardless of who submits it.
     lost: bool,
     /// Source of the status that reports lost writes, if it varies.
     statuses: Option<Prng>,
@@ -77,34 +78,34 @@ struct State {
     /// Whether durable writes do not report errors of other writes.
     apart: bool,
     now: Instant,
-    /// Time from which nothing is slow, stuck or failing anymore.
+    /// Time after which nothing is slow, stuck or failing anymore.
     calm: Option<Instant>,
-    /// Time that the client waits for an answer.
+    /// Time for which the client waits for an answer.
     patience: Duration,
     /// Offset at which the sectors of the second session begin, for a planted bug.
     guest_from: usize,
     /// Length of the backing file in bytes, and its minimum since the file was exported.
     len: usize,
     end: usize,
-    /// End of file for which a flush has last failed.
+    /// End of the file at the time of the last failed flush.
     reported: usize,
     current: Vec<u8>,
     previous: Vec<u8>,
     durable: Vec<u8>,
     durable_seq: Vec<u64>,
     journal: Vec<Entry>,
-    /// Whether the next write is held: it neither happens nor ends before its release.
+    /// Whether the next write is held: it neither happens nor ends before it is released.
     armed: bool,
     /// Whether a write is held.
     holds: bool,
     /// Earliest end of operations that are submitted before this time.
     stuck_until: Instant,
-    /// Time that registering memory blocks a core, and the blocked time not yet taken.
+    /// Time for which registering memory blocks a core, and the blocked time not yet taken.
     pin_time: Duration,
     pinned: Duration,
     /// Whether operations end early for the caller and happen later, for a planted bug.
     loose: bool,
-    /// Byte ranges whose writes end early too, up to the given serial, for a planted bug.
+    /// Byte ranges whose writes also end early, up to the given serial, for a planted bug.
     given_up: Vec<(Range<u64>, u64)>,
     /// Operations that ended early and have not happened.
     late: Vec<Op>,
@@ -184,8 +185,9 @@ impl Disk {
         Self { geometry, size, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Sets the length of the backing file in sectors. Data beyond it is lost; sectors that the
-    /// file gains hold zeroes. IO beyond the lowest end fails until the file is exported again.
+    /// Sets the length of the backing file in sectors. Data beyond the new end is lost; sectors
+    /// that the file gains hold zeroes. IO beyond the lowest end fails until the file is exported
+    /// again.
     pub(super) fn set_sectors(&self, sectors: u32) {
         let state = &mut *self.state.lock();
         state.len = sectors as usize * SECTOR;
@@ -199,7 +201,7 @@ impl Disk {
         }
     }
 
-    /// Returns the disk as a newly started server exports it: with the length of the file.
+    /// Returns the disk as a newly started server exports it, with the length of the file.
     pub(super) fn exported(&self) -> Self {
         let state = &mut *self.state.lock();
         state.end = state.len;
@@ -210,7 +212,7 @@ impl Disk {
         self.clone()
     }
 
-    /// Resizes the disk to a multiple of the workload's size.
+    /// Resizes the disk to this multiple of the workload's size.
     pub(super) fn resize(&self, times: u32) {
         self.size.set(self.geometry.size * u64::from(times));
     }
@@ -220,7 +222,7 @@ impl Disk {
         self.size.get()
     }
 
-    /// Sets the time that the client waits for an answer.
+    /// Sets the time for which the client waits for an answer.
     pub(super) fn count_later_than(&self, patience: Duration) {
         self.state.lock().patience = patience;
     }
@@ -240,7 +242,7 @@ impl Disk {
         }
     }
 
-    /// Makes writes end early from now on and happen later, for a planted bug.
+    /// From now on, makes writes end early and happen later, for a planted bug.
     pub(super) fn end_writes_early(&self) {
         self.state.lock().loose = true;
     }
@@ -272,7 +274,7 @@ impl Disk {
         self.state.lock().stuck_until = until;
     }
 
-    /// Sets the time that registering memory with the disk blocks a core from now on.
+    /// Sets the time for which registering memory with the disk blocks a core from now on.
     pub(super) fn pin_slowly(&self, time: Duration) {
         self.state.lock().pin_time = time;
     }
@@ -371,7 +373,7 @@ impl State {
         if durable {
             self.keep(&entry);
         } else if self.calm.is_none() && self.loser.chance(self.options.writeback) {
-            // Reads see the data until the power fails: the page is clean.
+            // Reads see the data until the power fails, because the page is clean.
             self.lost = true;
             self.stats.lost += 1;
         } else {
@@ -537,7 +539,7 @@ impl State {
 struct Op {
     io: Io,
     serial: u64,
-    /// Clock at submission: a flush covers writes completed before it.
+    /// Clock at submission: a flush covers writes that completed before this value.
     mark: u64,
     begun: Instant,
     effect_at: Instant,
@@ -628,15 +630,16 @@ impl BlockDevice for Queue {
             for mut op in loose {
                 self.done.push_back(Completion::new(op.io.tag, op.status));
                 state.inflight -= 1;
-                // Except with `loose`, the session may be without a path for a while, so allow
-                // longer delays.
+                // Except with `loose`, the session may be without a path for a while, so longer
+                // delays are allowed.
                 let late_max = if state.loose { LATE_MAX } else { 4 * LATE_MAX };
                 op.effect_at = now + state.prng.duration(LATE_MAX / 8..=late_max);
                 state.late.push(op);
                 any = true;
             }
         }
-        // Apply in the order of effect times, so that late polls change nothing.
+        // Operations are applied in the order of their effect times, so that late polls change
+        // nothing.
         loop {
             let due = self.ops.iter().enumerate().filter(|(_, op)| !op.applied && !op.held);
             let next = due.min_by_key(|(_, op)| (op.effect_at, op.serial)).map(|(at, _)| at);

@@ -15,16 +15,16 @@ use rtrs_core::time::{Duration, Instant};
 use super::options::{FaultMix, Ids, MS, Removal, ReportedIds, Truncation};
 pub(super) use twins::twins;
 
-/// Time before a restart of the server at which other servers end, if they have to.
+/// How long before a restart of the server other servers end, if they have to.
 const OTHERS_END_AHEAD: Duration = Duration::from_millis(300);
 
-/// Single action of a plan.
+/// Action of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Changes the world.
     World(Fault),
-    /// Moves a queue pair of one end into error, after this number of further work requests or,
-    /// with `receive`, of further receives.
+    /// Moves a queue pair of one end into the error state, after this number of further work
+    /// requests or, with `receive`, of further receives.
     QpError { at_client: bool, after: u32, receive: bool },
     /// Ends the server's process; with `power`, by a power failure of its machine.
     StopServer { power: bool },
@@ -51,7 +51,7 @@ pub(super) enum Act {
     /// Sets the session's path selection policy.
     Choose(Policy),
     /// Makes the users of one core's NBD connection, or of all, close it and reconnect to the
-    /// bridge that is this number of cores further.
+    /// bridge of the core that is this many cores further on.
     Reconnect { only: Option<usize>, by: usize },
     /// Moves an address of the server, whose connections stay, to another server, or moves it back.
     Move { path: usize },
@@ -82,8 +82,8 @@ pub(super) enum SecondAct {
     Show,
 }
 
-/// Draws the actions on the second volume, in order of time: it is closed and added again, or the
-/// server is restarted and lacks it for a while.
+/// Draws the actions on the second volume, in chronological order: it is closed and added again, or
+/// the server is restarted and lacks it for a while.
 pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..2 + prng.below(5) {
@@ -104,7 +104,7 @@ pub(super) fn second(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Ins
     plan
 }
 
-/// Draws a truncation of the backing file after `from`, and its sequel, in order of time.
+/// Draws a truncation of the backing file after `from`, and its sequel, in chronological order.
 pub(super) fn truncate(
     truncation: Truncation,
     sectors: u32,
@@ -131,7 +131,7 @@ pub(super) fn truncate(
     plan
 }
 
-/// Draws resizes of the device, in order of time; some in quick succession.
+/// Draws resizes of the device, in chronological order; some in quick succession.
 pub(super) fn grow(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Instant, Act)> {
     let mut plan = Vec::new();
     for _ in 0..1 + prng.below(4) {
@@ -146,8 +146,8 @@ pub(super) fn grow(from: Instant, time: Duration, prng: &mut Prng) -> Vec<(Insta
     plan
 }
 
-/// Draws the removal of the session's export, in order of time; with all links down if the session
-/// is not to notice it.
+/// Draws the removal of the session's export, in chronological order; with all links down if the
+/// session must not notice it.
 pub(super) fn remove(
     removal: Removal,
     links: &[(IpAddr, IpAddr)],
@@ -165,8 +165,8 @@ pub(super) fn remove(
     plan
 }
 
-/// Draws restarts of the server with another identity, in order of time. If only a connected path
-/// distinguishes the session's server from others, the others end long before a restart: their
+/// Draws restarts of the server with another identity, in chronological order. If only a connected
+/// path distinguishes the session's server from others, the others end long before a restart: their
 /// messages must arrive while that path is still connected.
 pub(super) fn report_ids(
     ids: Ids,
@@ -192,7 +192,7 @@ pub(super) fn report_ids(
     plan
 }
 
-/// Draws moves of addresses between `from` and `until`, in order of time.
+/// Draws moves of addresses between `from` and `until`, in chronological order.
 pub(super) fn moves(
     paths: usize,
     from: Instant,
@@ -210,7 +210,7 @@ pub(super) fn moves(
     }
 }
 
-/// Draws closes of NBD connections between `from` and `until`, in order of time.
+/// Draws closes of NBD connections between `from` and `until`, in chronological order.
 pub(super) fn reconnects(
     cores: usize,
     from: Instant,
@@ -229,7 +229,8 @@ pub(super) fn reconnects(
     }
 }
 
-/// Draws an operator's changes to the session's paths between `from` and `until`, in order of time.
+/// Draws an operator's changes to the session's paths between `from` and `until`, in chronological
+/// order.
 pub(super) fn operate(
     paths: std::ops::Range<usize>,
     from: Instant,
@@ -258,7 +259,7 @@ pub(super) fn operate(
     }
 }
 
-/// Draws a plan from `from` to `until`, in order of time.
+/// Draws a plan from `from` to `until`, in chronological order.
 pub(super) fn plan(
     mix: &FaultMix,
     links: &[(IpAddr, IpAddr)],
@@ -385,8 +386,8 @@ pub(super) fn plan(
     plan
 }
 
-/// Silences all paths for the client; the requests of one still arrive, late, when another is up
-/// again. Returns when that is over.
+/// Silences all paths for the client; the requests on one path still arrive, late, when another
+/// path is up again. Returns when that is over.
 fn give_up(
     plan: &mut Vec<(Instant, Act)>,
     links: &[(IpAddr, IpAddr)],

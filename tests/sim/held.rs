@@ -1,9 +1,9 @@
 //! Scenario in which a path dies while the disk holds a write: the client repeats the write, a
 //! newer write to the same place follows once the first is acknowledged, then the disk releases the
-//! held one. In one of four runs, all paths die until the first write has ended with an error; the
-//! newer one follows as soon as they are back, and only it waits for the disk. The newest data must
-//! survive. All variation follows from the seed: the writes, how and when the path dies and comes
-//! back, and when the disk releases the write.
+//! held write. In one run of four, all paths die until the first write has ended with an error; the
+//! newer write follows as soon as paths are back, and only that write waits for the disk. The
+//! newest data must survive. All variation follows from the seed: the writes, how and when the path
+//! dies and comes back, and when the disk releases the write.
 
 use rtrs_client::{NoPath, Policy, SlowIo};
 use rtrs_core::block::IoOp;
@@ -40,13 +40,13 @@ fn settings(seed: u64) -> Options {
     options.work.overlap = false;
     let disk = &mut options.disk;
     (disk.slow, disk.stuck, disk.errors) = (Ratio::ZERO, Ratio::ZERO, Ratio::ZERO);
-    // The held write does not block others at the disk.
+    // The held write does not block other IO of the disk.
     disk.room = disk.room.max(4);
     options
 }
 
-/// Runs the scenario. `stats.replays` counts copies that met their original, `stats.blocked` newer
-/// writes that met a failed one.
+/// Runs the scenario. `stats.replays` counts replays that met their original, `stats.blocked`
+/// newer writes that met a failed write.
 pub fn run_held(seed: u64, sink: Option<Sink>) -> Outcome {
     let options = settings(seed);
     let log = Log::new(sink);

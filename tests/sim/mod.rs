@@ -61,7 +61,7 @@ pub struct Failure {
     pub text: String,
 }
 
-/// Returns seeds that failed once, with the reason.
+/// Returns seeds that once failed, with the reason.
 pub fn kept_seeds() -> Vec<(u64, &'static str)> {
     parse_seeds(include_str!("seeds.txt"))
 }

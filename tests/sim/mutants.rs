@@ -3,8 +3,8 @@
 //! The rules are listed in `rtrs_core::mutant`. A failing seed counts only if it passes without the
 //! mutant. An engine that panics because one of its own invariants is violated counts as caught
 //! too. Seeds that are known to catch a mutant are listed in `mutants.txt` and tried first, so that
-//! the gate takes seconds; if none does, others are searched, alternating between load, held writes
-//! and idle sessions.
+//! the gate takes seconds. If none of them catches it, more seeds are tried, alternating between
+//! load, held writes and idle sessions.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::{Failure, Options, Plant, run_held, run_idle, run_with};
 
-/// Interval of seeds in a search that are run as a held write too; as many run as an idle session.
+/// Every how many seeds a search also runs a held write; idle sessions are run equally often.
 const OTHERS_EVERY: u64 = 4;
 
 /// Scenario of a run.
@@ -42,12 +42,13 @@ pub struct Scene {
 /// Evidence that a mutant was caught.
 #[derive(Clone, Debug, Serialize)]
 pub struct Caught {
-    /// Run that caught it.
+    /// Run that caught the mutant.
     #[serde(flatten)]
     pub scene: Scene,
-    /// Whether this run was known to catch it.
+    /// Whether this run was known to catch the mutant.
     pub known: bool,
-    /// Checker that noticed it: one of [`Failure::checker`], or `panic` for an engine's invariant.
+    /// Checker that caught the mutant: one of [`Failure::checker`], or `panic` for an engine's
+    /// invariant.
     pub checker: String,
     /// Description of the violation.
     pub text: String,

@@ -49,7 +49,7 @@ pub struct Options {
     pub world: WorldOptions,
     /// Whether the server uses a fresh key per request.
     pub always_invalidate: bool,
-    /// Maximum time of registering memory at the server; none if its memory is not pinned.
+    /// Maximum time for registering memory at the server; none if its memory is not pinned.
     pub pinned: Option<Duration>,
     /// Whether the client uses a fresh key per read.
     pub invalidate_reads: bool,
@@ -59,7 +59,7 @@ pub struct Options {
     pub server_heartbeat: Duration,
     /// Maximum time of an IO in flight.
     pub io_timeout: Duration,
-    /// Handling of IO that takes longer than that over a live path.
+    /// Handling of IO that takes longer than `io_timeout` over a live path.
     pub slow_io: SlowIo,
     /// Handling of IO while there is no path.
     pub no_path: NoPath,
@@ -104,7 +104,7 @@ pub struct Options {
     /// Failover of requests of a dead path if client and server do not have our extensions, as with
     /// a kernel peer (no FENCE, no epoch of the cache).
     pub kernel: Option<Failover>,
-    /// Features that only a share of the runs without a hunt has, each drawn separately.
+    /// Features that only some of the runs without a hunt have, each drawn separately.
     pub extra: Extra,
 }
 
@@ -119,7 +119,7 @@ pub enum Guest {
     Reader,
     /// Opens the session's export for writing, in addition to the first writer.
     Writer,
-    /// Opens another export for writing.
+    /// Opens a different export for writing.
     Neighbor,
 }
 
@@ -136,7 +136,7 @@ pub struct WorkOptions {
     pub gap_max: Duration,
     /// Share of reads among IOs.
     pub reads: Ratio,
-    /// Share of flushes among the others.
+    /// Share of flushes among the other IOs.
     pub flushes: Ratio,
     /// Share of durable writes (FUA) among writes.
     pub fua: Ratio,
@@ -150,7 +150,7 @@ pub struct WorkOptions {
     pub scattered: bool,
     /// Whether writes that failed for lack of a path are repeated immediately with other data.
     pub rewrites: bool,
-    /// Maximum number of such writes per core.
+    /// Maximum number of such repeated writes per core.
     pub rewrites_max: u64,
     /// Maximum number of IOs of all cores together.
     pub ios_max: u64,
@@ -167,7 +167,7 @@ pub struct DiskOptions {
     pub slow_max: Duration,
     /// Share of operations that do not end for a long time.
     pub stuck: Ratio,
-    /// Longest time of such an operation.
+    /// Longest time of a stuck operation.
     pub stuck_max: Duration,
     /// Share of operations that end with an error.
     pub errors: Ratio,
@@ -214,7 +214,7 @@ pub struct FaultMix {
     pub server_stop: u32,
     /// Weight of a client that ends without closing its session, and attaches again.
     pub client_restart: u32,
-    /// Weight of a core that does not run for a while.
+    /// Weight of a core that stops running for a while.
     pub core_stall: u32,
     /// Weight of memory registration that fails.
     pub no_memory: u32,
@@ -537,8 +537,8 @@ impl Options {
         }
     }
 
-    /// Makes it likely that a path meets another server: in place of the one that is down, or at an
-    /// address that belonged to the session's server, while requests sent there are still
+    /// Makes it likely that a path meets a different server: in place of the one that is down, or
+    /// at an address that belonged to the session's server, while requests sent there are still
     /// executing.
     fn hunt_other_servers(&mut self, prng: &mut Prng) {
         self.other_servers = true;
@@ -554,7 +554,7 @@ impl Options {
     }
 
     /// Makes it likely that a client dies while its writes execute in the backend, and that the
-    /// next one is quick to write there.
+    /// next client quickly writes to the same place.
     fn hunt_dead_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         self.load_time = 3000 * MS;

@@ -4,36 +4,38 @@
 //! a read shows which write it saw. Time is a counter of submissions and completions.
 //!
 //! **Writes that do not overlap in flight** (the usual run) are checked for linearizability: all
-//! operations on a sector must fit one order in which each takes effect at one moment between its
-//! submission and its completion. By Gibbons and Korach (Testing shared memories, 1997), this holds
-//! if and only if, with the zone of a write from the first completion to the last submission of the
-//! write and its reads, no two forward zones overlap and no backward zone is inside a forward one.
+//! operations on a sector must fit a single order in which each takes effect at one moment between
+//! its submission and its completion. The zone of a write extends from the first completion to the
+//! last submission of the write and its reads. By Gibbons and Korach (Testing shared memories,
+//! 1997), the operations are linearizable if and only if no two forward zones overlap and no
+//! backward zone is inside a forward one.
 //!
 //! **Runs whose writes overlap**: a write may take effect more than once while it is in flight, as
-//! a replay does. A read may return any write that began before the read ended, unless another
-//! write has replaced it: one that began after that write's end and ended before the read's start.
+//! a replay does. A read may return any write that began before the read ended, unless a different
+//! write has replaced it, namely one that began after that write's end and ended before the read's
+//! start.
 //!
 //! **While no write is open**, a sector keeps its content, in all runs. A write whose client was
 //! killed is open until the server lets the next client write, and is open again once the user
-//! repeats it at that client: by then, the dead client's requests have taken effect or never will.
-//! From then on it counts as another write of the same content.
+//! repeats it on that client: by then, the dead client's requests have taken effect or never will.
+//! From then on it counts as a separate write of the same content.
 //!
-//! **A write that ended with an error** of the backend may have happened or not, but by its end or
-//! never. If `no_path` lets IO end with an error, or the client was killed, the write may happen at
-//! any later moment, until the server's process ends, or the server lets another session write, or
-//! nothing is in flight anymore. If neither disk nor cores are slow, it may happen only until
-//! an IO that its core submitted later has succeeded, since by then the paths it was sent on are
-//! fenced off. In any case it happens before a write to the same sector that began after the error
-//! was reported: once such a write was acknowledged or seen, no read that begins sees the failed
-//! one.
+//! **A write that ended with an error** from the backend may or may not have happened, but if it
+//! happens, it does so by its end. If `no_path` lets IO end with an error, or the client was
+//! killed, the write may happen at any later moment, until the server's process ends, the server
+//! lets a different session write, or nothing is in flight anymore. If neither disk nor cores are
+//! slow, it may happen only until an IO that its core submitted later has succeeded, because by
+//! then the paths on which it was sent are fenced off. In any case it happens before a write to the
+//! same sector that began after the error was reported: once such a write was acknowledged or seen,
+//! no read that begins afterwards sees the failed write.
 //!
 //! **A power cut** may leave in a sector any write that no durable write has replaced. A write is
-//! durable when it was acknowledged with FUA, or before a flush began that was acknowledged before
-//! the cut. A flush is checked against what was acknowledged before it began, even when the power
-//! failed in between, until a failed flush has reported the loss; a flush may fail for no other
-//! reason. If another user follows a killed client, no client is left to receive reports of lost
-//! writes. If a client takes over from a killed one, its users receive these reports; then a flush
-//! may also fail once for a power cut that lost nothing.
+//! durable when it was acknowledged with FUA, or before the start of a flush that was acknowledged
+//! before the cut. A flush is checked against the writes that were acknowledged before it began,
+//! even when the power failed in between, until a failed flush has reported the loss; a flush may
+//! fail for no other reason. If a different user follows a killed client, no client is left to
+//! receive reports of lost writes. If a client takes over from a killed one, its users receive
+//! these reports; then a flush may also fail once for a power cut that lost nothing.
 
 mod dropped;
 mod losses;
@@ -69,11 +71,11 @@ struct Write {
     durable: bool,
     /// Whether the client that submitted the write has ended.
     orphan: bool,
-    /// Whether the client ended before the write did, and the next client has not been asked for
-    /// it.
+    /// Whether the client ended before the write did, and the next client has not been asked to
+    /// repeat the write.
     dead: bool,
-    /// Whether a `dead` write has happened by now, or will not until the next client is asked for
-    /// it.
+    /// Whether a `dead` write has happened by now, or will not until the next client is asked to
+    /// repeat it.
     parked: bool,
     /// Time at which each user learned that a power cut lost the write: a flush of that user which
     /// begins later does not cover the write. 0 if no client is left to receive the report.
@@ -96,9 +98,9 @@ struct Cluster {
 struct Sector {
     clusters: Vec<Cluster>,
     /// Writes that the last power cut may have left; empty before the first cut and once a read has
-    /// shown which one it is.
+    /// shown which write it left.
     survivors: Vec<u32>,
-    /// Initial content, or the content that a read after the last cut showed.
+    /// Initial content, or the content shown by a read after the last cut.
     initial: Option<u32>,
     /// Time from which `initial` holds: the start or the last cut.
     since: u64,
@@ -120,17 +122,18 @@ pub(super) struct Oracle {
     last_cut: u64,
     /// For each user, the power cut that a flush has reported, and the time of the report.
     reported: [(u64, u64); USERS],
-    /// Whether a client took over from another, and cannot know which of its writes were flushed.
+    /// Whether a client took over from another and cannot know which of the other's writes were
+    /// flushed.
     doubt: bool,
     /// Whether messages that a server sent before its power failed may arrive afterwards.
     pub(super) flights: bool,
-    /// Maximum number of sectors that the client writes with one request.
+    /// Maximum number of sectors that the client writes in one request.
     pub(super) part_max: u32,
     writes: Vec<Write>,
     sectors: Vec<Sector>,
     /// Number of pending and open writes per sector, for users that must not overlap.
     busy: Vec<u32>,
-    /// Writes that ended with an error, and the time by which they happen or never will.
+    /// Writes that ended with an error, each with the time by which it happens or never will.
     closing: Vec<(Instant, u32)>,
     /// Start times of the reads in flight.
     reads: BTreeMap<u64, u64>,
@@ -271,7 +274,8 @@ impl Oracle {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
         (write.failed, write.pending, write.dead) = (now, false, false);
-        // The write has happened by now or never will, because no other client is asked for it.
+        // The write has happened by now or never will, because no other client is asked to repeat
+        // it.
         let parked = std::mem::take(&mut write.parked);
         if parked {
             write.finish = now;
@@ -300,7 +304,7 @@ impl Oracle {
         }
     }
 
-    /// Closes a write without acknowledgement: it has happened by now or never will.
+    /// Closes a write without acknowledgment: it has happened by now or never will.
     fn close(&mut self, id: u32, now: u64) {
         let write = &mut self.writes[id as usize];
         write.finish = now;
@@ -310,12 +314,12 @@ impl Oracle {
         }
     }
 
-    /// Records that the client of a write has ended; the next client will be asked for it.
+    /// Records that the client of a write has ended; the next client will be asked to repeat it.
     pub(super) fn write_orphaned(&mut self, id: u32) {
         self.writes[id as usize].dead = true;
     }
 
-    /// Records that the next client is asked for a write that the previous client left.
+    /// Records that the next client is asked to repeat a write that the previous client left.
     pub(super) fn write_again(&mut self, id: u32) {
         let now = self.tick();
         let write = &mut self.writes[id as usize];
@@ -325,16 +329,16 @@ impl Oracle {
             let sector = &mut self.sectors[at];
             sector.open += u32::from(parked);
             (sector.stirred, sector.settled) = (now, None);
-            // The write may happen again from now on. Its earlier effect has been checked already.
+            // From now on, the write may happen again. Its earlier effect has already been checked.
             for cluster in sector.clusters.iter_mut().filter(|cluster| cluster.id == id) {
                 (cluster.start, cluster.read_first, cluster.read_last) = (now, OPEN, 0);
             }
         }
     }
 
-    /// Closes all writes that ended with an error or that an ended client was asked for: they have
-    /// happened by now or never will, since the server's process ended, or it let the next client
-    /// write, or nothing is in flight anywhere.
+    /// Closes all writes that ended with an error or that a now ended client was asked for. They
+    /// have happened by now or never will, because the server's process ended, or it let the next
+    /// client write, or nothing is in flight anywhere.
     pub(super) fn settle(&mut self) {
         let now = self.tick();
         for id in 1..self.writes.len() {
@@ -409,7 +413,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Returns the write that a sector's bytes come from.
+    /// Returns the write from which a sector's bytes come.
     fn identify(&self, sector: u32, content: &[u8]) -> Result<u32, Failure> {
         let mut words = content.chunks(8).map(|chunk| {
             let mut bytes = [0; 8];
@@ -435,8 +439,8 @@ impl Oracle {
         Ok(id)
     }
 
-    /// Handles a read of zeroes, which several writes may have left. The read is legal if it fits
-    /// one of these writes, and adds knowledge only if it fits no other.
+    /// Handles a read of zeroes, which any of several writes may have left. The read is legal if it
+    /// fits one of these writes, and adds knowledge only if it fits no other.
     fn saw_zeroes(&mut self, at: usize, start: u64, now: u64) -> Result<(), Failure> {
         let sector = &self.sectors[at];
         let ids = sector.clusters.iter().map(|cluster| cluster.id).chain(sector.survivors.clone());
@@ -456,7 +460,7 @@ impl Oracle {
         }
         match (ids.as_slice(), first_failure) {
             ([], Some(failure)) => Err(failure),
-            // No write left zeroes: this is the initial content, if it is still in place.
+            // No write left zeroes, so this is the initial content, if it is still in place.
             ([], None) => self.saw(at, 0, start, now),
             ([id], _) => self.saw(at, *id, start, now),
             _ => Ok(()),
@@ -508,7 +512,7 @@ impl Oracle {
         self.judge_rest(at, id, start)
     }
 
-    /// Returns when a write ended on a sector, but no earlier than the sector's last power cut.
+    /// Returns when a write on a sector ended, but no earlier than the sector's last power cut.
     fn finish(&self, at: usize, id: u32) -> u64 {
         let finish = self.writes[id as usize].finish;
         if finish == OPEN { OPEN } else { finish.max(self.sectors[at].since) }
@@ -523,7 +527,7 @@ impl Oracle {
         happened.then_some((first, last))
     }
 
-    /// Checks one write of a sector against all others there.
+    /// Checks one write to a sector against all others there.
     fn judge(&self, at: usize, id: u32) -> Result<(), Failure> {
         if self.overlap {
             return Ok(());
@@ -575,11 +579,11 @@ impl Oracle {
         Ok(())
     }
 
-    /// Checks a read from `start` that saw a write: if the write had failed, no newer one was seen
-    /// before.
+    /// Checks a read from `start` that saw a write: if the write had failed, no newer write may
+    /// have been seen before.
     fn judge_failed(&self, at: usize, id: u32, start: u64) -> Result<(), Failure> {
         let failed = self.writes[id as usize].failed;
-        // A write in flight at a power cut may be lost with it.
+        // A write in flight at a power cut may be lost in the cut.
         let known = failed.max(self.sectors[at].since);
         let newer = self.sectors[at].clusters.iter().find(|other| {
             let acked = self.writes[other.id as usize].acked;
@@ -619,9 +623,9 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records a power failure. Call `settle` before. A write in flight may have happened before
-    /// the cut or happen after it: it counts as begun with the cut, in addition to what the cut
-    /// left.
+    /// Records a power failure. `settle` must be called first. A write in flight may have happened
+    /// before the cut or happen after it, so it counts as begun at the cut, in addition to the
+    /// content that the cut left.
     pub(super) fn power_cut(&mut self) {
         let now = self.tick();
         self.reads.clear();

@@ -55,7 +55,7 @@ const INSIDER: u8 = 3;
 const UNKNOWN: u8 = 9;
 /// Address of the intruder.
 const OUTSIDE: u8 = 30;
-/// Maximum time that a path may be unproved.
+/// Maximum time for which a path may stay unproved.
 const HANDSHAKE: Duration = Duration::from_millis(1000);
 
 /// Counters of a run.
@@ -433,7 +433,7 @@ impl Run {
         let over = played.events.iter().any(ended) || now >= self.intruder.until;
         let went_on = !over && self.step(&mut played)?;
         if over || matches!(self.intruder.stage, Stage::Away(_)) {
-            // The intruder's process ends, and the next one begins.
+            // The intruder's process ends, and the next one starts.
             let pause = self.prng.duration(Duration::ZERO..=40 * MS);
             self.intruder.stage = Stage::Away(now + pause);
             return Ok(true);
@@ -442,7 +442,7 @@ impl Run {
         Ok(went_on)
     }
 
-    /// Connects a path of the first client's session: one of its own, or a new one.
+    /// Connects a path in the first client's session: an existing path, or a new one.
     fn intrude(&mut self) {
         self.outcome.attacks += 1;
         let owned = self.is_owned();
@@ -510,7 +510,7 @@ impl Run {
                 }
                 self.outcome.refused += 1;
                 self.intruder.stage = match left {
-                    // It stays as long as the server allows, without a proof.
+                    // The path stays as long as the server allows, without a proof.
                     0 | 1 if self.intruder.attack.is_multiple_of(2) => Stage::Trying(0),
                     0 | 1 => Stage::Away(self.world.now()),
                     left => Stage::Trying(left - 1),
@@ -553,10 +553,10 @@ impl Run {
         let proof = match self.intruder.attack % 9 {
             // Signed for an earlier connect.
             0 => signed(own, [7; 32], [1; 32])?,
-            // Signed for the same path of the client, then for its other one.
+            // Signed for a different client address, then for the client's other path.
             1 => signed(ProofFacts { client: sim_ip(11), ..own }, [7; 32], nonce)?,
             2 => signed(ProofFacts { path: PathUuid([uuid(1, 1); 16]), ..own }, [7; 32], nonce)?,
-            // Signed for another session, and for another server.
+            // Signed for a different session, then for a different server.
             3 => signed(ProofFacts { session: SessionId([2; 16]), ..own }, [7; 32], nonce)?,
             4 => signed(ProofFacts { server: server_ip(1).ip(), ..own }, [7; 32], nonce)?,
             // Another client's correct proof; one with an unknown key; one with the nonces swapped.
@@ -674,7 +674,7 @@ fn answer(played: &mut PlayedClient) -> Option<Answer> {
     immediates.find_map(|(conn, imm)| Answer::from_immediate(conn, imm))
 }
 
-/// Runs a seed.
+/// Runs the scenario with a seed.
 ///
 /// # Errors
 /// Returns a description of the violation.

@@ -15,7 +15,7 @@ use super::options::{MS, Options};
 use super::workload::Mode;
 use super::{Failure, Plant};
 
-/// Maximum time of attaching, without faults.
+/// Maximum time for attaching, without faults.
 pub(super) const ATTACH_MAX: Duration = Duration::from_secs(5);
 /// Maximum time from the last fault until all IO is done and all paths are up. The longest of many
 /// thousand seeds took 4 s: a server detects a silent path within its four heartbeats of a second;
@@ -27,7 +27,7 @@ const LIVE_MAX: Duration = Duration::from_secs(10);
 const WELL: Duration = Duration::from_secs(3);
 /// Time after the last IO in which messages may still be in transit.
 const REST: Duration = Duration::from_millis(200);
-/// Maximum time of detaching.
+/// Maximum time for detaching.
 const DETACH_MAX: Duration = Duration::from_secs(10);
 
 /// Counters of a run.
@@ -47,11 +47,11 @@ pub struct Stats {
     pub losses_reported: u64,
     /// Longest IO in virtual milliseconds.
     pub io_ms_max: u64,
-    /// Actions of the plan of faults.
+    /// Actions in the fault plan.
     pub faults: u64,
     /// Requests that waited at the server for their first copy, in the scenario of a held write.
     pub replays: u64,
-    /// Requests that waited at the server for a failed one, in that scenario.
+    /// Requests that waited at the server for a failed one, in the scenario of a held write.
     pub blocked: u64,
     /// Queue pairs that a fault put into the error state.
     pub qp_errors: u64,
@@ -67,13 +67,13 @@ pub struct Stats {
     pub backend_late: u64,
     /// Backend operations that failed because the backing file had been truncated.
     pub backend_beyond: u64,
-    /// IOs that failed for that reason.
+    /// IOs that failed because the backing file had been truncated.
     pub io_beyond: u64,
     /// IOs that failed because their export had been removed.
     pub io_removed: u64,
     /// Slow saves of epochs.
     pub late_saves: u64,
-    /// Servers that ended during such a save.
+    /// Servers that ended during a slow save.
     pub cut_saves: u64,
     /// Writes of a second session.
     pub guest_writes: u64,
@@ -136,7 +136,7 @@ pub struct Outcome {
     pub fingerprint: u64,
 }
 
-/// Runs a seed.
+/// Runs the simulation with a seed.
 pub fn run(seed: u64) -> Outcome {
     run_with(&Options::draw(seed), Plant::None, None)
 }

@@ -1,7 +1,7 @@
-//! Scenario of equal paths under steady load, and a stall: a core that does not run, a path that is
-//! slow for a time, a disk that is stuck, memory whose registration blocks a core of the server at
-//! the first request of each path. A second after the stall each path carries its share again, on
-//! each core: within 20 % of the others', over a second.
+//! Scenario of equal paths under steady load, and a stall: a core that is not running, a path that
+//! is slow for a time, a disk that is stuck, memory whose registration blocks a core of the server
+//! at the first request of each path. A second after the stall each path carries its share again,
+//! on each core: within 20 % of the others', over a second.
 //!
 //! The policies are round-robin and min-inflight. With min-latency one path carries everything by
 //! design.
@@ -25,7 +25,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 const COUNTED: Duration = Duration::from_secs(1);
 /// Maximum difference of a share from the largest, in percent.
 const DIFFERENCE_PERCENT: u64 = 20;
-/// Minimum requests of a core for a comparison.
+/// Minimum number of requests on a core for a comparison.
 const REQUESTS_MIN: u64 = 100;
 
 fn settings(seed: u64, prng: &mut Prng) -> Options {

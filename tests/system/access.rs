@@ -49,7 +49,7 @@ fn clients_get_the_access_of_the_lists_and_a_reason_otherwise() {
     let beside = from("127.0.0.9", &server, "vol1").start();
     let innocent = Innocent::start(beside.front(), "vol1");
 
-    // Another address may only read, and the error says what it may not do.
+    // A different address may only read, and the error names what is not permitted.
     let reader = from("127.0.0.6", &server, "vol0").args(&["--access", "rw"]);
     let (_, refused) = reader.try_start();
     let _ = refused.code(1).says("a client at 127.0.0.6 without a name may not open 'vol0' rw");
@@ -250,7 +250,7 @@ fn a_withdrawn_export_serves_only_its_current_sessions() {
         let session = sessions.into_iter().find(|session| session["name"] == name)?;
         (session["paths"][0]["state"] == "connected").then(|| session["paths"][0]["path"].as_u64())
     };
-    // First with a list of the server that admits more clients, then without any.
+    // First with a server list that admits more clients, then without any list.
     for (round, all) in ["access: ['anyone@127.0.0.0/24:rw']\n", "", ""].into_iter().enumerate() {
         let rest = if round == 2 { "vol1, target: 'mem:1M'}" } else { &vol1[7..] };
         fs::write(&config, format!("{all}export: [{{name: {rest}]\n")).expect("a file");

@@ -1,4 +1,4 @@
-//! Checks that no request allocates memory, at either end, once both are warm.
+//! Checks that no request allocates memory at either end once both ends are warmed up.
 
 use std::fs;
 use std::io::Read;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use rtrs_core::tls::PrivateKey;
 use rtrs_tests::{Client, RawNbd, STOP_TIME_MAX, Scratch, Server, consts};
 
-/// Number of requests in flight together.
+/// Number of requests in flight at a time.
 const BURST: u64 = 16;
 const SIZE: u64 = 16 << 20;
-/// Maximum number of allocations per second by everything but requests.
+/// Maximum number of allocations per second that are not caused by requests.
 const TIMERS_PER_SECOND: u64 = 50;
 
-/// One end that counts its allocations.
+/// An end that counts its allocations.
 struct Counted(String);
 
 impl Counted {
@@ -31,7 +31,7 @@ impl Counted {
     }
 }
 
-/// Allocations of an end and what led to them.
+/// Allocations of an end and their causes.
 #[derive(Debug)]
 struct Round {
     requests: u64,
@@ -41,8 +41,8 @@ struct Round {
 }
 
 impl Round {
-    /// Whether the requests did not allocate. Heartbeats and timers may, and on a busy machine a
-    /// round has many of them.
+    /// Whether the requests did not allocate. Heartbeats and timers may allocate, and on a busy
+    /// machine many of them run in a round.
     fn is_free(&self) -> bool {
         let of_timers = self.took.as_millis() * u128::from(TIMERS_PER_SECOND) / 1000;
         u128::from(self.server.max(self.client)) < u128::from(self.requests / 100) + of_timers
@@ -120,7 +120,7 @@ fn check(scheme: &str, target: &str, kinds: &[Kind], ends: &Ends, scratch: &Scra
     let mut client = client.start_foreground();
     let mut nbd = RawNbd::go(client.front(), "vol0");
     work(&mut nbd, kinds, 20);
-    // Each round would show the allocations of requests.
+    // Allocations by requests would show in every round.
     let rounds: Vec<_> = (0..5)
         .map(|_| {
             let (before, begin) = ((there.allocations(), here.allocations()), Instant::now());

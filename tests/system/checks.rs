@@ -1,4 +1,4 @@
-//! Tests of `--check` of both daemons: problems that a start would have.
+//! Tests of `--check` in both daemons: problems that a start would run into.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -118,7 +118,7 @@ fn a_check_next_to_the_running_server_does_not_try_its_metrics_address() {
     let same = [&same[..], &words].concat();
     let held = format!("{listen}, http://{metrics}/metrics, which were not tested");
     let _ = run(bin("rtrs-server"), &same, COMMAND_TIME_MAX).ok().says(&held);
-    // Another server cannot have the address.
+    // A second server cannot use the address.
     let scratch = Scratch::new();
     let elsewhere = scratch.text("run");
     let other = [&words[..], &["--run-dir", &elsewhere]].concat();
@@ -126,14 +126,14 @@ fn a_check_next_to_the_running_server_does_not_try_its_metrics_address() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// Whether the kernel charges rings to the limit of locked memory (since Linux 6.14).
+/// Whether the kernel charges rings to the limit on locked memory (since Linux 6.14).
 fn charges_rings() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
     let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     (numbers.next(), numbers.next()) >= (Some(6), Some(14))
 }
 
-/// Runs one of the programs as root that may lock 64 KiB of memory.
+/// Runs one of the programs as root, limited to 64 KiB of locked memory.
 fn limited(program: &str, args: &[&str]) -> Finished {
     let program = bin(program);
     let limits = ["--memlock=65536:65536", "setpriv", "--bounding-set=-ipc_lock"];
@@ -163,7 +163,7 @@ fn a_check_names_the_limit_of_locked_memory_and_a_failed_attach_ends_at_once() {
     let words = [&words[..], &["--run-dir", &run_dir], &shards].concat();
     let _ = limited("rtrs-client", &[&words[..], &["--check"]].concat()).code(1).says(why);
     let _ = limited("rtrs-client", &words).code(1).says(why);
-    // Nothing of the failed session is in the way.
+    // The failed session has left nothing in the way.
     let _ = run(bin("rtrs-client"), &words, COMMAND_TIME_MAX).ok();
     let _ = run(bin("rtrs-client"), &["detach", "v", "--run-dir", &run_dir], STOP_TIME_MAX).ok();
     let _ = server.stop(STOP_TIME_MAX);

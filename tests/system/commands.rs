@@ -10,7 +10,7 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Prepares a command about the sessions of this run directory, to run alongside others.
+/// Prepares a command for the sessions of this run directory, to run alongside other commands.
 fn command(client: &Client, words: &[&str]) -> Command {
     let mut command = Command::new(bin("rtrs-client"));
     command.args(words).arg("--run-dir").arg(client.run_dir());
@@ -186,7 +186,7 @@ fn a_check_refuses_what_a_start_would_refuse() {
     };
     let _ = check(&export, &other).code(1).says("cannot export \"vol0\"").says("locked");
     let _ = check("v=mem:1M", &listen).code(1).says("choose another port");
-    // The same server by its address: the resources that it holds are not tried, and the rest is.
+    // A check for the same server, by its address: it skips the resources that the server holds.
     let own = server.run_dir();
     let own = own.to_str().expect("a plain path");
     let same = |more: &[&str]| {
@@ -248,7 +248,7 @@ fn a_command_that_a_stopped_server_did_not_answer_is_not_executed() {
     server.signal("STOP");
     let remove = server.command(&["export", "remove", "vol0"]).code(1);
     let _ = remove.says(&format!("its process {} is stopped", server.pid()));
-    // A change whose sender has gone by the time the server continues.
+    // A change whose sender is gone by the time the server resumes.
     let files = std::fs::read_dir(server.run_dir()).expect("the run directory").flatten();
     let is_socket = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "srv");
     let socket = files.map(|file| file.path()).find(is_socket).expect("the control socket");
@@ -277,7 +277,7 @@ fn doctor_distinguishes_a_foreign_port_from_a_closed_one() {
 #[test]
 fn a_command_ends_when_its_reader_closes() {
     let server = Server::builder().args(&["--ping-only"]).start();
-    // Without a limit on its duration.
+    // The ping has no time limit.
     let ping = format!(
         "set -o pipefail; {} ping {} -i 1ms | head -n 2",
         bin("rtrs-client").display(),
@@ -387,7 +387,7 @@ fn a_bench_ends_cleanly_when_its_terminal_closes() {
     let ended = wait_for("the end of the bench", COMMAND_TIME_MAX, || {
         std::fs::read_to_string(&code).ok().filter(|text| text.ends_with('\n'))
     });
-    // It ends normally or by the hang-up, if that reached it; not by a panic.
+    // The bench ends normally, or by the hang-up if that reached it, but not by a panic.
     assert!(matches!(&*ended, "0\n" | "1\n"), "exit code {ended}");
     let _ = server.stop(STOP_TIME_MAX);
 }
@@ -518,7 +518,7 @@ fn a_configuration_that_only_the_command_can_read_is_refused_by_name() {
     let _ = done.says("--config /dev/fd/0 can be read only by this process").says("--foreground");
 }
 
-/// A command that waits for a stopped process says so, and for how long at most.
+/// A command that waits for a stopped process reports the wait and its time limit.
 #[test]
 fn a_command_that_waits_for_a_daemon_says_so() {
     let server = Server::builder().export("vol0=mem:1M").start();
@@ -531,7 +531,7 @@ fn a_command_that_waits_for_a_daemon_says_so() {
         let notice = "rtrs-client: waiting for \"vol0\" to answer, for at most ";
         assert!(done.stderr.contains(&format!("{notice}{seconds} s\n")), "{done:?}");
     }
-    // A program reads JSON, from stderr too.
+    // Programs read JSON, from stderr too.
     let json = client.command(&["list", "-o", "json"]).ok();
     assert_eq!((json.json()[0]["state"].as_str(), &*json.stderr), (Some("unresponsive"), ""));
     client.signal("CONT");

@@ -1,6 +1,6 @@
-//! Tests of two real servers with different disks under one name, a restart with a different disk,
-//! and a session that must accept neither: its path stays down with the reason, and IO follows
-//! `--no-path`.
+//! Tests of two real servers with different disks under the same name, of a restart with a
+//! different disk, and of a session that must accept neither disk: its path stays down with the
+//! reason, and IO follows `--no-path`.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use rtrs_tests::{
 const PATH_TIME_MAX: Duration = Duration::from_secs(30);
 const SIZE: u64 = 8 << 20;
 
-/// Returns a server with this file as `vol`, on this port.
+/// Returns a server that exports this file as `vol` on this port.
 fn server(id: &str, export: &str, portal: &str) -> ServerBuilder {
     let export = format!("vol={export}");
     Server::builder().export(export).listen(portal).args(&["--server-id", id])
 }
 
-/// Two files of one size with different content, and two addresses.
+/// Two files of the same size with different content, and two addresses.
 struct Disks {
     scratch: Scratch,
     portals: [String; 2],
@@ -38,7 +38,7 @@ impl Disks {
         server(id, &self.scratch.text(disk), &self.portals[portal]).start()
     }
 
-    /// Returns a session over these paths, whose IO fails without a path.
+    /// Returns a session over these paths whose IO fails when no path is left.
     fn attach(&self, paths: &[usize], args: &[&str]) -> ClientBuilder {
         let builder = Client::attach("vol").args(&["--shards=1", "--no-path=fail"]).args(args);
         let builder = builder.args(&["--reconnect-max=200ms"]);
@@ -69,12 +69,12 @@ fn first_byte(front: &Front) -> Option<u8> {
     read.ok().map(|()| block[0])
 }
 
-/// Returns the byte of each disk at that position.
+/// Returns the byte at that position on each disk.
 fn byte_of(disks: &Disks, name: &str) -> u8 {
     std::fs::read(disks.scratch.path(name)).expect("the disk")[4096]
 }
 
-/// Waits until IO succeeds, and checks that it uses this disk.
+/// Waits until IO succeeds, and checks that this disk serves it.
 fn continues(client: &Client, byte: u8) {
     let read = wait_for("IO", PATH_TIME_MAX, || first_byte(client.front()));
     assert_eq!(read, byte, "another disk answers");
@@ -126,7 +126,7 @@ fn a_restarted_server_with_another_file_is_refused() {
     refused(&client, 0, "the export is a different disk or file");
     assert_eq!(first_byte(client.front()), None);
     wrong.crash();
-    // A file copied over the export's is a different one too.
+    // A file copied over the exported file is a different file, too.
     std::fs::copy(disks.scratch.path("a"), disks.scratch.path("copy")).expect("a copy");
     let copied = disks.server("one", "copy", 0);
     refused(&client, 0, "the export is a different disk or file");
@@ -148,7 +148,7 @@ fn the_memory_export_of_a_restarted_server_is_refused() {
     refused(&client, 0, "the export is a different disk or file");
     client.detach();
     second.crash();
-    // Unless the operator declares that it is the same.
+    // The server is accepted if the operator declares that the export is the same.
     let first = start("mem:8M,id=scratch");
     let client = disks.attach(&[0], &[]).start();
     first.crash();
@@ -219,7 +219,7 @@ fn a_moved_volume_is_accepted_only_on_request() {
     let moved = attached.ok().json()["identity"].as_str().expect("an identity").to_owned();
     assert_ne!(moved, identity);
     assert_eq!(first_byte(client.front()), Some(byte));
-    // The option applied only to the attach: from then on the session stays with its server.
+    // The option applied only to the attach; afterwards the session stays with its server.
     new.crash();
     let old = disks.server("one", "a", 0);
     refused(&client, 0, "it is server ");

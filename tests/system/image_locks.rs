@@ -1,4 +1,4 @@
-//! Tests of the locks of exported images against qemu, with its real programs.
+//! Tests of the locks of exported images against the real programs of qemu.
 
 use std::fs::File;
 use std::process::Command;
@@ -20,7 +20,7 @@ fn qemu_io(image: &str, write: bool) -> Finished {
     run("qemu-io", &words, COMMAND_TIME_MAX)
 }
 
-/// Starts a server of qemu that has the image open until it ends.
+/// Starts a qemu server that has the image open until the server ends.
 fn hold(image: &str, scratch: &Scratch, writable: &str) -> Proc {
     let pid_file = scratch.path("pid");
     let mut command = Command::new("qemu-storage-daemon");
@@ -30,7 +30,7 @@ fn hold(image: &str, scratch: &Scratch, writable: &str) -> Proc {
     let export = format!("type=nbd,id=e,node-name=f,writable={writable}");
     command.args(["--export", &export, "--pidfile", &scratch.text("pid")]);
     let qemu = Proc::start(command);
-    // Written once the export is open.
+    // The pid file is written once the export is open.
     wait_for("qemu's pid file", START_TIME_MAX, || pid_file.exists().then_some(()));
     qemu
 }
@@ -79,7 +79,7 @@ fn an_export_that_becomes_read_only_gives_up_the_locks_of_a_writer_once_unused()
     image.unlock().expect("the lock");
     let _ = set("rw").ok();
     assert_eq!(locked(), [true, true]);
-    // In use, the file stays open, and becomes writable again without a lock.
+    // While in use, the file stays open, and becomes writable again without a lock.
     let ro = ["--access", "ro", "--session-name", "reader"];
     let reader = Client::attach("vm").path(server.portal()).args(&ro).start();
     let _ = set("ro").ok();
@@ -119,7 +119,7 @@ fn an_image_is_opened_once_its_holder_has_released_it_permanently() {
     drop(reloads);
     let _ = server.command(&["reload"]).code(1);
     assert_eq!(["reloads", "waits"].map(|name| state(&server, name)), ["unused", "failed"]);
-    // Without an operator, at one of the next checks.
+    // The image is opened without an operator, at one of the next checks.
     drop(waits);
     wait_for("the image", 2 * START_TIME_MAX, || {
         (state(&server, "waits") == "unused").then_some(())
@@ -148,7 +148,7 @@ fn a_preview_finds_what_a_reload_finds() {
     for words in [&["reload", "--dry-run"][..], &["reload"]] {
         let _ = server.command(words).ok().says("added vm");
     }
-    // A file without text, as a full disk leaves it, is not silently the end of its exports.
+    // An empty file, as left by a full disk, does not silently remove its exports.
     std::fs::write(scratch.path("exports.d/vm.yaml"), "").expect("a file");
     for words in [&["reload", "--dry-run"][..], &["reload"]] {
         let _ = server.command(words).ok().says("vm.yaml is empty: it defines no export");

@@ -1,6 +1,5 @@
-//! Tests of rate limits of exports at a real server: what waits, in which order, and what changes
-//! while it does. No test depends on a time: a request waits seconds, or until the limit is
-//! removed.
+//! Tests of rate limits of exports with a real server: what waits, in which order, and what changes
+//! meanwhile. No test depends on timing: a request waits seconds, or until the limit is removed.
 
 use rtrs_tests::{
     COMMAND_TIME_MAX, Client, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, consts, sparse_file,

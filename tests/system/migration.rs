@@ -1,12 +1,12 @@
 //! Tests of two clients that write to one export at the same time, as during a live migration: both
-//! write bytes of one block, and no write is undone.
+//! write to the same block, and no write is undone.
 
 use std::path::Path;
 use std::thread;
 
 use rtrs_tests::{Client, Front, RawNbd, Reply, Scratch, Server, quick, sparse_file};
 
-/// Number of bytes of the blocks that both clients write to.
+/// Number of bytes in the blocks that both clients write to.
 const SPAN: u64 = 4096;
 /// Number of bytes in one write.
 const PIECE: u64 = 48;

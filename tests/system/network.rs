@@ -1,6 +1,6 @@
 //! Tests of link events at the client: when the kernel reports that a link is up again, a path that
-//! is down is retried immediately, however long it would have waited. The tests need root: they run
-//! on two simulated hosts with a cable between them.
+//! is down is retried immediately, however long its remaining wait. The tests need root, because
+//! they run on two simulated hosts with a cable between them.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use rtrs_tests::{
 };
 use serde_json::Value;
 
-/// Maximum time of an event that takes well under a second, on a machine without a free processor.
+/// Maximum time until an event that normally takes well under a second, on a fully loaded machine.
 const SOON: Duration = Duration::from_secs(60);
-/// Waits between attempts that no test outlasts: from 5 to 10 minutes.
+/// Waits between attempts that outlast every test: from 5 to 10 minutes.
 const LONG_WAITS: [&str; 2] = ["--reconnect-min=10m", "--reconnect-max=10m"];
-/// Log message for a path that would have waited longer.
+/// Log message for a path whose wait was cut short.
 const TRYING: &str = "link cable0 is up: trying at once";
 
 /// A server on one host, and on the other a session that uses it.
@@ -58,8 +58,8 @@ impl Hosts {
         wait_for(state, SOON, || (self.path()["state"] == state).then_some(()));
     }
 
-    /// Waits for the end of the path at the server, which would refuse one attempt before that,
-    /// with the next one minutes away.
+    /// Waits until the path has ended at the server, which would otherwise refuse an attempt, and
+    /// the next attempt would be minutes away.
     fn wait_forgotten(&self) {
         let gone = || self.server.sessions().is_empty().then_some(());
         wait_for("the server's end of the path", SOON, gone);
@@ -74,12 +74,12 @@ impl Hosts {
         self.process.output().matches(words).count()
     }
 
-    /// Waits until the log has this text `count` times: lines may come a moment late.
+    /// Waits until the log has this text `count` times, because lines may arrive slightly late.
     fn wait_logged(&self, words: &str, count: usize) {
         wait_for(words, SOON, || (self.logged(words) >= count).then_some(()));
     }
 
-    /// Checks that IO continues, and that there was no error.
+    /// Checks that IO continues, and that there has been no error.
     fn check_load(&mut self) {
         let load = self.load.take();
         load.unwrap_or_else(|| Innocent::start(self.client.front(), "vol0")).check();
@@ -124,7 +124,7 @@ fn a_link_switched_off_and_on_triggers_a_reconnect() {
     hosts.wait_state("connected");
     let failed = hosts.ends() - ends;
     assert!(failed <= 4, "{failed} attempts failed");
-    // An address that is removed and added again.
+    // An address is removed and added again.
     hosts.cable.client(&["addr", "del", "10.99.0.1/24", "dev", Cable::LINK]);
     hosts.wait_state("waiting");
     hosts.wait_forgotten();
@@ -220,7 +220,7 @@ fn access_rules_and_pings_name_the_interface_of_a_link_local_address() {
     drop(client);
     let _ = here.stop(STOP_TIME_MAX);
 
-    // The same address at another interface, and at one that does not exist.
+    // The same address on a different interface, and on an interface that does not exist.
     for (interface, warned) in [("lo", false), ("none9", true)] {
         let other = server(&format!("anyone@fe80::%{interface}/64:rw"));
         let (client, refused) = attach(&other);

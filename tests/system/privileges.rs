@@ -1,4 +1,4 @@
-//! Tests of `--user`: a server that starts as root and continues as another user.
+//! Tests of `--user`: a server that starts as root and then runs as another user.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -80,7 +80,7 @@ fn a_server_drops_all_root_privileges() {
         let args = ["--session-name", export, "--shards", "2"];
         Client::attach(export).path(server.portal()).args(&args).start()
     };
-    // The server serves files that only root can open, over rings that root has created.
+    // The server serves files that only root can open, over rings created as root.
     let client = attach("secret");
     let mut raw = RawNbd::go(client.front(), "secret");
     assert_eq!(raw.write(0, 0, &[7; 8192]), Reply::Error(0));
@@ -163,7 +163,7 @@ fn a_drain_and_restart_keep_the_users_files() {
         assert_eq!(fs::metadata(&run_dir).expect("it is kept").uid(), UID);
         assert_eq!(fs::read_dir(&run_dir).expect("a directory").count(), 0);
     }
-    // A directory of another owner is not given to the user.
+    // The server does not give a directory with a different owner to the user.
     chown(&state, Some(0), Some(0)).expect("change an owner");
     let builder = Server::builder().export("mem:1M").listen("tcp://127.0.0.1:0").user(USER);
     let refused = builder.args(&args).run().code(1);
@@ -184,7 +184,7 @@ fn a_reload_opens_exports_as_the_user() {
     };
     configure("mem:1M", USER);
     let of_config = ["--strict", "--config", config.to_str().expect("a plain path")];
-    // The kit makes its directories reachable for a user that it knows.
+    // The kit makes its directories accessible to the user that the builder is given.
     let server = Server::builder().user(USER).args(&of_config).start();
     configure(&format!("mem:1M, vol={open}"), "daemon:adm");
     let preview = server.command(&["reload", "--dry-run", "-o", "json"]).ok().json();

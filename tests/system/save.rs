@@ -118,7 +118,7 @@ fn a_volume_that_does_not_run_stays_in_the_file() {
     let _ = host.save(&[]).code(1).says(&missing("a"));
     assert_eq!(host.saved(), only);
 
-    // A file with other content.
+    // A file with different content.
     fs::write(host.scratch.path("saved.yaml"), "exports: []\n").expect("a file");
     let _ =
         host.save(&[]).code(1).says("cannot see which volumes ").says("unknown key \"exports\"");
@@ -159,7 +159,7 @@ fn a_dead_volume_without_its_control_socket_is_named() {
     assert_eq!((code, &unlisted["name"]), (Some(0), &"b".into()));
     assert_eq!(unlisted["action"], "not-listed");
 
-    // The two remedies of the message work: another attach, and a detach.
+    // The two remedies in the message work: another attach, and a detach.
     wait_for("its export to be free", COMMAND_TIME_MAX, || {
         (host.apply().code == Some(0)).then_some(())
     });
@@ -260,7 +260,7 @@ fn swapped_servers_are_not_confused_after_a_restart() {
     servers.into_iter().for_each(|server| drop(server.stop(STOP_TIME_MAX)));
 }
 
-/// Starts the servers again, with other addresses.
+/// Starts the servers again, with different addresses.
 fn swap(servers: [Server; 2], pair: &Pair, addresses: [usize; 2]) -> [Server; 2] {
     servers.into_iter().for_each(Server::crash);
     pair.servers(addresses)
@@ -305,12 +305,12 @@ impl RandomHost {
         Self { host, server, backings }
     }
 
-    /// Socket of a volume, in the form of a file.
+    /// Path of a volume's socket, as written in a file of sessions.
     fn socket(&self, name: &str) -> String {
         self.host.scratch.text(&format!("{name}.nbd"))
     }
 
-    /// Writes a file of a few sessions, and returns their volumes.
+    /// Writes a file with a few sessions, and returns their volumes.
     fn write_sessions(&self, prng: &mut Prng) -> Vec<Vec<RandomVolume>> {
         let pick = |prng: &mut Prng, from: &[&str]| from[prng.index(from.len())].to_owned();
         let mut exports: Vec<usize> = (0..EXPORTS).collect();

@@ -3,13 +3,13 @@
 use rtrs_tests::raw_mpa::{CRC, ENHANCED, REFUSED, REQUEST_KEY, start_data, start_frame};
 use rtrs_tests::{COMMAND_TIME_MAX, Client, RawMpa, STOP_TIME_MAX, Server, wait_for};
 
-/// Returns the lines of the log with all of these words.
+/// Returns the log lines that contain all of these words.
 fn lines(log: &str, words: &[&str]) -> Vec<String> {
     let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
     log.lines().filter(has_all).map(str::to_owned).collect()
 }
 
-/// Waits for a line of the log, which is written a moment later.
+/// Waits for a log line, which is written a moment later.
 fn wait_line(server: &Server, words: &[&str]) -> String {
     wait_for(&format!("a line with {words:?}"), COMMAND_TIME_MAX, || {
         lines(&server.output(), words).pop()
@@ -125,7 +125,7 @@ fn refused_pings_do_not_fill_the_log() {
         raw.write(&request);
         assert_eq!(raw.read_exact(20)[16] & REFUSED, REFUSED);
     }
-    // A burst of a hundred, and one every five seconds.
+    // A burst of a hundred lines, then one every five seconds.
     let most = 101 + begun.elapsed().as_secs() / 5;
     let log = server.stop(STOP_TIME_MAX).stderr;
     let count = lines(&log, &["refused a ping"]).len() as u64;

@@ -124,7 +124,7 @@ fn printed(block: &str) -> Vec<(Kind, String)> {
     block.lines().filter_map(file).collect()
 }
 
-/// Whether an unmarked block looks like a configuration file. JSON is output.
+/// Whether an unmarked block looks like a configuration file. JSON blocks are output.
 fn looks_like_ours(block: &str) -> bool {
     if block.starts_with('{') {
         return false;

@@ -99,7 +99,8 @@ fn two_tls_paths_of_a_session_fail_over_and_prove_its_identity() {
     innocent.check();
     let shown = server.command(&["session", "list"]).ok().stdout;
     assert!(shown.contains("certificate:db1") && shown.contains("TLS_AES_128_GCM"), "{shown}");
-    // An attacker who has read the session's ID joins over the plain portal with another identity.
+    // An attacker who has read the session's ID joins over the plain portal with a different
+    // identity.
     let id = session["id"].as_str().expect("a number").replace('-', "");
     let bytes: Vec<u8> = (0..16)
         .map(|at| u8::from_str_radix(&id[at * 2..at * 2 + 2], 16).expect("hex digits"))
@@ -279,7 +280,7 @@ fn doctor_explains_certificate_errors() {
     place.issue(&Wanted { names: &["elsewhere"], ..Wanted::SERVER });
     let _ = server.command(&["reload"]).ok().says("changed: server-cert.pem");
     check(&portal, "is not for 127.0.0.1", "hostname");
-    // A certificate that no client would accept does not replace it.
+    // A certificate that no client would accept does not replace the current one.
     for (years, why) in [((2020, 2021), "expired on 2021-01-01"), ((2119, 2120), "clock")] {
         place.issue(&Wanted { years, ..Wanted::SERVER });
         for words in [&["reload"][..], &["reload", "--dry-run"]] {

@@ -1,6 +1,6 @@
 //! Tests of several volumes in one session: one process and one set of connections, with a socket,
 //! statistics and a detach for each volume; volumes that are added, refused, removed or lost while
-//! others continue.
+//! others keep running.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn server() -> ServerBuilder {
         .fold(Server::builder(), |server, (name, size)| server.export(format!("{name}=mem:{size}")))
 }
 
-/// A run directory, and the sockets of volumes below it.
+/// A run directory, and the sockets of the volumes below it.
 struct Host(Client);
 
 impl Host {
@@ -37,7 +37,7 @@ impl Host {
         self.0.command(words)
     }
 
-    /// Attaches volumes to a new session, with a socket each.
+    /// Attaches volumes to a new session, with one socket each.
     fn attach(&self, server: &Server, names: &[&str], args: &[&str]) -> Finished {
         let sockets = self.socket("{name}").display().to_string();
         let fixed = ["--path", server.portal(), "--socket", &sockets, "--shards=2"];
@@ -49,7 +49,7 @@ impl Host {
         self.0.command_without_users(&["detach", name])
     }
 
-    /// Adds a volume to the session of another.
+    /// Adds a volume to the session of a different volume.
     fn add(&self, name: &str, session: &str) -> Finished {
         let socket = self.socket(name).display().to_string();
         self.run(&["attach", name, "--session", session, "--socket", &socket])
@@ -64,7 +64,7 @@ impl Host {
         self.run(&[command, name, "-o", "json"]).json()
     }
 
-    /// Returns the volumes that `list` shows, as name and state.
+    /// Returns the names and states of the volumes that `list` shows.
     fn list(&self) -> Vec<(String, String)> {
         let list = self.run(&["list", "-o", "json"]).ok().json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -78,7 +78,7 @@ impl Host {
     }
 }
 
-/// Writes a different block to each volume, and then reads all of them back.
+/// Writes a different block to each volume, then reads all blocks back.
 fn write_own(host: &Host, names: &[&str], seed: u8) {
     let mut all: Vec<_> = names.iter().map(|name| host.nbd(name)).collect();
     let byte = |at: usize| seed + u8::try_from(at).expect("a few volumes");
@@ -120,7 +120,7 @@ fn volumes_of_a_session_share_a_process_and_connections() {
     // All volumes share the log of the first.
     let _ = host.run(&["logs", "b"]).ok().says("pool/c");
 
-    // One volume is detached, the others continue.
+    // One volume is detached while the others keep running.
     let mut kept = host.nbd("a");
     let _ = host.detach("b").ok();
     host.assert_listed(&["a", "pool/c"]);
@@ -131,7 +131,7 @@ fn volumes_of_a_session_share_a_process_and_connections() {
     let open = server.list()["sessions"][0].to_string();
     assert!(!open.contains("\"b\""), "the server has closed it: {open}");
     let _ = host.detach("b").code(1).says("b");
-    // The first volume may be detached too. The last one ends the session.
+    // The first volume may be detached too. Detaching the last one ends the session.
     let _ = host.run(&["detach", "a", "--force"]).ok();
     host.assert_listed(&["pool/c"]);
     write_own(&host, &["pool/c"], 7);
@@ -147,7 +147,7 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
     let _ = host.attach(&server, &["a"], &["--session-name", "host7"]).ok();
     let pid = host.0.pid();
     let _ = host.add("b", "a").ok().says("b attached");
-    // Adding by the session's name at the server works too.
+    // Adding by the session's name at the server also works.
     let _ = host.add("d", "host7").ok();
     assert_eq!(host.0.pid(), pid, "no other process");
     assert_eq!(server.sessions().len(), 1);
@@ -166,7 +166,7 @@ fn a_volume_is_added_to_and_removed_from_a_session() {
     let _ = host.add("missing", "a").code(1).says("missing");
     host.assert_listed(&["a", "b", "d"]);
     assert!(!host.socket("missing").exists(), "a refused volume left a socket behind");
-    // The volume's name is free at once, repeatedly.
+    // The volume's name is free immediately, every time.
     for round in 0..3 {
         let _ = host.detach("d").ok();
         let _ = host.add("d", "b").ok();
@@ -233,12 +233,12 @@ fn events_of_one_volume_do_not_affect_others() {
     assert!(status["reason"].to_string().contains("removed the export"), "{status}");
     assert_eq!(host.json("status", "a")["state"], "open");
     let _ = host.detach("b").ok();
-    // A new export of the same name is a different one, which only a new session may use.
+    // A new export with the same name is a different one, which only a new session may use.
     let _ = server.command(&["export", "add", "b=mem:16M"]).ok();
     let _ = host.add("b", "a").code(1).says("EIDRM");
     let _ = host.attach(&server, &["b"], &[]).ok();
     assert_eq!(host.json("status", "b")["size"], json!(16 << 20));
-    // A volume that grows.
+    // Growing a volume affects only that volume.
     let _ = server.command(&["export", "resize", "d", "--size", "32M"]).ok();
     wait_for("the size", COMMAND_TIME_MAX, || {
         (host.json("status", "d")["size"] == json!(32 << 20)).then_some(())

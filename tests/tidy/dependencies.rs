@@ -1,8 +1,8 @@
 //! Rules for the crates that the workspace depends on: licenses, sources, versions and bans.
 //!
-//! They are declared in `.cargo/deny.toml` and applied to the output of `cargo metadata`, so that
-//! they hold without cargo-deny and without a network. `cargo metadata` needs only crates that a
-//! build on Linux has fetched.
+//! The rules are declared in `.cargo/deny.toml` and applied to the output of `cargo metadata`, so
+//! that they hold without cargo-deny and without a network. `cargo metadata` needs only crates that
+//! a build on Linux has fetched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -35,7 +35,7 @@ struct Package {
 /// Entry of a list in the rules: quoted values by key. The key of a plain string is empty.
 type Entry<'a> = BTreeMap<&'a str, &'a str>;
 
-/// Returns the entries of a list in the rules. Each entry has a line of its own.
+/// Returns the entries of a list in the rules. Each entry is on its own line.
 fn list<'a>(rules: &'a str, table: &str, key: &str) -> Vec<Entry<'a>> {
     let opening = format!("{key} = [");
     let lines = rules.lines().map(str::trim).skip_while(|line| *line != table).skip(1);
@@ -83,7 +83,7 @@ fn satisfies(expression: &str, allowed: &[&str]) -> bool {
     any_of(&mut tokens, allowed) && tokens.is_empty()
 }
 
-/// Evaluates alternatives. The next token is the last one.
+/// Evaluates alternatives. The next token is the last element of `tokens`.
 fn any_of(tokens: &mut Vec<&str>, allowed: &[&str]) -> bool {
     let mut result = all_of(tokens, allowed);
     while tokens.pop_if(|token| *token == "OR").is_some() {

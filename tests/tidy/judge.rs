@@ -152,7 +152,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Returns lines of code with their numbers from 1.
+/// Returns lines of code with their numbers, starting at 1.
 fn code_lines(code: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(code.lines())
 }

@@ -1,8 +1,8 @@
-//! Size of types: the numbers of methods and fields of a type with state are limited.
+//! Size of types: limits the numbers of methods and fields of a type with state.
 //!
-//! Counted from the text, as rustfmt leaves it: inherent methods over all files, and fields of
-//! types that have a method with `&mut self`. Types without such a method are records (settings,
-//! messages, JSON, statistics), whose fields are not limited. Test code does not count.
+//! Sizes are counted in the text as formatted by rustfmt: inherent methods over all files, and
+//! fields of types that have a method with `&mut self`. Types without such a method are records
+//! (settings, messages, JSON, statistics), whose fields are not limited. Test code does not count.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +24,11 @@ const PRODUCT: &[&str] = &[
     "rtrs-client/vhost-bridge/src/",
 ];
 
-/// Folders and files among them that serve tests.
+/// Folders and files in the product folders that serve tests.
 const TEST_CODE: &[&str] =
     &["/tests/", "/tests.rs", "/fuzz/", "/fuzz.rs", "fabric/conformance/", "fabric/sim/"];
 
-/// Methods and fields of one type.
+/// Methods and fields of a type.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct Size {
     methods: usize,
@@ -36,7 +36,7 @@ struct Size {
     is_changed_by_methods: bool,
 }
 
-/// Types of one file, by name, and which of them the file defines.
+/// Types in a file, by name, and which of them the file defines.
 #[derive(Default)]
 struct Counted {
     sizes: BTreeMap<String, Size>,
@@ -79,7 +79,7 @@ fn inherent(line: &str) -> Option<&str> {
     (!rest.contains(" for ")).then(|| identifier(rest.rsplit("::").next().unwrap_or(rest)))
 }
 
-/// Counts methods and fields in the text of a file, up to its module of tests.
+/// Counts methods and fields in the text of a file, up to its test module.
 fn count(text: &str) -> Counted {
     let mut counted = Counted::default();
     let (mut owner, mut is_impl) = (None::<String>, false);

@@ -93,7 +93,7 @@ impl Input {
         piece(self.start, left, to, min_block)
     }
 
-    /// Returns the number of payload bytes that must be received before the next ones can be
+    /// Returns the number of payload bytes that must be received before the next bytes can be
     /// submitted, in this buffer or in a fresh one.
     pub(super) fn needed_piece(&self, left: u32, to: u64, min_block: u32) -> usize {
         match self.piece(left, to, min_block) {
@@ -112,8 +112,8 @@ impl Input {
         }
     }
 
-    /// Makes room for `need` bytes from the first unparsed one in one buffer. Returns the number of
-    /// bytes that were moved; None when there is no buffer now.
+    /// Makes room in one buffer for `need` bytes, starting with the first unparsed byte. Returns
+    /// the number of bytes that were moved; None when no buffer is available.
     pub(super) fn make_room(&mut self, need: usize, buffers: &mut Buffers) -> Option<u64> {
         let Some(buffer) = self.buffer else {
             self.buffer = Some(buffers.take_receiver()?);
@@ -135,7 +135,8 @@ impl Input {
         Some(available as u64)
     }
 
-    /// Returns the memory for the next receive, up to `most` bytes from the first unparsed one.
+    /// Returns the memory for the next receive, which ends at most `most` bytes after the start of
+    /// the unparsed bytes.
     pub(super) fn memory(&self, most: usize, buffers: &Buffers) -> Option<MemSlice> {
         let end = (self.start + most).min(BUFFER_LEN);
         self.buffer.map(|buffer| buffers.slice(buffer, self.fill, end - self.fill))

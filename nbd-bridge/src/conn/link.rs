@@ -8,7 +8,7 @@ use rtrs_core::time::{Duration, Instant};
 
 use crate::peer::Peer;
 
-/// Timeout between two receives in the middle of a message, and of a send in addition to the time
+/// Timeout between two receives in the middle of a message, and for a send in addition to the time
 /// that its bytes take at [`SEND_RATE_MIN`].
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum rate, in bytes per second, at which a client must read a reply.
@@ -25,7 +25,8 @@ pub(super) struct Link {
     /// Connected over TCP, where a disconnected client looks like one that only shut down its
     /// sending side.
     tcp: bool,
-    /// Accepted by a listener of unix sockets, so the other end is the client itself and no relay.
+    /// Accepted by a listener of unix sockets, so the other end is the client itself and not a
+    /// relay.
     local: bool,
     /// The other end is the kernel, which has no timeouts.
     kernel: bool,
@@ -84,8 +85,8 @@ impl Link {
     }
 
     /// Whether the other end, which is gone, has read everything that was sent. False if unknown.
-    /// The kernel reports a unix socket that was closed with unread data by ECONNRESET; one that
-    /// was only shut down keeps the data.
+    /// The kernel reports a unix socket that was closed with unread data as ECONNRESET; a socket
+    /// that was only shut down keeps the data.
     pub(super) fn has_read_everything(&self) -> bool {
         let error = || socket2::SockRef::from(&self.fd).take_error();
         self.local
@@ -94,7 +95,7 @@ impl Link {
             && matches!(error(), Ok(None))
     }
 
-    /// Number of bytes that have arrived and have not been received.
+    /// Number of bytes that have arrived but have not been received.
     pub(super) fn unread(&self) -> u64 {
         unread(&self.fd).unwrap_or(0) as u64
     }
@@ -176,12 +177,12 @@ impl Link {
         }
     }
 
-    /// Makes the socket unusable. Returns false when it already is.
+    /// Makes the socket unusable. Returns false when it was already unusable.
     pub(super) fn break_off(&mut self) -> bool {
         if std::mem::replace(&mut self.broken, true) {
             return false;
         }
-        // IOs at the device may keep the connection object alive for a long time.
+        // IOs on the device may keep the connection object alive for a long time.
         if !self.kernel
             && let Err(error) = socket2::SockRef::from(&self.fd).shutdown(std::net::Shutdown::Both)
         {

@@ -8,7 +8,7 @@ use rtrs_core::losses::Losses;
 
 use crate::requests::NbdRow;
 
-/// Losses reported to a client, and the reports as seen by requests that are still to be taken.
+/// Losses reported to a client, and the reports as seen by requests not yet taken.
 #[derive(Debug)]
 pub(super) struct LossReports {
     /// All connections of a kernel device are one client.

@@ -1,8 +1,8 @@
 //! Lifecycle of a kernel device: preconditions, connect and disconnect.
 //!
-//! Every step has a timeout. A disconnect with stuck IO still ends: a thread that may be left
-//! behind asks the kernel, and if there is no answer soon, the sockets are shut down under the
-//! kernel, which then fails the IO in flight. The kernel ends of the sockets are kept for that.
+//! Every step has a timeout. A disconnect ends even with stuck IO: a thread that may be left behind
+//! asks the kernel, and if there is no answer soon, the sockets are shut down under the kernel,
+//! which then fails the IO in flight. The kernel ends of the sockets are kept for that.
 //!
 //! Called by the process that holds a session: [`check_device`] early, [`KernelDevice::connect`]
 //! from its main thread when every shard can adopt a socket, [`KernelDevice::disconnect`] before
@@ -73,7 +73,7 @@ pub fn check_device(choice: DeviceChoice, backend: &str) -> Result<(), DeviceErr
 /// their IO fails and they can be reconnected. Returns their numbers.
 ///
 /// # Errors
-/// All devices are tried; the first that could not be freed in time is [`DeviceError::Stuck`].
+/// All devices are tried; [`DeviceError::Stuck`] names the first that was not freed in time.
 pub fn free_left_behind(is_ours: impl Fn(&str) -> bool) -> Result<Vec<u32>, DeviceError> {
     let places = Places::default();
     let mut freed = Vec::new();
@@ -102,7 +102,7 @@ fn free(places: &Places, index: u32) -> Result<(), DeviceError> {
 /// A disconnect in progress.
 struct Disconnecting(mpsc::Receiver<io::Result<()>>);
 
-/// Starts a disconnect on a thread of its own.
+/// Starts a disconnect on a separate thread.
 fn start_disconnect(index: u32) -> Result<Disconnecting, DeviceError> {
     let mut netlink = open_netlink()?;
     let (done, result) = mpsc::channel();
@@ -220,7 +220,7 @@ pub struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// Connects a device for `export` over `count` sockets and waits, some seconds at most, until
+    /// Connects a device for `export` over `count` sockets and waits, at most a few seconds, until
     /// it can be opened. `adopt` gets our ends once the kernel reads its own, and has to serve them
     /// before any process opens the device. Must be called from the process's main thread, which
     /// the kernel records as the owner of the device.
@@ -258,8 +258,8 @@ impl KernelDevice {
             {
                 tracing::warn!("/dev/nbd{index}, left behind, could not be freed: {what}");
             }
-            // The device is free, but udev may have it open for a moment, and auto would pick
-            // another.
+            // The device is free, but udev may have it open for a moment, and auto would pick a
+            // different one.
             freed => wanted.prefer(&freed?),
         }
         let mut attempt = 1;
@@ -284,7 +284,7 @@ impl KernelDevice {
             tracing::info!(
                 "/dev/nbd{index}: {what} because it lacks a thread; reconnecting the device"
             );
-            // The kernel may hold the device a moment longer, and auto would pick another.
+            // The kernel may hold the device a moment longer, and auto would pick a different one.
             wanted.prefer(&[index]);
             attempt += 1;
         };
@@ -354,8 +354,8 @@ impl KernelDevice {
         announce(self.index);
     }
 
-    /// Resizes the device. The kernel shows the new size at once and sends an event, to which udev
-    /// reacts.
+    /// Resizes the device. The kernel shows the new size immediately and sends an event, to which
+    /// udev reacts.
     ///
     /// # Errors
     /// The kernel's error, with a hint.
@@ -364,7 +364,7 @@ impl KernelDevice {
     }
 
     /// Waits until no IO is in flight, for `patience` at most, and disconnects the device. IO still
-    /// in flight then fails. Takes a few seconds more at most, even if IO is stuck.
+    /// in flight then fails. Takes at most a few seconds more, even if IO is stuck.
     ///
     /// # Errors
     /// [`DeviceError::Stuck`] when another process still has the device open, so that it is not

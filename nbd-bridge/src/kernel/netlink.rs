@@ -2,8 +2,9 @@
 //!
 //! A command runs inside the `send` that carries it, in the calling thread: the kernel records that
 //! thread as the owner of a connected device, and a disconnect lasts as long as the kernel needs to
-//! end its IO. So connect from the process's main thread, and disconnect from a thread that may be
-//! left behind. The answers are available when `send` returns; nothing here waits for them.
+//! end the device's IO. So connect from the process's main thread, and disconnect from a thread
+//! that may be left behind. The answers are available when `send` returns; nothing here waits for
+//! them.
 //!
 //! Source: `include/uapi/linux/nbd-netlink.h`, `drivers/block/nbd.c` (`nbd_genl_*`). Called by
 //! `device`.
@@ -53,7 +54,7 @@ pub(super) enum Attr {
     ServerFlags(u64),
     /// Descriptors of connected sockets in the transmission phase.
     Sockets(Vec<i32>),
-    /// Seconds to wait for new sockets when all are dead.
+    /// Seconds to wait for new sockets when all sockets are dead.
     DeadConnTimeout(u64),
     /// Identifier shown in `/sys/block/nbdX/backend`.
     BackendIdentifier(String),
@@ -167,7 +168,7 @@ impl Netlink {
         let mut socket = Socket::new(NETLINK_GENERIC)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Answers are available when `send` returns: one that is missing then never arrives.
+        // Answers are available when `send` returns: an answer that is missing then never arrives.
         socket.set_non_blocking(true)?;
         let mut this = Self { socket, family: 0, sequence: 0 };
         let ask = GenlCtrl {
@@ -378,7 +379,7 @@ mod tests {
         let mut answers: Vec<GenlMessage<NbdMessage>> = Vec::new();
         assert!(take_answers(&both, 7, &mut answers).unwrap());
         assert_eq!(answers[0].payload.attrs, [Attr::Index(4)]);
-        // The acknowledgment comes in a datagram of its own, as does one for another message.
+        // The acknowledgment arrives in a separate datagram, as does that of a different message.
         answers.clear();
         assert!(!take_answers(&reply, 7, &mut answers).unwrap());
         assert!(!take_answers(&acknowledgment(-1, 6), 7, &mut answers).unwrap());

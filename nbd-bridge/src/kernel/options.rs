@@ -12,7 +12,7 @@ pub const REQUEST_BYTES: usize = 128 * 1024;
 /// must be available before memory runs short, since IO may be needed to free memory.
 pub const BUSY_BYTES: usize = QUEUE_DEPTH as usize * REQUEST_BYTES * 5 / 4;
 
-/// One connection has at most half of a shard's requests (`Shared::take_row`).
+/// One connection may use at most half of a shard's requests (`Shared::take_row`).
 const _: () = assert!(QUEUE_DEPTH * 2 <= 1024);
 
 /// Device to connect.
@@ -78,7 +78,7 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Picks one of these devices where any would do.
+    /// Selects one of these devices if any device would do.
     pub(super) fn prefer(&mut self, devices: &[u32]) {
         if let (DeviceChoice::Auto, Some(index)) = (self.choice, devices.first()) {
             self.choice = DeviceChoice::Index(*index);

@@ -25,7 +25,7 @@ pub enum Probe {
 }
 
 /// Runs a child that opens the device, for `timeout` at most. The child exits with code 0 on
-/// success, otherwise with another code and its reason on standard error.
+/// success, otherwise with a different code and the reason on standard error.
 ///
 /// # Errors
 /// The system's error when the child cannot be started.
@@ -54,7 +54,7 @@ pub fn probe(child: &mut Command, timeout: Duration) -> io::Result<Probe> {
     }
 }
 
-/// Kills a child and reaps it in a thread of its own.
+/// Kills a child and reaps it in a separate thread.
 fn abandon(mut child: Child) {
     let reap = move || {
         if let Err(error) = child.kill().and_then(|()| child.wait()) {

@@ -5,7 +5,7 @@
 //! rescuer takes all items that wait for one and runs them one after the other: behind the first,
 //! which never ends, the others never run, and answers on their sockets are never read
 //! (`rescuer_thread` in `kernel/workqueue.c`). Therefore every socket contains [`FIRST_BYTES`] when
-//! the device is connected, and a device is usable once the kernel has taken them from each.
+//! the device is connected, and a device is usable once the kernel has read them from each.
 //!
 //! Called by `device`.
 
@@ -19,7 +19,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::proto::wire::magic;
 use crate::send_buffer;
 
-/// Time for the kernel to start reading all sockets of a device.
+/// Maximum time for the kernel to start reading all sockets of a device.
 pub(super) const READ_PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of times that a device is connected if the kernel does not read all of its
 /// sockets.
@@ -90,7 +90,7 @@ impl Sockets {
         self.kernel.iter().filter(holds_bytes).count()
     }
 
-    /// Shuts down all connections at once: the kernel fails the IO in flight.
+    /// Shuts down all connections; the kernel then fails the IO in flight.
     pub(super) fn shut_down(&mut self) {
         for socket in self.kernel.drain(..) {
             if let Err(error) = socket.shutdown(std::net::Shutdown::Both) {
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns another descriptor of the kernel's end, as the driver has.
+    /// Returns a duplicate of the kernel's end, like the one that the driver holds.
     fn driver_end(sockets: &Sockets, index: usize) -> UnixStream {
         UnixStream::from(OwnedFd::from(sockets.kernel[index].try_clone().unwrap()))
     }

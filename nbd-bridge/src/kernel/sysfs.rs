@@ -77,7 +77,7 @@ impl Places {
         self.block(index).join("queue/io_timeout")
     }
 
-    /// Returns the interval of these checks in milliseconds.
+    /// Returns the interval at which the block layer checks unanswered requests, in milliseconds.
     pub(super) fn io_timeout_ms(&self, index: u32) -> Option<u64> {
         number(&self.io_timeout(index))
     }
@@ -103,7 +103,7 @@ impl Places {
         number::<u8>(&self.block(index).join("queue/fua")).map(|fua| fua != 0)
     }
 
-    /// Number of queues of a device, each with a socket of its own.
+    /// Number of queues of a device, each with its own socket.
     pub(super) fn queues(&self, index: u32) -> usize {
         fs::read_dir(self.block(index).join("mq")).into_iter().flatten().flatten().count()
     }
@@ -163,7 +163,7 @@ pub fn backend_of(index: u32) -> Option<String> {
 }
 
 /// Makes udev examine `/dev/nbdX` again. The kernel's own event for a connect comes before the
-/// kernel shows the backend, and the event for a disconnect comes while it still does.
+/// kernel shows the backend, and the event for a disconnect comes while the kernel still shows it.
 pub fn announce(index: u32) {
     if let Err(error) = Places::default().announce(index) {
         tracing::warn!("cannot notify udev of /dev/nbd{index}; its links may be wrong: {error}");

@@ -4,7 +4,7 @@
 //! `dead_timeout_s`. Requests that the dead process had taken from its sockets and not answered are
 //! resent by the kernel when its `timeout_s` has passed, with the value set when the request was
 //! first sent (`nbd_xmit_timeout`): a new socket does not make the kernel check earlier. A quick
-//! device (`resend`) resends them sooner. All other requests are sent at once.
+//! device (`resend`) resends them sooner. All other requests are sent immediately.
 //!
 //! The fresh sockets must not be served before it is certain that no request passed on by the dead
 //! process can still take effect. Until then, what the kernel writes to them stays unread; so a
@@ -100,8 +100,8 @@ fn check_sockets(
     Ok(())
 }
 
-/// Checks whether `export` can replace that of the device. The kernel learned its export at the
-/// connect and relies on it: a device without a write cache is never flushed.
+/// Checks whether `export` can replace that of the device. The kernel learned the export's
+/// properties at the connect and relies on them: a device without a write cache is never flushed.
 fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), DeviceError> {
     // The export may have grown meanwhile; all other properties still have to hold.
     if places.size(index).is_none_or(|had| export.size < had) {
@@ -130,7 +130,7 @@ fn check_shape(places: &Places, index: u32, export: &ExportInfo) -> Result<(), D
 fn give(netlink: &mut Netlink, attrs: &[Attr], fresh: &Sockets, count: usize) -> io::Result<bool> {
     let deadline = Instant::now() + READ_PATIENCE;
     // The socket of a process that has just died may not be marked dead yet; the kernel then
-    // silently drops this one. With a single socket, the kernel cannot take two.
+    // silently drops the new one. With a single socket, the kernel cannot take two.
     let patience = if count == 1 { AGAIN } else { READ_PATIENCE };
     loop {
         netlink.reconfigure(attrs.to_vec())?;
@@ -178,7 +178,7 @@ impl Reached {
                 if give(&mut netlink, &attrs, &fresh, count).map_err(refused)? {
                     break fresh;
                 }
-                // If the kernel did take the socket, this ends it, and a dead socket can be
+                // If the kernel did take the socket, this shuts it down, and a dead socket can be
                 // replaced.
                 fresh.shut_down();
                 let what = format!("the kernel does not read socket {number} of {count}");
@@ -202,7 +202,7 @@ impl Reached {
         let index = self.index;
         check_shape(&self.places, index, export)?;
         let ours = self.sockets.take_ours();
-        // On failure, the sockets end here, and the device waits for the next takeover.
+        // On failure, the sockets are closed here, and the device waits for the next takeover.
         adopt(ours)?;
         if self.places.size(index) != Some(export.size)
             && let Err(error) = resize(&self.places, index, export.size)
@@ -342,7 +342,7 @@ mod tests {
             ("uncached", "2048", "write through", false),
         ] {
             let tree = tree(&format!("nbd-takeover-serve-{name}"));
-            // Values of the kernel now; the device was reached before.
+            // The kernel's current values; the device was reached earlier.
             tree.file("sys/block/nbd2/size", &format!("{sectors}\n"));
             tree.file("sys/block/nbd2/queue/write_cache", &format!("{cache}\n"));
             let (places, claim) = (tree.places.clone(), Claim::new(&tree.places, 2).unwrap());

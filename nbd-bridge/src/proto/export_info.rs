@@ -19,9 +19,9 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// `NBD_CMD_FLUSH` is offered.
     pub flush: bool,
-    /// The device has a volatile cache, so that a flush has an effect. A kernel device without one
-    /// is "write through" and sends no flushes; clients of a socket are offered flushes all the
-    /// same.
+    /// The device has a volatile cache, so that a flush has an effect. A kernel device without a
+    /// cache is "write through" and sends no flushes; clients of a socket are offered flushes
+    /// anyway.
     pub write_cache: bool,
     /// `NBD_CMD_FLAG_FUA` is offered.
     pub fua: bool,
@@ -47,7 +47,7 @@ pub struct ExportInfo {
     pub max_payload: u32,
     /// Holes can be reported: the context `base:allocation` is offered.
     pub extents: bool,
-    /// Another host may write at the same time, so parts of blocks cannot be changed. Not
+    /// A different host may write at the same time, so parts of blocks cannot be changed. Not
     /// advertised.
     pub shared_writes: bool,
 }
@@ -146,8 +146,8 @@ impl ExportInfo {
         .fold(0, |flags, (on, flag)| if on { flags | flag } else { flags })
     }
 
-    /// Whether clients must know the sizes to be served without errors, because they differ from
-    /// the sizes that the document lets clients assume.
+    /// Whether clients must learn the export's sizes to avoid errors, because these differ from the
+    /// sizes that the document lets clients assume.
     pub(crate) fn has_own_sizes(&self) -> bool {
         self.min_block != 1 || self.max_payload < wire::PAYLOAD_DEFAULT
     }

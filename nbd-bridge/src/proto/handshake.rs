@@ -35,7 +35,7 @@ pub trait Exports {
     /// Calls `visit` for every export, in a stable order.
     fn list(&self, visit: &mut dyn FnMut(&ExportInfo));
 
-    /// Returns the export of a name. The empty name means the default export, if there is one.
+    /// Returns the export with this name. The empty name means the default export, if there is one.
     fn lookup(&self, name: &str) -> Option<ExportInfo>;
 }
 
@@ -193,7 +193,7 @@ impl Handshake {
         (input.len() - rest.len(), outcome)
     }
 
-    /// Performs one step. Returns None when the next step can be tried at once.
+    /// Performs one step. Returns None when the next step can be tried immediately.
     fn advance(
         &mut self,
         rest: &mut &[u8],
@@ -272,7 +272,7 @@ impl Handshake {
             return close(ProtocolError::NotFixed(option));
         }
         if option == opt::ABORT {
-            // Data is to be ignored, and the client may close before it would have arrived.
+            // The data must be ignored, and the client may close before all of it has arrived.
             put_reply(out, option, rep::ACK, &[]);
             return Some(Outcome::Abort);
         }

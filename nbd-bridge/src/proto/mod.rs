@@ -1,10 +1,10 @@
 //! The NBD protocol, fixed newstyle, as state machines without IO: the server side, and the client
 //! side in `client`.
 //!
-//! A connection starts with a [`Handshake`]: it is fed the bytes that the client sent, appends the
-//! answers, and ends with [`Negotiated`] terms. These determine the [`Rules`] that validate each
-//! [`Request`]; [`reply`] writes the headers of the answers. Nothing here owns a socket, a clock or
-//! a device, and no input causes a panic. The connection code calls all parts.
+//! A connection starts with a [`Handshake`], which is fed the bytes that the client sent, appends
+//! the answers, and ends with [`Negotiated`] terms. These determine the [`Rules`] that validate
+//! each [`Request`]; [`reply`] writes the headers of the answers. Nothing here owns a socket, a
+//! clock or a device, and no input causes a panic. The connection code calls all parts.
 //!
 //! Source: the NBD protocol document, `doc/proto.md` of the NetworkBlockDevice project; the code
 //! names the sections that it implements.

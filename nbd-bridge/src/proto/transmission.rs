@@ -1,6 +1,6 @@
 //! Requests of the transmission phase, and their validation.
 //!
-//! [`Request::decode`] turns 28 bytes into a request, or [`ExtendedRequest::decode`] 32 bytes;
+//! [`Request::decode`] decodes a request of 28 bytes, [`ExtendedRequest::decode`] one of 32 bytes.
 //! [`Rules::check`] returns the operation to run or the refusal, including how to treat the payload
 //! that follows a refused write. No allocation; `Rules` is a small `Copy` struct that a connection
 //! keeps next to its buffers. A validated request is within the export, uses offered features and
@@ -76,7 +76,7 @@ pub enum AfterRefusal {
     Continue,
     /// Send the error; drop this many bytes of payload before the next request.
     Skip(u32),
-    /// The payload is too long to drop: send the error if that is possible at once, then close.
+    /// The payload is too long to drop: send the error if that is possible immediately, then close.
     Close,
 }
 
@@ -96,7 +96,7 @@ pub struct Refusal {
 pub struct Terms {
     /// Reads and errors are answered with structured chunks.
     pub structured_replies: bool,
-    /// The client knows the block sizes and has to keep to them.
+    /// The client knows the block sizes and must respect them.
     pub keeps_blocks: bool,
     /// The client selected the context `base:allocation`.
     pub block_status: bool,
@@ -242,7 +242,7 @@ impl Rules {
         let (op, own_flags, needs) = match command {
             cmd::READ => (Op::Read, cmd_flags::DF, tf::HAS_FLAGS),
             cmd::WRITE => {
-                // With extended heads, clients have to set it.
+                // With extended heads, clients must set this flag.
                 let own = if self.terms.extended { cmd_flags::PAYLOAD_LEN } else { 0 };
                 (Op::Write, own, tf::HAS_FLAGS)
             }

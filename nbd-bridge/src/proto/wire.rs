@@ -234,7 +234,7 @@ pub enum NbdError {
     Inval = 22,
     /// `NBD_ENOSPC`: no space, or a write past the end.
     NoSpc = 28,
-    /// `NBD_EOVERFLOW`: the length is more than can be served at once.
+    /// `NBD_EOVERFLOW`: the length is more than one request can cover.
     Overflow = 75,
     /// `NBD_ENOTSUP`: a fast zero that would not be fast.
     NotSup = 95,

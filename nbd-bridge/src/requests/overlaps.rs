@@ -2,7 +2,7 @@
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Waits of a request for overlapping requests, and of those for this one.
+/// Waits of a request for overlapping requests, and of overlapping requests for this one.
 #[derive(Debug)]
 pub(crate) struct Overlaps {
     /// Waiting for orphaned writes; no part has been submitted.

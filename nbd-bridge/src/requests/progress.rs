@@ -104,12 +104,12 @@ impl Progress {
         self.complete = self.ready == len;
     }
 
-    /// Returns to the start of the current piece of a read, which is not ready anymore.
+    /// Returns to the start of the current piece of a read, which is no longer ready.
     pub(crate) fn forget_piece(&mut self) {
         (self.ready, self.handed, self.complete) = (self.base, self.base, false);
     }
 
-    /// Records that no further bytes become ready.
+    /// Records that no further bytes will become ready.
     pub(crate) fn set_complete(&mut self) {
         self.complete = true;
     }

@@ -19,10 +19,11 @@ use crate::proto::Op;
 use crate::proto::reply::Form;
 use crate::proto::wire::{MIN_BLOCK_MAX, base_allocation};
 
-/// Size of the memory for the descriptors of a block status, as many as the device lists in either
-/// form.
+/// Size of the memory for block status descriptors: enough, in either form, for all extents that
+/// the device can list.
 const STATUS_ROOM: usize = 2 * extents::LEN_MAX;
-/// Memory of a block status: the extents as the device lists them, and as the client gets them.
+/// Size of the memory for a block status: the extents as listed by the device, then as sent to the
+/// client.
 pub(crate) const STATUS_MEMORY: usize = extents::LEN_MAX + STATUS_ROOM;
 /// Maximum length in a 32-bit descriptor: a multiple of every block size.
 const STATUS_LEN_MAX: u64 = (1 << 32) - MIN_BLOCK_MAX as u64;
@@ -40,21 +41,21 @@ pub(crate) struct ConnId {
 pub(crate) struct NbdRow {
     pub(crate) conn: ConnId,
     pub(crate) command: Command,
-    /// Whole blocks at the device.
+    /// Progress of the whole blocks at the device.
     pub(crate) progress: Progress,
-    /// Partial blocks at both ends.
+    /// Partial blocks at both ends of the range.
     pub(crate) fragments: Fragments,
     pub(crate) overlaps: Overlaps,
     pub(crate) reply: ReplyState,
     pub(crate) loss_marks: LossMarks,
     /// Data of a read, or payload of a write.
     pub(crate) parts: Vec<Part>,
-    /// In use: set from `Requests::take` to `Requests::give`.
+    /// Whether the row is in use: from `Requests::take` to `Requests::give`.
     pub(super) live: bool,
 }
 
 impl NbdRow {
-    /// An unused row, whose list of parts has no capacity yet.
+    /// Creates an unused row, whose list of parts has no capacity yet.
     pub(super) const fn empty() -> Self {
         Self {
             conn: ConnId { slot: 0, generation: 0 },
@@ -74,12 +75,12 @@ impl NbdRow {
         self.progress.is_done()
     }
 
-    /// Whether the device has no IO for the whole blocks in flight.
+    /// Whether no IO for the whole blocks is in flight at the device.
     pub(crate) fn is_idle(&self) -> bool {
         self.progress.pending() as usize == self.fragments.open()
     }
 
-    /// Whether the device has any IO of the request in flight.
+    /// Whether any IO of the request is in flight at the device.
     pub(crate) fn is_at_device(&self) -> bool {
         !self.is_idle() || self.fragments.any_at_device()
     }
@@ -127,8 +128,8 @@ impl NbdRow {
         self.progress.next_piece(self.command.whole_len());
     }
 
-    /// Forgets the data of the current piece of a finished read, which [`Self::begin_read`]
-    /// rereads. Returns false for other rows.
+    /// Discards the data of the current piece of a finished read, so that [`Self::begin_read`]
+    /// reads it again. Returns false for other rows.
     pub(crate) fn forget_piece(&mut self) -> bool {
         let has_data = self.command.op() == Op::Read && !self.parts.is_empty();
         let is_whole = self.reply.error().is_none() && self.reply.late() == Late::No;
@@ -174,14 +175,15 @@ impl NbdRow {
     /// Converts the extents listed by the device, which has `size` bytes, into NBD block status
     /// descriptors and returns them with their number. Returns None if the device listed none.
     ///
-    /// Unless only one is wanted, the last one may go beyond the requested range.
+    /// Unless the client wants only one descriptor, the last one may extend beyond the requested
+    /// range.
     pub(crate) fn statuses(&self, form: Form, size: u64) -> Option<(MemSlice, u32)> {
         let memory = &self.parts.first()?.slice;
         let list = memory.slice(0, self.command.extents_len())?;
         let room = memory.slice(extents::LEN_MAX, STATUS_ROOM)?;
         let command = &self.command;
         if self.reply.status() == IoStatus::Unsupported {
-            // The device supported this when the client connected.
+            // The device supported block status when the client connected.
             extents::all_data(&list, size.saturating_sub(command.cut().whole.start));
         }
         let (entry_len, len_max) = match form {
@@ -225,7 +227,8 @@ impl NbdRow {
         self.fragments.slices(self.command.cut(), which)
     }
 
-    /// Merges the new bytes of a fragment into its block. Returns false if they are outside.
+    /// Merges the new bytes of a fragment into its block. Returns false if they do not fit in the
+    /// block.
     pub(crate) fn merge_fragment(&self, which: usize) -> bool {
         self.fragments.merge(self.command.cut(), which)
     }
@@ -237,10 +240,10 @@ impl NbdRow {
         }
     }
 
-    /// Whether the losses must be recounted before a change is answered. A loss since the first
+    /// Whether the losses must be counted again before a change is answered. A loss since the first
     /// of the row's IOs completed may have taken the data of that IO and may have been reported
-    /// already, so flushes after the answer must report it again. Losses of single writes and these
-    /// repetitions do not count.
+    /// already, so flushes after the answer must report it again. Losses of individual writes and
+    /// these repetitions do not count.
     pub(crate) fn must_repeat_loss(&mut self, losses: &Losses) -> bool {
         if self.command.io() == Some(IoOp::Flush) {
             return false;

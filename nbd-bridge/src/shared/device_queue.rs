@@ -32,7 +32,7 @@ impl DeviceQueue {
         self.device.geometry()
     }
 
-    /// Whether rows wait, so that no more requests are to be taken from clients.
+    /// Whether rows are waiting, so that no more requests should be taken from clients.
     pub(crate) fn is_congested(&self) -> bool {
         !self.backlog.is_empty()
     }
@@ -42,7 +42,7 @@ impl DeviceQueue {
         self.backlog.contains(&index)
     }
 
-    /// Removes a row from those that wait.
+    /// Removes a row from the backlog.
     pub(super) fn remove(&mut self, index: u32) {
         self.backlog.retain(|row| *row != index);
     }
@@ -58,8 +58,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Submits as much of the waiting rows as the device accepts now. Returns true when it accepted
-    /// anything.
+    /// Submits as many bytes of the waiting rows as the device accepts now. Returns true if the
+    /// device accepted any.
     pub(super) fn submit_waiting(&mut self, requests: &mut Requests) -> bool {
         let mut any = false;
         while let Some(&index) = self.backlog.front() {
@@ -116,7 +116,7 @@ impl DeviceQueue {
     }
 }
 
-/// Number of bytes of the next IO: at most those that are left.
+/// Number of bytes of the next IO: `left`, limited to `io_max`.
 fn least(io_max: u32, left: u64) -> u32 {
     u32::try_from(left).map_or(io_max, |left| left.min(io_max))
 }

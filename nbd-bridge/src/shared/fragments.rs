@@ -1,10 +1,10 @@
 //! Changes to parts of blocks (fragments), and the changes that wait for them.
 //!
-//! If the device supports partial writes, a fragment is one such write; no concurrent change of the
-//! block is undone then, even by other users of the device. Otherwise the block is read, modified
-//! and written back. In both cases the fragment takes turns with other changes to the block, using
-//! the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop supporting partial
-//! writes.
+//! If the device supports partial writes, a fragment is one such write, which undoes no concurrent
+//! change to the block, not even one by another user of the device. Otherwise the block is read,
+//! modified and written back. In both cases the fragment takes turns with other changes to the
+//! block, using the list in [`Ranges`](rtrs_core::ranges::Ranges), since a device may stop
+//! supporting partial writes.
 //!
 //! Each fragment of a row has two blocks of memory: the block that is read and written, and behind
 //! it the new bytes at their position in the block. A fragment uses the flags, the first error and
@@ -147,7 +147,7 @@ impl Shared {
                 // Writing back the unmodified block must not count as success.
                 row.reply.note(IoStatus::Io);
             }
-            // The server supported partial writes when this one was submitted, and has been
+            // The server supported partial writes when this write was submitted, and has been
             // replaced since.
             Fragment::WritingPart if ok_so_far && status == IoStatus::Unsupported => {
                 row.fragments.retry_whole(which);

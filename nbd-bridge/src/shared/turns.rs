@@ -1,6 +1,6 @@
 //! Turns of a shard's fragments and of the changes that overlap fragments of any shard.
 //!
-//! All of them are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges). This module
+//! All turns are in the list of the device, [`Ranges`](rtrs_core::ranges::Ranges). This module
 //! manages the shard's own entries.
 
 use std::ops::Range;
@@ -130,7 +130,7 @@ impl Turns {
         }
     }
 
-    /// Ends the wait of fragments for a row that has no IO left at the device.
+    /// Ends the wait of fragments for a row that has no IO left in the device.
     pub(super) fn end_running(&self, index: u32, row: &mut NbdRow) {
         let none_left = row.progress.all_handed() || row.overlaps.is_queued();
         if row.overlaps.is_awaited() && row.is_idle() && none_left {

@@ -1,15 +1,15 @@
 //! TLS for NBD clients over TCP (NBD_OPT_STARTTLS), in front of the engine rather than within it.
 //!
-//! A connection whose client uses TLS, or may start it, ends at a thread of its own. The engine
-//! gets the other end of a pair of unix sockets and is not aware of TLS. The thread first relays
-//! the option negotiation (`negotiate.rs`), performs the TLS handshake, and then moves bytes
+//! A connection whose client uses TLS, or may start it, ends at its own thread. The engine gets the
+//! other end of a pair of unix sockets and is not aware of TLS. The thread first relays the option
+//! negotiation (`negotiate.rs`), then performs the TLS handshake, and finally moves bytes
 //! (`pipe.rs`). Threads, bytes and times are bounded; see [`Relays`].
 //!
 //! The engine may serve a client that reconnects only when it knows that the client's earlier
-//! connections have ended (`group`). It checks its own sockets for that, which here are not the
-//! client's. Therefore, before the first request of a connection is passed to the engine, the
-//! thread checks the clients of all other connections, and shuts down the engine's end of those
-//! that have disconnected: their requests that the engine has not read are not carried out.
+//! connections have ended (`group`). The engine checks its own sockets for that, which here are not
+//! the client's. Therefore, before the first request of a connection is passed to the engine, the
+//! thread checks the clients of all other connections. For those that have disconnected, it shuts
+//! down the engine's end: requests that the engine has not read are not carried out.
 
 mod negotiate;
 mod pipe;
@@ -43,28 +43,28 @@ const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time and number of bytes for which a refused client is still read.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
-/// Time for which the loaded certificate files are used for new connections without rereading.
+/// Time for which loaded certificate files are used for new connections without being reread.
 const REREAD: Duration = Duration::from_secs(1);
-/// Time after which a connection in its negotiation gives way to a new one of the same source. A
-/// negotiation takes a few round trips.
+/// Time after which a connection that is still negotiating gives way to a new one from the same
+/// source. A negotiation takes a few round trips.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
 
 /// The two sockets of a connection.
 #[derive(Debug)]
 struct Ends {
-    /// Number of the connection; it increases with time.
+    /// Number of the connection; later connections have higher numbers.
     number: u64,
     source: Source,
     since: Instant,
     client: TcpStream,
     engine: UnixStream,
-    /// Negotiation is complete and requests are passed to the engine.
+    /// Whether negotiation is complete and requests are passed to the engine.
     serving: AtomicBool,
 }
 
 impl Ends {
     fn close(&self) {
-        // Fails if that end is already closed.
+        // Fails if the engine's end is already closed.
         let _ = self.engine.shutdown(Shutdown::Both);
         let _ = self.client.shutdown(Shutdown::Both);
     }
@@ -73,7 +73,7 @@ impl Ends {
 #[derive(Default)]
 struct Open {
     ends: Vec<Arc<Ends>>,
-    /// Connections in their negotiation, by source.
+    /// Connections that are still negotiating, by source.
     negotiating: Quota<u64>,
     /// Connections whose negotiation is complete.
     served: usize,
@@ -83,9 +83,9 @@ struct Open {
 }
 
 impl Open {
-    /// Makes room for a connection of this source. Evicts the oldest connection in its negotiation
-    /// of the source that has the most, so that silent clients do not keep others out. Returns
-    /// false if there is no room.
+    /// Makes room for a connection from this source. Evicts the oldest negotiating connection of
+    /// the source that has the most, so that silent clients do not keep others out. Returns false
+    /// if there is no room.
     fn make_room(&mut self, source: Source, max: usize, now: Instant) -> bool {
         let negotiating = usize::try_from(self.negotiating.total()).unwrap_or(usize::MAX);
         if self.served + negotiating < max {
@@ -105,7 +105,7 @@ impl Open {
     }
 
     /// Records that the negotiation of a connection is complete. Returns false if the connection
-    /// was evicted or has to end.
+    /// was evicted or must end.
     fn served(&mut self, ends: &Ends) -> bool {
         if self.stopping || !self.negotiating.remove(ends.number) {
             return false;
@@ -123,7 +123,7 @@ impl Open {
     }
 }
 
-/// The certificates, and the time when they were read.
+/// The certificates, and the time when they were loaded.
 struct Loaded {
     config: TlsServerConfig,
     at: Instant,
@@ -135,11 +135,11 @@ pub struct Relays {
     mode: TlsMode,
     dir: TlsDir,
     max: usize,
-    /// Timeouts of the negotiation and of the TLS handshake within it.
+    /// Timeouts of the whole negotiation and of the TLS handshake within it.
     times: (Duration, Duration),
     open: Mutex<Open>,
     loaded: Mutex<Loaded>,
-    /// Rate limits of log lines that clients can cause, by source and kind.
+    /// Rate limits on log lines that clients can cause, by source and kind.
     lines: Mutex<LogLimits<(IpAddr, &'static str)>>,
 }
 
@@ -153,7 +153,7 @@ impl Relays {
     /// certificates in `dir`.
     ///
     /// # Errors
-    /// The error of the file that cannot be used.
+    /// Returns the error for the file that cannot be used.
     pub fn new(mode: TlsMode, dir: TlsDir, max: usize) -> Result<Arc<Self>, TlsConfigError> {
         Self::timed(mode, dir, max, (HANDSHAKE_TIMEOUT, TLS_TIMEOUT))
     }
@@ -225,7 +225,7 @@ impl Relays {
         lock(&self.open).ends.len()
     }
 
-    /// Stops taking clients, and closes connections that are not served yet. The others end when
+    /// Stops accepting clients, and closes connections that are not served yet. The others end when
     /// the engine closes its end and the client has received the last replies.
     pub fn stop(&self) {
         let mut open = lock(&self.open);
@@ -324,7 +324,7 @@ impl Relays {
             Next::Pipe => Ok(Some(Wire::Tls(conn))),
             Next::Over | Next::Handshake => {
                 conn.send_close_notify();
-                // The connection ends even if the client does not receive that.
+                // The connection ends even if the client does not receive the refusal.
                 let _ = conn.complete_io(&mut client);
                 Ok(None)
             }
@@ -332,8 +332,8 @@ impl Relays {
     }
 
     /// Returns the certificates for a new connection. The files are reread, so that renewals and
-    /// revocations take effect without a restart; if a file is invalid, the former contents stay in
-    /// use. Our own certificate may expire while in use: revocations take effect even then.
+    /// revocations take effect without a restart; if a file is invalid, the former contents remain
+    /// in use. Our own certificate may expire while in use: revocations take effect even then.
     fn config(&self) -> TlsServerConfig {
         let mut loaded = lock(&self.loaded);
         let now = Clock.now();
@@ -419,7 +419,7 @@ impl fmt::Debug for Relays {
     }
 }
 
-/// Guard that removes a connection from the list at its end, for whatever reason, and closes it.
+/// Guard that removes a connection from the list and closes it when it ends, for whatever reason.
 struct Gone<'a>(&'a Relays, &'a Arc<Ends>);
 
 impl Drop for Gone<'_> {

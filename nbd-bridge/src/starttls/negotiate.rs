@@ -152,7 +152,7 @@ impl Negotiation {
         }
     }
 
-    /// Enforces the limits that the engine has too.
+    /// Enforces the same limits as the engine.
     fn count(&mut self, len: u32) -> Result<(), Stop> {
         self.options += 1;
         self.received += OptionHeader::LEN as u64 + u64::from(len);
@@ -199,7 +199,7 @@ fn copy(from: &mut impl Read, to: &mut impl Write, len: u32) -> io::Result<()> {
     to.flush()
 }
 
-/// Forwards the engine's replies to one option. Returns the type of the last one.
+/// Forwards the engine's replies to one option. Returns the type of the last reply.
 fn replies(engine: &mut impl Read, client: &mut impl Write) -> Result<u32, Stop> {
     loop {
         let mut head = [0; OptionReplyHeader::LEN];

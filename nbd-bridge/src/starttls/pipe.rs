@@ -73,7 +73,7 @@ impl Buffer {
 enum Moved {
     /// The socket would block.
     Blocked,
-    /// More may be possible at once.
+    /// More bytes can perhaps be moved immediately.
     Some,
 }
 
@@ -179,8 +179,8 @@ impl<'a> Pipe<'a> {
         };
         loop {
             match inward.fill(&mut conn.reader()) {
-                // close_notify, or the end without it: NBD requests have lengths, so truncation is
-                // noticed.
+                // The end, with or without close_notify: NBD requests have lengths, so truncation
+                // is noticed.
                 Ok(0) => {
                     self.client_ended = true;
                     return Ok(Moved::Some);
@@ -212,7 +212,7 @@ impl<'a> Pipe<'a> {
         }
     }
 
-    /// Writes the buffer to the engine, as far as the engine accepts it.
+    /// Writes as much of the buffer to the engine as it accepts.
     fn give_to_engine(&mut self) {
         while !self.inward.is_empty() {
             match (&mut self.engine).write(self.inward.filled()) {

@@ -47,9 +47,9 @@ pub(crate) struct Switches {
     pub(crate) extents: AtomicU32,
     /// Bytes for the answer of the last extents request.
     pub(crate) extents_room: AtomicUsize,
-    /// Size in bytes from the next turn on; 0 for no change.
+    /// Size in bytes that takes effect in the next turn; 0 for no change.
     pub(crate) resize: AtomicU64,
-    /// Block size in bytes from the next turn on; 0 for no change.
+    /// Block size in bytes that takes effect in the next turn; 0 for no change.
     pub(crate) reblock: AtomicU32,
     /// Partial writes are refused, whatever the geometry says.
     pub(crate) no_partial: AtomicBool,

@@ -1,4 +1,4 @@
-//! A bridge on a real ring in a thread of its own, with the queries that tests need.
+//! A bridge on a real ring, running in its own thread, with the queries that tests need.
 
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -17,7 +17,7 @@ use rtrs_core::time::{Instant, earliest};
 use crate::client::Client;
 use crate::device::{Switches, TestDevice};
 
-/// Maximum time that a test waits for anything.
+/// Maximum time for which a test waits for anything.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) enum Message {
@@ -90,7 +90,8 @@ impl Shard for TestShard {
     }
 }
 
-/// 64 MiB with every feature; discards and zeroes of at most 1 MiB per IO.
+/// Returns a geometry of 64 MiB with every feature; each discard or zeroing IO covers at most 1
+/// MiB.
 pub(crate) fn geometry() -> Geometry {
     Geometry {
         discard: true,
@@ -105,7 +106,7 @@ pub(crate) fn geometry() -> Geometry {
     }
 }
 
-/// Small limits, so that tests reach them: a piece of 32 MiB and eight connections.
+/// Returns small limits that tests can reach: pieces of 32 MiB and eight connections.
 pub(crate) fn config() -> BridgeConfig {
     BridgeConfig {
         buffer_bytes: 145 * (260 << 10),
@@ -190,7 +191,7 @@ impl Fixture {
         ours
     }
 
-    /// Returns a client past the handshake, which was accepted by a listener.
+    /// Returns a client past the handshake, whose connection a listener accepted.
     pub(crate) fn accepted_client(&self) -> Client {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("bridge-{}-{}", std::process::id(), COUNT.fetch_add(1, SeqCst));
@@ -227,7 +228,7 @@ impl Fixture {
         }
     }
 
-    /// Waits until all connections are closed, and everything they held has been returned.
+    /// Waits until all connections are closed and everything that they held has been returned.
     pub(crate) fn finish(mut self) -> FrontEndStats {
         let report = self.wait("rest", |report| report.connections == 0 && report.inflight == 0);
         self.mail.send(Message::Exit);

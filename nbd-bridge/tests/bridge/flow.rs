@@ -229,7 +229,7 @@ fn device_failures_fail_only_their_request() {
         let fixture = Fixture::with(Geometry { io_max: 128 << 10, ..geometry() }, config());
         let mut client = fixture.client(structured);
         client.write(0, &pattern(1, 1 << 20));
-        // The eighth piece of the read fails, and all of the last pieces of the write.
+        // One of the eight pieces of each request fails.
         fixture.switches.fail_every.store(8, SeqCst);
         client.send(READ, 0, 1, 0, 1 << 20);
         assert_eq!(client.reply(|_| 1 << 20).error, 5);
@@ -344,7 +344,7 @@ fn a_stop_completes_requests_in_flight_and_closes() {
     }
     let mut writer = fixture.client(true);
     writer.send_write(0, 1, 0, &pattern(1, 8192));
-    // The next write stops in the middle of its payload; the part received is at the device.
+    // The next write stops in the middle of its payload; the device has the part received.
     let half = pattern(2, 600 << 10);
     let mut bytes = request(WRITE, 0, 2, 1 << 20, 1 << 20);
     bytes.extend(half);

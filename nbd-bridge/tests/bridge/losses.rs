@@ -118,7 +118,7 @@ fn a_reported_loss_is_not_reported_again() {
     fixture.finish();
 }
 
-/// The second flush waits for a row until the first has failed; its client sent it before.
+/// The second flush, sent before the first one failed, waits for a row until then.
 #[test]
 fn a_flush_received_before_a_loss_was_reported_fails_too() {
     for (writes, requests_max) in [(0, 1), (0, 2), (3, 2), (40, 8)] {
@@ -229,7 +229,7 @@ fn a_flush_sent_before_a_loss_was_reported_fails_too() {
     assert_eq!(turns.error(0), 0, "the loss was already reported");
 }
 
-/// The reply of the first flush waits until the data of a read was sent.
+/// The reply to the first flush waits until the data of a read has been sent.
 #[test]
 fn a_flush_sent_while_the_report_of_a_loss_waits_fails_too() {
     let mut turns = Turns::new();

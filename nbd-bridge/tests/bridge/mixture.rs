@@ -1,6 +1,6 @@
 //! Tests of requests of all kinds in pieces, with devices that hang, fill up, give up and fail, and
-//! clients that disconnect: in every combination the bridge accounts for its rows and buffers and
-//! answers each request once.
+//! clients that disconnect. In every combination the bridge must account for its rows and buffers
+//! and answer each request once.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -18,7 +18,7 @@ use crate::ghosts::Two;
 const SECOND: Duration = Duration::from_secs(1);
 /// Number of clients per shard.
 const CLIENTS: usize = 2;
-/// Number of turns in which everything that can happen does.
+/// Number of turns in which every possible event happens.
 const TURNS: usize = 8;
 /// Approximate offset of all requests.
 const PLACE: u64 = 1 << 20;
@@ -33,7 +33,7 @@ enum Step {
         len: u32,
         percent: usize,
     },
-    /// The rest of a message that a client has begun to send.
+    /// The rest of a message that a client has started to send.
     Rest {
         client: usize,
     },
@@ -59,7 +59,7 @@ enum Step {
         shard: usize,
         reverse: bool,
     },
-    /// Longer than requests may be deferred.
+    /// Longer than the time for which requests may be deferred.
     Wait,
 }
 
@@ -99,7 +99,7 @@ struct User {
     client: Client,
     out: Vec<u8>,
     input: Vec<u8>,
-    /// Requests without a reply, with the data length of a successful one.
+    /// Requests without a reply yet, with the data length of a successful reply.
     asked: BTreeMap<u64, usize>,
 }
 
@@ -185,7 +185,8 @@ impl Scene {
             }
             Step::Rest { client } => self.users[client].send(usize::MAX),
             Step::Leave { client } => {
-                // A new client needs shards that check their connections; none is held up.
+                // A new client needs shards that check their connections; none of the shards is
+                // held up.
                 let fresh = self.two.shards[client % 2].client();
                 self.users[client] = User::new(fresh);
             }
@@ -206,7 +207,7 @@ impl Scene {
         self.turn();
     }
 
-    /// Asserts that every request is answered when the devices work.
+    /// Asserts that every request is answered once the devices work.
     fn end(mut self) {
         for shard in &self.two.shards {
             shard.switches.hold.store(false, SeqCst);

@@ -1,5 +1,5 @@
-//! Tests of bridges of several devices that share memory on one ring, turned by hand: how one fares
-//! when the disk of another hangs and holds all of its share.
+//! Tests of bridges of several devices that share memory on one ring, turned by hand: how one
+//! bridge fares when the disk of another hangs and that bridge holds all of its share.
 
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
@@ -54,8 +54,8 @@ impl Many {
         }
     }
 
-    /// Turns until a thread has ended. If that takes long, the clock stops before the timeout for
-    /// handshakes, or for clients that do not read, expires.
+    /// Turns all bridges until a thread has ended. If that takes long, the clock stops before the
+    /// timeout for handshakes, or for clients that do not read, expires.
     pub(crate) fn join<T>(&mut self, thread: JoinHandle<T>) -> T {
         let most = self.now + Duration::from_secs(10);
         while !thread.is_finished() {
@@ -103,7 +103,7 @@ impl Many {
         clients
     }
 
-    /// Reads while everything turns. Returns None without an answer.
+    /// Reads while all bridges take turns. Returns None if no answer arrives.
     pub(crate) fn read(&mut self, client: &mut Client, flags: u16, len: u32) -> Option<u32> {
         let mut other =
             Client::past_handshake(client.stream.try_clone().unwrap(), client.structured);

@@ -1,5 +1,5 @@
-//! Tests of requests that are not aligned to the device's blocks: what they read and change, and
-//! that no adjacent change is lost.
+//! Tests of requests that are not aligned to the device's blocks: the bytes that such requests read
+//! and change, and that no adjacent change is lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};
@@ -18,8 +18,8 @@ const EIO: u32 = 5;
 const EINVAL: u32 = 22;
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Runs the shards until the other shard has answered both checks for a first request: one for its
-/// connection, then one for its blocks.
+/// Runs the shards until the other shard has answered both checks for a first request: one for the
+/// connection, then one for the request's blocks.
 fn settle(two: &mut Two) {
     two.settle();
     two.settle();
@@ -134,7 +134,7 @@ fn a_device_with_partial_writes_gets_only_the_bytes() {
         assert_eq!(submitted(), 3);
         let found = [499, 500, 589, 590, 593, 594, 599, 600].map(|at| client.read(at, 1)[0]);
         assert_eq!(found, [0, 7, 7, 0, 0, 7, 7, 0]);
-        // The server was replaced by one that does not support partial writes.
+        // A server that does not support partial writes replaced the previous one.
         fixture.switches.no_partial.store(true, SeqCst);
         client.send_write(0, 1, 505, &[9; 2]);
         let error = client.reply(|_| 0).error;
@@ -282,7 +282,7 @@ fn no_further_io_starts_for_a_closed_client() {
     two.end();
 }
 
-/// The first block of the orphaned write is done, and its last block still waits.
+/// The first block of the orphaned write is done; its last block is still waiting.
 #[test]
 fn a_partial_write_completes_alongside_an_orphaned_write() {
     let mut two = Two::new();
@@ -403,13 +403,13 @@ fn overdue_partial_writes_fail_and_blocked_ones_time_out() {
     two.end();
 }
 
-/// A request of one round.
+/// A request in a round.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     command: u16,
     at: usize,
     len: usize,
-    /// Index of the client that sends it.
+    /// Index of the client that sends the request.
     client: usize,
 }
 
@@ -417,7 +417,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let command = prop_oneof![
         4 => Just(WRITE), 2 => Just(READ), 1 => Just(ZEROES), 1 => Just(TRIM)
     ];
-    // Close to each other, so that most overlap; some are whole blocks.
+    // Requests are close together, so that most overlap; some are whole blocks.
     (command, 0..3000usize, 1..1500usize, 0..4u8, 0..4usize).prop_map(
         |(command, at, len, whole, client)| match whole {
             0 => Ask { command, at: at / 512 * 512, len: len.next_multiple_of(512), client },
@@ -429,8 +429,9 @@ fn ask() -> impl Strategy<Value = Ask> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Clients on two shards change and read overlapping bytes at once. Afterwards each byte has
-    /// the value of one of its writers in this round, or its former value if there was no writer.
+    /// Clients on two shards change and read overlapping bytes simultaneously. Afterwards each byte
+    /// has the value that one of its writers wrote in this round, or its former value if there was
+    /// no writer.
     #[test]
     fn every_byte_comes_from_one_of_its_writers(
         rounds in proptest::collection::vec(proptest::collection::vec(ask(), 1..24), 1..12),
@@ -464,7 +465,7 @@ proptest! {
                 }
             }
             for (at, kept) in kept.iter().enumerate() {
-                // A trim of this device changes nothing.
+                // A trim does not change the contents of this device.
                 if *kept { may[at].push(disk[at]); }
             }
             let start = Arc::new(Barrier::new(clients.len()));
@@ -494,7 +495,7 @@ proptest! {
     }
 }
 
-/// Sends all requests at once. Returns the data read, with its position.
+/// Sends all requests without waiting. Returns the data read, with its position.
 fn run(client: &mut Client, sends: &[(Ask, u8)], start: &Barrier) -> Vec<(usize, Vec<u8>)> {
     let mut bytes = Vec::new();
     for (cookie, (ask, put)) in sends.iter().enumerate() {

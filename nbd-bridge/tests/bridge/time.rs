@@ -37,7 +37,7 @@ impl Timed {
         Self { ring, bridge, switches, now: Instant::from_nanos(1 << 50) }
     }
 
-    /// Turns until nothing happens for a while of real time.
+    /// Runs turns until nothing has happened for a while in real time.
     fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < 5 {
@@ -96,7 +96,7 @@ fn connections_that_send_nothing_give_way_to_clients() {
     let mut early = timed.socket();
     timed.settle();
     assert!(is_closed(&mut early), "more than the limit");
-    // One whose client is gone gives way at once, before the ring reports that.
+    // A connection whose client is gone gives way immediately, before the ring reports that.
     silent.remove(1).shutdown(Shutdown::Both).unwrap();
     silent.push(timed.socket());
     timed.settle();
@@ -104,7 +104,7 @@ fn connections_that_send_nothing_give_way_to_clients() {
     timed.pass(1);
     let mut clients = vec![user];
     for oldest in &mut silent {
-        // Past the handshake, so it does not give way itself.
+        // This client is past the handshake, so it does not give way itself.
         let client = timed.client();
         let mut greeting = [0; 18];
         oldest.read_exact(&mut greeting).unwrap();
@@ -219,7 +219,7 @@ fn the_kernel_is_never_disconnected() {
         assert_eq!(timed.bridge.connections(), 1);
     }
     assert_eq!(kernel.reply(|_| 0).error, 0);
-    // While it does not read.
+    // A request while the kernel does not read.
     kernel.send(READ, 0, 2, 0, 32 << 20);
     timed.settle();
     timed.pass(24 * 3600);

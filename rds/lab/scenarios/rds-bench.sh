@@ -9,7 +9,7 @@
 PASSES=${LAB_BENCH_PASSES:-5}
 SECONDS_EACH=${LAB_BENCH_SECONDS:-3}
 
-# Prints the ratio of two files with a figure of each pass: median and range, then both medians.
+# Prints the ratio of two files with a figure for each pass: median and range, then both medians.
 ratio() { # ours other
     python3 "$LAB_TABLES" ratio "$1" "$2"
 }
@@ -22,8 +22,7 @@ throughput() { # file namespace argument...
     rds_value requests_per_second >>"$file"
 }
 
-# Microseconds of qperf's rds_lat or tcp_lat. Its server accepts no client for a moment after each
-# test.
+# Microseconds of qperf's rds_lat or tcp_lat. Its server briefly accepts no clients after each test.
 latency() { # file test runner namespace argument...
     local file=$1 test=$2 runner=$3 name=$4 try
     shift 4

@@ -5,9 +5,9 @@
 # limit: 600
 # groups: rds ours
 
-# Closes the connection between an address of ours and the kernel's at one end, whichever end opened
-# it; closed sockets are listed in broken.NAMESPACE.OWN. The parentheses are essential: without them
-# the last term of the filter applies to all.
+# Closes one end of the connection between one of our addresses and the kernel's, whichever end
+# opened it; closed sockets are listed in broken.NAMESPACE.OWN. The parentheses are essential:
+# without them, the last term of the filter would match sockets of any address.
 cut_at() { # namespace own port
     local from=$2 to=10.9.0.5
     [ "$1" = ru ] || from=10.9.0.5 to=$2
@@ -15,8 +15,8 @@ cut_at() { # namespace own port
         >>"$LAB_WORK/broken.$1.$2"
 }
 
-# Breaks the connection of a load repeatedly, in turn by the kernel's end, by a command of our node,
-# and by our end.
+# Breaks a load's connection repeatedly: in turn at the kernel's end, by a command to our node, and
+# at our end.
 break_often() { # times own
     local number
     for ((number = 0; number < $1; number++)); do
@@ -29,7 +29,7 @@ break_often() { # times own
     done
 }
 
-# Checked load until the connection has been broken 100 times.
+# Runs checked load until the connection has been broken 100 times.
 broken_load() { # own namespace argument...
     local breaker own=$1
     shift
@@ -44,13 +44,13 @@ broken_load() { # own namespace argument...
     done
 }
 
-# How often a connection was lost.
+# Prints the number of lost connections.
 resets() { # own
     rds_by ru rds node stats "$1" --socket-dir "$LAB_WORK/ru" -o json |
         jq '.[0].nodes[0].counters.conn_reset'
 }
 
-# How often a connection was closed at one end.
+# Prints how often a connection was closed at one end.
 cuts() { # namespace own
     grep -c . "$LAB_WORK/broken.$1.$2"
 }

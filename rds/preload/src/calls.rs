@@ -192,9 +192,9 @@ pub(crate) struct Got {
     pub(crate) from: Option<SocketAddr>,
     /// Congestion update without a message.
     pub(crate) update: Option<u64>,
-    /// Timestamp of a message, if the program wants them.
+    /// Timestamp of a message, if the program has requested timestamps.
     pub(crate) timestamp: Option<Timestamp>,
-    /// Latencies of a message, if the program wants them.
+    /// Latencies of a message, if the program has requested them.
     pub(crate) latencies: Option<[u8; LATENCIES_LEN]>,
 }
 
@@ -227,8 +227,8 @@ impl Timestamp {
     }
 }
 
-/// Returns the contents of a control message with the wanted latencies of a message: their number,
-/// which ones, and nanoseconds.
+/// Returns the contents of a control message with the requested latencies of a message: their
+/// number, their kinds, and the nanoseconds.
 fn latencies(wanted: [u8; 4], arrival: &Arrival) -> Option<[u8; LATENCIES_LEN]> {
     let [count, positions @ ..] = wanted;
     if count == 0 {
@@ -323,7 +323,7 @@ fn is_empty(error: &io::Error) -> bool {
 }
 
 /// Receives the next message or congestion update, and keeps completions. Without waiting, fails
-/// with EAGAIN if there is none, or if a control message with completions is full.
+/// with EAGAIN if nothing has arrived, or if a control message with completions is full.
 fn next_arrival(
     fd: c_int,
     entry: &Entry,

@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of cookies in a control message.
 const COOKIES_MAX: usize = 8;
-/// Length of the control message: a count, and room for the cookies.
+/// Length of the control message: a count and the cookies.
 pub(crate) const COMPLETION_LEN: usize = 4 + 4 * COOKIES_MAX;
-/// Maximum number of cookies that are kept. A program that passes no room for control messages
+/// Maximum number of cookies that are kept. A program that passes no buffer for control messages
 /// never reads them.
 const KEPT_MAX: usize = 1 << 16;
 
@@ -24,7 +24,7 @@ pub(crate) fn lock() -> MutexGuard<'static, Completions> {
     COMPLETIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a cookie. Returns true if a control message is full.
+/// Keeps a cookie. Returns true if there are enough for a full control message.
 pub(crate) fn keep(inode: u64, cookie: u32) -> bool {
     let mut completions = lock();
     let cookies = completions.entry(inode).or_default();
@@ -53,7 +53,7 @@ pub(crate) fn take(inode: u64) -> Option<[u8; COMPLETION_LEN]> {
     Some(bytes)
 }
 
-/// Forgets a socket.
+/// Discards the cookies of a socket.
 pub(crate) fn forget(inode: u64) {
     lock().remove(&inode);
 }

@@ -1,6 +1,6 @@
-//! Functions that the program calls in place of those of the C library.
+//! Functions that the program calls instead of the C library's.
 //!
-//! Each checks whether its descriptor is an RDS socket, and forwards the call otherwise.
+//! Each function checks whether its descriptor is an RDS socket, and otherwise forwards the call.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -32,8 +32,8 @@ static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     table::own();
-    // SAFETY: the functions exist as long as the process. If memory for registering them runs out,
-    // a child leaves its table unchanged.
+    // SAFETY: the functions exist for the lifetime of the process. If memory for registering them
+    // runs out, a child leaves its table unchanged.
     unsafe {
         libc::pthread_atfork(
             Some(table::fork_begins),
@@ -439,7 +439,7 @@ fn put_controls(mut writer: ControlWriter<'_>, entry: &Entry, got: &Got) {
     }
 }
 
-/// Recognizes the RDS sockets among the descriptors that another process has passed.
+/// Recognizes RDS sockets among the descriptors that a different process has passed.
 ///
 /// # Safety
 /// See [`passed_fds`].
@@ -512,7 +512,7 @@ fn wait_of(limit: &timespec) -> Duration {
 }
 
 // Functions called by programs compiled with buffer checks (_FORTIFY_SOURCE). Buffers that are too
-// small are left to the checks of the C library.
+// small are left to the C library's checks.
 
 // SAFETY: the function has the name and signature of the C library function it replaces.
 #[unsafe(no_mangle)]
@@ -616,7 +616,7 @@ unsafe extern "C" fn getsockopt(
     // SAFETY: the program upholds the contract of `getsockopt`.
     let Some(len) = (unsafe { len.as_mut() }) else { return fail(&errno(libc::EFAULT)) };
     let asked = *len as usize;
-    // For RDS options the kernel requires room for a whole int.
+    // For RDS options the kernel requires space for a whole int.
     let is_short = level == SOL_RDS && matches!(&found, Answer::Value(all) if asked < all.len());
     if is_short || c_int::try_from(*len).is_err() {
         return fail(&errno(libc::EINVAL));

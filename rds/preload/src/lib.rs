@@ -6,10 +6,10 @@
 //! covered.
 //!
 //! `hooks` has the functions that the program calls, `calls` their meaning for RDS sockets, `table`
-//! the list of RDS socket descriptors, `completions` those of zero-copy sends, `controls` reads and
-//! writes control messages, `memory` reads and writes through pointers of the program, and `real`
-//! calls the functions of the C library. Unsafe code is confined to `hooks`, `descriptors`,
-//! `controls`, `memory` and `real`.
+//! the list of RDS socket descriptors, `completions` the completions of zero-copy sends, `controls`
+//! reads and writes control messages, `memory` reads and writes through pointers of the program,
+//! and `real` calls the functions of the C library. Unsafe code is confined to `hooks`,
+//! `descriptors`, `controls`, `memory` and `real`.
 
 #![deny(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

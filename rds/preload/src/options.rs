@@ -73,7 +73,7 @@ pub(crate) fn timestamp_kind(option: c_int) -> Option<c_int> {
 }
 
 /// Returns the bit of an option by which a unix socket would deliver control messages; 0 for
-/// others.
+/// other options.
 fn pass_bit(option: c_int) -> u8 {
     match option {
         libc::SO_PASSCRED => 1,
@@ -207,7 +207,7 @@ fn no_region(fd: c_int, entry: &Entry, is_whole: bool) -> io::Error {
     })
 }
 
-/// Selects the latencies of received messages that the program gets.
+/// Selects which latencies of received messages are passed to the program.
 fn set_traces(entry: &Entry, value: &[u8]) -> io::Result<()> {
     let traces: [u8; 4] = value.try_into().map_err(|_| errno(libc::EFAULT))?;
     let [count, positions @ ..] = traces;

@@ -1,7 +1,7 @@
 //! Payloads too long for a unix socket: the rest is passed in a memfd.
 //!
-//! The limit of a send buffer is often 208 KiB, while a message has up to 1 MiB. The first part
-//! always passes through the socket, so that long messages fill the socket like any others.
+//! The limit on a send buffer is often 208 KiB, while a message can have up to 1 MiB. The first
+//! part always passes through the socket, so that long messages fill the socket like any others.
 
 use std::fs::File;
 use std::io;
@@ -33,8 +33,8 @@ pub(crate) fn put_rest(payload: &[IoSlice<'_>]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads the rest of a payload of `len` bytes into `to`, after its first part, as far as there is
-/// room.
+/// Reads the rest of a payload of `len` bytes into `to`, after its first part, up to the length of
+/// `to`.
 ///
 /// # Errors
 /// The system's error; `InvalidData` for anything but a memfd that cannot shrink, since other files

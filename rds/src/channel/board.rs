@@ -42,7 +42,7 @@ const AT_HAS_MARK: usize = 48;
 const FLAG_CONNECTED: u32 = 1;
 const FLAG_MONITOR: u32 = 2;
 
-/// State of a socket, as its slot shows it.
+/// State of a socket, as shown in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketView {
     /// Distinguishes successive sockets of the slot; 0 means that the slot is free.
@@ -53,9 +53,9 @@ pub struct SocketView {
     pub sndbuf: usize,
     /// Receive buffer size in bytes.
     pub rcvbuf: usize,
-    /// Destination of messages that are sent without one.
+    /// Default destination, for messages sent without a destination.
     pub connected: Option<(IpAddr, u16)>,
-    /// The users of the socket want reports of ports that are no longer congested.
+    /// The users of the socket have requested reports of ports that are no longer congested.
     pub monitors: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Parts of the manual pages that the command line does not give.
+//! Parts of the manual pages that are not generated from the command line.
 
 use rtrs_base::settings::{FileUse, FormatPage, KeyGroup, Manual, describe};
 
@@ -33,7 +33,7 @@ socket-mode: '666'
 pub(super) fn manual() -> Manual {
     Manual {
         version: env!("CARGO_PKG_VERSION"),
-        // The tools are for all users, as rds-ping(1) and rds-info(1); the daemon is not.
+        // The tools are for all users, like rds-ping(1) and rds-info(1); the daemon is not.
         section: |command| if command.starts_with("node") { 8 } else { 1 },
         examples: include_str!("examples.txt"),
         files: FILES,

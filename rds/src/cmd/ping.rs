@@ -54,7 +54,7 @@ struct Summary {
     sent: u32,
     received: u32,
     lost: u32,
-    /// In microseconds.
+    /// Shortest round trip, in microseconds.
     min_us: Option<f64>,
     avg_us: Option<f64>,
     max_us: Option<f64>,
@@ -195,7 +195,7 @@ fn wait(slots: &[Slot], limit: Duration) -> Result<(), Error> {
     }
 }
 
-/// Prints a line of text at once. Returns false if standard output was closed, as by `head`.
+/// Prints a line of text immediately. Returns false if standard output was closed, as by `head`.
 fn say(output: Output, text: &str) -> Result<bool, Error> {
     match output {
         Output::Text => match write_text(text) {

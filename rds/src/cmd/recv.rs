@@ -1,4 +1,4 @@
-//! `recv`: prints messages received at a port.
+//! `recv`: prints messages received on a port.
 
 use std::io::{self, Write};
 
@@ -67,7 +67,7 @@ pub(super) fn run(args: &RecvArgs, output: Output) -> Result<(), Error> {
             Output::Text => out.write_all(payload).and_then(|()| out.write_all(b"\n")),
         };
         match written.and_then(|()| out.flush()) {
-            // The reader has stopped, as `head` does.
+            // The reader has stopped reading, as `head` does.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written.map_err(failed(ErrorKind::System, "cannot print"))?,
         }

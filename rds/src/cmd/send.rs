@@ -16,7 +16,7 @@ use crate::proto::QueueKind;
 use crate::socket::{Error as SocketError, Node, RdsSocket};
 use crate::wire::PAYLOAD_MAX;
 
-/// Interval of the checks whether everything has arrived.
+/// Interval between checks of whether everything has arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The arguments of `send`.
@@ -101,7 +101,7 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
         }
     } else {
         let mut line = Vec::new();
-        // A line longer than a message is refused as one message.
+        // A line longer than a message is refused as a single message.
         while stdin
             .by_ref()
             .take(PAYLOAD_MAX as u64 + 2)
@@ -118,8 +118,8 @@ pub(super) fn run(args: &SendArgs, output: Output) -> Result<(), Error> {
     output.print(&summary, |_| String::new())
 }
 
-/// Waits until the peer's system has received everything sent from a socket, `sent` messages at
-/// most.
+/// Waits until the peer's system has received everything sent from a socket, which is at most
+/// `sent` messages.
 fn wait_arrived(
     node: &Node,
     socket: &RdsSocket,
@@ -132,7 +132,7 @@ fn wait_arrived(
     loop {
         left = match undelivered(node, socket.port()) {
             Ok(left) => left,
-            // Only a node that has ended, or does not run, fails to answer.
+            // Only a node that has ended, or is not running, fails to answer.
             Err(_) => return Err(Error::new(ErrorKind::Messages, ended(left))),
         };
         if left == 0 {
@@ -154,7 +154,7 @@ fn wait_arrived(
     }
 }
 
-/// Returns the number of messages from a port that no peer has acknowledged.
+/// Returns the number of messages sent from a port that no peer has acknowledged.
 fn undelivered(node: &Node, port: u16) -> Result<u64, SocketError> {
     let v6 = node.address().is_ipv6();
     let mut left = 0;

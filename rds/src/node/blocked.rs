@@ -9,9 +9,9 @@ use rtrs_base::time::{Duration, Instant};
 use crate::proto::{ConnectionInfo, ConnectionState, Node, TcpInfo};
 use crate::wire::CongestionMap;
 
-/// Interval between checks of the progress of messages, while there are any.
+/// Interval between checks of messages' progress, while any messages wait.
 const CHECK: Duration = Duration::from_secs(1);
-/// Time without progress, or of congestion, after which it is logged.
+/// Time without progress, or of congestion, after which the condition is logged.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
 /// Acknowledged part of a connection.
@@ -60,7 +60,7 @@ pub(super) struct Blocked {
 }
 
 impl Blocked {
-    /// Handles a changed congestion map of a peer, or of the node itself.
+    /// Handles a changed congestion map from a peer, or of the node itself.
     pub(super) fn congestion_changed(
         &mut self,
         now: Instant,

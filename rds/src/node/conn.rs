@@ -25,7 +25,7 @@ pub(super) struct Conn {
     pub(super) fd: Fd,
     /// The connect in progress.
     pub(super) connecting: Option<OpId>,
-    /// Polls in progress, for input and for room.
+    /// Polls in progress, for input and for output space.
     pub(super) reading: Option<OpId>,
     pub(super) writing: Option<OpId>,
     /// No data has been read yet.

@@ -1,8 +1,8 @@
 //! Control connections, which carry requests about sockets.
 //!
-//! A process opens one when it binds its first socket, and keeps it: later it may have lost the
-//! permission to connect, or its root directory. Each holder of a socket can let a connection
-//! change that socket, and no other.
+//! A process opens one when it binds its first socket, and keeps it open, because the process may
+//! later lose the permission to connect, or its root directory. Each holder of a socket can let a
+//! connection change that socket, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,11 +28,11 @@ pub(crate) fn controls_max(sockets: usize) -> usize {
 #[derive(Debug)]
 struct Control {
     user: UserId,
-    /// Sockets that it may change.
+    /// Sockets that the connection may change.
     sockets: BTreeSet<ClientId>,
 }
 
-/// Which control connections may change which sockets.
+/// Control connections of a node, and the sockets that each may change.
 #[derive(Debug)]
 pub(super) struct Controls {
     controls: BTreeMap<ClientId, Control>,
@@ -60,14 +60,14 @@ impl Controls {
         }
     }
 
-    /// Whether a user may have another control connection.
+    /// Whether a user may have one more control connection.
     pub(super) fn has_room(&self, user: UserId) -> bool {
         let whole = Use { limit: self.limit, total: self.controls.len() };
         whole.total < whole.limit && self.shares.has_room(user, whole, 1)
     }
 
-    /// Lets a control connection of a user change a socket. Returns another control connection that
-    /// may no longer change any socket.
+    /// Lets a control connection of a user change a socket. Returns a control connection that lost
+    /// its last socket as a result, if any.
     pub(super) fn grant(
         &mut self,
         control: ClientId,
@@ -124,7 +124,7 @@ impl Controls {
         idle
     }
 
-    /// Takes a socket from a control connection. Returns true if that was its last one.
+    /// Takes a socket from a control connection. Returns true if that was its last socket.
     fn revoke(&mut self, control: ClientId, socket: ClientId) -> bool {
         let Some(entry) = self.controls.get_mut(&control) else { return false };
         entry.sockets.remove(&socket);
@@ -180,7 +180,7 @@ mod tests {
         let mut count = 0;
         while controls.has_room(USER) {
             assert!(count < controls_max(100), "there is no limit");
-            // Each of its sockets has several.
+            // Each of the user's sockets has several control connections.
             controls.grant(1000 + count as ClientId, USER, 1 + (count / 50) as ClientId);
             count += 1;
         }

@@ -54,7 +54,8 @@ pub struct UserSocket {
 }
 
 impl UserSocket {
-    /// Listens at a path, for users admitted by its mode. A path without a listener is replaced.
+    /// Listens at a path, for users that its mode admits. Replaces a path on which no process
+    /// listens.
     ///
     /// # Errors
     /// The system's error; `AddrInUse` when another process listens there.

@@ -1,8 +1,8 @@
 //! A running node: its state machines on a ring, with TCP connections on one side and users on the
 //! other.
 //!
-//! `driver` drives the parts: `tcp` has the connections to peers, `clients` the users in this and
-//! other processes, and `listen` the listening sockets of both. `start` runs a node on a thread.
+//! `driver` drives the parts: `tcp` holds the connections to peers, `clients` the users in this and
+//! other processes, and `listen` the listening sockets for both. `start` runs a node on a thread.
 
 mod answers;
 mod blocked;

@@ -25,7 +25,7 @@ impl Reserve {
         Self { spare: spare(), refused: None, log: LogLimit::default() }
     }
 
-    /// Logs that a user gets no connection or no socket.
+    /// Logs that a user cannot have a connection or a socket.
     pub(super) fn warn(&mut self, now: Instant, error: &io::Error) {
         if let Some(left_out) = self.log.admit(now) {
             tracing::warn!(%error, left_out, "cannot serve another user");
@@ -37,7 +37,7 @@ impl Reserve {
         self.spare.take().is_some()
     }
 
-    /// Records a new user, who has the reserved descriptor if no other one is left.
+    /// Records a new user, who takes the reserved descriptor if no other is left.
     pub(super) fn accepted(&mut self, id: ClientId) {
         if self.spare.is_none() && self.refused.is_none() {
             self.spare = spare();
@@ -92,7 +92,7 @@ impl Starved {
         self.clients.remove(&id);
     }
 
-    /// Takes the users to try again, once it is time.
+    /// Takes the users to retry, if the next attempt is due.
     pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<ClientId> {
         if self.retry_at.is_none_or(|at| at > now) {
             return BTreeSet::new();

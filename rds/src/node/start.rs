@@ -1,4 +1,4 @@
-//! Starts a node: on a thread of its own, or on the caller's thread together with an app.
+//! Starts a node: on its own thread, or on the caller's thread together with an app.
 
 use std::io;
 use std::net::IpAddr;
@@ -25,12 +25,12 @@ use crate::wire::TCP_PORT;
 
 /// Number of submissions that a ring queues per turn before it submits them early.
 const RING_ENTRIES: u32 = 512;
-/// Time for a node to answer.
+/// Maximum time for a node to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Path of the kernel's module in sysfs, which exists if the module is loaded.
+/// Path of the kernel's module in sysfs, which exists while the module is loaded.
 const KERNEL_RDS: &str = "/sys/module/rds_tcp";
-/// Ports below this one require a privilege.
+/// Ports below this number require a privilege.
 const PRIVILEGED_PORTS: u16 = 1024;
 
 /// Options of a node.
@@ -38,13 +38,13 @@ const PRIVILEGED_PORTS: u16 = 1024;
 pub struct NodeOptions {
     /// Address, limits and timeouts of the node.
     pub config: Config,
-    /// TCP port at which the node listens for peers.
+    /// TCP port on which the node listens for peers.
     pub listen_port: u16,
-    /// TCP port at which peers listen.
+    /// TCP port on which peers listen.
     pub peer_port: u16,
     /// Time for which a peer may leave data unacknowledged or keepalive probes unanswered.
     pub dead_after: Duration,
-    /// Maximum time of polling before sleeping.
+    /// Maximum time to poll before sleeping.
     pub poll: Duration,
 }
 
@@ -92,7 +92,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
-/// Handle of a node that runs on a thread of its own. The node ends when the handle is dropped.
+/// Handle of a node that runs on its own thread. The node ends when the handle is dropped.
 #[derive(Debug)]
 pub struct NodeHandle {
     sender: Sender<Command>,
@@ -139,7 +139,7 @@ impl NodeHandle {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Returns the node's state; `None` if it does not answer.
+    /// Returns the node's state; `None` if the node does not answer.
     pub fn report(&self) -> Option<NodeReport> {
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Report(reply));
@@ -147,7 +147,7 @@ impl NodeHandle {
     }
 
     /// Resets the connections to a peer that are up, as faults would; they are reestablished.
-    /// Returns their number.
+    /// Returns the number of connections that were reset.
     pub fn reset(&self, peer: IpAddr) -> usize {
         let (reply, answer) = mpsc::channel();
         self.sender.send(Command::Reset(peer, reply));
@@ -173,10 +173,10 @@ impl NodeHandle {
         OwnNode { sender: self.sender.clone() }
     }
 
-    /// Stops the node. Messages of its users are delivered first, within a second.
+    /// Stops the node. Messages of its users are delivered first, for at most a second.
     ///
     /// # Errors
-    /// The error that ended the node earlier.
+    /// Returns the error that ended the node earlier.
     pub fn stop(mut self) -> io::Result<()> {
         self.end()
     }
@@ -225,9 +225,9 @@ pub fn run_with<A: App>(options: &NodeOptions, app: A) -> Result<A, StartError> 
 
 /// Makes the C library keep freed memory for the next messages. By default it returns memory to the
 /// system when a burst of messages has been read, and obtains it again page by page for the next
-/// burst, at the cost of more than half of the throughput. When a block of this size is freed, the
-/// library keeps up to twice as much (mallopt(3), "dynamic mmap threshold"); with another allocator
-/// this has no effect.
+/// burst, which costs more than half of the throughput. When a block of this size is freed, the
+/// library keeps up to twice as much (mallopt(3), "dynamic mmap threshold"); with a different
+/// allocator this has no effect.
 fn keep_memory() {
     const SIZE: usize = 8 << 20;
     drop(std::hint::black_box(Vec::<u8>::with_capacity(SIZE)));

@@ -1,4 +1,4 @@
-//! Connections to peers: accepts, connects, reads and writes as the node orders.
+//! Connections to peers: accepts, connects, reads and writes as instructed by the node.
 //!
 //! The ring reports readiness; data is moved by nonblocking calls, from and to the memory of the
 //! messages themselves. A read takes everything that has arrived, often many messages, into one
@@ -112,7 +112,7 @@ impl Tcp {
         }
     }
 
-    /// Does pending work. Returns true when there was any.
+    /// Does pending work. Returns true if there was any.
     pub(super) fn turn(&mut self, now: Instant, node: &mut Node) -> bool {
         let mut busy = node.tick(now);
         if self.accept_at.is_some_and(|at| at <= now) {
@@ -145,7 +145,7 @@ impl Tcp {
         busy
     }
 
-    /// Writes pending output, and checks acknowledged bytes. Returns true when anything was done.
+    /// Writes pending output, and checks acknowledged bytes. Returns true if anything was done.
     pub(super) fn flush(&mut self, now: Instant, node: &mut Node) -> bool {
         self.obey(now, node);
         let mut busy = false;
@@ -179,14 +179,14 @@ impl Tcp {
         earliest(earliest(node.deadline(), looks), self.accept_at)
     }
 
-    /// Resets the connections to a peer that are up, as faults would. They are reestablished.
-    /// Returns their number.
+    /// Resets the established connections to a peer, as faults would, and returns their number. The
+    /// connections are reestablished.
     pub(super) fn reset(&mut self, now: Instant, node: &mut Node, peer: IpAddr) -> usize {
         let links = node.peers().established(peer);
         for link in &links {
             let Some(conn) = self.conns.get(link) else { continue };
-            // From here on the system acknowledges nothing more. The bytes that it has already
-            // acknowledged are read to the end, since the peer does not resend them.
+            // After this, the system acknowledges nothing more. The bytes that it has already
+            // acknowledged are read completely, since the peer does not resend them.
             let _ = SockRef::from(&conn.fd).shutdown(Shutdown::Both);
             self.read(now, node, *link, READS_ALL);
         }
@@ -207,8 +207,8 @@ impl Tcp {
             self.close(link);
         }
         if let Some(listener) = self.listener.take() {
-            // An accept in progress keeps the socket alive; shutting it down releases the port at
-            // once.
+            // An accept in progress keeps the socket alive; shutting it down releases the port
+            // immediately.
             let _ = SockRef::from(&listener).shutdown(Shutdown::Both);
         }
     }
@@ -320,7 +320,8 @@ impl Tcp {
         let is_fresh = self.conns.get(&link).is_some_and(|conn| conn.is_fresh);
         let former = if is_fresh { node.peers().predecessors(link) } else { Vec::new() };
         for former in former {
-            // Drain it completely: its data must be read before that of its successor.
+            // Drain the former connection completely: its data must be read before its successor's
+            // data.
             self.read(now, node, former, READS_ALL);
         }
         let mut buffer = std::mem::take(&mut self.buffer);

@@ -1,6 +1,6 @@
-//! Delays between attempts to connect, as in the kernel: the first attempt is immediate, the next
-//! ones after a random delay whose upper bound doubles. Peers of a node that returns do not all
-//! reconnect at the same time.
+//! Delays between attempts to connect, as in the kernel: the first attempt is immediate, and each
+//! later one follows a random delay whose upper bound doubles. The peers of a node that returns
+//! therefore do not all reconnect at the same time.
 
 use rtrs_base::prng::Prng;
 use rtrs_base::time::Duration;

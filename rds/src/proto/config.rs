@@ -8,7 +8,7 @@ use super::event::SendError;
 use super::tuning::Tuning;
 use crate::wire::PAYLOAD_MAX;
 
-/// Cost of a message in addition to its payload, in every memory limit. Without it, empty messages
+/// Cost of a message in every memory limit, in addition to its payload. Without it, empty messages
 /// would be free.
 pub const MESSAGE_COST: usize = 128;
 
@@ -21,8 +21,8 @@ pub struct Config {
     /// Address of the node.
     pub address: IpAddr,
     /// Random number drawn at each start, by which peers detect a restart of the node. 0 is for
-    /// simulators: such a node behaves like Linux 6.1, which announces no generation and believes
-    /// the acknowledgments of its TCP at once.
+    /// simulators: the node then behaves like Linux 6.1, which announces no generation and
+    /// immediately trusts TCP's acknowledgments.
     pub generation: u32,
     /// Seed of random delays and ports.
     pub seed: u64,
@@ -38,22 +38,22 @@ pub struct Config {
     pub port_memory: usize,
     /// Limit like [`port_memory`](Self::port_memory) for everything sent by one peer.
     pub peer_memory: usize,
-    /// Limit like [`port_memory`](Self::port_memory) for the node; senders get the same amount
-    /// again.
+    /// Limit like [`port_memory`](Self::port_memory) for the whole node; sent messages have a
+    /// separate limit of the same size.
     pub memory: usize,
     /// Maximum number of sockets.
     pub sockets_max: usize,
     /// Maximum number of peers; beyond it, the oldest peer that has never sent valid data is
     /// evicted.
     pub peers_max: usize,
-    /// Maximum number of connections to a peer, 1 to [`PATHS_MAX`]. Peers without support for
-    /// several get one.
+    /// Maximum number of connections to a peer, 1 to [`PATHS_MAX`]. Peers that support only one
+    /// connection get one.
     pub paths: usize,
     /// Settings that can change while the node runs.
     pub tuning: Tuning,
     /// Timeout of an attempt to connect, and of the first valid data on a new connection.
     pub connect_timeout: Duration,
-    /// Whether pings of other nodes are answered. Probes always are.
+    /// Whether pings from other nodes are answered. Probes always are.
     pub ping: bool,
     /// Maximum number of ping answers queued for one peer.
     pub pongs_max: usize,
@@ -89,7 +89,7 @@ impl Config {
     }
 
     /// Returns the maximum number of connections to a peer. Without a generation, a peer could not
-    /// tell which of several connections a former run of the node has made.
+    /// tell which of several connections were made by an earlier run of the node.
     pub(super) fn paths(&self) -> usize {
         match self.generation {
             0 => 1,

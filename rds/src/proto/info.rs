@@ -11,7 +11,7 @@ pub struct SocketInfo {
     pub sndbuf: usize,
     /// Receive buffer size in bytes.
     pub rcvbuf: usize,
-    /// Payload of the messages that were sent and are not acknowledged.
+    /// Payload of the messages that were sent but not acknowledged.
     pub in_flight: usize,
     /// Number of these messages.
     pub in_flight_messages: usize,
@@ -28,7 +28,7 @@ pub enum ConnectionState {
     Connecting,
     /// The connection is established.
     Up,
-    /// The connection was lost or could not be established, and the next attempt waits.
+    /// The connection was lost or could not be established, and the next attempt is pending.
     Error,
 }
 
@@ -52,7 +52,7 @@ impl ConnectionState {
 pub struct ConnectionInfo {
     /// Address of the peer.
     pub peer: IpAddr,
-    /// Number of the path, from 0 on.
+    /// Number of the path, starting at 0.
     pub path: usize,
     /// Sequence number of the next message to the peer.
     pub next_tx: u64,
@@ -80,9 +80,9 @@ pub struct TcpInfo {
     pub own_port: u16,
     /// TCP port at the peer.
     pub peer_port: u16,
-    /// Bytes that complete the header that is being received; 0 between messages.
+    /// Bytes missing from the header that is being received; 0 between messages.
     pub header_left: usize,
-    /// Bytes that complete the payload that is being received.
+    /// Bytes missing from the payload that is being received.
     pub payload_left: usize,
     /// Bytes written to the connection.
     pub written: u64,
@@ -108,7 +108,7 @@ pub enum QueueKind {
 pub struct MessageInfo {
     /// Queue of the message.
     pub queue: QueueKind,
-    /// Sequence number; 0 if the message has none yet, or no longer.
+    /// Sequence number; 0 if the message has none yet or no longer has one.
     pub sequence: u64,
     /// Length of the payload in bytes.
     pub len: usize,

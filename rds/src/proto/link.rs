@@ -1,4 +1,4 @@
-//! One TCP connection: the data queued on it, how much of that is written and acknowledged, and the
+//! One TCP connection: its queued data, how much of that data is written and acknowledged, and the
 //! received data.
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use super::info::TcpInfo;
 use super::outbox::Message;
 use crate::wire::{Decoder, HEADER_LEN, Header};
 
-/// Maximum number of bytes queued on a connection ahead of what it has written. A congestion map
+/// Maximum number of bytes that are queued on a connection and not yet written. A congestion map
 /// has to wait behind them, and queued messages can no longer be canceled.
 const AHEAD: usize = 256 << 10;
 
@@ -20,10 +20,10 @@ const AHEAD: usize = 256 << 10;
 pub(super) enum Role {
     /// We connect to a larger peer.
     Connecting,
-    /// We connect to a smaller peer and close at once, so that it connects to us.
+    /// We connect to a smaller peer and close immediately, so that it connects to us.
     Kicking,
-    /// Accepted, and has not delivered valid data yet. It then replaces another connection of the
-    /// peer that is up, or becomes the one of its path.
+    /// Accepted, and has not delivered valid data yet. Once it does, it replaces the connection of
+    /// its path, if one is up.
     Candidate,
     /// Carries messages.
     Up,
@@ -65,7 +65,7 @@ pub(super) struct TcpPorts {
 pub(super) struct Link {
     pub(super) peer: IpAddr,
     pub(super) role: Role,
-    /// Number of its path; 0 until the first header of an accepted connection shows it.
+    /// Path number; 0 until the first header of an accepted connection shows it.
     pub(super) path: usize,
     pub(super) decoder: Decoder,
     /// Bytes held by the decoder, as counted in memory limits.
@@ -131,8 +131,7 @@ impl Link {
         self.frames.push_back(frame);
     }
 
-    /// Collects the next bytes to write, as far as there is room for slices. Returns the number of
-    /// slices.
+    /// Fills `room` with slices of the next bytes to write. Returns the number of slices.
     pub(super) fn slices<'a>(&'a self, room: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
         for frame in self.frames.range(self.cursor..) {
@@ -164,7 +163,7 @@ impl Link {
         }
     }
 
-    /// Returns the next message whose last byte lies within the first `acked` bytes of the stream.
+    /// Returns the next message if the first `acked` bytes of the stream include its last byte.
     pub(super) fn pop_acked(&mut self, acked: u64) -> Option<Message> {
         let acked = if mutated!(RdsAckEarly) { self.written } else { acked.min(self.written) };
         self.acked = self.acked.max(acked);
@@ -221,7 +220,7 @@ impl Link {
         })
     }
 
-    /// Returns the unacknowledged messages, to change their owners.
+    /// Returns the unacknowledged messages, so that their owners can be changed.
     pub(super) fn messages_mut(&mut self) -> impl Iterator<Item = &mut Message> {
         self.frames.iter_mut().filter_map(|frame| match &mut frame.body {
             Body::Message(message) => Some(message),
@@ -235,7 +234,8 @@ impl Link {
         let mut start = None;
         let each = |frame: Frame| {
             let len = (HEADER_LEN + frame.payload().len()) as u64;
-            // A written map has lost its payload, but precedes everything that has not begun.
+            // A written map has lost its payload, but precedes every frame of which nothing is
+            // written.
             let begins = start.replace(frame.end).unwrap_or(frame.end - len);
             let Body::Message(mut message) = frame.body else { return None };
             message.is_begun |= begins < written;

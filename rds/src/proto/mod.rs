@@ -1,12 +1,12 @@
-//! State machines of a node: inputs are time, bytes and calls of users; outputs are bytes, orders
-//! for sockets and events for users. No IO, no clock.
+//! State machines of a node: inputs are time, bytes and calls from users; outputs are bytes,
+//! instructions for sockets and events for users. No IO, no clock.
 //!
-//! [`Node`] connects two parts: [`Ports`] has the sockets of users and their queues, [`Peers`] the
-//! other nodes and the connections to them. `peer` is the state kept about another node across
+//! [`Node`] connects two parts: [`Ports`] holds the sockets of users and their queues, [`Peers`]
+//! the other nodes and the connections to them. `peer` is the state kept about another node across
 //! connections, `outbox` the messages that the peer has not acknowledged, `link` one TCP
-//! connection, `backoff` the delays between attempts to connect, `shares` the parts of limits that
-//! users may have, `tuning` the settings that can change at any time. A daemon and the simulator
-//! run the same state machines.
+//! connection, `backoff` the delays between attempts to connect, `shares` the users' shares of
+//! limits, `tuning` the settings that can change at any time. A daemon and the simulator run the
+//! same state machines.
 
 mod amount;
 mod backoff;

@@ -18,11 +18,11 @@ use crate::wire::{Header, RETRANSMITTED};
 pub(super) enum Owner {
     /// Sent by a socket, and counted in its send buffer. Resent until acknowledged.
     Socket(SocketId),
-    /// Message of a closed socket, or canceled: sent at most once.
+    /// Canceled message, or message of a closed socket: sent at most once.
     Nobody,
     /// The answer to a ping or probe. Resent until acknowledged.
     Pong,
-    /// A probe of ours. Each connection gets a new one.
+    /// A probe from this node. Each connection gets a new probe.
     Probe,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Owner {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) owner: Owner,
-    /// User in whose share of the memory the message counts, also after its socket is closed.
+    /// User whose share of the memory the message is counted in, even after its socket was closed.
     pub(super) user: UserId,
     pub(super) sport: u16,
     pub(super) dport: u16,
@@ -56,7 +56,7 @@ impl Message {
         Amount::one(self.payload.len())
     }
 
-    /// Returns the cost of the message in memory limits.
+    /// Returns the amount that the message counts toward memory limits.
     pub(super) fn cost(&self) -> usize {
         self.amount().cost()
     }
@@ -84,7 +84,7 @@ impl Outbox {
         self.next_tx
     }
 
-    /// Whether the next message was sent before.
+    /// Whether the next message has been sent before.
     pub(super) fn begins_with_a_repeat(&self) -> bool {
         self.queue.front().is_some_and(|message| message.is_begun)
     }
@@ -94,7 +94,7 @@ impl Outbox {
         self.queue.iter()
     }
 
-    /// Removes the next message to send it.
+    /// Removes the next message for sending.
     pub(super) fn pop(&mut self) -> Option<(Header, Message)> {
         let message = self.queue.pop_front()?;
         Some(self.number(message))
@@ -128,7 +128,7 @@ impl Outbox {
             if !message.is_begun
                 && let Some(sequence) = message.sequence.take()
             {
-                // These have the newest numbers, and arrive newest first.
+                // Messages not begun have the newest numbers, and are visited newest first.
                 self.next_tx = self.next_tx.min(sequence);
             }
             match message.owner {
@@ -204,7 +204,7 @@ mod tests {
         // The last of the three was not begun: its number is free again.
         let lost = sent.into_iter().map(|(h, m)| Message { is_begun: h.sequence < 3, ..m });
         assert!(outbox.take_back(lost.collect()).is_empty());
-        // Queued on another connection, which is lost before it begins to send any message.
+        // Queued on a new connection, which is lost before it begins to send any message.
         let lost = std::iter::from_fn(|| outbox.pop()).map(|(_, m)| m).collect();
         assert!(outbox.take_back(lost).is_empty());
         let again: Vec<(u16, u64, u8)> = std::iter::from_fn(|| outbox.pop())

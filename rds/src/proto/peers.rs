@@ -1,8 +1,8 @@
-//! Peers of a node, and the connections to them: who connects, when, and what happens to messages
-//! when a connection is lost.
+//! Peers of a node and the connections to them: which end connects and when, and what happens to
+//! messages when a connection is lost.
 //!
-//! Changes have consequences for users and memory limits, which are not known here: they are
-//! collected as [`Effect`]s.
+//! Changes have consequences for users and memory limits, which this module does not know. The
+//! consequences are collected as [`Effect`]s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,16 +26,16 @@ use super::stats::Stats;
 use super::timers::{Timer, Timers};
 use crate::wire::{CongestionMap, Extensions, Header, Kind};
 
-/// Maximum time for which messages wait for the first map of a peer. If the peer announces its
-/// generation, this applies to the first map of each connection: the messages are for the current
+/// Maximum time for which messages wait for a peer's first map. If the peer announces its
+/// generation, this applies to the first map on each connection: the messages are for the current
 /// run of the peer, and a later run must not get them.
 const HOLD: Duration = Duration::from_secs(1);
-/// Delay after which messages of closed sockets are abandoned, for many sockets together, since all
-/// queues have to be searched.
+/// Delay after which messages of closed sockets are abandoned. Many sockets are handled together,
+/// because all queues must be searched.
 const CLOSED_WAIT: Duration = Duration::from_millis(100);
 
-/// Shortest wait for an attempt to connect that must not start at once, because the driver may be
-/// in the middle of closing a connection.
+/// Shortest wait before an attempt to connect that must not start immediately, because the driver
+/// may be in the middle of closing a connection.
 const SOON: Duration = Duration::from_nanos(1);
 
 /// Consequence of a change for users and memory limits.
@@ -49,7 +49,7 @@ pub(super) enum Effect {
     MapForgotten(IpAddr),
 }
 
-/// The limit of peers is reached.
+/// Error for a node that has reached its limit on peers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowded;
 
@@ -60,7 +60,7 @@ pub struct Peers {
     peers: BTreeMap<IpAddr, Peer>,
     pub(super) links: Links,
     pub(super) timers: Timers,
-    /// Closed sockets with messages still in queues.
+    /// Closed sockets whose messages are still in queues.
     closed: BTreeSet<SocketId>,
     closed_waits: bool,
     /// Consequences of changes, in order, until the node applies them.
@@ -68,9 +68,9 @@ pub struct Peers {
     /// Counters of connections and peers.
     pub(super) stats: Stats,
     prng: Prng,
-    /// Makes it unpredictable which ports share a path.
+    /// Seed that makes it unpredictable which ports share a path.
     spread_seed: u32,
-    /// Rate limits of log lines that peers can cause.
+    /// Rate limits on log lines that peers can cause.
     restarts: LogLimit,
     refusals: LogLimit,
     troubles: PeerLog,
@@ -125,16 +125,17 @@ impl Peers {
     }
 
     /// Returns the accepted connections of a peer that have not delivered valid data yet, oldest
-    /// first. Bytes that have arrived on them must be passed to the node before the next one is
-    /// accepted, which may replace them: the peer may know that they have arrived.
+    /// first. Bytes that have arrived on these connections must be passed to the node before the
+    /// next connection is accepted, which may replace them: the peer may know that the bytes have
+    /// arrived.
     pub fn candidates(&self, peer: IpAddr) -> Vec<LinkId> {
         let Some(peer) = self.peers.get(&peer) else { return Vec::new() };
         let candidates = peer.paths().iter().filter_map(|path| path.connection.candidate());
         candidates.chain(peer.unassigned.iter().copied()).collect()
     }
 
-    /// Returns the connections that this accepted one may replace. Bytes that have arrived on them
-    /// must be passed to the node before the first bytes of their successor.
+    /// Returns the connections that this accepted connection may replace. Bytes that have arrived
+    /// on them must be passed to the node before the first bytes of their successor.
     pub fn predecessors(&self, id: LinkId) -> Vec<LinkId> {
         let link = self.links.get(id).filter(|link| link.role == Role::Candidate);
         link.map_or_else(Vec::new, |link| self.established(link.peer))
@@ -145,7 +146,7 @@ impl Peers {
         self.peers.get(&peer).map_or_else(Vec::new, |peer| peer.up().collect())
     }
 
-    /// Whether the limit of peers is reached, so that messages to others may be refused.
+    /// Whether the limit on peers has been reached, so that messages to others may be refused.
     pub fn is_crowded(&self) -> bool {
         self.peers.len() >= self.config.peers_max
     }
@@ -153,7 +154,7 @@ impl Peers {
 
 // Connections.
 impl Peers {
-    /// Runs the next timer that is due. Returns false if there is none.
+    /// Runs the next timer that is due. Returns false if none is due.
     pub(super) fn tick(&mut self, now: Instant) -> bool {
         if !self.closed.is_empty() && !self.closed_waits {
             self.closed_waits = true;
@@ -205,7 +206,7 @@ impl Peers {
         }
     }
 
-    /// Starts to connect.
+    /// Starts connecting.
     fn attempt(&mut self, now: Instant, address: IpAddr, index: usize) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
         let role = match peer.connects() {
@@ -245,7 +246,7 @@ impl Peers {
     /// Handles a new message in the outbox of a path.
     fn wake(&mut self, now: Instant, address: IpAddr, index: usize) {
         let Some(peer) = self.peers.get_mut(&address) else { return };
-        // The others are established after the first one.
+        // The other paths are established after the first one.
         let index = if peer.path(0).connection.up().is_some() { index } else { 0 };
         let connection = &mut peer.path_mut(index).connection;
         match connection.phase() {
@@ -258,12 +259,12 @@ impl Peers {
         }
     }
 
-    /// Handles an ordered connection that has been established.
+    /// Handles a requested connection that has been established.
     pub(super) fn connected(&mut self, now: Instant, id: LinkId) {
         let Some(link) = self.links.get(id) else { return };
         match link.role {
             Role::Connecting => self.up(now, id),
-            // The peer has seen the connection, which is its only purpose.
+            // The connection's only purpose was to be seen by the peer.
             Role::Kicking => self.close(now, id),
             Role::Candidate | Role::Up => {}
         }
@@ -311,7 +312,7 @@ impl Peers {
         Some(id)
     }
 
-    /// Handles the request of a larger peer for connections.
+    /// Handles a larger peer's request for connections.
     fn kicked(&mut self, now: Instant, address: IpAddr) {
         if mutated!(RdsConnectRequestIgnored) {
             return;
@@ -323,7 +324,7 @@ impl Peers {
             let connection = &mut peer.path_mut(index).connection;
             match connection.phase() {
                 // The peer may have lost a connection that looks good from here. Sending data will
-                // show it.
+                // reveal the loss.
                 Phase::Up(link) => self.links.send_map(link),
                 Phase::Idle | Phase::Waiting(_) if may_connect => {
                     if let Some(wait) = connection.delay_after_kick(now) {
@@ -369,12 +370,12 @@ impl Peers {
         if connection.candidate() == Some(id)
             && let Some(former) = connection.up()
         {
-            // The other connection takes over as soon as the current one is lost.
+            // The other connection takes over as soon as the current connection is lost.
             self.close(now, former);
         }
     }
 
-    /// Assigns an accepted connection to a path, where it takes over.
+    /// Assigns an accepted connection to a path, where the connection takes over.
     fn assign(&mut self, now: Instant, id: LinkId, index: usize) {
         let Some(link) = self.links.get_mut(id) else { return };
         let address = link.peer;
@@ -383,7 +384,7 @@ impl Peers {
             .paths()
             .get(index)
             .is_some_and(|path| path.connection.up().is_some_and(|up| up > id));
-        // The peer has opened another connection since, or knows a former run of ours that had more
+        // The peer has opened a newer connection, or knows a former run of this node that had more
         // paths.
         if is_older || index >= self.config.paths() {
             self.close(now, id);
@@ -413,7 +414,7 @@ impl Peers {
         }
     }
 
-    /// Removes a connection that belongs to no path, or no longer does.
+    /// Removes a connection that does not belong to any path, or no longer does.
     fn discard(&mut self, id: LinkId) {
         if let Some(link) = self.links.remove(id) {
             if let Some(peer) = self.peers.get_mut(&link.peer) {
@@ -459,7 +460,7 @@ impl Peers {
             self.attempt_after(now, address, index, wait.max(SOON));
             return;
         }
-        // The messages of this path need the first path too.
+        // Messages on this path also need the first path.
         let is_first_idle = peer.path(0).connection.phase() == Phase::Idle;
         if index > 0 && is_first_idle && peer.wants_connection(0) {
             let wait = peer.path_mut(0).connection.delay_after_loss();
@@ -482,7 +483,7 @@ impl Peers {
         self.lost(now, id);
     }
 
-    /// Adds a peer if there is room.
+    /// Adds a peer if the limit permits it.
     pub(super) fn admit(&mut self, now: Instant, address: IpAddr) -> Result<(), Crowded> {
         if self.peers.contains_key(&address) {
             return Ok(());
@@ -541,7 +542,7 @@ impl Peers {
         }
     }
 
-    /// Handles a probe or the answer to one.
+    /// Handles a probe or a probe's answer.
     pub(super) fn probed(&mut self, now: Instant, from: IpAddr, header: &Header) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         if peer.inbound.probed(header) {
@@ -549,7 +550,7 @@ impl Peers {
         }
     }
 
-    /// Drops messages that a former run of the peer may have delivered; they must not be resent.
+    /// Drops messages that a former run of the peer may have received; they must not be resent.
     fn restarted(&mut self, now: Instant, from: IpAddr, renumbers: bool) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
         let dropped = peer.restart(renumbers);
@@ -559,9 +560,9 @@ impl Peers {
         self.drop_messages(dropped);
     }
 
-    /// Handles a map of a peer, which may announce a restart, and sends the messages that waited
-    /// for it. Returns the groups of ports that may have been cleared, or `None` if the map has not
-    /// changed.
+    /// Handles a map from a peer, which may announce a restart, and sends the messages that waited
+    /// for the map. Returns the groups of ports that may have been cleared, or `None` if the map
+    /// has not changed.
     pub(super) fn map_received(
         &mut self,
         now: Instant,
@@ -581,7 +582,7 @@ impl Peers {
                 self.close(now, id);
                 return None;
             }
-            // Connections of a former run end, and its messages return, before new ones follow.
+            // Connections to a former run end, and its messages return, before new ones follow.
             Run::New => {
                 for other in self.links.of_other_runs(from, generation) {
                     self.close(now, other);
@@ -598,14 +599,14 @@ impl Peers {
             self.links.wake(id);
         }
         if index > 0 {
-            // Only announces the path: maps on several paths could arrive out of order.
+            // Only announces the path, because maps on several paths could arrive out of order.
             return None;
         }
         let change = peer.inbound.replace_map(map);
         change.is_new.then_some(change.cleared)
     }
 
-    /// Records the number of paths that a peer supports, and connects those that are missing.
+    /// Records the number of paths that a peer supports, and connects the missing ones.
     fn paths_known(&mut self, now: Instant, from: IpAddr, npaths: usize, run: Run) {
         let count = npaths.clamp(1, self.config.paths());
         let Some(peer) = self.peers.get_mut(&from) else { return };
@@ -630,13 +631,13 @@ impl Peers {
         }
     }
 
-    /// Records a closed socket with messages in queues. They are sent at most once more, over the
-    /// current connection if one is up.
+    /// Records a closed socket with messages in queues. The messages are sent at most once more,
+    /// over the current connection if one is up.
     pub(super) fn socket_closed(&mut self, id: SocketId) {
         self.closed.insert(id);
     }
 
-    /// Cancels the messages of a socket to a port of a peer. Returns the amount of those that may
+    /// Cancels a socket's messages to a port of a peer. Returns the amount of messages that may
     /// still arrive.
     pub(super) fn cancel(&mut self, id: SocketId, to: IpAddr, port: u16) -> Amount {
         let is_meant =
@@ -644,7 +645,7 @@ impl Peers {
         self.abandon(to, is_meant, true)
     }
 
-    /// Abandons the messages of all closed sockets together, since all queues have to be searched.
+    /// Abandons the messages of all closed sockets together, because all queues must be searched.
     fn abandon_closed(&mut self) {
         if self.closed.is_empty() {
             return;
@@ -657,8 +658,8 @@ impl Peers {
         }
     }
 
-    /// Abandons messages to a peer. With `waiting`, those not queued on a connection are dropped in
-    /// any case. Returns the amount of those that lost their owner.
+    /// Abandons messages to a peer. With `waiting`, messages that are not queued on a connection
+    /// are dropped in any case. Returns the amount of messages that lost their owner.
     fn abandon(
         &mut self,
         address: IpAddr,

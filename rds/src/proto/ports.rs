@@ -15,7 +15,7 @@ use super::shares::{Shares, Use, UserId};
 use super::stats::{Refused, Stats};
 use crate::wire::{ArrivalTimes, CongestionMap, PROBE_PORT};
 
-/// Number of unread completions of a socket at which it may not send more.
+/// Number of unread completions at which a socket may no longer send.
 const COMPLETED_MAX: usize = 16 << 10;
 
 /// First ephemeral port.
@@ -41,12 +41,12 @@ impl Received {
     }
 }
 
-/// Next input of a socket's user.
+/// Next input for a socket's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pending {
     /// Groups with a port that is no longer congested; see [`Ports::take_updates`].
     Updates(u64),
-    /// A message of the socket is complete; this is its cookie.
+    /// A message sent by the socket is complete; this is its cookie.
     Completion(u32),
     /// A message; see [`Ports::peek`].
     Message,
@@ -80,7 +80,8 @@ pub(super) struct Socket {
     inbox: VecDeque<Received>,
     /// Cost of the messages in the inbox.
     held: usize,
-    /// Payload of the messages in the inbox, and of those passed on that the user has not taken.
+    /// Payload of the messages in the inbox, and of the passed messages that the user has not taken
+    /// yet.
     waiting: usize,
     /// Messages that were sent and are not acknowledged.
     in_flight: Amount,
@@ -133,7 +134,7 @@ pub(super) struct Memory {
     pub(super) sent: usize,
 }
 
-/// Part of each user in the two values of [`Memory`].
+/// Each user's share of the two values of [`Memory`].
 #[derive(Debug, Default)]
 struct UserMemory {
     received: Shares,
@@ -148,7 +149,8 @@ pub(super) struct PortLimits {
     pub(super) sockets: usize,
     /// Bytes that wait for one socket, and bytes that it has sent.
     pub(super) port_memory: usize,
-    /// Each of the two values of [`Memory`]; the sent message that exceeds it is still accepted.
+    /// Limit on each of the two values of [`Memory`]; the sent message that first exceeds it is
+    /// still accepted.
     pub(super) memory: usize,
 }
 
@@ -265,8 +267,8 @@ impl Ports {
         self.sockets.contains_key(&port)
     }
 
-    /// Whether a port is bound, and there is memory for a message of this length to wait for its
-    /// reader: of the port, of its user, and of the node.
+    /// Whether a port is bound, and the port, its user and the node have memory for a message of
+    /// this length to wait for its reader.
     pub(super) fn fits(&self, port: u16, len: usize) -> bool {
         let cost = Amount::one(len).cost();
         let whole = Use { limit: self.limits.memory, total: self.memory.received };
@@ -333,7 +335,7 @@ impl Ports {
         self.events.pop_front()
     }
 
-    /// Handles a changed map of a peer, in which these groups of ports were cleared.
+    /// Handles a changed map from a peer, in which these groups of ports were cleared.
     pub(super) fn congestion_changed(&mut self, peer: IpAddr, cleared: u64) {
         if !mutated!(RdsClearUnannounced) {
             self.events.push_back(Event::Congestion(peer));
@@ -363,8 +365,8 @@ impl Ports {
         }
     }
 
-    /// Returns the watched groups that have a port that is no longer congested: bit N covers ports
-    /// with remainder N when divided by 64.
+    /// Returns the watched groups with a port that is no longer congested: bit N covers the ports
+    /// whose number modulo 64 is N.
     pub fn take_updates(&mut self, id: SocketId) -> u64 {
         let Some(socket) = self.get_mut(id) else { return 0 };
         let updates = std::mem::take(&mut socket.updates);
@@ -477,8 +479,8 @@ impl Ports {
         has_room
     }
 
-    /// Whether a socket may exceed its send buffer, for messages that must be read now: only its
-    /// own user's part of the memory can fill.
+    /// Whether a socket may exceed its send buffer, for messages that must be read now. Only its
+    /// own user's share of the memory can fill up.
     pub fn may_exceed(&self, id: SocketId) -> bool {
         self.get(id).is_some_and(|socket| {
             !self.is_full()
@@ -502,7 +504,7 @@ impl Ports {
         }
     }
 
-    /// Removes messages from a socket's buffer, while they stay in the node's memory.
+    /// Removes messages from a socket's buffer; they still count in the node's memory.
     pub(super) fn discharge(&mut self, id: SocketId, amount: Amount) {
         self.reduce(id, amount);
         self.notify_refused(id.port);

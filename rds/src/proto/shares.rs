@@ -20,19 +20,19 @@ pub(crate) struct Use {
 }
 
 /// Use of a limit by user. A user may have three quarters of what all others leave, so that there
-/// is always room for another one.
+/// is always room for one more user.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     used: BTreeMap<UserId, usize>,
 }
 
 impl Shares {
-    /// Adds to a user's part.
+    /// Adds to the amount in use by a user.
     pub(crate) fn charge(&mut self, user: UserId, amount: usize) {
         *self.used.entry(user).or_default() += amount;
     }
 
-    /// Subtracts from a user's part.
+    /// Subtracts from the amount in use by a user.
     pub(crate) fn discharge(&mut self, user: UserId, amount: usize) {
         let Some(used) = self.used.get_mut(&user) else { return };
         *used = used.saturating_sub(amount);
@@ -41,8 +41,8 @@ impl Shares {
         }
     }
 
-    /// Whether the share of a user has room for this amount. A user that has nothing may exceed its
-    /// share: otherwise the longest messages would never pass.
+    /// Whether the share of a user has room for this amount. A user that uses nothing may exceed
+    /// its share: otherwise the longest messages would never pass.
     pub(crate) fn has_room(&self, user: UserId, whole: Use, amount: usize) -> bool {
         let own = self.used.get(&user).copied().unwrap_or(0);
         own == 0 || user == UserId::NODE || own + amount <= share(whole, own)

@@ -26,7 +26,7 @@ pub enum Tunable {
 
 const COUNT: usize = Tunable::TcpRcvbuf as usize + 1;
 
-/// Current values of the settings that can change. Clones share the values.
+/// Current values of the settings that can be changed. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct Tuning(Arc<[AtomicU64; COUNT]>);
 

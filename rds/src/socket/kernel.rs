@@ -20,7 +20,7 @@ const AF_RDS: u16 = 21;
 const SOL_RDS: i32 = 276;
 const CANCEL_SENT_TO: i32 = 1;
 const CONG_MONITOR: i32 = 6;
-/// Size of the buffer for control messages of a receive.
+/// Size of the buffer for the control messages of one receive call.
 const CONTROL_LEN: usize = 256;
 
 fn new_socket() -> io::Result<OwnedFd> {
@@ -28,7 +28,7 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Returns a socket bound to a port, 0 for any, and that port.
+/// Returns a socket bound to a port (any free port for 0), and the port number.
 pub(super) fn bind(address: IpAddr, port: u16) -> io::Result<(OwnedFd, u16)> {
     let socket = new_socket()?;
     rustix::net::bind(&socket, &SocketAddr::new(address, port))?;
@@ -54,7 +54,7 @@ pub(super) fn receive(
     let space: usize = to.iter().map(|part| part.len()).sum();
     let mut room = [MaybeUninit::uninit(); CONTROL_LEN];
     let mut control = RecvAncillaryBuffer::new(&mut room);
-    // Without room for the message, this flag makes the call return the full length.
+    // If the message does not fit, this flag makes the call return its full length.
     let mut flags = RecvFlags::TRUNC;
     flags.set(RecvFlags::DONTWAIT, how.dontwait);
     flags.set(RecvFlags::PEEK, how.peek);
@@ -105,7 +105,7 @@ pub(super) fn cancel(socket: BorrowedFd<'_>, to: SocketAddr) -> io::Result<()> {
     set_option(socket, SOL_RDS, CANCEL_SENT_TO, &bytes)
 }
 
-/// Returns an info option, and the size of each element.
+/// Returns the data of an info option, and the size of each element.
 pub(super) fn info(option: u32) -> io::Result<(Vec<u8>, usize)> {
     let socket = new_socket()?;
     let name = i32::try_from(option).map_err(|_| Errno::NOPROTOOPT)?;

@@ -39,8 +39,8 @@ pub(super) fn ask(socket: BorrowedFd<'_>, packet: &Packet) -> io::Result<Answer>
     answer(socket)
 }
 
-/// Sends a request over a connection that others use as well, and waits for the answer on another
-/// one, which is also returned. `extra` is passed along.
+/// Sends a request over a connection shared with others, and waits for the answer on a separate
+/// connection, which is also returned. `extra` is passed along.
 pub(super) fn ask_apart(
     channel: BorrowedFd<'_>,
     packet: &Packet,
@@ -54,7 +54,7 @@ pub(super) fn ask_apart(
     Ok((answer(ours.as_fd())?, ours))
 }
 
-/// Sends a packet that has no answer, if there is room now.
+/// Sends a packet that has no answer, unless the socket buffer is full.
 pub(super) fn tell(channel: BorrowedFd<'_>, packet: &Packet) -> Result<(), Errno> {
     let head = packet.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

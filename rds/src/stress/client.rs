@@ -20,7 +20,7 @@ pub(crate) struct ClientPlan {
     pub(crate) depth: u64,
     pub(crate) request_len: usize,
     pub(crate) answer_len: usize,
-    /// Time for which requests are sent.
+    /// Duration of the load; no requests are sent afterwards.
     pub(crate) time: Duration,
     /// Time for answers to arrive afterwards.
     pub(crate) grace: Duration,
@@ -37,7 +37,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// Interval of the checks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Longest time that the histogram distinguishes, in nanoseconds.
+/// Longest time that the histogram can record, in nanoseconds.
 const TIME_MAX: u64 = 60_000_000_000;
 
 /// Creates a histogram of times from 1 ns to a minute, with three digits.
@@ -77,7 +77,7 @@ pub(crate) struct StressClient {
     readable: BTreeSet<usize>,
     /// Sockets that may send.
     open: BTreeSet<usize>,
-    /// Sockets that were refused.
+    /// Sockets whose last send was refused.
     blocked: BTreeSet<usize>,
     begun: Option<Instant>,
     /// Time of the last call.
@@ -137,7 +137,7 @@ impl StressClient {
                 });
                 match head.filter(|head| (flow.answered..flow.next).contains(&head.number)) {
                     Some(head) => {
-                        // The answers in between are lost, or out of order.
+                        // The answers in between were lost, or are out of order.
                         tally.wrong += u64::from(head.number != flow.answered);
                         flow.answered = head.number + 1;
                         tally.answered += 1;
@@ -202,13 +202,13 @@ impl StressClient {
         any
     }
 
-    /// Returns the time at which requests end.
+    /// Returns the time after which no requests are sent.
     fn last_request(&self, begun: Instant) -> Instant {
         let planned = begun + self.plan.time;
         self.stopped.map_or(planned, |stopped| stopped.min(planned))
     }
 
-    /// Records whether the run has ended.
+    /// Ends the run if it is over or has failed.
     fn end(&mut self, now: Instant, begun: Instant) {
         let count = self.plan.count;
         let is_last = |flow: &Flow| count.is_some_and(|count| flow.next >= count);

@@ -30,7 +30,7 @@ pub(super) trait Ends {
     fn may_send(&mut self, socket: usize, to: SocketAddr, len: usize) -> Result<(), Refusal>;
     /// Sends a message.
     fn send(&mut self, socket: usize, to: SocketAddr, message: Vec<u8>) -> Result<(), Refusal>;
-    /// Passes the next message to `take`. Returns false if there is none.
+    /// Passes the next message to `take`. Returns false if no message is waiting.
     fn receive(&mut self, socket: usize, take: &mut dyn FnMut(SocketAddr, &[u8])) -> bool;
 }
 
@@ -38,7 +38,7 @@ pub(super) trait Ends {
 pub(crate) trait Machine {
     /// Handles a socket that has become readable.
     fn readable(&mut self, socket: usize);
-    /// Handles sockets at which sending may be possible again.
+    /// Handles sockets on which sending may be possible again.
     fn writable(&mut self);
     /// Does pending work. Returns true if there was any.
     #[allow(private_interfaces, reason = "both kinds of ends are in this module")]
@@ -59,12 +59,12 @@ pub(crate) struct OnNode<M> {
     buffer: usize,
     sockets: Vec<SocketId>,
     numbers: BTreeMap<SocketId, usize>,
-    /// Reason why its ports could not be bound.
+    /// Reason why the machine's ports could not be bound.
     failed: Option<String>,
 }
 
 impl<M: Machine> OnNode<M> {
-    /// Creates a machine with sockets at these ports, 0 for any, with buffers of this size.
+    /// Creates a machine with sockets on these ports, 0 for any, with buffers of this size.
     pub(crate) fn new(machine: M, ports: Vec<u16>, buffer: usize) -> Self {
         let (sockets, numbers) = (Vec::new(), BTreeMap::new());
         Self { machine, ports, buffer, sockets, numbers, failed: None }
@@ -73,7 +73,7 @@ impl<M: Machine> OnNode<M> {
     /// Returns the machine when it is finished.
     ///
     /// # Errors
-    /// The reason why its ports could not be bound.
+    /// The reason why the machine's ports could not be bound.
     pub(crate) fn finish(self) -> Result<M, String> {
         self.failed.map_or(Ok(self.machine), Err)
     }

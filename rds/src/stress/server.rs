@@ -35,7 +35,8 @@ pub(crate) struct StressServer {
     /// Number of errors in each session.
     wrong: BTreeMap<u32, u64>,
     readable: BTreeSet<usize>,
-    /// Answers of each socket that wait for room. While there are any, its requests wait.
+    /// Answers of each socket that wait for room. While a socket has such answers, its requests
+    /// wait.
     owed: BTreeMap<usize, VecDeque<Owed>>,
     may_send: bool,
 }
@@ -43,7 +44,7 @@ pub(crate) struct StressServer {
 impl StressServer {
     fn request(&mut self, now: Instant, socket: usize, from: SocketAddr, message: &[u8]) {
         let Some(head) = Head::of(message).filter(|head| !head.is_answer) else {
-            // Belongs to no known session, and may not be one of our messages at all.
+            // The message belongs to no known session, and may not be one of ours at all.
             *self.wrong.entry(0).or_default() += 1;
             return;
         };

@@ -13,7 +13,7 @@ use super::message::LEN_MAX;
 
 /// Maximum time for which the other end may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-/// First word on a connection: its purpose. The length of messages follows.
+/// First word on a connection, which states its purpose. The length of messages follows.
 const ROUND_TRIPS: u32 = 0x5244_0001;
 const STREAM: u32 = 0x5244_0002;
 
@@ -22,14 +22,14 @@ const STREAM: u32 = 0x5244_0002;
 pub(crate) struct TcpResult {
     pub(crate) messages: u64,
     pub(crate) took: Duration,
-    /// Nanoseconds of each round trip, if there are any.
+    /// Nanoseconds per round trip; empty if there were no round trips.
     pub(crate) times: Histogram<u64>,
 }
 
-/// Serves connections as they arrive, each on a thread of its own.
+/// Serves connections as they arrive, each on its own thread.
 ///
 /// # Errors
-/// The system's error.
+/// Fails with the system's error.
 pub(crate) fn serve_tcp(listener: TcpListener) -> io::Result<()> {
     thread::Builder::new().name("tcp".into()).spawn(move || {
         for stream in listener.incoming() {
@@ -85,7 +85,7 @@ fn open(to: SocketAddr, what: u32, len: usize) -> io::Result<TcpStream> {
 /// Repeatedly sends a message and waits for it to come back.
 ///
 /// # Errors
-/// The system's error.
+/// Fails with the system's error.
 pub(crate) fn tcp_round_trips(to: SocketAddr, len: usize, time: Duration) -> io::Result<TcpResult> {
     let mut stream = open(to, ROUND_TRIPS, len)?;
     let mut message = vec![7; len];
@@ -103,10 +103,10 @@ pub(crate) fn tcp_round_trips(to: SocketAddr, len: usize, time: Duration) -> io:
     Ok(TcpResult { messages: times.len(), took: last.since(begun), times })
 }
 
-/// Sends messages one after the other until the time is over, and waits until all have arrived.
+/// Sends messages one after another until the time is over, then waits until all have arrived.
 ///
 /// # Errors
-/// The system's error.
+/// Fails with the system's error.
 pub(crate) fn tcp_stream(to: SocketAddr, len: usize, time: Duration) -> io::Result<TcpResult> {
     let mut stream = open(to, STREAM, len)?;
     let message = vec![7; len];

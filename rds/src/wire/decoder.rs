@@ -73,7 +73,7 @@ struct Body {
 }
 
 impl Decoder {
-    /// Sets the time at which the next bytes have arrived.
+    /// Sets the arrival time of the next bytes.
     pub fn set_time(&mut self, now: Instant) {
         self.times.end = now;
     }

@@ -10,12 +10,12 @@ const PATH: u8 = 8;
 /// Values that nodes exchange over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
-    /// Number of connections supported between a pair of nodes, in probes, their answers and maps.
+    /// Number of connections supported between a pair of nodes; sent in probes, answers and maps.
     pub npaths: Option<u16>,
-    /// Number that a node draws at its start, never 0; a different number means another run of the
-    /// node.
+    /// Random number that a node draws at startup, never 0; a different number means a different
+    /// run of the node.
     pub generation: Option<u32>,
-    /// Number of the path that a connection belongs to, from 0 on, in maps.
+    /// Number of the path that a connection belongs to, starting at 0; sent in maps.
     pub path: Option<u8>,
 }
 

@@ -1,6 +1,6 @@
 //! Message formats of RDS over TCP, byte for byte as in Linux's rds_tcp.
 //!
-//! A message is a [`Header`] of 48 bytes and a payload. A [`CongestionMap`] is such a payload;
+//! A message is a [`Header`] of 48 bytes and a payload. A [`CongestionMap`] is one kind of payload;
 //! [`Extensions`] are part of the header. A [`Decoder`] splits a TCP stream into messages.
 //!
 //! Guarantees: decoding never panics, whatever the bytes, and allocates no more than has arrived.

@@ -144,7 +144,7 @@ fn ping_floods_are_cheap() {
     let scene = Scene::new(|_| {});
     let mut stream = scene.connect(1);
     let pings: Vec<u8> = (1..20_000).flat_map(|seq| message(data(seq, 0), b"")).collect();
-    // Answers are not read meanwhile.
+    // The answers are not read.
     stream.write_all(&pings).unwrap();
     stream.write_all(&message(Header { sport: PROBE_PORT, ..data(20_000, 0) }, b"")).unwrap();
     scene.works();
@@ -202,7 +202,7 @@ fn unfinished_long_messages_are_bounded() {
     scene.works();
 }
 
-/// Unbound ports, as source and as destination, and flags of other transports.
+/// Sends to and from unbound ports, and sets flags of other transports.
 #[test]
 fn forged_ports_and_flags_affect_only_the_named_port() {
     let scene = Scene::new(|_| {});
@@ -216,7 +216,7 @@ fn forged_ports_and_flags_affect_only_the_named_port() {
     for (sequence, sport, flags) in [
         (10, PING_PORT, 0),
         (11, PROBE_PORT, ACK_REQUIRED),
-        // Not a map, since the flag is not the only one.
+        // Not a map, since the map flag is not the only flag.
         (12, 9, CONG_BITMAP | RETRANSMITTED),
     ] {
         let header = Header { sequence, sport, dport: 4000, flags, ..Header::default() };
@@ -232,8 +232,8 @@ fn forged_ports_and_flags_affect_only_the_named_port() {
     assert_eq!(counter(&scene.node, "recv_bad_stream"), 0);
 }
 
-/// Sequence numbers at the ends of their range, repeated and decreasing, affect only their own
-/// connection.
+/// Sends sequence numbers at the ends of their range, repeated and decreasing, which must affect
+/// only their own connection.
 #[test]
 fn forged_sequence_numbers_harm_only_their_sender() {
     let scene = Scene::new(|_| {});
@@ -273,7 +273,7 @@ fn endless_maps_cost_only_time() {
     assert!(report.unread_bytes < 10_000, "{}", report.unread_bytes);
 }
 
-/// A peer that does not read holds up its own senders, as any slow network does, and no others.
+/// A peer that does not read delays only those who send to it, as any slow network does.
 #[test]
 fn a_peer_that_never_reads_fills_only_its_senders_buffer() {
     let scene = Scene::new(|_| {});
@@ -317,7 +317,7 @@ fn a_peer_cannot_impersonate_the_node() {
     scene.works();
 }
 
-/// Invalid packets end the connection of that user.
+/// Invalid packets end the connection of the user that sent them.
 #[test]
 fn malformed_requests_disconnect_only_their_sender() {
     use rds::socket::Connect;
@@ -334,7 +334,7 @@ fn malformed_requests_disconnect_only_their_sender() {
     }
 }
 
-/// Ten thousand connections from different addresses that send nothing.
+/// Opens ten thousand connections from different addresses; none sends anything.
 #[test]
 fn half_open_connections_only_evict_each_other() {
     let far = Ipv4Addr::new(127, 9, 0, 1).into();

@@ -1,4 +1,4 @@
-//! Tests of sockets as their users see them.
+//! Tests of sockets from their users' point of view.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ fn outgoing<'a>(to: Option<(IpAddr, u16)>, payload: &'a [IoSlice<'a>]) -> Outgoi
     Outgoing { to, payload, cookie: None }
 }
 
-/// Binds a socket of node 127.0.0.1 as librds_preload.so does.
+/// Binds a socket of node 127.0.0.1 in the same way as librds_preload.so.
 fn bind_low(node: &NodeHandle) -> (OwnedFd, Binding) {
     let access = Arc::new(Access::open(Box::new(node.way())).unwrap());
     let fd = access.connect().unwrap();
@@ -71,7 +71,7 @@ fn ipv6_nodes_connect() {
         (options.listen_port, options.peer_port) = (port, port);
         Node::start(options)
     };
-    // The loopback interface has only one such address, so the node talks to itself.
+    // The loopback interface has only one IPv6 address, so the node talks to itself.
     let node = match start("::1") {
         Ok(node) => node,
         Err(error) => {
@@ -99,7 +99,7 @@ fn nonblocking_calls_return_would_block() {
     assert!(error.to_string().contains("within the time limit"), "{error}");
     a.try_send_to(b"0123456789", to(&b)).unwrap();
     wait_readable(&b);
-    // The message stays in the queue, and excess bytes are lost.
+    // A peek leaves the message in the queue, and excess bytes are lost.
     let peek = How { dontwait: true, peek: true };
     let from = to(&a);
     let whole = Incoming::Message { len: 4, total: 10, from };
@@ -143,7 +143,7 @@ fn a_port_is_bound_once_and_freed_with_its_socket() {
     wait_for("the port to be free", || RdsSocket::bind(&node, 4000).is_ok());
 }
 
-/// The reader pauses until senders are stopped; then everything arrives, in order.
+/// The reader pauses until senders are stopped; then all messages arrive in order.
 #[test]
 fn a_slow_reader_stops_its_senders_and_loses_nothing() {
     let [near, far] = nodes([1, 2]);
@@ -175,7 +175,7 @@ fn a_slow_reader_stops_its_senders_and_loses_nothing() {
         }
     };
     assert_eq!(groups, 1 << (4000 % 64));
-    // A waiting sender continues by itself.
+    // A waiting sender continues automatically.
     a.send_to(b"again", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut buffer).unwrap().0, 5);
 }
@@ -220,7 +220,7 @@ fn canceling_frees_the_buffer() {
     a.cancel(gone).unwrap();
     wait_for("room", || a.try_send_to(b"x", other).is_ok());
     wait_for("the canceled messages to be gone", || report_of(&near).unacked_bytes < 1000);
-    // They do not arrive when a node starts there.
+    // Canceled messages do not arrive when a node starts there.
     let far = Node::start(options(9, port)).unwrap();
     let (b, c) = (bind(&far, 4000), bind(&far, 4001));
     // The first message may have arrived before its port was bound.
@@ -231,7 +231,7 @@ fn canceling_frees_the_buffer() {
     assert!(b.recv_from(&mut buffer).is_err());
 }
 
-/// A cancel reads beyond the memory limits, since messages sent earlier must be canceled too.
+/// A cancel is read even beyond the memory limits, because earlier messages must be canceled, too.
 #[test]
 fn repeated_cancels_use_no_memory() {
     let port = free_port();
@@ -244,7 +244,7 @@ fn repeated_cancels_use_no_memory() {
         let sender = scope.spawn(|| {
             let payload = [IoSlice::new(&[7; 60_000])];
             let to = Some((address(9), 4000));
-            // Ends with the node.
+            // Ends when the node ends.
             while rds::socket::send(&binding, fd.as_fd(), outgoing(to, &payload), false).is_ok() {}
         });
         for _ in 0..200 {
@@ -283,7 +283,7 @@ fn no_message_is_lost_repeated_or_reordered_over_broken_connections() {
     });
     let breaker = std::thread::spawn(move || {
         let mut resets = 0_u32;
-        // The sender may have had nothing in flight at each of the resets.
+        // The sender may have had nothing in flight at the time of each reset.
         while resets < 100 || counter(&near, "send_retransmitted") == 0 {
             std::thread::sleep(Duration::from_millis(3));
             let (node, peer) = if resets.is_multiple_of(2) { (&near, 2) } else { (&far, 1) };
@@ -350,7 +350,7 @@ fn a_stopping_node_notifies_its_users() {
     a.send_to(b"first", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap().0, 5);
     a.send_to(b"last", to(&b)).unwrap();
-    // Messages sent before the end arrive, since there is a connection.
+    // Messages sent before the node ends do arrive, because there is a connection.
     let node = near.clone();
     drop(near);
     let port = a.port();
@@ -359,7 +359,7 @@ fn a_stopping_node_notifies_its_users() {
     assert_eq!(b.recv_from(&mut [0; 10]).unwrap(), (4, SocketAddr::new(address(1), port)));
 }
 
-/// The sending call waits without a limit, and nothing but the end of the node can wake it.
+/// The sending call waits without a limit, and only the end of the node can wake it.
 #[test]
 fn a_stopping_node_wakes_senders_to_a_congested_port() {
     let port = free_port();
@@ -384,7 +384,7 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
         let peers = node.report().map_or_else(Vec::new, |report| report.peers);
         peers.iter().any(|peer| peer.congested_ports.iter().any(|port| port.port == 4000))
     });
-    // Ensures that the sender waits for the port, not for room in its unix socket.
+    // Ensures that the sender is waiting for the port, not for space in its unix socket.
     std::thread::sleep(Duration::from_millis(50));
     node.stop().unwrap();
     let errno = rustix::io::Errno::NETDOWN.raw_os_error();
@@ -392,7 +392,7 @@ fn a_stopping_node_wakes_senders_to_a_congested_port() {
     sender.join().unwrap();
 }
 
-/// The system reports the unread input to the node before the messages sent.
+/// The system reports the unread input to the node before it reports the sent messages.
 #[test]
 fn messages_sent_before_the_end_arrive_despite_unread_input() {
     let [near, far] = nodes([1, 2]);
@@ -428,7 +428,7 @@ fn a_wrong_address_is_reported_with_a_hint() {
 fn many_buffers_form_one_message() {
     let [node] = nodes([1]);
     let socket = bind(&node, 4000);
-    // The call that librds_preload.so uses.
+    // Uses the same call as librds_preload.so.
     let parts: Vec<Vec<u8>> = (0..200).map(|at| vec![at as u8; 700]).collect();
     let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
     let (fd, binding) = bind_low(node.handle().unwrap());
@@ -459,7 +459,7 @@ fn a_peer_beyond_the_limit_is_refused() {
     assert_eq!(error.errno(), rustix::io::Errno::NOMEM.raw_os_error());
     assert!(error.to_string().contains("the node has reached its peer limit; raise peers-max"));
     assert_eq!((counter(&near, "peers_refused"), counter(&near, "send_dropped")), (1, 0));
-    // The other peers are reached as before.
+    // The other peers can still be reached.
     a.send_to(b"two", to(&b)).unwrap();
     assert_eq!(b.recv_from(&mut buffer).unwrap().0, 3);
     b.send_to(b"three", to(&a)).unwrap();

@@ -141,7 +141,7 @@ script = '''
 import socket, select, sys
 s = socket.socket(21, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
 for _ in range(20):
-    # It is nonblocking, and the node may not have read what was sent before.
+    # The socket is nonblocking, and the node may not have read what was sent before.
     assert select.select([], [s], [], 30)[1]
     s.sendto(bytes(1000), ("127.0.0.77", 4000))
 '''
@@ -186,7 +186,7 @@ def changes(count):
     before = counter("cong_update_received")
     def changed():
         until(lambda: counter("cong_update_received") - before == count)
-        # A node shows programs an update after it has counted it, and before the next answer.
+        # A node publishes an update to programs after counting it, and before its next answer.
         counter("cong_update_received")
     return changed
 send(1)
@@ -198,7 +198,7 @@ for round in range(3):
     send(1)
     changed()
     fails(errno.ENOBUFS, a.sendto, b"x", (B, 4000))
-    # Below half of the buffer, the port takes messages again. A peek takes nothing.
+    # Below half of the buffer, the port accepts messages again. A peek removes nothing.
     changed = changes(1)
     assert b.recv(10, socket.MSG_PEEK) == bytes(10)
     for _ in range(11):

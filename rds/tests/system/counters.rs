@@ -1,4 +1,4 @@
-//! Tests of counters and TCP connections, as programs with the library see them.
+//! Tests of counters and TCP connections from the point of view of programs with the library.
 
 use crate::preload::python;
 

@@ -106,7 +106,7 @@ fn sockets_are_passed_over_unix_sockets() {
 b = sock(B, 4000)
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 if os.fork() == 0:
-    # A bound socket and one that is not, among other descriptors.
+    # A bound and an unbound socket, among other descriptors.
     bound, plain = sock(A, 5000), socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
     socket.send_fds(theirs, [b"x"], [0, bound.fileno(), plain.fileno(), 1])
     theirs.recv(1)

@@ -35,7 +35,7 @@ fn data(sequence: u64) -> Header {
 }
 
 /// The system of a stopped daemon accepts connections and acknowledges the data on them. A peer
-/// does not send that data again, so the daemon has to read everything when it continues.
+/// does not send that data again, so the daemon has to read everything when it resumes.
 #[test]
 fn data_received_while_a_daemon_is_stopped_is_read() {
     let mut stand = Stand::new(2);
@@ -49,7 +49,7 @@ fn data_received_while_a_daemon_is_stopped_is_read() {
     send(&mut first, data(1), b"one");
     receiver.wait_lines("one", 1, LIMIT);
     stand.signal(2, "STOP");
-    // Each time the peer sees the end of its connection, and the daemon does not.
+    // Each time, the peer sees the end of its connection, but the daemon does not.
     let mut streams = vec![first];
     for (sequence, text) in [(2, "two"), (3, "three"), (4, "four")] {
         let mut stream = connect(&stand);

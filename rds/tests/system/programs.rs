@@ -52,7 +52,7 @@ fn standard_input_is_split_as_requested() {
 #[test]
 fn nodes_answer_pings() {
     let mut stand = Stand::new(2);
-    // Once for each of its sockets: a ping counts as lost when its socket sends the next one.
+    // One ping for each socket: a ping counts as lost when its socket sends the next one.
     let args = ["ping", "127.0.0.2", "-c", "8", "-i", "10ms", "-W", "60s", "-o", "json"];
     let summary = stand.rds(&args).ok().json();
     assert_eq!(
@@ -100,7 +100,7 @@ fn stress_load_is_verified_on_all_kinds_of_nodes() {
     let _server = stand.begin(&["stress", "--listen", "-I", "127.0.0.2", "-p", &port]);
     let stress = |args: &[&str]| {
         let fixed = ["stress", "127.0.0.2", "-p", &port, "-t", "500ms", "-o", "json"];
-        // The server may not listen yet, or may have had no processor for most of the time.
+        // The server may not be listening yet, or may have had no CPU for most of the time.
         wait_for("a run with more than 10 answers", LIMIT, || {
             let finished = stand.rds(&[&fixed[..], args].concat());
             let summary = (finished.code == Some(0)).then(|| finished.json())?;
@@ -174,7 +174,8 @@ fn invalid_settings_are_refused_with_a_remedy() {
     assert!(printed.stdout.contains("address:\n- 10.0.0.1\n"), "{}", printed.stdout);
 }
 
-/// A second daemon of an address is refused without affecting the first; a killed one is replaced.
+/// A second daemon for an address is refused without affecting the first; a killed daemon is
+/// replaced.
 #[test]
 fn only_one_daemon_runs_per_address() {
     let mut stand = Stand::new(1);

@@ -1,4 +1,4 @@
-//! Daemons of nodes on loopback, in a directory of their own.
+//! Daemons of nodes on loopback, in their own directory.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;

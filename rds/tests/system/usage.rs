@@ -182,7 +182,7 @@ fn nodes_run_even_if_readiness_is_not_read() {
     let _ = rds(&["node", "info", "--socket-dir", dir, "127.0.0.3"]).ok().says("node 127.0.0.3");
     let socket = std::fs::metadata(scratch.dir().join("127.0.0.3.sock")).unwrap();
     assert!(socket.file_type().is_socket());
-    // The same address again, in another directory and in the same one.
+    // More nodes at the same address: in the same directory and in a different one.
     let port = port.to_string();
     let second = |dir: &str| {
         rds(&["node", "--address", "127.0.0.3", "--listen-port", &port, "--socket-dir", dir])

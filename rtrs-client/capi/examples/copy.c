@@ -1,5 +1,5 @@
 /*
- * Copies a volume to another one of the same or a larger size:
+ * Copies a volume to a second volume of at least the same size:
  *   cc -o copy copy.c -lrtrs && ./copy tcp://10.0.0.2/vol0 tcp://10.0.0.3/vol0
  *
  * Several requests are in flight. Each buffer is read from the source, then written to the target.

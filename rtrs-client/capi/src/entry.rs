@@ -1,4 +1,4 @@
-//! Entry of every call: messages of failures, panics, and the process that owns a volume.
+//! Entry point of every call: failure messages, panics, and the process that owns a volume.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -84,14 +84,14 @@ thread_local! {
 
 /// Returns the message of this thread's last failure.
 pub(crate) fn message() -> *const c_char {
-    // While the thread ends, its messages are gone.
+    // While the thread is ending, its messages are gone.
     MESSAGE.try_with(|message| message.borrow().as_ptr()).unwrap_or(NO_MESSAGE.as_ptr())
 }
 
 /// Stores the message of a failure. Returns the result of its call.
 fn fail(failure: &Failure) -> c_int {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    // While the thread ends, nothing asks for its messages.
+    // While the thread is ending, nothing asks for its messages.
     let _ = MESSAGE.try_with(|message| message.replace(text));
     -failure.errno
 }
@@ -102,7 +102,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("the library has failed: {}", text.unwrap_or("no message"))
 }
 
-/// Reports panics to the log of the program instead of its standard error.
+/// Reports panics in the program's log instead of on its standard error.
 pub(crate) fn quiet_panics() {
     static ONCE: Once = Once::new();
     if cfg!(not(test)) {

@@ -17,7 +17,7 @@ _Static_assert(sizeof(struct rtrs_event) == 256, "size of the ABI");
 _Static_assert(sizeof(struct rtrs_completion) == 24, "size of the ABI");
 _Static_assert(sizeof(struct rtrs_extent) == 16, "size of the ABI");
 
-/* Longest wait of a call, in milliseconds. */
+/* Time limit of a waiting call, in milliseconds. */
 #define LONG 120000
 #define KIB 1024
 #define MIB (1024 * 1024)
@@ -94,7 +94,7 @@ static void operations(const char *uri)
     CHECK(rtrs_queue_count(volume) == 1);
     CHECK(rtrs_queue_depth(queue) == 128 && rtrs_queue_io_max(queue) == MIB);
 
-    /* In place and in pieces. */
+    /* Contiguous and vectored requests. */
     fill(written, sizeof written, 1);
     struct iovec parts[3] = {{written, 4096}, {written + 4096, 0}, {written + 4096, 60 * KIB}};
     CHECK(rtrs_submit_writev(queue, parts, 3, 0, RTRS_FUA, &tag) == 0);
@@ -109,7 +109,7 @@ static void operations(const char *uri)
     CHECK(complete(queue, &tag).result == 0);
     CHECK(!memcmp(read, written, 68 * KIB));
 
-    /* Several at a time, with the descriptor. */
+    /* Several requests in flight, with waits on the descriptor. */
     for (int at = 0; at < 8; at++)
         CHECK(rtrs_submit_read(queue, read + at * 32 * KIB, 32 * KIB, (uint64_t)at * 32 * KIB, 0,
                                read + at) == 0);
@@ -339,7 +339,7 @@ static void *poll_one(void *queue)
     return NULL;
 }
 
-/* Closes with a write in flight that the server holds, while another thread polls. */
+/* Closes the volume with a write in flight that the server holds, while another thread polls. */
 static void held(const char *uri, const char *dir)
 {
     static unsigned char bytes[4096];

@@ -1,4 +1,4 @@
-//! Copies a volume to another one, and compares them.
+//! Copies a volume to another volume, and compares the two.
 //!
 //! `cargo run -p rtrs --example copy -- tcp://10.0.0.2/vol0 tcp://10.0.0.3/vol0`. Holes are not
 //! read: they are zeroes at the destination. Several requests are in flight at both ends.
@@ -12,7 +12,7 @@ use rtrs::{Buffer, Builder, Completion, Queue, Request};
 const PIECE: u64 = 256 << 10;
 /// Requests in flight.
 const DEPTH: usize = 16;
-/// Range for which the extents are requested at a time.
+/// Length of the range whose extents are requested at a time.
 const RANGE: u64 = 1 << 30;
 /// Longest wait for a completion.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -34,7 +34,7 @@ pub(crate) struct Copied {
     pub(crate) holes: u64,
 }
 
-/// Copies the volume at one URI to that at another, and compares them.
+/// Copies the volume at one URI to the volume at another, and compares the two.
 ///
 /// # Errors
 /// The first error, or the first offset at which the volumes differ.

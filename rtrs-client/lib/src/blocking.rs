@@ -60,7 +60,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes durable all writes that completed before, on any queue of the volume.
+    /// Makes durable all previously completed writes, on any queue of the volume.
     ///
     /// # Errors
     /// [`ErrorKind::Io`], which may also mean that the server has lost acknowledged writes.
@@ -69,8 +69,8 @@ impl Queue {
         outcome("flush", self.run(Request::flush())?.result)
     }
 
-    /// Returns the extents of a range from its offset: at least the first. The list may end before
-    /// the range does.
+    /// Returns extents of a range, in order from its start: at least the first. The list may end
+    /// before the range does.
     ///
     /// ```no_run
     /// # fn example(queue: &mut rtrs::Queue, size: u64) -> Result<(), rtrs::Error> {

@@ -9,7 +9,7 @@ use rtrs_core::mem::{OwnedBytes, SharedBytes};
 ///
 /// A [`Request`](crate::Request) takes its buffers, and the [`Completion`](crate::Completion)
 /// returns them, so no byte changes unexpectedly. If the library still needs the memory then, such
-/// as for a send on a path that has failed, the completion has a copy.
+/// as for a send on a path that has failed, the completion holds a copy.
 ///
 /// ```
 /// let mut buffer = rtrs::Buffer::zeroed(4096);

@@ -62,8 +62,8 @@ impl Builder {
     /// values, `%` and two hexadecimal digits encode a byte.
     ///
     /// # Errors
-    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) if the text has another form. Values are
-    /// checked by [`open`](Self::open).
+    /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) if the text has a different form. Values
+    /// are checked by [`open`](Self::open).
     pub fn from_uri(text: &str) -> Result<Self, Error> {
         let VolumeUri { path, export, settings } = text.parse()?;
         let builder = Self::new(export).path(path);
@@ -98,7 +98,7 @@ impl Builder {
         self.set("queues", count.to_string())
     }
 
-    /// Sets the maximum number of requests in flight of each queue, 1 to 1024; 128 by default.
+    /// Sets the maximum number of requests in flight on each queue, 1 to 1024; 128 by default.
     #[must_use]
     pub fn queue_depth(self, requests: u16) -> Self {
         self.set("queue-depth", requests.to_string())
@@ -127,7 +127,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`ErrorKind::Settings`](crate::ErrorKind::Settings) with the setting,
-    /// [`ErrorKind::Path`](crate::ErrorKind::Path) with the reason of each path,
+    /// [`ErrorKind::Path`](crate::ErrorKind::Path) with the reason for each path,
     /// [`ErrorKind::System`](crate::ErrorKind::System).
     pub fn open(&self) -> Result<(Volume, Vec<Queue>), Error> {
         let plan = self.plan()?;

@@ -16,7 +16,7 @@ pub enum ErrorKind {
     Path,
     /// The system refused an operation.
     System,
-    /// The volume belongs to another process: this one is its child.
+    /// The volume belongs to another process, of which this process is a child.
     Forked,
     /// The volume is closed, or its session has ended.
     Closed,

@@ -11,7 +11,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Fails in a child of the process, which has no threads to serve it.
+    /// Fails in a child of the process, which has no threads to serve the volume.
     pub(crate) fn check(self) -> Result<(), Error> {
         if self == Self::current() {
             return Ok(());
@@ -20,7 +20,7 @@ impl Process {
         Err(Error::new(ErrorKind::Forked, text))
     }
 
-    /// Process that is not this one.
+    /// Process other than this one.
     #[cfg(test)]
     pub(crate) fn other() -> Self {
         Self(std::process::id() + 1)

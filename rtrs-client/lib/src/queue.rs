@@ -76,7 +76,7 @@ enum Receiver {
     Poll,
     /// The blocking call in progress.
     Call,
-    /// None: the blocking call no longer waits.
+    /// No receiver: the blocking call no longer waits.
     None,
 }
 
@@ -124,7 +124,7 @@ enum Receiver {
 pub struct Queue {
     shared: Arc<Shared>,
     user: QueueUser,
-    /// Maximum bytes of memory of a request.
+    /// Maximum number of bytes in a request's memory.
     io_max: u32,
     /// Requests in flight, by slot.
     inflight: Vec<Option<(Receiver, InFlight)>>,
@@ -154,7 +154,7 @@ impl Queue {
     }
 
     /// Returns the number of requests whose completions [`poll`](Self::poll) has not returned,
-    /// including those that a blocking call has left behind.
+    /// including those that a blocking call has abandoned.
     #[must_use]
     pub fn inflight(&self) -> usize {
         self.inflight.len() - self.free.len() + self.ready.len()
@@ -172,7 +172,7 @@ impl Queue {
         self.io_max
     }
 
-    /// Sets the maximum time of a request of a blocking call; 5 minutes by default. A call whose
+    /// Sets the time limit for a request of a blocking call; 5 minutes by default. A call whose
     /// request takes longer fails with [`ErrorKind::TimedOut`].
     pub fn set_wait_max(&mut self, time: Duration) {
         self.wait_max = time;
@@ -225,11 +225,11 @@ impl Queue {
     }
 
     /// Appends completions to `completions`, at most `max`, and returns their number. Waits until
-    /// there are `min`, nothing is in flight, or `timeout` has passed. With `min` 0 it does not
-    /// wait.
+    /// there are `min` completions, nothing is in flight, or `timeout` has passed. Does not wait if
+    /// `min` is 0.
     ///
-    /// After the end of the session, requests that are left complete with
-    /// [`IoError::errno`] 103 (ECONNABORTED).
+    /// After the end of the session, the remaining requests complete with [`IoError::errno`] 103
+    /// (ECONNABORTED).
     ///
     /// # Errors
     /// [`ErrorKind::Forked`], or [`ErrorKind::System`] if the system refuses to wait.
@@ -319,7 +319,7 @@ impl Queue {
     /// Runs a request to completion.
     ///
     /// # Errors
-    /// Those of a submission, and [`ErrorKind::TimedOut`]. The request's own error is in the
+    /// The errors of a submission, and [`ErrorKind::TimedOut`]. The request's own error is in the
     /// completion.
     pub(crate) fn run(&mut self, request: Request) -> Result<Completion, Error> {
         let begin = Instant::now();
@@ -383,8 +383,8 @@ impl Queue {
 
 impl AsFd for Queue {
     /// Returns an eventfd for a poll loop. It is readable while there are completions that
-    /// [`Queue::poll`] has not returned, or if the session has ended, and may be readable without a
-    /// reason. Only the queue reads it.
+    /// [`Queue::poll`] has not returned, or if the session has ended, and may be readable
+    /// spuriously. Only the queue reads it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.user.outcomes.as_fd()
     }

@@ -25,7 +25,7 @@ class PermissionDenied(Error, PermissionError):
 
 
 class TimedOut(Error, TimeoutError):
-    """Request without an answer in time; it may still take effect."""
+    """Request that was not answered in time; it may still take effect."""
 
 
 _CLASSES = {
@@ -62,14 +62,14 @@ def make_error(code: int, text: str) -> Error:
 
 
 def check(result: int) -> int:
-    """Returns the result of a call, or raises its error with the message of the library."""
+    """Returns the result of a call, or raises its error with the library's message."""
     if result < 0:
         raise make_error(-result, decode(lib.rtrs_error_message()))
     return result
 
 
 def decode(text: Any) -> str:
-    """Returns a string of the library."""
+    """Decodes a string returned by the library."""
     return bytes(ffi.string(text)).decode("utf-8", "replace")
 
 

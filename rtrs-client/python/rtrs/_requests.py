@@ -23,7 +23,7 @@ _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Request:
-    """Request of the library. Keeps its memory alive until its completion."""
+    """Request of the library. Keeps its memory alive until it completes."""
 
     __slots__ = ("_arguments", "_memory", "_submit", "_what", "completed", "error")
 
@@ -55,7 +55,7 @@ class Request:
         self.end(error)
 
     def end(self, error: Error | None) -> None:
-        """Reports the end of the request, unless that has been done."""
+        """Reports the end of the request, unless already reported."""
         completed, self.completed = self.completed, None
         self.error = error
         if completed is not None:
@@ -79,7 +79,7 @@ class Queue:
         return check(lib.rtrs_queue_fd(self._pointer))
 
     def set_wait_max(self, seconds: float) -> None:
-        """Sets the longest time of a blocking call of the library."""
+        """Sets the time limit of the library's blocking calls."""
         check(lib.rtrs_queue_set_wait_max(self._pointer, millis(seconds)))
 
     def inflight(self) -> list[Request]:
@@ -107,7 +107,7 @@ class Queue:
             check(result)
 
     def poll(self, wanted: int, timeout: float) -> list[Request]:
-        """Returns requests that have completed. Waits until as many as `wanted` have."""
+        """Returns completed requests. Waits until at least `wanted` have completed."""
         completions = self._completions
         count = check(lib.rtrs_poll(self._pointer, wanted, _ROOM, millis(timeout), completions))
         done = []
@@ -123,7 +123,7 @@ class Queue:
         self._inflight.clear()
 
     def extents(self, offset: int, length: int) -> list[Extent]:
-        """Returns extents of a range from its offset, at least the first."""
+        """Returns extents of a range in order from its start, at least the first."""
         found = ffi.new("struct rtrs_extent[]", _ROOM)
         count = check(lib.rtrs_extents(self._pointer, offset, length, found, _ROOM))
         extents = []
@@ -200,12 +200,12 @@ def flush() -> Iterator[Request]:
 
 
 def zeroes_flags(fua: bool, unmap: bool) -> int:
-    """Returns the flags of a write zeroes."""
+    """Returns the flags of a write-zeroes request."""
     return _fua(fua) | (0 if unmap else lib.RTRS_NO_UNMAP)
 
 
 def new_memory(length: int) -> Any:
-    """Returns memory for a read. Its content is undefined until then."""
+    """Returns memory for a read. Its content is undefined until the read completes."""
     length = operator.index(length)
     if length < 0:
         raise ValueError(f"length {length} is negative")

@@ -36,10 +36,10 @@ class _Ring:
         self._handle = handle
         self.queue = queue
         self._loop = loop
-        # A duplicate, since the loop may still watch it when the library has closed its own.
+        # A duplicate, since the loop may still be watching it after the library has closed its own.
         self._fd: int | None = os.dup(queue.fd())
         self._is_watched = False
-        # Call of a thread that uses the queue. The loop leaves the queue alone meanwhile.
+        # Call that uses the queue in a thread. Meanwhile the loop does not touch the queue.
         self.busy: asyncio.Future[list[Extent]] | None = None
         self.idle = asyncio.Event()
 
@@ -133,9 +133,9 @@ class Volume(BaseVolume):
     """Open volume whose calls are coroutines, for the event loop in which it was opened.
 
     Offsets and lengths are multiples of the block size. Calls run concurrently, with at most as
-    many requests as the queues take (settings queues and queue_depth); the others wait. A canceled
-    call may still take effect: its buffer stays in use until the server answers, or the volume is
-    closed.
+    many requests as the queues take (settings queues and queue_depth); further calls wait. A
+    canceled call may still take effect: its buffer stays in use until the server answers, or the
+    volume is closed.
     """
 
     def __init__(self, handle: Handle, loop: asyncio.AbstractEventLoop):
@@ -221,13 +221,13 @@ class Volume(BaseVolume):
         await self._run(self._handle.limits.read(_requests.writable(buffer), offset))
 
     async def pwrite(self, data: Buffer, offset: int, *, fua: bool = False) -> None:
-        """Writes all bytes of a buffer. They are durable after a flush, or at once with fua.
+        """Writes all bytes of a buffer. They are durable after a flush, or immediately with fua.
         A bytes object is sent in place; other buffers are copied first.
         """
         await self._run(self._handle.limits.write(data, offset, fua))
 
     async def flush(self) -> None:
-        """Makes durable all writes that have completed before."""
+        """Makes all previously completed writes durable."""
         await self._run(_requests.flush())
 
     async def discard(self, offset: int, length: int, *, fua: bool = False) -> None:
@@ -242,7 +242,7 @@ class Volume(BaseVolume):
         await self._run(self._handle.limits.write_zeroes(offset, length, flags))
 
     async def extents(self, offset: int = 0, length: int | None = None) -> AsyncIterator[Extent]:
-        """Yields the extents of a range, or of the volume from the offset on. The queue that finds
+        """Yields the extents of a range, or of the rest of the volume. The queue that finds
         them runs no other requests meanwhile.
         """
         end = self._end(offset, length)
@@ -342,5 +342,5 @@ class Volume(BaseVolume):
             if error is not None:
                 raise error
         finally:
-            # The traceback has this frame, which would keep the volume and the buffer alive.
+            # The traceback references this frame, which would keep the volume and the buffer alive.
             del error

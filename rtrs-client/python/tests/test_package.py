@@ -1,4 +1,4 @@
-"""The package: its declarations, and the programs in its documents."""
+"""Tests of the package: its declarations, and the programs in its documents."""
 
 import subprocess
 import sys

@@ -312,7 +312,7 @@ def refused_calls(volume):
 
 def test_a_child_is_refused(server, volume):
     volume.pwrite(pattern(512, seed=9), 0)
-    # A thread that the child does not have uses the queue.
+    # The queue is used by a thread that does not exist in the child.
     server.stop()
     read = []
     thread = threading.Thread(target=lambda: read.append(volume.pread(0, 512)))

@@ -1,13 +1,13 @@
-//! Aliases: names that other tools give to commands, such as `connect` and `disconnect` of nvme,
-//! `map` and `unmap` of rbd and rnbd, `mount`, `umount`, `ls`, `show`, `stop` and `shutdown`. They
-//! are not in the help; a tip names our command.
+//! Aliases: names that other tools give to commands, such as `connect` and `disconnect` in nvme,
+//! `map` and `unmap` in rbd and rnbd, `mount`, `umount`, `ls`, `show`, `stop` and `shutdown`. The
+//! help does not list them; a tip names our command.
 
 use std::ffi::OsString;
 use std::io::Write as _;
 
 use rtrs_core::settings::wants_json;
 
-/// Names in other tools, and our command with its flags.
+/// Names in other tools, and our equivalent command with its flags.
 const ALIASES: &[(&str, &[&str])] = &[
     ("connect", &["attach"]),
     ("map", &["attach"]),
@@ -21,7 +21,7 @@ const ALIASES: &[(&str, &[&str])] = &[
     ("unmap-all", &["detach", "--all"]),
 ];
 
-/// Names for `list`, and before the name of a volume for `status`.
+/// Names for `list` or, when followed by the name of a volume, for `status`.
 const SHOW: [&str; 2] = ["show", "ls"];
 
 /// Flags of all commands that take a value in the next argument.
@@ -30,7 +30,7 @@ const WITH_VALUE: &[&str] = &["-o", "--output", "--run-dir"];
 /// Flags of all commands, which may precede the command.
 const OF_ALL: &[&str] = &["-o", "--output", "--run-dir", "-h", "--help", "-V", "--version"];
 
-/// Returns the first flag before the command that belongs after it.
+/// Returns the first flag before the command that should follow the command.
 fn misplaced(args: &[OsString]) -> Option<&str> {
     let mut at = 1;
     loop {
@@ -59,7 +59,7 @@ fn command_at(args: &[OsString]) -> Option<usize> {
     }
 }
 
-/// Returns what an alias stands for.
+/// Returns the meaning of an alias.
 fn meaning(word: &str, next: Option<&OsString>) -> Option<&'static [&'static str]> {
     if SHOW.contains(&word) {
         let has_name = next.is_some_and(|next| !next.to_string_lossy().starts_with('-'));
@@ -68,7 +68,7 @@ fn meaning(word: &str, next: Option<&OsString>) -> Option<&'static [&'static str
     ALIASES.iter().find(|(alias, _)| *alias == word).map(|(_, words)| *words)
 }
 
-/// Replaces an alias in the arguments of the program. Returns the alias and its meaning, if any.
+/// Replaces an alias in the program's arguments. Returns the alias and its meaning, if any.
 fn replace(args: &mut Vec<OsString>) -> Option<(String, String)> {
     let at = command_at(args)?;
     let word = args[at].to_str()?.to_owned();
@@ -77,7 +77,7 @@ fn replace(args: &mut Vec<OsString>) -> Option<(String, String)> {
     Some((word, words.join(" ")))
 }
 
-/// Returns the arguments with our command in place of an alias, and prints a tip to stderr, unless
+/// Returns the arguments with our command replacing any alias, and prints a tip to stderr unless
 /// the output is JSON.
 #[must_use]
 pub fn without_aliases(mut args: Vec<OsString>) -> Vec<OsString> {

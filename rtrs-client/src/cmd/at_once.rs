@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// Stack size of a thread that only sends requests and waits.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Calls `one` for each item, up to `max` at the same time. The results have the order of `all`.
+/// Calls `one` for each item, up to `max` at the same time. The results are in the order of `all`.
 pub(super) fn at_once<T: Sync, R: Send>(
     all: &[T],
     max: usize,
@@ -25,7 +25,7 @@ pub(super) fn at_once<T: Sync, R: Send>(
     std::thread::scope(|scope| {
         for _ in 1..all.len().min(max) {
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-            // The existing threads do the work of one that cannot be started.
+            // The existing threads do the work of a thread that cannot be started.
             if thread.spawn_scoped(scope, work).is_err() {
                 break;
             }

@@ -1,6 +1,6 @@
 //! `attach`: starts the daemon of the session in the background and waits until the volumes are
-//! ready. With `--foreground`, or as started by `start_daemon`, this process is the daemon. With
-//! `--session` it requests another volume from a running daemon.
+//! ready. With `--foreground`, or when started by `start_daemon`, this process is the daemon. With
+//! `--session` it asks a running daemon to add a volume.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -114,8 +114,8 @@ impl Outcome {
         format!("{} attached: {}{mode}\n", printable(&attached.name), at.unwrap_or("-"))
     }
 
-    /// Warns that a volume is read-only although `rw` was tried first, and of files that its next
-    /// process will lack.
+    /// Warns that a volume is read-only although `rw` was tried first, and about files that will be
+    /// missing for its next process.
     pub(super) fn warn(&self) {
         let Self::Attached(attached) = self else { return };
         let name = &attached.name;
@@ -127,7 +127,7 @@ impl Outcome {
         }
     }
 
-    /// Warns of paths that do not work. Volumes of a session have the same paths.
+    /// Warns about paths that do not work. Volumes of a session have the same paths.
     fn warn_of_paths(&self) {
         let Self::Attached(attached) = self else { return };
         for path in attached.paths.iter().flatten().filter(|path| !path.is_connected()) {
@@ -154,7 +154,7 @@ impl Outcome {
 }
 
 impl AttachArgs {
-    /// Returns the flags laid over the configuration file. `socket`, `listen`, `device` and
+    /// Returns the flags, which override the configuration file. `socket`, `listen`, `device` and
     /// `vhost-user` replace one another.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl AttachArgs {
         Ok(settings)
     }
 
-    /// Returns the plan of a session that the service manager passed these sockets.
+    /// Returns the plan of a session to which the service manager passed these sockets.
     pub(super) fn plan(
         &self,
         global: &GlobalArgs,
@@ -209,7 +209,7 @@ impl AttachArgs {
         VolumeName::all(&self.names, &self.local_names)
     }
 
-    /// Returns the own settings of a volume that is added to a session.
+    /// Returns the settings specific to a volume that is added to a session.
     fn own(&self) -> Result<BTreeMap<String, String>, Error> {
         let (mut session, mut attach) = (SessionSettings::default(), AttachSettings::default());
         self.of_session.apply(&mut session)?;
@@ -224,7 +224,7 @@ impl AttachArgs {
     }
 }
 
-/// Adds the other volumes that a dead process has left of the session, which are taken over too.
+/// Adds the session's other volumes that a dead process left behind, which are taken over too.
 fn add_left_behind(plan: &mut AttachPlan) {
     for left in left_of(&plan.run_dir, &plan.session.session_name) {
         if plan.volumes().any(|volume| volume.session.name == left.name) {
@@ -274,7 +274,7 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     if let Some(file) = &args.source.config {
         check_readable_again(file)?;
     }
-    // The same arguments: the environment marks the process as the daemon.
+    // The arguments stay the same: the environment marks the process as the daemon.
     let outcomes = start_daemon(&plan, std::env::args_os().skip(1))?;
     if plan.more.is_empty()
         && let [only] = &outcomes[..]
@@ -287,8 +287,8 @@ pub(super) fn run(args: &AttachArgs, global: &GlobalArgs) -> Result<(), Error> {
     all_attached(&outcomes)
 }
 
-/// Checks that the process of the session can read the configuration file too. It does not inherit
-/// descriptors, and a pipe can be read only once.
+/// Checks that the session's process can read the configuration file, too. That process does not
+/// inherit descriptors, and a pipe can be read only once.
 fn check_readable_again(file: &Path) -> Result<(), Error> {
     let of_process = ["/dev/fd", "/dev/stdin", "/proc/self", "/proc/thread-self"];
     let is_own = of_process.iter().any(|place| file.starts_with(place));
@@ -324,7 +324,7 @@ fn show<T: Serialize>(
     })
 }
 
-/// Requests another volume from a session.
+/// Asks a session to add a volume.
 fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Error> {
     let names = args.volume_names()?;
     let [VolumeName { name, export }] = &names[..] else {
@@ -346,7 +346,7 @@ fn add(args: &AttachArgs, session: &str, global: &GlobalArgs) -> Result<(), Erro
     show(name, &outcome, Outcome::text, global)
 }
 
-/// Finds the session with a volume of this name, or with this name at the server.
+/// Finds the session that has a volume of this name, or that has this name at the server.
 fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     let session = Session::find(name, global)?;
     let error = match session.status() {
@@ -361,7 +361,7 @@ fn named(name: &str, global: &GlobalArgs) -> Result<Session, Error> {
     found.map_or(Err(error), |name| Session::new(name, global))
 }
 
-/// Warns the operator; the daemon's log contains the warnings too.
+/// Warns the operator; the daemon's log also contains the warnings.
 fn warn(warnings: impl IntoIterator<Item = String>) {
     for warning in warnings {
         // Standard error may be closed.
@@ -369,8 +369,8 @@ fn warn(warnings: impl IntoIterator<Item = String>) {
     }
 }
 
-/// Starts the daemon of a plan with these arguments, and waits for its line. The daemon inherits
-/// only its standard streams, among them the locked log and the pipe for its line.
+/// Starts the daemon of a plan with these arguments, and waits for its output line. The daemon
+/// inherits only its standard streams, among them the locked log and the pipe for the line.
 pub(super) fn start_daemon(
     plan: &AttachPlan,
     words: impl IntoIterator<Item = OsString>,
@@ -394,7 +394,7 @@ pub(super) fn start_daemon(
     let Some(out) = child.stdout.take() else {
         return Err(Error::new(ErrorKind::System, "no pipe to the session's process"));
     };
-    // The daemon limits the time of its start, so either its line or its end comes.
+    // The daemon limits its startup time, so either its line or its end of output arrives.
     let mut line = String::new();
     let what = || format!("{:?} to be attached", plan.session.name);
     let read = Awaited { what, at_most: daemon::start_max(plan) }
@@ -421,7 +421,7 @@ pub(super) fn start_daemon(
     Err(Error::new(kind, last))
 }
 
-/// Parses a daemon's output for its volumes: an object for a single one, otherwise a list.
+/// Parses a daemon's output for its volumes: an object for one volume, otherwise a list.
 fn outcomes(json: &str) -> serde_json::Result<Vec<Outcome>> {
     let value: serde_json::Value = serde_json::from_str(json)?;
     if value.is_array() {

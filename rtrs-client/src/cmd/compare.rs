@@ -41,9 +41,9 @@ struct Summary<'a> {
     first: &'a str,
     second: &'a str,
     equal: bool,
-    /// Lowest offset at which the contents differ, or where the shorter one ends.
+    /// Lowest offset at which the contents differ, or at which the shorter of the two ends.
     first_difference: Option<u64>,
-    /// Bytes of the shorter one.
+    /// Length in bytes of the shorter of the two.
     size: u64,
 }
 

@@ -126,7 +126,7 @@ impl Summary<'_> {
         text + "\n"
     }
 
-    /// Prints the result on stderr as JSON; stdout has the data.
+    /// Prints the result on stderr as JSON, because stdout carries the data.
     fn print_aside(&self, output: Output) -> Result<(), Error> {
         if output == Output::Json {
             let failed = || system("cannot print the result");

@@ -1,4 +1,4 @@
-//! `exporter`: serves the metrics of all sessions of a host at one address.
+//! `exporter`: serves the metrics of all of a host's sessions at one address.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
@@ -20,10 +20,10 @@ use crate::metrics::ALL;
 
 /// Time limit for a session that answered the last scrape, or is new.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit for a session that did not answer the last scrape, so that a session that hangs does
-/// not delay every scrape by the longer limit.
+/// Time limit for a session that did not answer the last scrape, so that a hanging session does not
+/// delay every scrape by the longer limit.
 const SILENT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Address used without `--listen` and socket activation.
+/// Address used without `--listen` or socket activation.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:9824";
 
 /// The arguments.
@@ -82,7 +82,7 @@ pub(super) fn run(args: &ExporterArgs, global: &GlobalArgs) -> Result<(), Error>
     Ok(())
 }
 
-/// Returns the servers at the sockets of the service manager, or else at the address.
+/// Returns the servers on the service manager's sockets, or else at the address.
 fn servers(listen: Option<&MetricsAddress>) -> Result<Vec<MetricsServer>, Error> {
     let failed = system("cannot use the sockets of the service manager");
     let passed = passed_sockets().map_err(failed)?;
@@ -124,7 +124,7 @@ impl Exporter {
     }
 }
 
-/// Logs the sessions that have stopped or begun to answer.
+/// Logs which sessions have stopped answering or started to answer again.
 fn log_changes(before: &BTreeSet<String>, found: &Gathered) {
     for (name, error) in found.silent.iter().filter(|(name, _)| !before.contains(name)) {
         tracing::warn!("session {name:?} does not answer: {error}");

@@ -1,4 +1,4 @@
-//! The flags that all commands have.
+//! Flags common to all commands.
 
 use std::path::PathBuf;
 

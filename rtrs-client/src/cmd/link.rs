@@ -43,7 +43,7 @@ pub(crate) struct LinkOptions {
 pub(crate) struct Link {
     fabric: Box<dyn Fabric>,
     ring: Rc<Ring>,
-    /// Set over RDMA, with certificates or keys.
+    /// Present over RDMA, with certificates or keys.
     prover: Option<Prover>,
 }
 
@@ -241,7 +241,7 @@ struct Knocking<'a> {
     qp: rtrs_core::ids::QpNum,
     began: Instant,
     answer: Option<Result<Knock, String>>,
-    /// Time after which the run stops waiting.
+    /// Time at which the run stops waiting.
     late: Instant,
     over: bool,
 }

@@ -31,7 +31,7 @@ impl FromStr for LinkArg {
     fn from_str(text: &str) -> Result<Self, ValueError> {
         match text.parse() {
             Ok(path) => Ok(Self::Path(path)),
-            // A name has neither of these in practice, and a path always has.
+            // In practice a name contains neither character; a path always contains one.
             Err(error) if text.is_empty() || text.contains([':', '/']) => Err(error),
             Err(_) if text.parse::<IpAddr>().is_ok() => {
                 let hint = "write tcp:// or another scheme in front of it";
@@ -73,7 +73,7 @@ impl Link {
 
 impl LinkSource {
     /// Returns the links of arguments, or of the configuration file, at least one. Certificates and
-    /// keys of the command line replace those of the session or file.
+    /// keys from the command line replace those of the session or file.
     ///
     /// # Errors
     /// Fails if a session does not answer, the file is invalid or has no path, or no client can

@@ -37,7 +37,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
         (true, None) => RunDir::of_all_users().into_iter().map(|(u, d)| (Some(u), d)).collect(),
         (false, named) => {
             run_dir.check()?;
-            // A directory given by the user must exist: the name may be mistyped.
+            // A directory given by the user must exist, because the name may be mistyped.
             if named.is_some() {
                 run_dir.files()?;
             }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ListArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hint for an empty list of a user other than root, who cannot list the sessions of root.
+/// Hint for the empty list of a user other than root, who cannot list root's sessions.
 fn hint(run_dir: &RunDir, root_has_dir: bool) -> String {
     let of_root = "; for those of root, use sudo rtrs-client list";
     let of_root = if root_has_dir { of_root } else { "" };
@@ -87,7 +87,7 @@ fn text(sessions: &[Found]) -> String {
             Answer::Status(status) => status_lines(status),
             Answer::Silent(silent) => silent_lines(silent),
         };
-        // Another user's process can send any text.
+        // A process of a different user can send any text.
         let lines: Vec<String> = lines.iter().map(|line| printable(line)).collect();
         out += &format!("{}{}\n", uid(Some(found)), lines.join("\n"));
     }
@@ -143,7 +143,7 @@ fn status_lines(session: &Status) -> Vec<String> {
     lines
 }
 
-/// Number of connected paths, and of slow ones among them.
+/// Number of connected paths, and number of slow paths among them.
 fn counts(session: &Status) -> String {
     let (up, all) = session.path_counts();
     match session.paths().iter().filter(|path| path.is_avoided()).count() {
@@ -152,7 +152,7 @@ fn counts(session: &Status) -> String {
     }
 }
 
-/// Transports of the paths, each once: `rdma,tcp`.
+/// Transports of the paths, each listed once: `rdma,tcp`.
 fn transports(paths: &[PathInfo]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for path in paths {
@@ -253,7 +253,7 @@ mod tests {
         let status = |mismatch| Status { paths: Some(vec![waiting(mismatch)]), ..status() };
         assert!(list([status(true)]).ends_with("\n  p: why\n"));
         assert!(!list([status(false)]).contains("why"));
-        // The field is absent where there is nothing to say.
+        // The field is omitted when there is nothing to report.
         let shown = serde_json::json!([waiting(true), waiting(false)]);
         assert_eq!(shown[0]["mismatch"], true);
         assert_eq!(shown[1].get("mismatch"), None);

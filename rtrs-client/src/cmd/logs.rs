@@ -16,10 +16,10 @@ use super::sessions::{Answer, ask};
 use crate::error::{Error, ErrorKind, system, usage};
 use crate::session_log::path_of;
 
-/// Interval for checks of a log that is followed.
+/// Interval between checks of a log that is being followed.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Time for a session to report its log.
+/// Maximum time for a session to report its log.
 const ASK: Duration = Duration::from_secs(1);
 
 /// The arguments.
@@ -58,10 +58,10 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     if !args.follow {
         return Ok(());
     }
-    // Until the reader stops, as `head` does.
+    // Prints until the reader stops, as `head` does.
     while peer_end(io::stdout()) != PeerEnd::Gone {
         std::thread::sleep(POLL_INTERVAL);
-        // First the rest of the file, then the one that a rotation has put in its place.
+        // First the rest of the file, then the file that replaced it in a rotation.
         print(&read_more(&mut file).map_err(failed(&path))?)?;
         let ino = file.metadata().map_err(failed(&path))?.ino();
         if let Ok(other) = File::open(&path)
@@ -73,8 +73,8 @@ pub(super) fn run(args: &LogsArgs, global: &GlobalArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Log of the session that has this volume; it is named after the session's first volume. If there
-/// is no such session, the log that a past session of this name has left.
+/// Log of the session that has this volume, which is named after the session's first volume. If
+/// there is no such session, the log that a past session with this name left behind.
 fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     let log = match ask(name, &run_dir.control_socket(name), ASK) {
         Some(Answer::Status(status)) if !status.log.is_empty() => status.log,
@@ -83,13 +83,13 @@ fn log_of(name: &str, run_dir: &RunDir) -> PathBuf {
     path_of(run_dir, &log)
 }
 
-/// Reads what was appended since the last call.
+/// Reads the text appended since the last call.
 fn read_more(file: &mut File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.read_to_end(&mut text).map(|_| text)
 }
 
-/// Returns the last lines, or all.
+/// Returns the last lines, or all lines.
 fn tail(text: &[u8], lines: Option<usize>) -> &[u8] {
     let Some(lines) = lines else { return text };
     let whole = text.strip_suffix(b"\n").unwrap_or(text);

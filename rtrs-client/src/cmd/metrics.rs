@@ -48,14 +48,14 @@ pub(super) fn run(args: &MetricsArgs, global: &GlobalArgs) -> Result<(), Error> 
 /// Metrics of all sessions of a run directory.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// Samples of all sessions; one sample of each shows whether it answered.
+    /// Samples of all sessions, including one per session that shows whether it answered.
     pub(super) samples: Samples,
     /// Sessions that did not answer, by name, and the reasons.
     pub(super) silent: Vec<(String, RequestError)>,
 }
 
 /// Requests the metrics of all sessions at the same time. `timeout` returns the time limit for the
-/// session of a name.
+/// session with a given name.
 ///
 /// # Errors
 /// Fails on a directory that cannot be read or that other users can change.

@@ -1,4 +1,5 @@
-//! Choice among the addresses of a portal, by a TCP connect to each in turn, as attach tries them.
+//! Choice among the addresses of a portal by a TCP connect to each in turn, in the order that
+//! attach uses.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +9,7 @@ use rtrs_core::settings::Scheme;
 use rtrs_core::time::Duration;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Address to use, and the addresses before it that do not answer.
+/// Address to use, and the preceding addresses that do not answer.
 #[derive(Debug)]
 pub(super) struct Choice {
     pub(super) remote: SocketAddr,
@@ -31,8 +32,9 @@ pub(super) fn connect(
     socket.connect_timeout(&remote.into(), timeout)
 }
 
-/// Returns the first address that accepts TCP connections, or the first one if none does. A single
-/// address is not tried, nor is RDMA, whose ports do not answer TCP. None if there is no address.
+/// Returns the first address that accepts TCP connections, or the first address if none does. A
+/// sole address is not tried, and neither is RDMA, whose ports do not answer TCP. None if there is
+/// no address.
 pub(super) fn choose(
     scheme: Scheme,
     source: Option<IpAddr>,

@@ -155,7 +155,7 @@ fn with_identity(mut plan: AttachPlan, status: &Status) -> AttachPlan {
 
 /// Session with its volumes.
 struct Shared {
-    /// Names of its volumes; the one attached longest comes first.
+    /// Names of the session's volumes; the one attached longest comes first.
     volumes: Vec<String>,
     plans: Vec<AttachPlan>,
 }

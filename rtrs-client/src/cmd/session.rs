@@ -1,4 +1,4 @@
-//! Attached session of a command, and requests to it.
+//! Attached session that a command addresses, and requests to it.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use crate::control_protocol::{Request, Status};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::check_name;
 
-/// Time for requests in flight.
+/// Time limit for requests in flight.
 pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
-/// Time for a reply that does not depend on other events.
+/// Time limit for a reply that does not depend on other events.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for a session to attach a volume.
+/// Time limit for a session to attach a volume.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(75);
-/// Time for a detach, on top of the time for requests.
+/// Time limit for a detach, in addition to the time for requests.
 const DETACH_MORE: Duration = Duration::from_secs(25);
 
 /// The session of a command.
@@ -67,8 +67,9 @@ impl Session {
         self.run_dir.control_socket(&self.name)
     }
 
-    /// Control socket that a dead process has left behind. `list` shows a long name as far as the
-    /// socket's file name contains it, and this finds the socket by that name too.
+    /// Control socket that a dead process has left behind. `list` shows only the part of a long
+    /// name that the socket's file name contains, and this function finds the socket by that part
+    /// too.
     pub(super) fn left_socket(&self) -> PathBuf {
         let path = self.control_socket();
         if path.exists() {

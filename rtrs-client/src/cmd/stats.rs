@@ -47,7 +47,7 @@ fn text(stats: &Stats) -> String {
     out
 }
 
-/// Breakdown of the time of requests, for the device, and for each path if there are several.
+/// Breakdown of request time, for the device and, if there are several paths, for each path.
 fn parts_text(stats: &Stats) -> String {
     let paths: &[PathStats] = if stats.paths.len() > 1 { &stats.paths } else { &[] };
     let of_paths = paths.iter().map(|path| (&*path.status.path, &path.parts_us));

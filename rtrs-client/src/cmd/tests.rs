@@ -73,7 +73,7 @@ fn a_takeover_finds_the_other_volumes_by_their_local_names() {
     let (a, b) = (pair("a", "x"), pair("b", "y"));
     assert_eq!(found(&["x", "--as", "a"]), ("s".to_owned(), vec![a.clone(), b.clone()]));
     assert_eq!(found(&["y", "--as", "b"]), ("s".to_owned(), vec![b, a]));
-    // Without the local name, it is another volume.
+    // Without the local name, it is a different volume.
     assert_eq!(found(&["x"]).1, [pair("x", "x")]);
     std::fs::remove_dir_all(dir).unwrap();
 }

@@ -26,7 +26,7 @@ pub(super) fn slow_text(slow: &SlowRequests) -> Option<String> {
     (slow.total > 0).then_some(now)
 }
 
-/// Reason why flushes failed although they succeeded at the server.
+/// Reason why flushes failed although they succeeded on the server.
 const LOST_WRITES: &str = "ended with EIO, as the server may have lost acknowledged writes";
 
 /// Formats the failed IOs; None if there is none.

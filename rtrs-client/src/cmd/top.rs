@@ -140,7 +140,7 @@ fn session_counters(stats: &Stats) -> Counters {
     }
 }
 
-/// Histograms of the times of each part, by its name.
+/// Histograms of the times of each part, by the part's name.
 fn parts(all: &[PartTimes]) -> BTreeMap<String, Vec<Bucket>> {
     all.iter().filter_map(|one| Some((one.part.to_string(), one.times.clone()?))).collect()
 }

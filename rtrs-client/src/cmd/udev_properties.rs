@@ -1,4 +1,4 @@
-//! `udev-properties`: prints the properties from which the udev rule makes the links of a device.
+//! `udev-properties`: prints the properties from which the udev rule creates the links of a device.
 //!
 //! The command only reads files, so that a session that hangs, or died and waits for a takeover,
 //! keeps its links.
@@ -40,7 +40,7 @@ pub(super) fn run(args: &UdevArgs, global: &GlobalArgs) -> Result<(), Error> {
 /// Properties of a device, from the state that its session has saved.
 fn properties_of(saved: &Saved, name: &str, device: &DeviceChoice) -> String {
     match saved.device() {
-        // The session uses another run directory. The link by name still exists.
+        // The session uses a different run directory. The link by name still exists.
         None => properties(name, None),
         Some(path) if path == device.to_string() => {
             let export = saved.export().unwrap_or_else(|error| {

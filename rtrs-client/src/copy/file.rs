@@ -1,4 +1,5 @@
-//! A regular file or block device as an end: requests run on a few threads.
+//! A regular file or block device as source or destination, with requests that run on a few
+//! threads.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -17,14 +18,14 @@ use crate::error::{Error, ErrorKind, system};
 
 /// Maximum number of threads, each with one request.
 const THREADS_MAX: u16 = 8;
-/// Longest write of zeroes to a block device.
+/// Maximum length of a write of zeroes to a block device.
 const ZEROES_MAX: u64 = 64 << 20;
-/// Memory of zeroes for devices that have to be written.
+/// Size of the zeroed memory for devices to which zeroes must be written.
 const ZEROES_LEN: usize = 256 << 10;
-/// Maximum number of extents of an answer.
+/// Maximum number of extents in an answer.
 const EXTENTS_MAX: usize = 512;
 
-/// Identity of a file, or of a block device whatever its name.
+/// Identity of a file, or of a block device regardless of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileIdentity {
     File { device: u64, inode: u64 },
@@ -36,16 +37,16 @@ pub(super) enum FileIdentity {
 pub(super) struct OpenFile {
     file: File,
     path: PathBuf,
-    /// Size; that of a block device cannot change.
+    /// Size, which cannot change for a block device.
     pub(super) size: u64,
     is_device: bool,
     pub(super) identity: FileIdentity,
-    /// The file did not exist before.
+    /// Whether the file did not exist before.
     is_new: bool,
     is_writable: bool,
 }
 
-/// Returns the metadata of a file that can be an end; None if there is no such file.
+/// Returns the metadata of a file that can be copied from or to; None if there is no such file.
 fn usable(path: &Path) -> Result<Option<Metadata>, Error> {
     let metadata = match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -72,8 +73,8 @@ impl OpenFile {
         Self::new(file, path)
     }
 
-    /// Opens a file for reading and writing, and creates it if there is none, but keeps its
-    /// content. A block device must not be mounted.
+    /// Opens a file for reading and writing. Creates the file if it does not exist; otherwise keeps
+    /// its content. A block device must not be mounted.
     pub(super) fn destination(path: &Path) -> Result<Self, Error> {
         let found = usable(path)?;
         let is_device = found.as_ref().is_some_and(|metadata| !metadata.is_file());
@@ -100,7 +101,7 @@ impl OpenFile {
         Ok(Self { file, path, size, is_device, identity, is_new: false, is_writable: false })
     }
 
-    /// Number of bytes to read, or that fit; None if the file grows.
+    /// Number of bytes to read, or that fit; None if the file can grow.
     pub(super) fn limit(&self) -> Option<u64> {
         (self.is_device || !self.is_writable).then_some(self.size)
     }
@@ -117,7 +118,7 @@ impl OpenFile {
     }
 }
 
-/// End that is a file or block device.
+/// Source or destination that is a file or block device.
 #[derive(Debug)]
 pub(super) struct FileSide {
     limits: Limits,
@@ -126,7 +127,7 @@ pub(super) struct FileSide {
 }
 
 impl FileSide {
-    /// Starts threads for the requests. A destination has been [emptied](OpenFile::empty).
+    /// Starts threads for the requests. A destination must have been [emptied](OpenFile::empty).
     pub(super) fn new(open: OpenFile, Setup { sizes, results }: Setup) -> Result<Self, Error> {
         let limits = Limits {
             size: open.limit(),
@@ -205,7 +206,8 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Extents of a range from its start. All is data if the file system does not support holes.
+    /// Extents of a range from its start. The whole range is data if the file system does not
+    /// support holes.
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let (end, mut at, mut extents) = (offset + len, offset, Vec::new());
         while at < end && extents.len() < EXTENTS_MAX {
@@ -219,7 +221,7 @@ impl OpenFile {
             if data < end {
                 let hole = blkdev::next_hole(&self.file, data).ok().flatten().unwrap_or(end);
                 let hole = hole.min(end);
-                // A file that changes meanwhile may have another answer.
+                // The answer may differ if the file changes in the meantime.
                 let hole = if hole > data { hole } else { end };
                 extents.push(Extent { len: hole - data, hole: false });
                 at = hole;
@@ -245,7 +247,7 @@ impl OpenFile {
     }
 }
 
-/// Names the reason why a file has fewer bytes than at the start.
+/// Explains why a file has fewer bytes than at the start.
 fn shorter(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => {

@@ -3,7 +3,7 @@
 //! Each end is a [`Side`](side::Side) that runs requests concurrently: an embedded volume
 //! (`volume`), a file or block device (`file`), or a stream (`stream`). A `planner` divides the
 //! work into pieces along the extents of both ends, and a `run` keeps a bounded number of pieces in
-//! flight. `open` opens the ends, and `work` is the sequence of a command: checks, pieces, flush,
+//! flight. `open` opens the ends, and `work` runs the steps of a command: checks, pieces, flush,
 //! verification.
 
 mod failure;

@@ -1,4 +1,5 @@
-//! Opening of the ends: volumes by URI, files and block devices by path, and `-`.
+//! Opens the ends of a copy or comparison: volumes by URI, files and block devices by path, and
+//! `-`.
 
 use std::io;
 use std::path::PathBuf;
@@ -106,7 +107,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Fails if the destination is the source, or smaller.
+    /// Fails if the destination is the source, or is too small.
     fn check(&self) -> Result<(), Error> {
         let Self { source, text, identity, size } = self;
         let what = format!("cannot copy {} to {text}", source.end.name);

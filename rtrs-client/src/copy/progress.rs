@@ -10,7 +10,7 @@ const QUIET_WAIT: Duration = Duration::from_secs(60);
 pub(crate) struct Position {
     /// Participle: copied, compared, verified.
     pub(crate) verb: &'static str,
-    /// Bytes that are done.
+    /// Bytes processed so far.
     pub(crate) done: u64,
     /// Total number of bytes, if known.
     pub(crate) total: Option<u64>,
@@ -43,7 +43,7 @@ impl Progress {
         Self { show: Some(Box::new(show)), interval, ..Self::silent() }
     }
 
-    /// Begins to measure.
+    /// Starts measuring time.
     pub(super) fn begin(&mut self) {
         self.begin = Instant::now();
         self.next = self.begin + self.interval;

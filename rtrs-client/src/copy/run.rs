@@ -160,7 +160,7 @@ pub(super) struct Outcome {
 /// Piece in progress.
 struct Work {
     piece: Piece,
-    /// Bytes of the source's part; fewer than the piece has at the end of a stream.
+    /// Bytes of the source's part; at the end of a stream, fewer than the piece has.
     len: u64,
     /// Data of the source during a read of the destination.
     data: Option<OwnedBytes>,

@@ -37,7 +37,7 @@ impl Which {
 /// Size and capabilities of an end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Bytes that the end has, or that fit; None for a stream or a file that grows.
+    /// Number of bytes that the end has, or that fit; None for a stream or a file that grows.
     pub(super) size: Option<u64>,
     /// Block size; offsets are multiples of it.
     pub(super) block: u32,
@@ -58,7 +58,7 @@ pub(super) enum Op {
     Write,
     /// Makes a range read as zeroes.
     Zero,
-    /// Lists extents from the offset on, at least one.
+    /// Lists extents that begin at the offset, at least one.
     Extents,
     /// Ends the writes: `len` is the number of bytes of the result.
     Finish {
@@ -83,7 +83,7 @@ impl Op {
 /// Request to an end.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// Number of the request, unique among those in flight at the end.
+    /// Number of the request, unique among the end's requests in flight.
     pub(super) slot: usize,
     pub(super) op: Op,
     pub(super) offset: u64,
@@ -95,7 +95,7 @@ pub(super) struct Request {
 /// Result of a successful request.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// Bytes that a read has found: fewer than requested at the end of a stream.
+    /// Number of bytes that a read returned: fewer than requested at the end of a stream.
     pub(super) len: u64,
     pub(super) extents: Vec<Extent>,
 }
@@ -115,7 +115,7 @@ pub(super) struct Done {
 #[derive(Debug)]
 pub(super) enum Wake {
     Done(Done),
-    /// A signal requests the end.
+    /// A signal requests the end of the copy.
     Signal,
 }
 

@@ -70,7 +70,7 @@ fn setups(sizes: Sizes) -> ([Setup; 2], mpsc::Sender<Wake>, mpsc::Receiver<Wake>
 fn end_on_signals(wakes: mpsc::Sender<Wake>) -> Result<Forwarding, Error> {
     forward_signals(move |signal| {
         if signal != Signal::Dump {
-            // After the end of the run there is no receiver.
+            // Once the run has ended, there is no receiver.
             drop(wakes.send(Wake::Signal));
         }
     })

@@ -1,9 +1,10 @@
 //! Volumes of an attached session, each from attach to detach, and the end of the session.
 //!
-//! A volume first opens, then waits for the paths that it requires, then its front end serves it:
-//! NBD clients may connect, or the kernel gets its device. A detach proceeds in reverse order, each
-//! step with a time limit, while the other volumes continue; the last one ends the session. This
-//! runs on the process's main thread, which the kernel treats as the owner of the devices.
+//! A volume first opens, then waits for the paths that it requires, and is then served by its front
+//! end: NBD clients may connect, or the kernel gets its device. A detach proceeds in reverse order,
+//! each step with a time limit, while the other volumes keep running; detaching the last volume
+//! ends the session. This code runs on the process's main thread, which the kernel treats as the
+//! owner of the devices.
 
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -28,13 +29,13 @@ use crate::engine::{Change, DeviceIndex, Reported};
 use crate::error::{Error, ErrorKind, system};
 use crate::plan::{AttachPlan, Front};
 
-/// Time for requests in flight when a signal ends the session.
+/// Time allowed for requests in flight when a signal ends the session.
 const SIGNAL_GRACE: Duration = Duration::from_secs(10);
-/// Time limit of a detach step, on top of the time for requests in flight.
+/// Time limit of a detach step, in addition to the time allowed for requests in flight.
 const STEP_PATIENCE: Duration = Duration::from_secs(15);
 /// Time for the server to close a volume, including the wait for a path to it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// Wait when nothing is due.
+/// Maximum wait while nothing is due.
 const IDLE: Duration = Duration::from_secs(3600);
 
 pub(crate) struct AttachedSession {
@@ -48,13 +49,13 @@ pub(crate) struct AttachedSession {
     pub(crate) volumes: Vec<Volume>,
     /// Volumes that could not be attached, with the errors.
     pub(crate) failures: Vec<(String, Error)>,
-    /// Time by which the session must have ended, once it is ending.
+    /// Deadline for the end of the session, set when the session begins to end.
     over: Option<Instant>,
     /// Set when there is nothing left to wait for.
     done: bool,
     /// Reason for the end of the session.
     failed: Option<String>,
-    /// Number of IOs that had not ended at the session's time limit.
+    /// Number of IOs still unfinished when the session's time limit expired.
     abandoned: usize,
 }
 
@@ -82,7 +83,7 @@ impl AttachedSession {
         }
     }
 
-    /// Adds a volume: from now on `list` shows it and `detach` ends it.
+    /// Adds a volume, which `list` then shows and `detach` can end.
     ///
     /// # Errors
     /// Fails with the system's error if no thread can be started for its control socket.
@@ -119,7 +120,7 @@ impl AttachedSession {
         self.failed.is_some()
     }
 
-    /// Runs until each volume is attached, or has failed and freed its name, or the session is
+    /// Runs until each volume is attached or has failed and freed its name, or until the session is
     /// ending.
     pub(crate) fn open(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let waits = |volume: &Volume| volume.step != Step::Attached;
@@ -128,7 +129,7 @@ impl AttachedSession {
         }
     }
 
-    /// Runs until the session has ended, and frees its resources.
+    /// Runs until the session has ended, then frees its resources.
     ///
     /// # Errors
     /// Returns the reason for an end that was not requested.
@@ -185,7 +186,7 @@ impl AttachedSession {
         }
     }
 
-    /// Waits for the next event or time limit, but not beyond `until`, and handles it.
+    /// Handles the next event or expired time limit; waits no longer than `until`.
     pub(super) fn step(&mut self, inbox: &mpsc::Receiver<Wake>, until: Option<Instant>) {
         let due = self.over.or_else(|| self.volumes.iter().filter_map(Volume::due).min());
         let due = due.into_iter().chain(until).min();
@@ -244,7 +245,7 @@ impl AttachedSession {
                 }
                 self.failed = Some(format!("shard {shard} ended: {error}"));
                 self.done = true;
-                // The control shard, which would end the others, may be the failed one.
+                // The failed shard may be the control shard, which would end the others.
                 if !self.volumes.iter().any(|volume| volume.was_attached) {
                     self.shards.end();
                 }
@@ -419,7 +420,7 @@ impl AttachedSession {
         self.leave(at, Duration::ZERO);
     }
 
-    /// Records the reason why an opening volume is not attached. The caller does the rest.
+    /// Records the reason why an opening volume is not attached. The caller must end the volume.
     fn note_failure(&mut self, at: usize, why: &str) {
         let volume = &self.volumes[at];
         if matches!(volume.step, Step::Opening(_)) {
@@ -470,12 +471,12 @@ impl AttachedSession {
         match volume.step {
             Step::Opening(_) | Step::Attached => {
                 volume.step = Step::Disconnecting;
-                // Waits for the requests in flight too, as long as IO can be served.
+                // Waits for the requests in flight, too, while IO can still be served.
                 let (held, device) = (Arc::clone(&volume.held), volume.identity.index);
                 let wakes = self.wakes.clone();
                 let disconnect = move || {
                     let warning = device::disconnect(&held, within);
-                    // Once the session has ended there is no receiver.
+                    // No receiver is left once the session has ended.
                     drop(wakes.send(Wake::Disconnected(device, warning)));
                 };
                 let builder = std::thread::Builder::new().name("rtrs-detach".into());
@@ -532,7 +533,7 @@ impl AttachedSession {
         detaches.into_iter().for_each(|detach| detach.reply(&detached));
     }
 
-    /// Passes new sizes on to the kernel.
+    /// Passes new sizes to the kernel.
     fn resize(&mut self) {
         for volume in &mut self.volumes {
             let Some(size) = volume.step.take_size(&mut volume.resized) else { continue };
@@ -571,8 +572,8 @@ impl AttachedSession {
         }
     }
 
-    /// Ends the session, or shortens an end in progress. The devices end first, while their IO can
-    /// be served.
+    /// Ends the session, or shortens the time limit of an end in progress. The devices end first,
+    /// while their IO can still be served.
     pub(crate) fn stop(&mut self, within: Duration) {
         self.volumes.iter().for_each(Volume::show_end);
         self.manager.stopping();

@@ -95,7 +95,7 @@ pub(crate) fn tuning(plan: &SessionPlan) -> Tuning {
 pub(crate) fn random_uuid() -> io::Result<[u8; 16]> {
     let mut uuid = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
-    // Version 4, variant 1, as tools that print it expect.
+    // Version 4, variant 1, as tools that print the UUID expect.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)

@@ -38,14 +38,15 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 const RESIZE_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for the check whether a device is claimed.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
-/// Reason for the end of a session whose device the kernel does not use anymore.
+/// Reason for the end of a session whose device the kernel no longer uses.
 pub(crate) const KERNEL_GONE: &str = "the kernel has closed all connections of the device: another \
     program disconnected it, or its requests took longer than device-timeout";
 /// File of this program, even if it was replaced in the meantime.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Prepares the process so that a block device can depend on it. Must be called before there are
-/// threads, which inherit the state. Failures are logged with a remedy, and the session continues.
+/// Prepares the process so that a block device can depend on it. Must be called before any
+/// threads start, because they inherit the state. Failures are logged with a remedy, and the
+/// session continues.
 pub(crate) fn become_dependable() {
     if let Err(error) = lock_memory() {
         tracing::warn!(
@@ -75,7 +76,7 @@ pub(crate) fn become_dependable() {
 /// Device of a dead process that a quick takeover has reached, until it is connected.
 pub(crate) struct ReachedDevice(Reached);
 
-/// Starts a quick takeover, if there is one to do, before the session opens.
+/// Starts a quick takeover, if one is needed, before the session opens.
 ///
 /// # Errors
 /// Returns the obstacle and its remedy.
@@ -122,7 +123,7 @@ pub(crate) fn connect(
     Ok(device)
 }
 
-/// Lets udev create the links of the device, and waits for that.
+/// Lets udev create the links of the device, and waits for them.
 pub(crate) fn announce(device: &KernelDevice) {
     device.announce();
     if !settle(UDEV_PATIENCE) {
@@ -131,7 +132,7 @@ pub(crate) fn announce(device: &KernelDevice) {
 }
 
 /// Gives the kernel's device the new size of the session's device. All shards must know the size
-/// first, since the kernel may use it at once.
+/// first, since the kernel may use the new size immediately.
 pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shards: &ShardHandle) {
     let until = Instant::now() + RESIZE_PATIENCE;
     let knows = |report: &ClientShardReport| {
@@ -143,7 +144,7 @@ pub(crate) fn resize(device: &KernelDevice, index: DeviceIndex, size: u64, shard
         if reports.len() == shards.count() && reports.iter().all(knows) {
             break;
         }
-        // The control shard, which sent this size, may know a later one, and reports that too.
+        // The control shard, which sent this size, may know a later size, and reports that too.
         let control = reports.iter().find(|report| report.engine.shard == CoreIndex(0));
         let is_old = control.is_some_and(|control| !knows(control));
         if is_old || Instant::now() >= until {

@@ -1,4 +1,4 @@
-//! Events for the main thread of a session's process: session events, signals, requests of
+//! Events for the main thread of a session's process: session events, signals, requests from
 //! commands.
 
 use std::sync::{Arc, mpsc};
@@ -25,7 +25,7 @@ pub(crate) enum Wake {
     /// Recreate control sockets that were removed.
     Reload,
     Detach(Detach),
-    /// Attach another volume.
+    /// Attach an additional volume.
     Add(Add),
     /// The kernel has released a device, with a warning if there is one.
     Disconnected(DeviceIndex, Option<String>),
@@ -57,7 +57,7 @@ impl SavedFiles {
     }
 }
 
-/// Interval at which the saved files are marked as used. systemd-tmpfiles removes files of /tmp
+/// Interval at which the saved files are marked as used. systemd-tmpfiles removes files in /tmp
 /// after 10 days.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 

@@ -1,8 +1,8 @@
 //! Fabric registry: creates the fabrics of a session's shards, and the path targets of portals.
 //!
 //! A shard has one fabric for each scheme that its session's paths use, in the order in which the
-//! session began to use them, which is the same on all shards. A path that is added while the
-//! session runs may need another fabric.
+//! session began to use the schemes, which is the same on all shards. A path that is added to a
+//! running session may need a new fabric.
 
 use std::io;
 use std::rc::Rc;
@@ -68,7 +68,7 @@ impl FabricRegistry {
         Ok(registry)
     }
 
-    /// Timeout of a transport for unacknowledged data, which is fixed at the attach.
+    /// Transport timeout for unacknowledged data, which is fixed when the session is attached.
     pub(crate) fn transport_timeout(&self, scheme: Scheme) -> Duration {
         match scheme {
             Scheme::Tcp | Scheme::Tls => self.iwarp.user_timeout.unwrap_or_default(),
@@ -145,7 +145,7 @@ pub(crate) fn provider_of(schemes: &[Scheme], scheme: Scheme) -> Option<Provider
 }
 
 /// Target of a portal, with the addresses of its host or the reason why there are none. `provider`
-/// is that of its scheme on all shards of the session.
+/// is the index of the portal's scheme on all shards of the session.
 pub(crate) fn path_target(
     portal: &Portal,
     found: Resolved,
@@ -162,7 +162,7 @@ pub(crate) fn path_target(
     let invalidate_reads = match invalidate_reads {
         AutoSwitch::On => true,
         AutoSwitch::Off => false,
-        // A table entry over TCP; two work requests and a wait over RDMA.
+        // Costs a table entry over TCP, but two work requests and a wait over RDMA.
         AutoSwitch::Auto => scheme != Scheme::Rdma,
     };
     let local = portal.source();

@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for the end of the thread.
 const END_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Improvement of the network.
+/// Improvement in the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Change {
     Link(String),
@@ -260,7 +260,7 @@ impl Known {
         let index = link.header.index;
         if self.links_up.remove(&index) {
             let of_link = self.addresses.iter().filter(|(at, _)| *at == index);
-            // Addresses that another link has too still work.
+            // Addresses that another link also has still work.
             let is_elsewhere = |address: &IpAddr| {
                 self.links_up.iter().any(|other| self.addresses.contains(&(*other, *address)))
             };
@@ -281,7 +281,8 @@ impl Known {
                     NetlinkPayload::InnerMessage(inner) => self.judge_message(&inner),
                     _ => None,
                 },
-                // A kernel newer than this program may send messages that it does not understand.
+                // A kernel newer than this program may send messages that the program does not
+                // understand.
                 Err(_) => NEWS.contains(&kind).then_some(Change::Unclear),
             };
             news = news.or(change);
@@ -372,7 +373,7 @@ fn is_tentative(message: &AddressMessage) -> bool {
         })
 }
 
-/// Whether the route leads to other hosts, unlike those to the host's own addresses.
+/// Whether the route leads to other hosts, unlike routes to the host's own addresses.
 fn leads_away(route: &RouteMessage) -> bool {
     route.header.kind == RouteType::Unicast && !route.header.flags.contains(RouteFlags::Cloned)
 }

@@ -1,5 +1,5 @@
 //! Metrics of a session, for scrapes and for `rtrs-client metrics`, collected from the reports that
-//! `status` and `stats` use. This runs on the requesting thread.
+//! `status` and `stats` use. Metrics are collected on the requesting thread.
 
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
@@ -66,7 +66,7 @@ impl Scraped {
 }
 
 /// All samples of a volume in these reports. Samples of the session, its paths and its transports
-/// are counted once: for the first of its volumes, to which these reports belong.
+/// are counted only for the first of the session's volumes, which is the volume of these reports.
 pub(crate) fn samples(
     identity: &Identity,
     volumes: &[String],
@@ -127,7 +127,7 @@ fn add_ops(out: &mut Samples, [volume, export]: Labels<'_>, total: &DeviceStats)
     }
 }
 
-/// Adds the breakdown of times only for the session: five parts of each of many paths would be too
+/// Adds the breakdown of times for the session only: five parts for each of many paths would be too
 /// many samples.
 fn add_parts(out: &mut Samples, [volume, export]: Labels<'_>, reports: &[ClientShardReport]) {
     let mut total = Parts::default();

@@ -1,4 +1,4 @@
-//! The limit of open descriptors, raised at startup and compared with the needs of the session.
+//! Limit on open descriptors: raised at startup, and compared with what the session needs.
 //!
 //! A process without free descriptors accepts no NBD client and connects no path, so an attach
 //! fails if the limit is below the session's minimum.
@@ -8,8 +8,8 @@ use rtrs_core::rt::raise_open_files;
 use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
 
-/// Number of descriptors of the process: standard streams, log, lock, signals, control socket and a
-/// request to it, network changes.
+/// Number of descriptors of the process: standard streams, log, lock, signals, control socket, one
+/// request on that socket, network changes.
 const PROCESS: u64 = 14;
 /// Number of descriptors of a shard: ring, mailbox, timer.
 const SHARD: u64 = 3;
@@ -25,7 +25,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Minimum number of descriptors. A path over TCP has a connection for each shard and one more.
+    /// Minimum number of descriptors. A path over TCP has one connection per shard, plus one.
     fn least(self) -> u64 {
         let Self { shards, paths, volumes } = self;
         PROCESS + shards * SHARD + paths * (shards + 1) + volumes * VOLUME
@@ -45,7 +45,7 @@ fn shortage(sizes: Sizes, limit: u64) -> Option<String> {
     })
 }
 
-/// Raises the limit of open descriptors.
+/// Raises the limit on open descriptors.
 ///
 /// # Errors
 /// The limit is too low for the session.

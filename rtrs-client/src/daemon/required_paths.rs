@@ -1,4 +1,4 @@
-//! Wait of an attach for the paths that it requires, and for the first result of the others.
+//! Wait of an attach for its required paths, and for the first result of the others.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use crate::control_protocol::{PathInfo, Status};
 use crate::path::state::PathState;
 use crate::settings::RequirePaths;
 
-/// Minimum time for the required paths, from the open of the volume.
+/// Minimum time allowed for the required paths, counted from the opening of the volume.
 const REQUIRED_PATIENCE: Duration = Duration::from_secs(10);
-/// Time for the first result of each other path before the attach is reported.
+/// Time allowed for the first result of each other path before the attach is reported.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Returns which paths are missing and why, if fewer than required are connected.
@@ -36,7 +36,7 @@ fn is_settled(path: &PathInfo) -> bool {
 }
 
 impl AttachedSession {
-    /// Whether an open volume has the paths that it requires. Otherwise it waits for
+    /// Whether an open volume has the paths that it requires. If not, the volume waits for
     /// [`Event::PathsChanged`](super::notices::Event::PathsChanged).
     pub(super) fn has_required_paths(&mut self, at: usize, geometry: &Geometry) -> bool {
         let volume = &self.volumes[at];
@@ -59,7 +59,7 @@ impl AttachedSession {
         false
     }
 
-    /// Records that a volume does not wait for paths, and ends the watch if no other volume does.
+    /// Records that a volume does not wait for paths, and ends the watch if no other volume waits.
     pub(super) fn stop_waiting(&mut self, at: usize) {
         self.volumes[at].waits_for_paths = None;
         self.end_watch();
@@ -98,8 +98,8 @@ impl AttachedSession {
         true
     }
 
-    /// Runs until each path of the attached session is connected or has failed once, for a limited
-    /// time, so that the command can report those that do not work.
+    /// Runs until each path of the attached session is connected or has failed once, within a time
+    /// limit, so that the command can report paths that do not work.
     pub(super) fn settle_paths(&mut self, inbox: &mpsc::Receiver<Wake>) {
         let deadline = Instant::now() + SETTLE_PATIENCE;
         while !self.is_over() && Instant::now() < deadline {

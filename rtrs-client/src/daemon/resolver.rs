@@ -1,5 +1,5 @@
-//! Resolution of the hosts of unreached paths, on threads of its own: the system's resolver may
-//! block for a long time.
+//! Resolution of the hosts of unreached paths, on separate threads because the system's resolver
+//! may block for a long time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use rtrs_core::settings::{Host, Portal};
 use super::launch::ShardHandle;
 use crate::plan::resolve;
 
-/// Minimum time between two lookups of a path's host. Paths ask again while they are unreached, so
-/// requests that come earlier are dropped.
+/// Minimum time between two lookups of a path's host. Unreached paths keep asking, so requests that
+/// arrive earlier are dropped.
 const SPACING: Duration = Duration::from_secs(1);
 
-/// Resolver of a session; at most one lookup of each path is in progress.
+/// Resolver of a session; at most one lookup for each path is in progress.
 pub(super) struct Resolver {
     shards: ShardHandle,
     in_progress: Arc<Mutex<BTreeSet<String>>>,
@@ -27,9 +27,9 @@ impl Resolver {
         Self { shards, in_progress: Arc::default() }
     }
 
-    /// Looks up the host of this path if it is a name, and passes the result to the session.
+    /// Looks up the host of this path if the host is a name, and passes the result to the session.
     pub(super) fn resolve(&self, path: &str) {
-        // The name of a path is its portal.
+        // A path is named after its portal.
         let Ok(portal) = path.parse::<Portal>() else { return };
         let name = path.to_owned();
         if matches!(portal.host(), Host::Ip(_)) || !self.in_progress.lock().insert(name.clone()) {

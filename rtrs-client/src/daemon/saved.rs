@@ -1,15 +1,15 @@
 //! State that a session's process saves for a successor that takes over after its death. For each
-//! volume, this is the epoch of the server's cache in which it may have left unflushed writes, and
-//! the identity of the export; for volumes that share a session, also the session and each volume's
-//! own settings. For udev, it is the device of a volume.
+//! volume, this is the epoch of the server's cache in which the volume may have left unflushed
+//! writes, and the identity of the export; for volumes that share a session, also the session and
+//! the settings specific to each volume; for udev, the device of the volume.
 //!
 //! The files are next to the control socket and are always replaced as a whole. All volumes have
-//! the first two, written by the thread that forwards the session's events. Volumes with a kernel
-//! device have the others.
+//! the epoch and identity files, written by the thread that forwards the session's events. Volumes
+//! with a kernel device also have the other files.
 //!
-//! A process writes nothing before its volume is about to get users ([`Saved::begin`]): until then
-//! the attach may fail, and the files of an earlier process stay. The files are removed when the
-//! volume has ended and none of its users can miss a loss; see `volume.rs`.
+//! A process writes nothing before its volume is about to get users ([`Saved::begin`]): before
+//! that, the attach may still fail, and the files of an earlier process remain. The files are
+//! removed when the volume has ended and none of its users can miss a loss; see `volume.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,20 +31,20 @@ const VOLUME: &str = "volume";
 const DETACHED: &str = "detached";
 /// Log of a background session; see `session_log.rs`.
 const LOG: &str = "log";
-/// End of the text for an export in memory.
+/// Suffix of the text for an export in memory.
 const MEMORY: &str = " memory";
 
 /// Export that a process used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UsedExport {
     pub(crate) identity: Identity,
-    /// Whether its content is lost when its server's process ends.
+    /// Whether the export's content is lost when its server's process ends.
     pub(crate) memory: bool,
 }
 
 impl UsedExport {
-    /// Identity that a later attach must find. Memory of a restarted server has another ID, and
-    /// there is no content to protect.
+    /// Identity that a later attach must find. None for memory: a restarted server's memory has a
+    /// different ID, and there is no content to protect.
     pub(crate) fn lasting(self) -> Option<Identity> {
         let Self { identity: Identity { server, export }, memory } = self;
         let identity = Identity { server, export: export.filter(|_| !memory) };
@@ -83,14 +83,14 @@ pub(crate) struct SavedVolume {
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     files: OwnFiles,
-    /// Control socket; the files have its name with their own extensions.
+    /// Control socket; each file has the socket's name with a different extension.
     beside: PathBuf,
     state: Arc<Mutex<State>>,
     /// Failure of the last write of each file, if it failed.
     unwritten: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
-/// State of a volume's files during the life of its process.
+/// State of a volume's files while its process runs.
 #[derive(Debug)]
 enum State {
     /// The volume has no users yet: the values wait for [`Saved::begin`].
@@ -128,7 +128,7 @@ impl Saved {
         Ok(Self { files, beside, state, unwritten })
     }
 
-    /// Epoch saved by a dead process; 0, which means unknown, if it cannot be read.
+    /// Epoch saved by a process that died; 0, which means unknown, if it cannot be read.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.read(EPOCH).unwrap_or_else(|error| {
             tracing::warn!("cannot read {}: {error}", self.path(EPOCH).display());
@@ -206,8 +206,7 @@ impl Saved {
         }
     }
 
-    /// Restores the files of an earlier process, since the volume got no users, and saves nothing
-    /// from now on.
+    /// Restores the files of an earlier process because the volume got no users, and stops saving.
     pub(crate) fn put_back(&self) {
         let state = std::mem::replace(&mut *self.state.lock(), State::Over);
         let State::Writing { found } = state else { return };
@@ -228,7 +227,8 @@ impl Saved {
         self.write(IDENTITY, &export.to_string(), WITHOUT_IDENTITY);
     }
 
-    /// Saves the path of the device for udev; an empty one while the device is being connected.
+    /// Saves the path of the device for udev; an empty path means that the device is being
+    /// connected.
     pub(crate) fn save_device(&self, path: &str) {
         self.write(DEVICE, path, "the links that udev creates may be missing, or appear too early");
     }
@@ -252,7 +252,7 @@ impl Saved {
         }
     }
 
-    /// Marks the files as used, and the session's log, which a quiet session rarely writes.
+    /// Marks the files as used, and also the session's log, which a quiet session rarely writes.
     pub(crate) fn touch(&self) {
         for extension in ALL.into_iter().chain([LOG]) {
             if let Err(error) = self.files.touch(&self.name(extension)) {
@@ -283,21 +283,21 @@ impl Saved {
         self.unwritten.lock().insert(extension, why);
     }
 
-    /// Forgets a shared session, since the volume is the only one now.
+    /// Forgets a shared session, because the volume is now the only one.
     pub(crate) fn forget_volume(&self) {
         self.remove(VOLUME);
     }
 
-    /// Removes everything, and saves nothing from now on.
+    /// Removes all files and stops saving.
     pub(crate) fn forget(&self) {
         let mut state = self.state.lock();
         *state = State::Over;
         ALL.iter().for_each(|extension| _ = self.remove(extension));
     }
 
-    /// Removes everything but the epoch and the export to which it belongs, after a detach: users
-    /// may still connect to the next process, which may use another export. Returns false if there
-    /// was nothing to remove.
+    /// Removes everything except the epoch and the export to which it belongs, after a detach:
+    /// users may still connect to the next process, which may use a different export. Returns false
+    /// if there was nothing to remove.
     pub(crate) fn forget_but_epoch(&self) -> bool {
         let mut state = self.state.lock();
         *state = State::Over;
@@ -312,7 +312,7 @@ impl Saved {
                 }
                 found |= self.remove(IDENTITY);
             }
-            // The epoch then counts for every export.
+            // Without the identity, the epoch applies to every export.
             Err(_) => found |= self.remove(IDENTITY),
         }
         found
@@ -329,8 +329,8 @@ impl Saved {
     }
 }
 
-/// Returns the volumes of the session with this name that a dead process left behind. Unreadable
-/// ones are logged and omitted, and volumes that are attached again are omitted.
+/// Returns the volumes of the session with this name that a dead process left behind. Omits
+/// unreadable volumes, which are logged, and volumes that are attached again.
 pub(crate) fn left_of(run_dir: &RunDir, session: &str) -> Vec<SavedVolume> {
     let in_use = |volume: &SavedVolume| {
         let state = socket_state(&run_dir.control_socket(&volume.name));
@@ -349,7 +349,7 @@ pub(crate) fn session_left(run_dir: &RunDir, names: &[String]) -> Option<String>
     found.next().map(|volume| volume.session.clone())
 }
 
-/// Forgets what is left of the session with this name, which restarts without a takeover.
+/// Forgets what is left of the session with this name, which is restarting without a takeover.
 pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
     for volume in left_of(run_dir, session) {
         match Saved::new(run_dir, &volume.name) {
@@ -362,11 +362,12 @@ pub(crate) fn forget_left(run_dir: &RunDir, session: &str) {
 /// Extensions of the files that remain only if a process did not end with a detach.
 const OF_ATTACHED: [&str; 3] = [IDENTITY, DEVICE, VOLUME];
 
-/// Returns the volumes that a process left behind without their control socket: each name, and the
-/// path of the socket. A failed attach, for example, removes the socket of the process before it.
+/// Returns the volumes that a process left behind without their control socket: each volume's name,
+/// and the path of the socket. For example, a failed attach removes the socket of the previous
+/// process.
 ///
 /// # Errors
-/// Fails on a directory that cannot be read.
+/// Fails if a directory cannot be read.
 pub(crate) fn left_without_socket(run_dir: &RunDir) -> Result<Vec<(String, PathBuf)>, PlaceError> {
     let mut all = Vec::new();
     for extension in OF_ATTACHED {
@@ -382,7 +383,8 @@ pub(crate) fn left_without_socket(run_dir: &RunDir) -> Result<Vec<(String, PathB
 pub(crate) fn is_left_without(socket: &Path) -> bool {
     let exists = |path: &Path| path.symlink_metadata().is_ok();
     let has_file = || OF_ATTACHED.iter().any(|one| exists(&socket.with_extension(one)));
-    // A process has the socket before it writes a file, and removes the files before the socket.
+    // A process creates the socket before it writes a file, and removes the files before the
+    // socket.
     !exists(socket) && has_file() && !exists(socket)
 }
 

@@ -3,11 +3,11 @@
 
 use rtrs_core::time::{Duration, Instant};
 
-/// Time after a shutdown's deadline that paths wait for the shards to count unfinished IO. A shard
-/// counts when it wakes at that deadline, so only a stuck one takes longer.
+/// Time that paths wait, after a shutdown's deadline, for the shards to count unfinished IO. A
+/// shard counts when it wakes at the deadline, so only a stuck shard takes longer.
 const COUNT_PATIENCE: Duration = Duration::from_secs(1);
 /// Time limit for the end of the paths after a shutdown's deadline. Paths have their own limits;
-/// this one is for a provider that exceeds them.
+/// this limit is for a provider that exceeds them.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Shutdown in progress.
@@ -15,7 +15,7 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 struct Progress {
     /// Deadline for requests in flight.
     deadline: Instant,
-    /// Number of shards whose front ends still run.
+    /// Number of shards whose front ends are still running.
     running: usize,
     /// The paths are ending.
     ends_paths: bool,
@@ -45,7 +45,7 @@ impl Shutdown {
     }
 
     /// Whether the paths have to end. Their end fails requests in flight on every shard, so each
-    /// shard counts its own first.
+    /// shard counts its requests first.
     pub(crate) fn ends_paths(&mut self, now: Instant) -> bool {
         let Some(progress) = &mut self.0 else { return false };
         progress.ends_paths |= progress.running == 0 || now >= progress.deadline + COUNT_PATIENCE;
@@ -53,7 +53,7 @@ impl Shutdown {
     }
 
     /// Finishes the shutdown if the paths have ended, or take too long. Returns whether front ends
-    /// still run then; None if the shutdown is not over.
+    /// are still running at that point; None if the shutdown is not over.
     pub(crate) fn finish(&mut self, now: Instant, paths_ended: bool) -> Option<bool> {
         let Progress { deadline, running, .. } = self.0?;
         if !(paths_ended && running == 0) && now < deadline + END_PATIENCE {

@@ -1,4 +1,4 @@
-//! Volume in the process of its session: its resources on the host, from attach to detach.
+//! A volume in its session's process: its resources on the host, from attach to detach.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,21 +22,21 @@ use crate::settings::RequirePaths;
 /// Progress of a volume between attach and detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The device is being opened, until this time at the latest.
+    /// The device is being opened; this is the deadline.
     Opening(Instant),
     /// The volume is served.
     Attached,
     /// The kernel is releasing the device.
     Disconnecting,
-    /// The front ends are finishing requests in flight, until this time at the latest.
+    /// The front ends are finishing requests in flight; this is the deadline.
     Stopping(Instant),
-    /// The session is closing the volume, until this time at the latest.
+    /// The session is closing the volume; this is the deadline.
     Closing(Instant),
 }
 
 impl Step {
-    /// Takes the size that the kernel has to learn. During the attach, the size waits until there
-    /// is a device; a volume that is ending needs none.
+    /// Takes the size that must be passed to the kernel. During the attach, the size waits until
+    /// there is a device; a volume that is ending needs none.
     pub(crate) fn take_size(self, resized: &mut Option<u64>) -> Option<u64> {
         match self {
             Self::Opening(_) => None,
@@ -61,7 +61,7 @@ pub(crate) struct Prepared {
     reached: Option<ReachedDevice>,
 }
 
-/// Volume of the session.
+/// A volume of the session.
 pub(crate) struct Volume {
     pub(crate) identity: Identity,
     pub(crate) front: Front,
@@ -76,34 +76,34 @@ pub(crate) struct Volume {
     pub(crate) patience: Duration,
     /// Number of connected paths that the attach needs.
     pub(crate) require_paths: RequirePaths,
-    /// Geometry of a volume that is open and waits for paths.
+    /// Geometry of an open volume that is waiting for paths.
     pub(crate) waits_for_paths: Option<Geometry>,
-    /// Time limit for requests in flight during a detach.
+    /// Deadline for requests in flight during a detach.
     pub(crate) detached_by: Option<Instant>,
-    /// Commands that wait for the detach.
+    /// Commands that are waiting for the detach.
     pub(crate) detaches: Vec<Detach>,
-    /// Command that waits for the attach.
+    /// Command that is waiting for the attach.
     pub(crate) add: Option<Add>,
-    /// Reason why that command's volume is not attached, which it receives once the name is free.
+    /// Reason why the volume of the `add` command is not attached, sent once the name is free.
     pub(crate) refused: Option<String>,
     /// Whether the volume was ever attached.
     pub(crate) was_attached: bool,
-    /// State in which its front ends left their users.
+    /// State in which the volume's front ends left their users.
     pub(crate) left: Option<LeftToUsers>,
     /// Whether the saved state records that the volume shares a session.
     pub(crate) is_session_saved: bool,
     /// Number of shards whose connection the kernel has closed.
     pub(crate) kernel_gone: usize,
-    /// Size that the kernel does not know yet.
+    /// Size that has yet to be passed to the kernel.
     pub(crate) resized: Option<u64>,
     /// Warning about the end of the device.
     pub(crate) warning: Option<String>,
-    /// Number of IOs that had not ended at their time limit.
+    /// Number of IOs still unfinished when their time limit expired.
     pub(crate) abandoned: usize,
 }
 
 impl Volume {
-    /// Creates the volume of a plan, which has the time `patience` to open.
+    /// Creates the volume of a plan, which must open within `patience`.
     pub(crate) fn new(
         plan: &AttachPlan,
         prepared: Prepared,
@@ -142,12 +142,12 @@ impl Volume {
         matches!(self.step, Step::Opening(_) | Step::Attached)
     }
 
-    /// Lets listings show that the volume is being detached.
+    /// Makes listings show that the volume is being detached.
     pub(crate) fn show_end(&self) {
         self.identity.ending.store(true, Ordering::Relaxed);
     }
 
-    /// Time at which something about the volume is due.
+    /// Time at which the volume's next time limit expires.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.step {
             Step::Opening(at) | Step::Stopping(at) | Step::Closing(at) => Some(at),
@@ -157,14 +157,14 @@ impl Volume {
 
     /// Removes the state saved for the next process, if the end of the volume leaves no user that
     /// could miss a loss. A volume that was never attached has written nothing, and the files of a
-    /// dead process stay. Users of a device end with the device, unless it could not be taken from
-    /// them. NBD clients may connect to the next process.
+    /// dead process remain. Users of a device end with the device, unless it could not be taken
+    /// from them. NBD clients may connect to the next process.
     pub(crate) fn forget(&self) {
         let Some(saved) = self.saved.as_ref().filter(|_| self.was_attached) else { return };
         let detached = !self.detaches.is_empty();
         let is_over = match self.front {
             Front::Device(_) => self.warning.is_none(),
-            // Unknown after the failure of a shard.
+            // Unknown after a shard has failed.
             _ => self.left.is_some_and(|left| !left.needs_epoch(detached)),
         };
         if is_over {
@@ -175,8 +175,8 @@ impl Volume {
     }
 }
 
-/// Acquires a volume's resources on the host: its control socket, and its socket or address for
-/// NBD, which may be among the sockets that the service manager passed.
+/// Acquires a volume's resources on the host: its control socket, and its NBD socket or address,
+/// which may be among the sockets that the service manager passed.
 ///
 /// # Errors
 /// Fails if a socket or address is in use, or an identity contradicts that of a dead process.
@@ -187,7 +187,7 @@ pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prep
         let what = format!("cannot listen on the control socket {}", control_path.display());
         Error::with_source(ErrorKind::InUse, what, e)
     })?;
-    // This must come first, because the time in which requests are repeated begins with it.
+    // This must come first, because it starts the time during which requests are repeated.
     let reached = match &plan.front {
         Front::Device(options) => device::reach(options, name)?,
         _ => None,
@@ -207,13 +207,14 @@ pub(crate) fn prepare(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<Prep
 }
 
 /// Epoch in which a dead process may have left unflushed writes. NBD users of a socket or an
-/// address reconnect to the next process by themselves; users of a device only by a takeover.
+/// address reconnect to the next process automatically; users of a device only after a takeover.
 fn inherited(plan: &AttachPlan, saved: Option<&Saved>) -> Option<u64> {
     let is_device = matches!(plan.front, Front::Device(_));
     saved.filter(|_| !is_device || plan.takes_over())?.epoch()
 }
 
-/// Export to which the inherited epoch belongs, if known. A volume that was moved has another one.
+/// Export to which the inherited epoch belongs, if known. A volume that was moved has a different
+/// one.
 fn inherited_export(plan: &AttachPlan, saved: Option<&Saved>) -> Option<ExportId> {
     let saved = saved.filter(|_| !plan.takes_over() && !plan.accept_new_identity)?;
     let export = saved.export_of_epoch().unwrap_or_else(|error| {
@@ -225,7 +226,7 @@ fn inherited_export(plan: &AttachPlan, saved: Option<&Saved>) -> Option<ExportId
 }
 
 /// Identity that a volume must have, if it is known before the open. Users of a volume that was not
-/// detached expect its export, whether or not they notice that there is another process.
+/// detached expect its export, whether or not they notice that there is a new process.
 fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Error> {
     let given = plan.session.settings.identity;
     if plan.accept_new_identity {
@@ -247,8 +248,8 @@ fn pinned(plan: &AttachPlan, saved: Option<&Saved>) -> Result<Option<Pinned>, Er
     joined(left, given)
 }
 
-/// Combines the identity left by a process with that of the settings, if they do not contradict
-/// each other: a boot-specific export ID changes with the next boot, and either may contain less.
+/// Combines the identity left by a process with the configured identity, if they do not contradict
+/// each other: a boot-specific export ID changes at the next boot, and either may be less complete.
 fn joined(left: Option<Pinned>, given: Option<Pinned>) -> Result<Option<Pinned>, Error> {
     match (left, given) {
         (Some(left), Some(given)) if left.contradicts(&given) => {
@@ -334,13 +335,13 @@ mod tests {
             assert!(error.starts_with("cannot attach: the dead process used "), "{error}");
             assert_eq!(pin(&plan(front, Some(GIVEN), true)), Ok(None), "{front}");
         }
-        // Memory of a restarted server is a different export.
+        // A restarted server's memory is a different export.
         saved.save_export(UsedExport { identity: left, memory: true });
         let server = Pinned { export: None, ..left };
         assert_eq!(pin(&plan("socket: /s", None, false)), Ok(Some(server)));
         assert_eq!(pin(&plan("socket: /s", Some(GIVEN), false)), Ok(Some(given)));
         assert_eq!(pin(&device(None, false)), Ok(Some(left)), "a takeover continues");
-        // After a detach, its users expect nothing.
+        // After a detach, the volume's users expect nothing.
         saved.forget_but_epoch();
         assert_eq!(pin(&plan("socket: /s", None, false)), Ok(None));
 

@@ -1,4 +1,4 @@
-//! Requests of commands that wait for the process to complete them.
+//! Commands that wait for the process to complete their requests.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use rtrs_core::time::Duration;
 
 use crate::control_protocol::{Attached, Detached};
 
-/// Detach of a volume, and the command that waits for it.
+/// Detach of a volume, and the command waiting for it.
 #[derive(Debug)]
 pub(crate) struct Detach {
     /// Volume whose socket received the request.
@@ -18,13 +18,13 @@ pub(crate) struct Detach {
 }
 
 impl Detach {
-    /// Replies that the volume is detached. Its name must already be free.
+    /// Replies that the volume was detached. The volume's name must already be free.
     pub(crate) fn reply(self, detached: &Detached) {
         reply(&self.stream, Ok(detached));
     }
 }
 
-/// Volume to add, and the command that waits for its attach.
+/// Volume to add, and the command waiting for its attach.
 #[derive(Debug)]
 pub(crate) struct Add {
     pub(crate) name: String,

@@ -5,23 +5,23 @@
 //! longer has its data. A flush that then succeeded would tell a file system that the write is
 //! durable. So OPEN_RSP names the epoch of the server's cache (`cache_id`), each answer counts for
 //! the epoch in which its path was opened, and a change of epoch while such writes are outstanding
-//! is a loss. Each user of the device learns of the loss once, by a flush that fails, as with a
-//! disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the server is also a
-//! loss, and so is a failed write with FUA while other writes wait for a flush: the server's device
-//! has one cache, and reports a loss to only one request. A successful flush therefore waits for
-//! the syncs that overlap it (`io/syncs.rs`).
+//! is a loss. Each user of the device learns of the loss once, through a flush that fails, as with
+//! a disk that lost its write cache (`rtrs_core::losses`). A flush that fails on the server is also
+//! a loss, and so is a failed write with FUA while other writes wait for a flush: the server's
+//! device has one cache, and reports a loss to only one request. A successful flush therefore waits
+//! for the syncs that overlap it (`io/syncs.rs`).
 //!
 //! Shards count their own writes; the control shard (`control/cache_epoch.rs`) sees the epochs
 //! change. Neither waits for the other: a shard adds to its count before it reads the epoch, and
-//! the control shard changes the epoch before it adds up the counts, so one of the two sees the
-//! other.
+//! the control shard changes the epoch before it adds up the counts, so at least one of the two
+//! sees the other's change.
 //!
 //! A process that dies takes its counts with it, and its users may continue with the next process.
 //! So the process saves its epoch for the next one (`saved_epoch`), which starts in this epoch with
-//! one unflushed write. An epoch is saved once there is nothing to report of earlier ones. A flush
-//! that the dead process did not answer is resent, and looks like one that began after the flush
-//! that reported the loss. For as long as such a flush can arrive (`SessionConfig::resent_for`),
-//! every flush reports the losses.
+//! one unflushed write. An epoch is saved once no losses of earlier epochs remain to be reported. A
+//! flush that the dead process did not answer is resent, and looks like a flush that began after
+//! the one that reported the loss. While such a flush can still arrive
+//! (`SessionConfig::resent_for`), every flush reports the losses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,12 +33,12 @@ use rtrs_core::status::IoStatus;
 use rtrs_core::sync_order::SyncOrder;
 use rtrs_core::time::Instant;
 
-/// Count of one shard, on its own cache line.
+/// Count of a shard, on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Count(AtomicU64);
 
-/// Writes that a flush covers, and losses already reported at its submission.
+/// Writes that a flush covers, and losses already reported when it was submitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FlushMark {
     /// Number of writes acknowledged before the flush was sent.
@@ -47,8 +47,8 @@ pub(crate) struct FlushMark {
     reported: u64,
 }
 
-/// Acknowledged writes of a volume that users could still lose without notice if the next process
-/// did not know of them.
+/// Acknowledged writes of a volume whose loss users would not notice if the next process did not
+/// know about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outstanding {
     /// All acknowledged writes are flushed.
@@ -66,8 +66,8 @@ pub enum Outstanding {
 /// State of the server's cache, shared by all shards.
 #[derive(Debug)]
 pub(crate) struct CacheWatch {
-    /// Acknowledged writes that only a flush makes durable, by shard; for a medium that ends with
-    /// its server, all acknowledged writes. These counts only grow.
+    /// Acknowledged writes that only a flush makes durable, by shard; for a medium that is lost
+    /// with its server, all acknowledged writes. These counts only grow.
     acked: Box<[Count]>,
     /// Number of the writes in `acked` that a flush has covered.
     flushed: AtomicU64,
@@ -75,15 +75,16 @@ pub(crate) struct CacheWatch {
     since: AtomicU64,
     /// Current epoch of the server.
     epoch: AtomicU64,
-    /// Whether the content is lost at the end of its epoch, flushed or not.
+    /// Whether the content, flushed or not, is lost at the end of its epoch.
     volatile: AtomicBool,
     /// Order of the device's syncs.
     order: SyncOrder,
-    /// Number of syncs that ended without an answer, and may have consumed a report of a loss.
+    /// Number of syncs that ended without an answer and may have consumed the report of a loss.
     unanswered: AtomicU64,
     /// Number of outstanding syncs whose failure was reported because the disk is slow.
     given_up: AtomicU64,
-    /// Flushes submitted before this time may be resends of ones that an earlier process accepted.
+    /// Flushes submitted before this time may be resends of flushes that an earlier process
+    /// accepted.
     resent_until: Option<Instant>,
     losses: Arc<Losses>,
 }
@@ -106,8 +107,8 @@ impl CacheWatch {
         }
     }
 
-    /// Assumes an unflushed write of an earlier process. Users may resend that process's unanswered
-    /// requests until this time.
+    /// Assumes that an earlier process left an unflushed write. Until this time, users may resend
+    /// requests that the earlier process did not answer.
     pub(super) fn inherit(&mut self, resent_until: Instant) {
         self.resent_until = Some(resent_until);
         if let Some(count) = self.acked.first() {
@@ -137,7 +138,7 @@ impl CacheWatch {
         }
     }
 
-    /// Whether the content is lost at the end of its epoch, flushed or not.
+    /// Whether the content, flushed or not, is lost at the end of its epoch.
     pub(super) fn is_volatile(&self) -> bool {
         self.volatile.load(Ordering::SeqCst)
     }
@@ -148,7 +149,7 @@ impl CacheWatch {
 
     /// Records the submission of a flush.
     pub(super) fn submitted(&self, mark: &mut FlushMark, now: Instant) {
-        // The flush may have begun before anything was reported.
+        // The flush may have begun before any loss was reported.
         mark.reported = if self.is_resending(now) { 0 } else { self.losses.common() };
     }
 
@@ -162,7 +163,7 @@ impl CacheWatch {
     }
 
     /// Records the success of a request on a path opened in this cache epoch, 0 if unknown. Returns
-    /// true for a write from an old epoch: it may be lost.
+    /// true for a write from an old epoch, which may be lost.
     pub(super) fn done(&self, shard: CoreIndex, io: &Io, mark: FlushMark, epoch: u64) -> bool {
         let current = || self.epoch.load(Ordering::SeqCst) == epoch;
         let is_current = || epoch == 0 || rtrs_core::mutated!(OldEpochAnswer) || current();
@@ -175,7 +176,7 @@ impl CacheWatch {
                     self.flushed.fetch_max(later.unwrap_or(mark.covers), Ordering::SeqCst);
                 }
             }
-            // A medium that ends with its server loses even these writes.
+            // A medium that is lost with its server loses even these writes.
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes
                 if io.flags.fua && !self.volatile.load(Ordering::Relaxed) => {}
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => {
@@ -192,8 +193,9 @@ impl CacheWatch {
     }
 
     /// Records a request that the server answered with an error. Whatever the status, the server's
-    /// device may have reported to it a loss of other requests' data. Not for statuses made by this
-    /// session for unanswered requests: the server reports a loss again if its answer was lost.
+    /// device may have used this request to report a loss of other requests' data. Not for statuses
+    /// that this session assigns to unanswered requests: the server reports a loss again if its
+    /// answer was lost.
     pub(super) fn failed(&self, io: &Io, answer: IoStatus) {
         let by_kind = rtrs_core::mutated!(FlushErrorByKind)
             && matches!(answer, IoStatus::Aborted | IoStatus::TimedOut | IoStatus::ReadOnly);
@@ -241,8 +243,8 @@ impl CacheWatch {
     }
 
     /// Records the success of an IO whose first part finished when there were `before` losses. A
-    /// later loss may have affected that part and be reported already, so flushes of the whole IO
-    /// report it again.
+    /// later loss may have affected that part and may already be reported, so flushes of the whole
+    /// IO report the loss again.
     pub(super) fn ended_in_parts(&self, io: &Io, before: u64) {
         let changes = matches!(io.op, IoOp::Write | IoOp::Discard | IoOp::WriteZeroes);
         let is_safe = io.flags.fua && !self.is_volatile();
@@ -259,7 +261,7 @@ impl CacheWatch {
         status
     }
 
-    /// Losses, for a front end that reports to the users itself.
+    /// Losses, for a front end that itself reports to the users.
     pub(super) fn losses(&self) -> Arc<Losses> {
         Arc::clone(&self.losses)
     }
@@ -283,8 +285,8 @@ impl CacheWatch {
         lost
     }
 
-    /// Records that the device shrank, perhaps while no path was connected: unflushed writes may
-    /// have been beyond its end. Returns the number of writes that may be lost.
+    /// Records that the device shrank, perhaps while no path was connected. Unflushed writes may
+    /// have been beyond its new end. Returns the number of writes that may be lost.
     pub(super) fn cut(&self) -> u64 {
         let lost = self.all_acked().saturating_sub(self.flushed.load(Ordering::SeqCst));
         if lost > 0 {
@@ -431,7 +433,7 @@ mod tests {
         assert_eq!(watch.observe(8, false), 0);
         write(&watch, 1, 7);
         assert!(end(&watch, flush, 7));
-        // That flush does not count: it was for another cache.
+        // That flush does not count, because it was for a different cache.
         write(&watch, 1, 8);
         let mark = begin(&watch);
         watch.done(CORE, &io(IoOp::Flush, false), mark, 7);

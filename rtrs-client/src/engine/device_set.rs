@@ -7,7 +7,7 @@ use super::session::VOLUMES_MAX;
 pub struct DeviceIndex(pub u16);
 
 impl DeviceIndex {
-    /// Device of the first volume that a session begins with.
+    /// Device of the first volume with which a session begins.
     pub const FIRST: Self = Self(0);
 
     pub(crate) fn index(self) -> usize {
@@ -52,7 +52,8 @@ impl DeviceSet {
         Self(self.0 & !other.0)
     }
 
-    /// First device after this one, cyclically, with this one last; the first of all after None.
+    /// First device after this one in cyclic order, with this one last; after None, the first of
+    /// all.
     pub(crate) fn next_after(self, device: Option<DeviceIndex>) -> Option<DeviceIndex> {
         if self.is_empty() {
             return None;

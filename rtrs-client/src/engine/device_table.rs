@@ -1,8 +1,8 @@
 //! Devices of a session on one shard.
 //!
 //! Each request names its device, and each device has its own geometry, cache epoch and
-//! completions. All devices share the rows for IOs. A freed number may later belong to another
-//! device; a token identifies the users of the earlier one.
+//! completions. All devices share the rows for IOs. A freed number may later be given to a
+//! different device; a token identifies the users of the earlier device.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -19,16 +19,16 @@ use super::device_set::{DeviceIndex, DeviceSet};
 /// Device ID that is never used, as IDs count up from 0.
 pub(crate) const NO_DEVICE: u32 = i32::MAX as u32;
 
-/// Maximum number of IOs on a shard; beyond that it reports that it is full.
+/// Maximum number of IOs on a shard, which reports that it is full beyond this limit.
 pub(crate) const IOS_MAX: usize = 1024;
 
 /// Size of a shard's buffer of zeroes, and the maximum length of an IO that writes them.
 pub(crate) const ZEROES_LEN: u32 = 1 << 20;
 
-/// Device as the server described it.
+/// Device as described by the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenDevice {
-    /// Number of the device at the server, on the path that opened it last.
+    /// Number of the device at the server, on the path that most recently opened the device.
     pub(crate) device_id: u32,
     pub(crate) geometry: Geometry,
     /// Whether the server itself writes zeroes; otherwise the session does.
@@ -55,14 +55,14 @@ impl OpenDevice {
     }
 }
 
-/// Token shared by the users of a device, which later devices of the same number do not have.
+/// Token shared by the users of a device, but not by later devices with the same number.
 pub(crate) type DeviceToken = Rc<()>;
 
 /// IO that has ended.
 #[derive(Debug)]
 struct Ended {
     completion: Completion,
-    /// For a flush, which may report a loss: its mark, and the number of losses at its end.
+    /// For a flush, which may report a loss: its mark, and the number of losses when it ended.
     flush: Option<(FlushMark, u64)>,
 }
 
@@ -78,10 +78,11 @@ pub(crate) struct Reaped {
 struct Device {
     info: Arc<OpenDevice>,
     standing: Standing,
-    /// Whether new IO fails at once, because there was no path for too long or will never be one.
+    /// Whether new IO fails immediately, because there was no path for too long or will never be
+    /// one.
     failing: bool,
     cache: Option<Arc<CacheWatch>>,
-    /// Whether the front end reports losses to each of its users itself.
+    /// Whether the front end itself reports losses to each of its users.
     reports_elsewhere: bool,
     /// Number of IOs taken and not yet reaped.
     inflight: usize,
@@ -116,7 +117,7 @@ enum Standing {
     Open,
     /// The user has closed the device.
     Closed,
-    /// The number of the device is free.
+    /// The device's number is free.
     Free,
 }
 
@@ -124,7 +125,7 @@ enum Standing {
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
     rows: Vec<Device>,
-    /// Devices that the server has open.
+    /// Devices that are open at the server.
     serving: DeviceSet,
     /// IOs taken and not yet reaped.
     shares: Shares,
@@ -171,8 +172,8 @@ impl DeviceTable {
         self.shares.remove();
     }
 
-    /// Drops completions of devices without a user, which nothing would reap. The user may end
-    /// before the shard learns that the device is closed.
+    /// Drops completions of devices without a user, which nothing would reap. A user may end before
+    /// the shard learns that its device is closed.
     pub(crate) fn drop_unclaimed(&mut self) {
         if self.completed == 0 {
             return;
@@ -243,7 +244,7 @@ impl DeviceTable {
         self.serving
     }
 
-    /// Sets whether new IO of the device fails at once.
+    /// Sets whether new IO of the device fails immediately.
     pub(crate) fn set_failing(&mut self, device: DeviceIndex, failing: bool) {
         self.row_mut(device).failing = failing;
     }
@@ -253,7 +254,7 @@ impl DeviceTable {
         self.rows.iter_mut().for_each(|row| row.failing = false);
     }
 
-    /// Whether new IO of the device fails at once.
+    /// Whether new IO of the device fails immediately.
     pub(crate) fn is_failing(&self, device: DeviceIndex) -> bool {
         self.row(device).failing
     }
@@ -285,7 +286,7 @@ impl DeviceTable {
         self.row(device).cache.as_deref()
     }
 
-    /// Leaves the reporting of losses to the caller from now on.
+    /// Makes the caller responsible for reporting losses from now on.
     pub(crate) fn take_losses(&mut self, device: DeviceIndex) -> Option<Arc<Losses>> {
         let row = self.row_mut(device);
         let losses = row.cache.as_ref()?.losses();
@@ -299,7 +300,7 @@ impl DeviceTable {
         self.shares.take(device.index());
     }
 
-    /// Ends an IO of the device. `mark` is that of a flush, which may report a loss.
+    /// Ends an IO of the device. `mark` is set for a flush, which may report a loss.
     pub(crate) fn ended(
         &mut self,
         device: DeviceIndex,

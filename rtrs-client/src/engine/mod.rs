@@ -137,7 +137,7 @@ impl ClientEngine {
         self.deliver(now, fabrics);
     }
 
-    /// Passes an event to the owner of its connection. Returns false if it has none.
+    /// Passes an event to the owner of its connection. Returns false if there is no owner.
     fn give(
         &mut self,
         now: Instant,
@@ -189,7 +189,7 @@ impl ClientEngine {
         }
     }
 
-    /// Runs a function of the control shard and handles its messages. Returns None on other shards.
+    /// Runs a function on the control shard and handles its messages. Returns None on other shards.
     fn control<T>(
         &mut self,
         now: Instant,

@@ -32,14 +32,14 @@ pub(crate) enum PathEnd {
     /// The server refused the session after INFO_REQ, which carries the session's name.
     #[error("{}", describe_session_refusal(*.errno, .session))]
     SessionRefused { errno: u16, session: String },
-    /// A connection ended instead of INFO_RSP. Servers with the extensions answer a name that they
-    /// refuse; others only end the connection.
+    /// A connection ended before INFO_RSP arrived. Servers with the extensions send an answer when
+    /// they refuse a name; others only end the connection.
     #[error("{}", describe_info_end(.reason, .session, *.has_extensions))]
     InfoUnanswered { reason: CloseReason, session: String, has_extensions: bool },
-    /// One of the connections above connection 0 caused the end.
+    /// A connection other than connection 0 caused the end.
     #[error("connection {0}: {1}")]
     Connection(ConnIndex, Box<Self>),
-    /// Address that the path used, one of several.
+    /// The path ended while it was using this one of several addresses.
     #[error("{0}: {1}")]
     At(SocketAddr, Box<Self>),
     /// A connection cannot continue.
@@ -54,13 +54,13 @@ pub(crate) enum PathEnd {
     /// The server or the export is not the pinned one.
     #[error("{0}")]
     Mismatch(#[from] Mismatch),
-    /// The server returned another device number or cache epoch for an open volume.
+    /// The server returned a different device number or cache epoch for an open volume.
     #[error("the server returned another device for a repeated open")]
     AnotherDevice,
     /// The session or the volume has failed.
     #[error("{0}")]
     Session(#[from] SessionFailure),
-    /// None of several volumes can be used, each for its own reason.
+    /// No volume of several can be used, each for its own reason.
     #[error("{}", describe_volumes(.0))]
     Volumes(Vec<(String, Self)>),
     /// The server did not complete the handshake in time.
@@ -84,16 +84,16 @@ pub(crate) enum PathEnd {
     /// The requests of a leaving path did not finish in time.
     #[error("its requests did not finish within the time limit")]
     LeaveTimeout,
-    /// The server was silent for this long. With `confirmed`, it answered over another path.
+    /// The server was silent for this time. With `confirmed`, it answered over a different path.
     #[error(
         "silent for {ms} ms{}",
         if *.confirmed { " while another path was answered" } else { "" }
     )]
     Silent { ms: u128, confirmed: bool },
-    /// A link of this host failed; the text describes it.
+    /// A link on this host failed; the text describes the failure.
     #[error("{0}")]
     LinkDown(String),
-    /// The server's operator evicted the session, as reported over another path.
+    /// The server's operator evicted the session, as reported over a different path.
     #[error("the session was evicted")]
     Evicted,
     /// The server claims an eviction without proof.
@@ -148,7 +148,7 @@ impl From<FabricError> for PathEnd {
 fn describe_unconnected(reason: &CloseReason) -> String {
     match reason {
         CloseReason::TimedOut => "no answer within the connect timeout".to_owned(),
-        // No connection existed yet that could be lost.
+        // There was no connection yet that could have been lost.
         CloseReason::Lost(why) => match hint(why) {
             Some(hint) => format!("{why}; {hint}"),
             None => why.clone(),
@@ -172,10 +172,10 @@ fn describe_session_refusal(errno: u16, session: &str) -> String {
     format!("the server refused session {session:?}: {} ({hint})", errno_name(errno))
 }
 
-/// Describes the end of a connection instead of INFO_RSP, with a cause if it is known.
+/// Describes a connection that ended before INFO_RSP arrived, with the cause if it is known.
 fn describe_info_end(reason: &CloseReason, session: &str, has_extensions: bool) -> String {
     let hint = match reason {
-        // The server did not end it.
+        // The server did not end the connection.
         CloseReason::TimedOut => "",
         _ if has_extensions => "; the server's log says why",
         _ => {

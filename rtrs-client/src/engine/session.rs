@@ -63,7 +63,7 @@ pub struct PathTarget {
     pub remotes: Vec<SocketAddr>,
     /// Reason why the host has no address yet. Attempts fail with it.
     pub unresolved: Option<Unresolved>,
-    /// Name that the server's certificate must have; None for its address.
+    /// Name that the server's certificate must contain; None if it must contain the address.
     pub peer_name: Option<Arc<str>>,
     /// Transport of the path: the scheme of its portal.
     pub transport: &'static str,
@@ -79,8 +79,8 @@ pub struct PathTarget {
 }
 
 impl PathTarget {
-    /// Whether the path leads to no address that the other lacks, from the same address of this
-    /// host: together they survive no failure that one of them does not.
+    /// Whether the other path has the same local address and reaches every address that this path
+    /// does, so that this path adds no redundancy.
     pub(crate) fn duplicates(&self, other: &Self) -> bool {
         let origin = |path: &Self| (path.provider, path.local);
         origin(self) == origin(other)
@@ -147,8 +147,8 @@ pub struct VolumeConfig {
     pub access: AccessMode,
     /// Whether to open a read-only export read-only when write access is refused.
     pub read_only_fallback: bool,
-    /// Cache epoch of the server in which a process that died may have left unflushed writes, for a
-    /// session that takes over from it; 0 if unknown. These writes count as this session's own.
+    /// Server cache epoch in which a dead process may have left unflushed writes, for a session
+    /// that takes over from that process; 0 if unknown. These writes count as this session's own.
     pub inherited_epoch: Option<u64>,
     /// Export to which that epoch belongs, if known. For another export, no loss is reported.
     pub inherited_export: Option<ExportId>,
@@ -191,7 +191,7 @@ pub struct SessionConfig {
     /// Time limit for one request on one path. After that, a path that shows no sign of life is
     /// ended, and the request moves to another.
     pub io_timeout: Duration,
-    /// Treatment of requests that take longer on a path that is alive.
+    /// Treatment of requests that exceed `io_timeout` on a path that is alive.
     pub slow_io: SlowIo,
     /// Treatment of IO while no path is connected.
     pub no_path: NoPath,
@@ -263,7 +263,7 @@ impl Granted {
     }
 
     /// Permit of FENCE. It is separate, so that a fence never waits for an open in progress over
-    /// another path. With just one permit for each shard, fences share that of opens.
+    /// another path. With just one permit for each shard, fences and opens share a permit.
     pub(crate) fn fence_permit(&self, config: &SessionConfig) -> PermitId {
         PermitId(u16::from(self.fences && self.depth(config) > config.shards + 1))
     }
@@ -271,7 +271,7 @@ impl Granted {
 
 impl NoPath {
     /// Maximum time of a whole IO whose requests may take `io_timeout` each; None if it is
-    /// unlimited. The kernel gets slightly more (`request_seconds` in `plan/attach.rs`).
+    /// unlimited. The kernel is given slightly more (`request_seconds` in `plan/attach.rs`).
     pub(crate) fn io_age_max(self, io_timeout: Duration) -> Option<Duration> {
         match self {
             Self::Queue => None,
@@ -308,7 +308,7 @@ impl PathShared {
         self.last_received_ns.fetch_max(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Time of the last such receipt.
+    /// Time at which something other than a heartbeat was last received.
     pub(crate) fn last_received(&self) -> Instant {
         Instant::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! Front end for the kernel's `/dev/nbdX`: one socket per shard, whose other end the kernel has.
+//! Front end for the kernel's `/dev/nbdX`: one socket per shard, whose other end the kernel holds.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ use crate::plan::AttachPlan;
 /// Returns front ends that serve the plan's volume to the kernel.
 pub(super) fn prepare(plan: &AttachPlan) -> PreparedFrontEnds {
     let config = BridgeConfig {
-        // The kernel has one connection on each shard, and later perhaps a second one that
-        // replaces it.
+        // The kernel has one connection on each shard, and later perhaps a second connection that
+        // replaces the first.
         connections_max: 2,
         touched_bytes: BUSY_BYTES,
         ..config_of(plan)
@@ -46,15 +46,15 @@ struct Kernel {
     group: Arc<Group>,
     bridge: Option<Bridge>,
     end: KernelEnd,
-    /// Whether the driver has yet to learn that the kernel has closed its socket.
+    /// Whether the kernel has closed its socket but the driver has not been notified yet.
     gone: bool,
 }
 
-/// Socket of the kernel.
+/// State of the kernel's socket.
 enum KernelEnd {
     /// There is no socket, or it was closed.
     None,
-    /// The socket waits until the device is open on this shard.
+    /// The socket is waiting until the device is open on this shard.
     Waiting(OwnedFd, mpsc::Sender<()>),
     /// The bridge serves the socket.
     Served,

@@ -2,7 +2,7 @@
 //!
 //! Connection 0 is on the control shard. Its first receive is for INFO_RSP; all later ones have the
 //! same size. One request is in flight at a time, on one of the control shard's own permits: one is
-//! for opens and closes, another for fences.
+//! for opens and closes, the other for fences.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ const ANSWER_AT: usize = 1024;
 const RECEIVES_AT: usize = 2048;
 const INFO_RSP_AT: usize = 4096;
 const PAGE_AT: usize = INFO_RSP_AT;
-/// The server's proof, and then the client's with its message, reuse that space too.
+/// The server's proof, and then the client's with its message, reuse the space of INFO_RSP too.
 const PROOF_AT: usize = INFO_RSP_AT;
 const PROOF_ROOM: usize = ChallengeRsp::LEN_MAX + 64;
 
@@ -131,7 +131,7 @@ pub(crate) fn conn_response(private_data: &[u8]) -> Result<(Granted, Extensions)
 #[derive(Debug)]
 pub(crate) enum ServiceEvent {
     Nothing,
-    /// The server sent a heartbeat, which must be answered at once.
+    /// The server sent a heartbeat, which must be answered immediately.
     HeartbeatAsked,
     /// The server answered a heartbeat.
     HeartbeatAnswered,

@@ -41,7 +41,7 @@ pub(crate) struct Layout {
 }
 
 impl Request {
-    /// Encodes RNBD header and RTRS message. The server writes a read's data to `target`.
+    /// Encodes the RNBD header and the RTRS message. The server writes a read's data to `target`.
     pub(crate) fn encode(
         &self,
         target: Option<RemoteMem>,
@@ -125,9 +125,9 @@ pub(crate) const fn answer_len(timed: bool) -> usize {
 }
 
 impl Answer {
-    /// Decodes an immediate and the bytes that came with it: a key with times if that was agreed
-    /// on, else a key or nothing. Returns `None` if it is not an answer: unknown immediates are
-    /// ignored, as kernels do.
+    /// Decodes an immediate and the bytes that came with it: a key with times if times were
+    /// negotiated, otherwise a key or nothing. Returns `None` if it is not an answer: unknown
+    /// immediates are ignored, as kernels do.
     ///
     /// # Errors
     /// Returns the server's protocol violation.
@@ -192,9 +192,10 @@ impl WrId {
     }
 }
 
-/// Whether the server itself writes zeroes correctly. It must have announced a limit for it, since
-/// older servers treat the operation as a read, and must keep its length
-/// ([`rtrs_core::wire::Extensions`]). Otherwise the session writes zeroes (`engine/io/zeroes.rs`).
+/// Whether the server itself writes zeroes correctly. The server must have announced a limit for
+/// write zeroes, since older servers treat the operation as a read, and must keep the operation's
+/// length ([`rtrs_core::wire::Extensions`]). Otherwise the session writes zeroes
+/// (`engine/io/zeroes.rs`).
 pub(crate) fn writes_zeroes(rsp: &OpenRsp, keeps_lengths: bool) -> bool {
     keeps_lengths && rsp.max_write_zeroes_sectors >= u32::from(rsp.logical_block_size) / SECTOR_SIZE
 }

@@ -69,8 +69,8 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Returns Some if a server claims that its operator evicted the session, with the secret of the
-/// claim if there is one. Any host that answers at the address can make this claim.
+/// Returns Some if a server claims that its operator evicted the session, with the claim's secret
+/// if there is one. Any host that answers at the address can make this claim.
 pub(crate) fn eviction(failure: &ConnectFailure) -> Option<Option<EvictionSecret>> {
     let ConnectFailure::Rejected(data) = failure else { return None };
     let rsp = ConnRsp::decode(data.as_bytes()).ok()?;

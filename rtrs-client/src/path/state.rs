@@ -62,7 +62,7 @@ impl PathState {
         matches!(self, Self::Authenticating | Self::Opening | Self::Connected)
     }
 
-    /// Enters another state. Panics on a transition that is not in the table, which is a bug.
+    /// Enters a new state. Panics on a transition that is not in the table, which is a bug.
     #[track_caller]
     pub(crate) fn advance(&mut self, to: Self) {
         step(self, to);

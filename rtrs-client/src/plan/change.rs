@@ -60,11 +60,11 @@ impl AttachPlan {
         values
     }
 
-    /// Returns the plan with other values of some settings.
+    /// Returns the plan with some settings changed.
     ///
     /// # Errors
     /// Fails on a setting that does not exist or cannot change now, and on a value that is invalid
-    /// or does not fit another setting.
+    /// or conflicts with another setting.
     pub(crate) fn changed(&self, changes: &BTreeMap<String, String>) -> Result<Self, Error> {
         let SessionPlan { name, export_name, shards, access, mut settings, .. } =
             self.session.clone();

@@ -9,11 +9,12 @@ use rtrs_core::settings::{Host, Portal};
 
 use crate::engine::{Resolved, Unresolved};
 
-/// Time for the system's resolver at the start of a session. By default it tries a silent name
-/// server for five seconds before it turns to the next.
+/// Maximum time for the system's resolver at the start of a session. By default it tries a silent
+/// name server for five seconds before it turns to the next.
 const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Resolves the host of a path. Waits for the system's resolver if it is a name, without a limit.
+/// Resolves the host of a path. Waits for the system's resolver if the host is a name, without a
+/// limit.
 pub(crate) fn resolve(path: &Portal) -> Resolved {
     path.resolve().map_err(|error| match error.source() {
         Some(source) => Unresolved(format!("{error}: {source}")),
@@ -78,7 +79,7 @@ mod tests {
         let (end, ended) = mpsc::channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
         let stuck = move |_: &Portal| {
-            // Until the end of the test.
+            // Blocks until the end of the test.
             let _ = ended.lock().recv();
             Ok(Vec::new())
         };

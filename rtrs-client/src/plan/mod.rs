@@ -1,8 +1,8 @@
 //! Validated settings of the commands that have their own session, including all defaults.
 //!
 //! `new` validates the settings in combination. It does not inspect the system, apart from user,
-//! host name and environment. `check` then inspects what the plan needs (addresses, socket paths)
-//! before anything is connected or started. Every error names the setting and its value, and
+//! host name and environment. `check` then inspects the resources that the plan needs (addresses,
+//! socket paths) before any connection or start. Every error names the setting and its value, and
 //! suggests a correction.
 
 mod attach;

@@ -45,7 +45,7 @@ impl AttachSettings {
 }
 
 impl AttachPlan {
-    /// Notes which volumes are served at sockets that the service manager passed.
+    /// Notes which volumes are served on sockets that the service manager passed.
     ///
     /// # Errors
     /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) if such a volume sets the mode or the
@@ -73,7 +73,7 @@ impl AttachPlan {
         Ok(())
     }
 
-    /// Returns the sockets at which no volume is served.
+    /// Returns the sockets on which no volume is served.
     pub(crate) fn unused<'a>(
         &self,
         passed: &'a [PassedSocket],

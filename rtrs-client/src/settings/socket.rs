@@ -1,6 +1,6 @@
 //! Access to the unix socket of NBD: its mode and its owner.
 //!
-//! Owns [`SocketOwner`], and looks its names up in /etc/passwd and /etc/group.
+//! Defines [`SocketOwner`], and looks up its names in /etc/passwd and /etc/group.
 
 use std::fmt;
 use std::fs;
@@ -48,10 +48,10 @@ text_values! {
 }
 
 impl SocketOwner {
-    /// Returns the IDs of user and group.
+    /// Returns the IDs of the user and the group.
     ///
     /// # Errors
-    /// `NotFound` for a name that the system's files do not have.
+    /// `NotFound` for a name that is not in the system's files.
     pub(crate) fn numbers(&self) -> io::Result<(Option<u32>, Option<u32>)> {
         let number = |name: &Option<String>, file| match name {
             None => Ok(None),

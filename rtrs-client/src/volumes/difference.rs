@@ -33,10 +33,10 @@ choices! {
     }
 }
 
-/// Volume of the file.
+/// Volume in the file.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    /// Settings in the file; for a later volume of a session, those of the first.
+    /// Settings in the file; for a later volume of a session, the settings of the first.
     pub(crate) configured: Settings,
     /// Plan made from the settings.
     pub(crate) plan: AttachPlan,
@@ -81,7 +81,7 @@ pub(crate) struct Difference {
     pub(crate) running: Value,
     /// Value in the file; null for a path to be removed.
     pub(crate) wanted: Value,
-    /// Whether it can change while the session runs.
+    /// Whether the setting can change while the session is running.
     pub(crate) online: bool,
 }
 
@@ -130,7 +130,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Determines the action for a session of the file.
+/// Determines the action for a session in the file.
 pub(crate) fn task(wanted: &Wanted, found: &Found) -> Task {
     match found {
         Found::Absent => Task::of(Action::Attach, None),
@@ -174,13 +174,14 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
         let name = setting.name;
         let is = left.remove(&name).unwrap_or(Value::Null);
         let same = match name.as_str() {
-            // Paths are compared below; the others do not matter to a running session.
+            // Paths are compared below; the other settings do not matter to a running session.
             PATH | "foreground" | "require-paths" => true,
             "device" => is_same_device(&setting.value, &is, running.device.as_deref()),
             "identity" => wanted.plan.session.settings.identity.is_none_or(|identity| {
                 running.identity.is_some_and(|bound| is_met(identity, bound)) || setting.value == is
             }),
-            // By default it follows other settings, and the kernel keeps its initial value.
+            // By default the timeout follows other settings, and the kernel keeps its initial
+            // value.
             "device-timeout" if wanted.configured.attach.device_timeout.is_none() => {
                 setting.value.is_null() == is.is_null()
             }
@@ -194,7 +195,7 @@ fn settings_of(wanted: &Wanted, running: &Running) -> Vec<Difference> {
     differences
 }
 
-/// Whether a session that is bound to this identity has the wanted one.
+/// Whether the identity that a session is bound to is the wanted one.
 fn is_met(wanted: Identity, bound: Identity) -> bool {
     let is_known = |wanted: bool, bound: bool| bound || !wanted;
     is_known(wanted.server.is_some(), bound.server.is_some())

@@ -1,7 +1,8 @@
 //! File of `apply` and `save`: the sessions of a host, each with its settings and its volumes.
 //!
-//! The keys are those of the configuration file (`settings.rs`); this module knows only their
-//! places. Keys of a volume are below `volumes`, because a session may have several volumes.
+//! The keys are those of the configuration file (`settings.rs`); this module knows only where
+//! they may appear. Keys of a volume are below `volumes`, because a session may have several
+//! volumes.
 //! `difference.rs` compares the file with the running sessions.
 
 pub(crate) mod difference;
@@ -272,8 +273,8 @@ fn names_of(volume: &mut Mapping) -> Result<Option<VolumeName>, Wrong> {
     }))
 }
 
-/// Checks a session with this number of volumes: if there are several, settings of one volume must
-/// be below `volumes`.
+/// Checks a session with this number of volumes: if there are several, settings that apply to one
+/// volume must be below `volumes`.
 fn check_several(session: &Mapping, count: usize) -> Result<(), Wrong> {
     if count > VOLUMES_MAX {
         let what = format!("{count} volumes are too many; use at most {VOLUMES_MAX}");
@@ -317,7 +318,7 @@ fn check_foreground(map: &Mapping) -> Result<(), Wrong> {
     Err(Wrong::of_key(FOREGROUND, what))
 }
 
-/// Checks that no key of a volume is among those of a session. Unknown keys are found later.
+/// Checks that no key of a volume is among those of a session. Unknown keys are rejected later.
 fn check_session_keys(session: &Mapping) -> Result<(), Wrong> {
     check_foreground(session)?;
     let mut keys = session.keys().filter_map(text_of);
@@ -451,7 +452,7 @@ pub(crate) fn session_of_volumes(plans: &[AttachPlan]) -> (Mapping, Vec<&str>) {
     (session, differ)
 }
 
-/// Whether the volume's own settings recreate its plan in the session of another.
+/// Whether the volume's own settings recreate its plan in the session of the volume `first`.
 fn inherits(plan: &AttachPlan, first: &AttachPlan) -> bool {
     first.adding(&plan.session.name, &plan.own()).is_ok_and(|made| made == *plan)
 }

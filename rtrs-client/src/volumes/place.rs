@@ -1,10 +1,10 @@
-//! Places of the errors in a file: steps to the wrong entry, and its line in the text.
+//! Locations of errors in a file: the steps to the wrong entry, and its line in the text.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Step from an entry of the file to one inside it.
+/// Step from an entry in the file to one inside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Key(String),
@@ -32,31 +32,31 @@ impl From<&str> for Wrong {
 }
 
 impl Wrong {
-    /// Error of the entry with this key.
+    /// Error in the entry with this key.
     pub(super) fn of_key(key: &str, what: impl Into<String>) -> Self {
         Self { what: what.into(), at: vec![Step::Key(key.to_owned())] }
     }
 
-    /// Returns the error with its place seen from outside an item of the list with this key.
+    /// Returns the error with its location extended by the list item that contains it.
     pub(super) fn in_item(mut self, list: &str, item: usize) -> Self {
         let outer = vec![Step::Key(list.to_owned()), Step::Item(item)];
         self.at = [outer, self.at].concat();
         self
     }
 
-    /// Returns the error with the name of the part of the file that it belongs to.
+    /// Returns the error with the name of the part of the file to which it belongs.
     pub(super) fn in_part(mut self, part: &str) -> Self {
         self.what = format!("{part}: {}", self.what);
         self
     }
 
-    /// Line of the error in the text of the file.
+    /// Line of the error in the file's text.
     pub(super) fn line(&self, text: &str) -> usize {
         line_of(text, &self.at)
     }
 }
 
-/// Line of an entry, or of the nearest one around it that is not empty.
+/// Line of an entry, or of the nearest non-empty entry around it.
 pub(super) fn line_of(text: &str, steps: &[Step]) -> usize {
     let line = |count: usize| {
         let found = Locate(&steps[..count]).deserialize(serde_yaml::Deserializer::from_str(text));
@@ -65,7 +65,7 @@ pub(super) fn line_of(text: &str, steps: &[Step]) -> usize {
     (0..=steps.len()).rev().find_map(line).unwrap_or(1)
 }
 
-/// Reads as far as an entry, and fails there: only errors have a line.
+/// Deserializes up to an entry and fails there, because only errors have a line.
 struct Locate<'a>(&'a [Step]);
 
 impl<'de> DeserializeSeed<'de> for Locate<'_> {
@@ -110,7 +110,7 @@ impl<'de> Visitor<'de> for Locate<'_> {
     }
 }
 
-/// Fails at a key that is the last step, or at any key without further steps. Otherwise returns
+/// Fails at a key that is the last step, or at any key if no steps are left. Otherwise returns
 /// whether the key is the wanted one.
 struct LocateKey<'a> {
     wanted: Option<&'a Step>,

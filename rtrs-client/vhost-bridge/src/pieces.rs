@@ -1,8 +1,8 @@
-//! Memory of a request from a given byte on.
+//! Memory of a request, starting at a given byte.
 
 use rtrs_core::mem::MemSlice;
 
-/// Pieces of memory, without their first bytes.
+/// Pieces of memory without their first bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces<'a> {
     pub(crate) all: &'a [MemSlice],

@@ -1,4 +1,4 @@
-//! Requests of a driver, as the chain of descriptors describes them.
+//! Requests from a driver, as described by a chain of descriptors.
 
 use rtrs_core::block::{Geometry, IoFlags, IoOp};
 use rtrs_core::mem::MemSlice;
@@ -47,18 +47,18 @@ impl From<IoStatus> for Status {
     }
 }
 
-/// Work of a request.
+/// Work that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// IO of the device.
+    /// IO on the device.
     Io(Command),
-    /// Copying the device's name to the memory.
+    /// Copying the device's name to memory.
     Name,
-    /// None: the request is answered with this status.
+    /// No work: the request is answered with this status.
     Answer(Status),
 }
 
-/// IO of a device, of any length.
+/// IO on a device, of any length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Command {
     pub(crate) op: IoOp,
@@ -89,7 +89,7 @@ fn length(pieces: &[MemSlice]) -> u64 {
     pieces.iter().map(|piece| piece.len() as u64).sum()
 }
 
-/// Copies the first bytes of the memory, if it has that many.
+/// Copies the first bytes of the memory, if the memory has that many.
 fn copy_front<const N: usize>(pieces: &[MemSlice]) -> Option<[u8; N]> {
     let (mut bytes, mut filled) = ([0; N], 0);
     for piece in pieces {
@@ -100,7 +100,7 @@ fn copy_front<const N: usize>(pieces: &[MemSlice]) -> Option<[u8; N]> {
     (filled == N).then_some(bytes)
 }
 
-/// Removes this many bytes at the front.
+/// Removes this many bytes from the front.
 fn cut_front(pieces: &mut Vec<MemSlice>, count: usize) {
     let mut left = count;
     let whole = pieces
@@ -120,7 +120,7 @@ fn cut_front(pieces: &mut Vec<MemSlice>, count: usize) {
     }
 }
 
-/// Removes the last byte, and returns it.
+/// Removes and returns the last byte.
 fn cut_last(pieces: &mut Vec<MemSlice>) -> Option<MemSlice> {
     let last = pieces.pop()?;
     let end = last.len().checked_sub(1)?;
@@ -130,7 +130,7 @@ fn cut_last(pieces: &mut Vec<MemSlice>) -> Option<MemSlice> {
     last.slice(end, 1)
 }
 
-/// Number at an offset.
+/// Returns the number at an offset.
 fn word(bytes: &[u8; 16], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
@@ -138,10 +138,10 @@ fn word(bytes: &[u8; 16], at: usize) -> u32 {
 }
 
 /// Splits a chain into header, data and status. The chain keeps the memory of the data. All bytes
-/// that decide anything are copied once, because the guest may change them meanwhile.
+/// that affect a decision are copied once, because the guest may change them in the meantime.
 ///
 /// # Errors
-/// The fault of a request that cannot be answered.
+/// Returns the fault of a request that cannot be answered.
 pub(crate) fn parse(chain: &mut Chain, geometry: &Geometry) -> Result<Parsed, Fault> {
     let short = Fault::Header(length(&chain.readable));
     let header: [u8; HEADER_LEN] = copy_front(&chain.readable).ok_or(short)?;
@@ -160,7 +160,7 @@ pub(crate) fn parse(chain: &mut Chain, geometry: &Geometry) -> Result<Parsed, Fa
     Ok(Parsed { work, status })
 }
 
-/// Returns the work for a range of sectors, which fails if the device does not have the range.
+/// Returns the work for a range of sectors, or a failure if the device does not have the range.
 fn within(op: IoOp, sector: u64, len: u64, geometry: &Geometry) -> Work {
     let block = u64::from(geometry.logical_block);
     let offset = sector.checked_mul(SECTOR).filter(|at| at.is_multiple_of(block));
@@ -182,7 +182,7 @@ fn data(op: IoOp, sector: u64, len: u64, geometry: &Geometry) -> Work {
     within(op, sector, len, geometry)
 }
 
-/// Returns the work of a discard or write zeroes, which has one range.
+/// Returns the work for a discard or write zeroes, which has one range.
 fn range(op: IoOp, chain: &Chain, geometry: &Geometry) -> Work {
     let is_discard = op == IoOp::Discard;
     let (is_offered, max) = match is_discard {
@@ -214,7 +214,7 @@ fn range(op: IoOp, chain: &Chain, geometry: &Geometry) -> Work {
     }
 }
 
-/// Copies the device's name to the memory, padded with zeroes. Returns the number of bytes.
+/// Copies the device's name to memory, padded with zeroes. Returns the number of bytes.
 pub(crate) fn put_name(name: &str, pieces: &[MemSlice]) -> u32 {
     let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
     let count = name.len().min(id.len());
@@ -253,14 +253,14 @@ mod tests {
         [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
     }
 
-    /// Memory with these bytes, in pieces of this length.
+    /// Returns memory with these bytes, in pieces of this length.
     fn cut(memory: &Arc<Region>, bytes: &[u8], piece: usize) -> Vec<MemSlice> {
         memory.copy_in(0, bytes);
         let starts = (0..bytes.len()).step_by(piece);
         starts.map(|at| memory.slice(at, piece.min(bytes.len() - at)).unwrap()).collect()
     }
 
-    /// Work of a request with this memory to read, and this much to write.
+    /// Returns the work for a request with this readable memory and this many writable bytes.
     fn work(readable: &[u8], writable: usize, geometry: &Geometry) -> Result<Work, Fault> {
         let (memory, answer) = (Region::new(1 << 16).unwrap(), Region::new(1 << 16).unwrap());
         let mut works = [1, 3, 16, 17, 1 << 15].map(|piece| {

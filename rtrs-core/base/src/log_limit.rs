@@ -8,7 +8,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const INTERVAL_MAX: Duration = Duration::from_secs(600);
 /// Quiet time after which a kind of line starts over with the short interval.
 const PAUSE: Duration = Duration::from_secs(1200);
-/// Maximum number of kinds. Beyond that one is forgotten: the one that was quiet the longest among
+/// Maximum number of kinds. Beyond it, the kind that has been quiet longest is forgotten: among
 /// those without suppressed lines, if there are any, otherwise among all.
 const KINDS_MAX: usize = 64;
 
@@ -21,7 +21,7 @@ pub struct LogLimit {
 
 impl LogLimit {
     /// Decides whether a line passes. Returns None if it is suppressed; otherwise the number of
-    /// lines suppressed since the last one that passed.
+    /// lines suppressed since the last line that passed.
     pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.quiet_until.is_some_and(|until| now < until) {
             self.left_out += 1;
@@ -79,7 +79,7 @@ impl<K: Clone + PartialEq> LogLimits<K> {
 }
 
 impl<K> Kind<K> {
-    /// Returns when a line is due for the suppressed ones.
+    /// Returns when a line is due that reports the suppressed lines.
     fn closes(&self) -> Option<Instant> {
         (self.left_out > 0).then(|| self.passed + self.interval)
     }
@@ -87,7 +87,7 @@ impl<K> Kind<K> {
 
 impl<K: PartialEq> LogLimits<K> {
     /// Decides whether a line of this kind passes. Returns None if it is suppressed; otherwise the
-    /// number of lines of the kind suppressed since the last one that passed.
+    /// number of lines of the kind suppressed since the last line that passed.
     pub fn admit(&mut self, now: Instant, key: K) -> Option<u64> {
         let found = self.kinds.iter().position(|kind| kind.key == key);
         let fresh = Kind { key, interval: INTERVAL, passed: now, last: now, left_out: 0 };

@@ -1,11 +1,12 @@
 //! Safety rules that a test can disable in the real code, one at a time.
 //!
 //! A checker that has never seen a rule broken proves little. So each rule that prevents data loss
-//! has a *mutant*: a condition `rtrs_base::mutated!(Name)` in the line that enforces the rule. It
-//! is constantly false and costs nothing unless the feature `mutants` and debug assertions are
-//! enabled. `rtrs-sim --mutants` enables one after the other and shows that the simulator detects
-//! each (docs/explanation/simulator.md). The choice is per thread, so that concurrent tests do not
-//! affect each other. Builds of the `release` profile have no mutants, whatever features they have.
+//! has a *mutant*: a condition `rtrs_base::mutated!(Name)` in the line that enforces the rule. The
+//! condition is always false and costs nothing unless the feature `mutants` and debug assertions
+//! are enabled. `rtrs-sim --mutants` enables the mutants one after another and shows that the
+//! simulator detects each one (docs/explanation/simulator.md). The choice is per thread, so
+//! that concurrent tests do not affect each other. Builds with the `release` profile have no
+//! mutants, whatever their features.
 
 use std::fmt;
 use std::str::FromStr;
@@ -273,7 +274,8 @@ pub const fn is_chosen(_: Mutant) -> bool {
     false
 }
 
-/// Makes this thread run with a mutant, or with none. Returns false if this build has no mutants.
+/// Makes this thread run with this mutant, or with none. Returns false if this build has no
+/// mutants.
 #[cfg(feature = "mutants")]
 pub fn choose(mutant: Option<Mutant>) -> bool {
     #[cfg(debug_assertions)]

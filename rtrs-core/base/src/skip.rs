@@ -1,8 +1,8 @@
 //! Reports of tests that cannot run in this environment.
 //!
 //! [`skip`] writes a line `SKIP name: reason` to the real stderr, bypassing the test runner's
-//! capture, and to the file that `RTRS_SKIP_FILE` names, where `scripts/test.sh` counts it. Cargo
-//! counts a skipped test as passed. Used by tests only.
+//! capture, and to the file named by `RTRS_SKIP_FILE`, in which `scripts/test.sh` counts such
+//! lines. Cargo counts a skipped test as passed. Only tests use this module.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -23,7 +23,7 @@ pub enum FabricError {
     /// A local buffer is not registered, or not for this access.
     #[error("local memory is not registered for this access")]
     LocalMemory,
-    /// The provider does not support this.
+    /// The provider does not support this operation.
     #[error("not supported by this transport: {0}")]
     Unsupported(&'static str),
     /// All keys or windows are in use.
@@ -41,13 +41,13 @@ impl FabricError {
 /// Reason why a connection ended or failed to be established.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// This end closed it.
+    /// This end closed the connection.
     #[error("closed by us")]
     Local,
-    /// The peer closed it gracefully.
+    /// The peer closed the connection gracefully.
     #[error("closed by the peer")]
     Peer,
-    /// The transport lost it (reset, unreachable, end of stream inside a frame).
+    /// The transport lost the connection (reset, unreachable, end of stream inside a frame).
     #[error("connection lost: {0}")]
     Lost(String),
     /// One end does not accept the other's certificate or key, or only one end uses TLS.

@@ -15,8 +15,8 @@ pub struct ProofError {
 }
 
 impl ProofError {
-    /// Creates an error. `kind` cannot be influenced by the peer; `text` may contain data that it
-    /// sent.
+    /// Creates an error. `kind` cannot be influenced by the peer; `text` may contain data that the
+    /// peer sent.
     pub fn new(kind: &'static str, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }

@@ -1,8 +1,8 @@
 //! Detection of RDMA support (`rdma://`) on this host, and the provider if it is available.
 //!
-//! [`Rdma`] is the interface of the daemons, whether the feature `verbs` is built in or not.
-//! [`NoRdma`] reports what is missing, with a hint. Daemons call [`Rdma::open`] once when they
-//! start (or check their settings), then [`Rdma::fabric`] once per shard.
+//! [`Rdma`] is the daemons' interface, whether the feature `verbs` is built in or not. [`NoRdma`]
+//! reports what is missing, with a hint. Daemons call [`Rdma::open`] once when they start (or check
+//! their settings), then [`Rdma::fabric`] once per shard.
 
 pub(super) mod device;
 
@@ -28,7 +28,7 @@ pub struct RdmaOptions {
     /// Maximum number of connect requests from peers that wait for an answer; one more closes the
     /// oldest.
     pub half_open_max: u32,
-    /// Maximum number of outstanding RDMA reads of either end; pings use them, sessions do not.
+    /// Maximum number of outstanding RDMA reads from either end; pings use them, sessions do not.
     pub reads_max: u8,
     /// Time for which a device repeats an unacknowledged packet; None selects the provider's
     /// default.

@@ -28,7 +28,7 @@ pub enum WrOp {
     Send {
         /// Immediate to deliver with it (SEND_WITH_IMM).
         imm: Option<u32>,
-        /// Key of the peer to invalidate on delivery (SEND_WITH_INV). Not together with `imm`.
+        /// The peer's key to invalidate on delivery (SEND_WITH_INV). Cannot be combined with `imm`.
         invalidate: Option<Rkey>,
     },
     /// Place bytes in the peer's memory. Without an immediate the peer sees no event.
@@ -104,7 +104,7 @@ pub struct WorkRequest {
     pub op: WrOp,
     /// Local memory: source, or target of a read (one piece only).
     pub sges: SgeList,
-    /// Request a completion on success. Failures always complete.
+    /// Whether success produces a completion. Failures always do.
     pub signaled: bool,
 }
 
@@ -141,7 +141,7 @@ pub enum WcStatus {
     /// The peer refused the access (key, bounds, rights).
     #[error("remote access error")]
     RemoteAccess,
-    /// The peer refused the operation for another reason, or had no receive posted.
+    /// The peer refused the operation for a different reason, or had no receive posted.
     #[error("remote operation error")]
     RemoteOperation,
     /// The peer did not answer within the retry limit.

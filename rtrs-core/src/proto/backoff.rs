@@ -21,7 +21,7 @@ impl Backoff {
         Self { min, max, next: min, state: seed | 1 }
     }
 
-    /// Sets other bounds, beginning with the next wait.
+    /// Changes the bounds, starting with the next wait.
     pub fn set_bounds(&mut self, min: Duration, max: Duration) {
         let max = max.max(min);
         (self.min, self.max, self.next) = (min, max, self.next.clamp(min, max));

@@ -4,16 +4,16 @@
 //! `interval` without one, HB_MSG is sent once; it is not repeated, since the underlying connection
 //! is reliable. When another `interval * missed_max` passes in silence, the path is dead: this is
 //! between `interval * missed_max` and `interval * (missed_max + 1)` after the last sign of life,
-//! plus the time of one poll. A late poll indicates that this end was not running: the peer's
-//! answer may be unread, or the peer may be starved on the same machine. So that period does not
-//! count, at most eight times in a row. The time from HB_MSG to HB_ACK is the path's round trip
-//! time.
+//! plus the duration of one poll. A late poll indicates that this end was not running: the peer's
+//! answer may be unread, or the peer may be starved on the same machine. The period before a late
+//! poll therefore does not count, at most eight times in a row. The time from HB_MSG to HB_ACK is
+//! the path's round trip time.
 //!
 //! The first silence may be longer than `interval` while the path is idle. The probing end doubles
 //! it with each HB_MSG after which the path remained unused, up to `idle_max`, and announces it in
 //! the HB_MSG; the other end ([`Heartbeat::announced`]) waits for the next HB_MSG for that time
-//! plus `interval` before it sends a probe of its own. [`Heartbeat::begin_io`] ends this at once.
-//! Once HB_MSG has been sent, `interval` always applies.
+//! plus `interval` before it sends a probe of its own. [`Heartbeat::begin_io`] ends this
+//! immediately. Once HB_MSG has been sent, `interval` always applies.
 //!
 //! The kernel's rules are in rtrs.c hb_work (docs/PROTOCOL.md, heartbeat and failure detection).
 
@@ -105,7 +105,7 @@ impl Heartbeat {
     }
 
     /// Records that this end begins IO. Returns true if the path was idle: the caller must send
-    /// HB_MSG at once, because the peer does not expect the next one until later, and because a
+    /// HB_MSG immediately, because the peer does not expect the next one until later, and because a
     /// path that died meanwhile must be detected as early as one in use.
     pub fn begin_io(&mut self, now: Instant) -> bool {
         self.in_use();
@@ -172,7 +172,7 @@ impl Heartbeat {
         self.answered.is_some_and(|asked| asked >= since)
     }
 
-    /// Returns when the current silence was probed; None if there is none.
+    /// Returns when the current silence was first probed; None if it was not.
     pub fn doubted_since(&self) -> Option<Instant> {
         (self.missed > 0).then_some(self.doubted)
     }
@@ -354,7 +354,7 @@ mod tests {
         assert!(!beat.begin_io(at(251)), "once");
         assert_eq!(beat.doubted_since(), Some(at(250)));
         assert_eq!(run(&mut beat, at(1000)), [(550, HeartbeatAction::Dead)]);
-        // While the path is in use, nothing grows.
+        // While the path is in use, the interval does not grow.
         let mut beat = idle();
         beat.on_ack(at(101));
         for ms in (150..2000).step_by(50) {
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(beat.deadline(), at(2251));
         beat.announced(at(1200), 100 * MS);
         assert_eq!(run(&mut beat, at(1300)), [(1300, HeartbeatAction::Send)]);
-        // An end that cannot wait sends a probe at once.
+        // An end that cannot wait sends a probe immediately.
         let mut beat = Heartbeat::new(100 * MS, 3, at(0));
         beat.announced(at(50), 1000 * MS);
         assert!(beat.hurry(at(60)) && !beat.hurry(at(61)));

@@ -1,11 +1,11 @@
-//! Quota of half-open peers: if there are too many, the oldest one from the source with the most is
-//! closed.
+//! Quota of half-open peers: when there are too many, the oldest peer of the source with the most
+//! peers is closed.
 //!
 //! Peers are not authenticated, and before its first message only a peer's address is known. An
 //! address cannot be forged over TCP, since the handshake needs an answer. So the limit is shared
-//! by address: one source cannot displace others, and a source with a single half-open peer keeps
-//! it for as long as another source has two. Closing an old peer instead of refusing a new one
-//! favors honest peers: they send their request immediately, and the idle ones grow old.
+//! by address: one source cannot displace others, and a source with only one half-open peer keeps
+//! that peer for as long as another source has two. Closing an old peer instead of refusing a new
+//! one favors honest peers: they send their request immediately, and the idle ones grow old.
 //!
 //! Known sources (a session has paths from there) have a reserve of [`RESERVE`] peers that do not
 //! count. So unknown peers never displace a reconnect, however many addresses they have.
@@ -123,7 +123,7 @@ impl<K: Copy + Ord> Quota<K> {
         self.shares.get(&source).map_or(0, BTreeSet::len)
     }
 
-    /// Returns the peer to evict: the oldest from the source with the most.
+    /// Returns the peer to evict: the oldest peer of the source with the most peers.
     #[must_use]
     pub fn victim(&self) -> Option<K> {
         self.ranks.last().map(|(_, Reverse(peer), _)| *peer)
@@ -183,7 +183,7 @@ mod tests {
         for key in 1..4 {
             assert!(admit(&mut quota, 4, key, many).is_empty());
         }
-        // The oldest of all belongs to another source and stays.
+        // The oldest peer overall belongs to a different source and stays.
         assert_eq!(admit(&mut quota, 4, 4, many), [1]);
         assert_eq!(admit(&mut quota, 4, 5, two), [2]);
         assert_eq!(admit(&mut quota, 4, 6, two), [3], "of two with as many: the oldest");

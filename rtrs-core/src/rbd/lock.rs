@@ -18,8 +18,8 @@ impl Image {
     /// request. Blocks.
     ///
     /// # Errors
-    /// EROFS if another client holds the lock and keeps it, EINVAL for an image without the feature
-    /// exclusive-lock.
+    /// EROFS if another client holds the lock and does not release it, EINVAL for an image without
+    /// the feature exclusive-lock.
     pub fn lock(&self) -> io::Result<()> {
         let Open { library, image, .. } = *self.get();
         // SAFETY: the image is open.
@@ -48,8 +48,8 @@ impl Image {
         open.refuse(owner)?;
         // SAFETY: the cluster is connected.
         check(unsafe { (library.rados_wait_for_latest_osdmap)(cluster) })?;
-        // librbd would block the owner once more, which takes as long again. It reads the setting
-        // when an image is opened.
+        // librbd would block the owner once more, which takes the same time again. It reads the
+        // setting when an image is opened.
         let name = c_string(&self.name)?;
         let mut image = ptr::null_mut();
         open.set_refusing(false)?;
@@ -126,8 +126,8 @@ impl Open {
             .or_else(|_| self.set(c"rbd_blacklist_on_break_lock", value))
     }
 
-    /// Makes the OSDs refuse a client. librbd could do that, but monitors of Ceph 16 do not
-    /// understand its format of the duration.
+    /// Makes the OSDs refuse a client. librbd could do that, but Ceph 16 monitors do not understand
+    /// the format in which it passes the duration.
     fn refuse(&self, client: &str) -> io::Result<()> {
         // Addresses contain neither character.
         if client.contains(['"', '\\']) {

@@ -1,4 +1,4 @@
-//! Certificates for tests, in a directory like an operator's.
+//! Certificates for tests, in a directory laid out like an operator's.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,15 +22,15 @@ pub struct Wanted<'a> {
     pub common_name: &'a str,
     /// First and last year of validity.
     pub years: (i32, i32),
-    /// If set, the number of days until it expires instead.
+    /// If set, the number of days until the certificate expires, which overrides `years`.
     pub days: Option<u64>,
-    /// If set, the number of seconds until it expires instead.
+    /// If set, the number of seconds until the certificate expires, which overrides `years`.
     pub seconds: Option<u64>,
     /// Serial number, for a revocation list.
     pub serial: u64,
     /// Permitted purposes; if empty, there is no restriction.
     pub uses: &'a [ExtendedKeyUsagePurpose],
-    /// URIs among its names.
+    /// URIs among the certificate's names.
     pub uris: &'a [&'a str],
 }
 
@@ -109,7 +109,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// Creates a CA signed by this one that may sign only names within these subtrees.
+    /// Creates a CA signed by this one that may sign only names in these subtrees.
     ///
     /// # Panics
     /// Panics if no random numbers are available.
@@ -126,7 +126,7 @@ impl Authority {
         Self(CertifiedIssuer::signed_by(params, key, &self.0).expect("a CA"))
     }
 
-    /// Writes the certificate and key of an end, with the certificate of this CA in the chain.
+    /// Writes the certificate and key of an end, with this CA's certificate in the chain.
     ///
     /// # Panics
     /// Panics if the files cannot be written.
@@ -143,7 +143,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Writes this CA's certificate and key as those of a client, signed by no other CA.
+    /// Writes this CA's certificate and key as a client's, signed by no other CA.
     ///
     /// # Panics
     /// Panics if the files cannot be written.
@@ -185,7 +185,7 @@ impl Authority {
         write_secret(&dir.join(format!("{end}-key.pem")), &key.serialize_pem());
     }
 
-    /// Writes `ca-crl.pem`, which revokes these serial numbers.
+    /// Writes `ca-crl.pem`, which revokes the certificates with these serial numbers.
     ///
     /// # Panics
     /// Panics if the file cannot be written.
@@ -197,7 +197,7 @@ impl Authority {
     /// `until`.
     ///
     /// # Panics
-    /// Panics if it cannot be signed.
+    /// Panics if the list cannot be signed.
     pub fn list(&self, serials: &[u64], number: u64, until: i32) -> String {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),

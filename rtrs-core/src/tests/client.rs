@@ -2,8 +2,8 @@
 //!
 //! [`PlayedClient`] is the client's end of one path, on any fabric. The test chooses the content of
 //! chunks, the immediates, the keys and the order; the work requests around them are well formed.
-//! The client never waits: the tests of the server's engine and the fixtures of the system tests
-//! build on it, each with a clock of its own.
+//! The client never waits, so that the tests of the server's engine and the fixtures of the system
+//! tests can build on it, each with its own clock.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -230,7 +230,7 @@ impl PlayedClient {
     }
 
     /// Returns the result of a connection request, if there is one; the error is the errno of the
-    /// reject. `padded`: the fabric pads private data with zeroes, as RDMA CM does.
+    /// reject. `padded` means that the fabric pads private data with zeroes, as RDMA CM does.
     ///
     /// # Panics
     /// Panics if the answer is not a CON_RSP.
@@ -356,13 +356,13 @@ impl PlayedClient {
         self.post(conn, WrOp::Send { imm: None, invalidate }, sges);
     }
 
-    /// Writes these bytes to any memory of the server by RDMA, without an immediate.
+    /// Writes these bytes by RDMA to arbitrary memory of the server, without an immediate.
     pub fn write_remote(&mut self, conn: usize, remote: RemoteMem, bytes: &[u8]) {
         let sges = self.staged(0, bytes);
         self.post(conn, WrOp::RdmaWrite { remote, imm: None }, sges);
     }
 
-    /// Reads from any memory of the server by RDMA.
+    /// Reads from arbitrary memory of the server by RDMA.
     pub fn read_remote(&mut self, conn: usize, remote: RemoteMem, len: usize) {
         let sge = self.sge(RESULTS, len);
         self.post(conn, WrOp::RdmaRead { remote }, SgeList::one(sge));
@@ -527,7 +527,7 @@ impl PlayedClient {
         self.send_plain((0, permit), &Close { device_id }.encode());
     }
 
-    /// Requests that a device be served by this server, or by another.
+    /// Requests that a device be served by this server, or by a different one.
     pub fn send_move(&mut self, permit: u16, wanted: Move) {
         self.send_plain((0, permit), &wanted.encode());
     }

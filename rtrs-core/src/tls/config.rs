@@ -34,7 +34,7 @@ pub struct TlsServerConfig {
     pub(super) rustls: Arc<ServerConfig>,
     /// Known clients, if raw keys are used.
     pub(super) clients: Option<Arc<Clients>>,
-    /// CAs of `ca-cert.pem`; none with raw keys.
+    /// CAs from `ca-cert.pem`; empty with raw keys.
     roots: Arc<RootCertStore>,
     pub(super) verifier: Arc<dyn ClientCertVerifier>,
     pub(super) own: OwnCredential,
@@ -187,7 +187,7 @@ impl TlsServerConfig {
     }
 
     /// Returns the name of a client with this verified chain of certificates. None if the first
-    /// certificate has no usable name, or one that the constraints of a CA do not cover.
+    /// certificate has no usable name, or a name that the constraints of a CA do not cover.
     #[must_use]
     pub fn name_of(&self, chain: &[CertificateDer<'_>]) -> Option<Arc<str>> {
         super::names::name_of(chain, &self.roots.roots)

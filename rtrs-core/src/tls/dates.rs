@@ -12,8 +12,8 @@ pub(super) fn time(at: UnixTime) -> String {
     format!("{} {hour:02}:{minute:02}:{second:02} UTC", date(at))
 }
 
-/// Formats a day in UTC as YYYY-MM-DD. Years begin in March here, so that a leap day is their last
-/// day.
+/// Formats a day in UTC as YYYY-MM-DD. The computation starts each year in March, so that a leap
+/// day is the year's last day.
 fn date(at: UnixTime) -> String {
     let days = at.as_secs() / DAY + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -37,7 +37,7 @@ fn facts() -> ProofFacts {
 }
 
 /// Applies changes of four bytes each: the message, the offset in it (two bytes), and the bits to
-/// flip. Returns true if a significant byte has changed.
+/// flip. Returns true if a significant byte was changed.
 fn change(data: &[u8], message: u8, bytes: &mut [u8]) -> bool {
     let before = bytes.to_vec();
     for change in data.chunks_exact(4) {

@@ -1,4 +1,4 @@
-//! A single handshake, without sockets or clocks: received bytes go in, bytes to send come out.
+//! A TLS handshake, without sockets or clocks: received bytes go in, bytes to send come out.
 //!
 //! The handshake ends when both ends are authenticated and the first message inside TLS is
 //! complete: the client sends its request together with its last flight, and the server has read

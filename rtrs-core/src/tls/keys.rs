@@ -50,7 +50,7 @@ impl PublicKey {
         [&SPKI_HEAD[..], &self.0].concat()
     }
 
-    /// Extracts the key of a SubjectPublicKeyInfo, if it is an Ed25519 key.
+    /// Extracts the key from a SubjectPublicKeyInfo, if it is an Ed25519 key.
     pub(super) fn from_spki(spki: &[u8]) -> Option<Self> {
         spki.strip_prefix(&SPKI_HEAD)?.try_into().ok().map(Self)
     }
@@ -211,7 +211,7 @@ impl Clients {
         Ok(Self(clients))
     }
 
-    /// Adds a key of a client.
+    /// Adds a key for a client.
     #[cfg(any(test, feature = "test-util"))]
     pub fn add(&mut self, name: &str, key: PublicKey) {
         self.0.insert(key, Arc::from(name));
@@ -252,10 +252,10 @@ impl Clients {
     }
 }
 
-/// Names in access lists that look like a wildcard; none is one.
+/// Names in access lists that look like a wildcard, but are not.
 pub const EVERYONE: [&str; 5] = ["everyone", "everybody", "all", "any", "*"];
 
-/// Returns the reason why a client must not have this name: access lists would give it another
+/// Returns the reason why a client must not have this name: access lists would give it a different
 /// meaning.
 fn reserved(name: &str) -> Option<&'static str> {
     let is = |word: &str| name.eq_ignore_ascii_case(word);

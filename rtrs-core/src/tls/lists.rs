@@ -1,10 +1,10 @@
 //! Revocation lists: checks of their issuers, their usability and their age.
 //!
-//! Every handshake would fail with a list that its CA did not sign, or without a list of any local
-//! CA; of two lists of a CA, only the first would be used. Such files are therefore refused when
-//! they are read. Files that may be right cause only a warning: a list of a CA that is not known
-//! here, since peers may present it; a CA without a list; a list that has expired, or is older than
-//! the one in use.
+//! With a list that its CA did not sign, or without a list from any local CA, every handshake would
+//! fail; of two lists from the same CA, only the first would be used. Such files are therefore
+//! refused when they are read. Files that may be right cause only a warning: a list from a CA that
+//! is not known here, since peers may present that CA; a CA without a list; a list that has
+//! expired, or is older than the one in use.
 
 use std::path::PathBuf;
 
@@ -93,8 +93,8 @@ impl Authorities {
 }
 
 impl Lists {
-    /// Refuses lists with which no session could begin, or that would not be used. rustls has
-    /// parsed them.
+    /// Refuses lists with which no session could be established, or that would not be used. Expects
+    /// that rustls has parsed the lists.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file and the CA.
@@ -229,7 +229,7 @@ impl Lists {
     pub(super) fn older_than(&self, before: &Self) -> Vec<String> {
         let text = |list: &List| {
             let then = before.all.iter().find(|then| then.issuer == list.issuer)?;
-            // Without leading zeros the longer number is the greater one.
+            // Without leading zeros, the longer number is greater.
             let of = |list: &List| (list.number.len(), list.number.clone());
             (of(list) < of(then)).then(|| {
                 format!(
@@ -426,7 +426,7 @@ mod tests {
         let (own, foreign) = (authority.list(&[7], 1, 2120), other.list(&[], 1, 2120));
         read(&dir, &own).unwrap();
         refused(&dir, &foreign, "only one of the CA \"other CA\", which is not in ca-cert.pem");
-        // The list has the same issuer name but another key.
+        // The list has the same issuer name but a different key.
         let impostor = Authority::new().list(&[], 1, 2120);
         refused(&dir, &impostor, "the list of the CA \"test CA\" is not signed by the key");
         // An operator has appended a newer list to revoke a client.

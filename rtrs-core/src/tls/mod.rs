@@ -6,9 +6,9 @@
 //! older versions are not supported.
 //!
 //! A [`TlsEndpoint`] is shared by all shards of a process. A shard passes received bytes to it, and
-//! a thread of the endpoint returns the bytes to send and, at the end, a `Session` with the keys of
-//! the records, which `fabric/iwarp/tls.rs` uses from then on. Sockets stay on the shard, so a slow
-//! peer occupies no thread, and the computations of a handshake do not delay the shard.
+//! a thread of the endpoint returns the bytes to send and, at the end, a `Session` with the record
+//! keys, which `fabric/iwarp/tls.rs` uses from then on. Sockets stay on the shard, so a slow peer
+//! occupies no thread, and the computations of a handshake do not delay the shard.
 //!
 //! `files.rs` reading files · `keys.rs` raw keys and the list of clients · `command.rs` the
 //! commands for keys · `config.rs` rustls configurations · `sources.rs` the files behind them ·

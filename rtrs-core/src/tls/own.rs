@@ -1,8 +1,8 @@
 //! Checks of an end's own files: whether its certificate is usable, when it expires, and the
 //! differences between two sets of files.
 //!
-//! A certificate that every peer would refuse is refused here, as qemu does, with the file's name:
-//! one that has expired or is not valid yet, or one that is for the other end (extended key usage).
+//! As in qemu, a certificate that every peer would refuse is refused here, with the file's name: a
+//! certificate that has expired, is not valid yet, or is for the other end (extended key usage).
 //! Whether its CA is in `ca-cert.pem` is not checked: each end may have a CA of its own.
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::keys::{Clients, PublicKey};
 
 /// Number of days before a certificate's expiry at which warnings begin.
 pub const EXPIRES_SOON_DAYS: u64 = 14;
-/// Message of a reload after which there is no revocation list.
+/// Message for a reload that leaves no revocation list.
 pub const NO_LIST: &str = "ca-crl.pem: no certificate is revoked anymore";
 /// Offset beyond the expiry of every certificate.
 const FAR: Duration = Duration::from_secs(1 << 40);
@@ -41,7 +41,8 @@ impl TlsServerConfig {
         check_dates(certificate, path, End::Server, UnixTime::now())
     }
 
-    /// Returns when the own certificate expires, in seconds since 1970. None without certificates.
+    /// Returns when this end's certificate expires, in seconds since 1970. None without
+    /// certificates.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
         let (certificate, _) = self.sources.certificate.as_ref()?;
@@ -63,9 +64,9 @@ impl TlsServerConfig {
         self.sources.lists.older_than(&before.sources.lists)
     }
 
-    /// Like [`Self::check_own`], for files that are reread. The certificate already in use is
-    /// not refused, because otherwise no client could be revoked once it has expired. Returns the
-    /// problem with that certificate, if there is one.
+    /// Like [`Self::check_own`], for files that are reread. The certificate already in use is not
+    /// refused, because otherwise no client could be revoked once that certificate has expired.
+    /// Returns the problem with that certificate, if there is one.
     ///
     /// # Errors
     /// Returns an [`Error`] that names the file.
@@ -86,7 +87,7 @@ impl TlsServerConfig {
         self.clients.as_ref().is_none_or(|clients| clients.has_name(name))
     }
 
-    /// Returns true if clients are identified by their keys and there are none.
+    /// Returns true if clients are identified by their keys and no client is listed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.clients.as_ref().is_some_and(|clients| clients.is_empty())
@@ -172,7 +173,7 @@ pub(super) fn check_purpose(
         End::Client => ("clients", "clientAuth", "tls_www_client"),
     };
     match verified(certificate, end, UnixTime::now()) {
-        // GnuTLS accepts such a certificate of a server.
+        // GnuTLS accepts such a certificate from a server.
         Some(webpki::Error::CaUsedAsEndEntity) if end == End::Client => Err(Error::Content {
             path: path.into(),
             why: "the certificate is a CA certificate (basic constraints), which no server \

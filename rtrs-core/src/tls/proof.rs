@@ -1,13 +1,13 @@
-//! Proofs of identity for paths without TLS: the signed data of each end, and its verification.
+//! Proofs of identity for paths without TLS: the data that each end signs, and its verification.
 //!
 //! Both ends sign the same facts about the path and both nonces, each with its own context string
-//! and its TLS key. This module is independent of connections: messages go in, messages come out.
-//! The server proves its identity first, so that a client connected to the wrong server reveals
-//! only the hash of its credential.
+//! and its TLS key. This module is independent of connections: it takes and returns messages. The
+//! server proves its identity first, so that a client connected to the wrong server reveals only
+//! the hash of its credential.
 //!
 //! The signed data begins as in TLS 1.3 (RFC 8446 section 4.4.3): 64 spaces, a unique context
-//! string, a zero byte. So a signature made for one purpose is invalid for any other, including TLS
-//! 1.2, where a peer chooses the first bytes. Everything that follows has a fixed length.
+//! string and a zero byte. So a signature made for one purpose is invalid for any other, including
+//! TLS 1.2, where a peer chooses the first bytes. All subsequent fields have a fixed length.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Exchange {
 /// Returns random bytes from the system.
 ///
 /// # Errors
-/// Returns an error if the system has none.
+/// Returns an error if the system cannot provide any.
 pub fn nonce() -> Result<[u8; 32], ProofError> {
     let mut nonce = [0; 32];
     let filled = SystemRandom::new().fill(&mut nonce);
@@ -145,7 +145,7 @@ impl TlsServerConfig {
     /// that the client must sign. Takes a fraction of a millisecond.
     ///
     /// # Errors
-    /// Returns an error for another version, or for a key that cannot sign.
+    /// Returns an error for a different version, or for a key that cannot sign.
     pub fn prove(
         &self,
         facts: ProofFacts,
@@ -200,8 +200,8 @@ impl TlsClientConfig {
         Challenge { version: AUTH_VERSION, nonce, credential: self.own.hash() }
     }
 
-    /// Checks a server's answer to a challenge, which must come from the intended server. Returns
-    /// the data of the AUTH message. Takes a fraction of a millisecond.
+    /// Checks the answer to a challenge, which must come from the intended server. Returns the data
+    /// of the AUTH message. Takes a fraction of a millisecond.
     ///
     /// # Errors
     /// Returns the reason why the answer is not from that server.

@@ -1,4 +1,4 @@
-//! Checks of raw public keys: the server's against the pins, a client's against the list.
+//! Checks of raw public keys: the server's key against the pins, a client's key against the list.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use super::keys::{Clients, PublicKey};
 /// Keys by which peers are identified.
 #[derive(Debug)]
 pub(super) enum RawKeys {
-    /// The server must have one of these keys.
+    /// Pins: the server must have one of these keys.
     Pins(Vec<PublicKey>),
-    /// A client must have one of these keys.
+    /// List of clients: a client must have one of these keys.
     Clients(Clients),
 }
 
@@ -29,10 +29,10 @@ pub(super) struct RawVerifier {
     pub(super) provider: Arc<CryptoProvider>,
 }
 
-/// Error for a peer with an unknown key; it shows the key for comparison.
+/// Error for a peer with an unknown key, which is shown for comparison.
 #[derive(Debug)]
 pub(super) struct UnknownKey {
-    /// None if it is not an Ed25519 key.
+    /// None if the peer's key is not an Ed25519 key.
     key: Option<PublicKey>,
     /// Keys that would have been accepted.
     pins: Vec<PublicKey>,

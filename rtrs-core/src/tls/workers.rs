@@ -2,8 +2,8 @@
 //!
 //! A signature and a key exchange take a large fraction of a millisecond, too long for a shard.
 //! Handshake steps and other tasks (proofs over RDMA) wait in two bounded queues, from which the
-//! threads take in turn, so that a flood of one kind does not delay the other. Connections that
-//! were closed meanwhile are skipped.
+//! threads take work alternately, so that a flood of one kind does not delay the other. Connections
+//! that were closed meanwhile are skipped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -35,7 +35,7 @@ pub(crate) struct Job {
     pub(crate) reply: Sender<Done>,
 }
 
-/// Other long computation.
+/// Long computation other than a handshake step.
 type Task = Box<dyn FnOnce() + Send>;
 
 /// Work for a thread.
@@ -81,7 +81,7 @@ impl<J, T> Default for Queue<J, T> {
 }
 
 impl<J, T> Queue<J, T> {
-    /// Returns the next work, alternating between the queues.
+    /// Returns the next piece of work, alternating between the queues.
     fn take(&mut self) -> Option<Work<J, T>> {
         let task_first = !self.task_last || self.jobs.is_empty();
         let task = if task_first { self.tasks.pop_front() } else { None };
@@ -128,8 +128,8 @@ impl TlsEndpoint {
     }
 
     /// Uses this configuration for new connections of a server. Returns its number, which is part
-    /// of each [`Proof`](crate::fabric::Proof) checked against it. If it equals the current
-    /// configuration, the current one stays in use and keeps its number, so that clients that are
+    /// of each [`Proof`](crate::fabric::Proof) checked against it. If the new configuration equals
+    /// the current one, the current one stays in use and keeps its number, so that clients that are
     /// proving their identity need not start again.
     pub fn replace(&self, mut config: TlsServerConfig) -> u64 {
         let mut role = self.role.write();
@@ -162,7 +162,7 @@ impl TlsEndpoint {
     }
 
     /// Checks whether a configuration that was reread can replace the current one of a server.
-    /// Returns the problem with its certificate, if that is the one in use.
+    /// Returns the problem with its certificate, if that certificate is the one in use.
     ///
     /// # Errors
     /// Returns a [`TlsConfigError`] that names the file.
@@ -214,9 +214,9 @@ impl TlsEndpoint {
         }
     }
 
-    /// Begins the handshake with a server, whose certificate must contain this name, or without a
-    /// name its address. The request is sent with the end of the handshake. Returns None at a
-    /// server's endpoint.
+    /// Begins the handshake with a server, whose certificate must contain this name or, without a
+    /// name, the server's address. The request is sent with the end of the handshake. Returns None
+    /// at a server's endpoint.
     pub(crate) fn connect(
         &self,
         address: IpAddr,
@@ -244,7 +244,7 @@ impl TlsEndpoint {
     }
 
     /// Runs a task on a thread with the current configuration of a server. Returns false if too
-    /// many tasks are queued, and at a client's endpoint.
+    /// many tasks are queued, or at a client's endpoint.
     pub fn compute(&self, task: impl FnOnce(&TlsServerConfig) + Send + 'static) -> bool {
         let config = match &*self.role.read() {
             Role::Server(config) => config.clone(),

@@ -20,7 +20,7 @@ pub struct ReadsWrites {
     pub write_bytes: u64,
 }
 
-/// Counters that only increase during the life of a process.
+/// Counters that only increase while a process runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Number of completed IOs.
@@ -33,15 +33,15 @@ pub struct Counters {
     pub nanos: u64,
     /// Counts by direction, if available.
     pub by_direction: Option<ReadsWrites>,
-    /// Histogram of IO times, if available. Without empty buckets, in ascending order.
+    /// Histogram of IO times, if available, without empty buckets and in ascending order.
     pub times: Vec<Bucket>,
     /// Histograms of parts of these times, by name, if available.
     pub parts: BTreeMap<String, Vec<Bucket>>,
 }
 
 impl Counters {
-    /// Returns true if these counters belong to the same process as earlier ones: none has
-    /// decreased.
+    /// Returns true if these counters belong to the same process as earlier ones, which is the case
+    /// if none has decreased.
     fn continues(&self, before: &Self) -> bool {
         let plain = |all: &Self| [all.ios, all.bytes, all.errors, all.nanos];
         let by_direction = |all: &Self| {
@@ -60,12 +60,12 @@ impl Counters {
 pub struct Entry {
     /// Name.
     pub name: String,
-    /// Identifier that distinguishes the entry from a later one of the same name, such as a
-    /// process.
+    /// Identifier, such as a process, that distinguishes the entry from a later entry with the same
+    /// name.
     pub instance: String,
     /// State.
     pub state: String,
-    /// Number of connected paths, and of all paths, if it has paths.
+    /// Number of connected paths and number of all paths, if the entry has paths.
     pub paths_up: Option<(usize, usize)>,
     /// Number of requests in flight.
     pub inflight: Option<u64>,
@@ -95,7 +95,7 @@ pub struct Sample {
     pub groups: Vec<Group>,
 }
 
-/// Line of the view. Without counters for the whole interval, there are no rates.
+/// Line of the view. There are no rates without counters for the whole interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name.
@@ -108,8 +108,8 @@ pub struct Row {
     /// Number of all paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paths_total: Option<usize>,
-    /// Length in seconds of the interval that the rates cover. The daemons answer one after the
-    /// other, so it differs a little from the interval of the view.
+    /// Length in seconds of the interval that the rates cover. The daemons answer one after
+    /// another, so this differs slightly from the interval of the view.
     pub interval_s: Option<f64>,
     /// Completed IOs per second.
     pub ios_per_s: Option<f64>,
@@ -129,7 +129,7 @@ pub struct Row {
     pub latency_avg_us: Option<f64>,
     /// Median time of an IO in microseconds.
     pub latency_p50_us: Option<f64>,
-    /// 99th percentile of the time of an IO in microseconds.
+    /// 99th percentile of the IO time in microseconds.
     pub latency_p99_us: Option<f64>,
     /// Failed IOs per second.
     pub errors_per_s: Option<f64>,
@@ -173,7 +173,7 @@ impl View {
         let rows = |group: &Group| {
             let earlier = before.groups.iter().find(|earlier| earlier.name == group.name);
             let entries = earlier.map_or(&[][..], |earlier| earlier.entries.as_slice());
-            // The groups are read one after the other, and the server may be slow to answer.
+            // The groups are read one after another, and the server may be slow to answer.
             let seconds = earlier.map_or(seconds, |earlier| since(group.at, earlier.at));
             (group.name, rows(entries, &group.entries, seconds))
         };
@@ -215,7 +215,7 @@ fn with_rates(row: Row, before: &Counters, now: &Counters, seconds: f64) -> Row 
         directions.and_then(|(before, now)| rate(of(&now), of(&before)))
     };
     let ios = now.ios - before.ios;
-    // A flush has no data, so it does not count for the average size.
+    // A flush has no data, so it does not count towards the average size.
     let moved = directions
         .map_or(ios, |(before, now)| (now.reads - before.reads) + (now.writes - before.writes));
     let times = times_between(&before.times, &now.times);
@@ -259,7 +259,7 @@ fn part_times(times: &[Bucket]) -> Option<PartTimes> {
     Some(PartTimes { avg, p50: quantile(times, 0.5)?, p99: quantile(times, 0.99)? })
 }
 
-/// Returns the time in microseconds that the given part of all times does not exceed. Times are
+/// Returns the time in microseconds that the given fraction of all times does not exceed. Times are
 /// assumed to be evenly distributed within a bucket.
 fn quantile(times: &[Bucket], part: f64) -> Option<f64> {
     let total: u64 = times.iter().map(|one| one.count).sum();

@@ -31,7 +31,7 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 /// Clears everything below.
 const CLEAR_REST: &str = "\x1b[J";
-/// Size used if that of the terminal is unknown.
+/// Size used if the terminal's size is unknown.
 const SIZE_DEFAULT: (usize, usize) = (24, 80);
 /// Maximum time that a panic waits for a thread that is drawing.
 const DRAWING_MAX: Duration = Duration::from_millis(500);
@@ -65,7 +65,7 @@ fn enter() -> io::Result<()> {
     out.write_all(ENTER).and_then(|()| out.flush())
 }
 
-/// Restores the terminal. It may be closed.
+/// Restores the terminal, which may already be closed.
 fn restore(original: &mut Option<Termios>) {
     if let Some(original) = original.take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &original);
@@ -213,8 +213,8 @@ impl Shown {
 
     /// Handles keys. Returns false if they end the command.
     fn handle_keys(&mut self, keys: &[u8]) -> bool {
-        // Arrow keys and other special keys send several bytes, which must not be taken for other
-        // keys.
+        // Arrow keys and other special keys send several bytes, which must not be mistaken for
+        // other keys.
         if keys.first() == Some(&0x1b) {
             return true;
         }

@@ -2,7 +2,7 @@
 //!
 //! Every decoder first converts its input to an array of the message's fixed length with [`fixed`];
 //! from then on offsets are constants and no access can be out of bounds. Alignment does not
-//! matter, and no struct is ever laid over memory.
+//! matter, and no struct is ever overlaid on memory.
 //!
 //! `message!` declares a message of fixed length as a list of fields with their offsets, `codes!`
 //! an enum with its codes on the wire.
@@ -106,9 +106,9 @@ fields! { integers u8 u16 i16 u32 u64 }
 fields! { newtypes Rkey PermitId ConnIndex PathUuid SessionId ServerProcess }
 
 /// Declares a message: its length in bytes, its name in docs/PROTOCOL.md, its fields with their
-/// offsets. `at & mask` is a flag in a byte. With a type number before the fields, which is stored
-/// in bytes 0 and 1, the message has `encode` and `decode`; otherwise it has `store` and `load`, on
-/// which its own `encode` and `decode` are built.
+/// offsets. `at & mask` is a flag in a byte. If a type number precedes the fields, it is stored in
+/// bytes 0 and 1, and the message has `encode` and `decode`; otherwise the message has `store` and
+/// `load`, on which its module builds `encode` and `decode`.
 macro_rules! message {
     ($(#[$meta:meta])+ pub struct $name:ident[$len:literal] = $text:literal, type $kind:literal {
         $($fields:tt)+

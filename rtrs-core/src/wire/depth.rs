@@ -2,7 +2,7 @@
 //!
 //! A server that is short of memory grants a new session of such a client fewer chunks, and refuses
 //! other clients. On reconnect the client repeats the depth of its session, so that a server that
-//! does not (or no longer) know the session grants the same depth. The extensions use bytes of
+//! does not know the session (or no longer does) grants the same depth. The extensions use bytes of
 //! CON_REQ that kernels leave zero and do not read (docs/PROTOCOL.md, "The queue depth").
 
 use super::bytes::{put, u16_at};
@@ -19,7 +19,7 @@ const INFO_REFUSALS: u8 = 32;
 /// Features of a client beyond the kernel's: 11 bytes at offset 45 of CON_REQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientExtensions {
-    /// The client accepts a smaller queue depth than that in the server's settings.
+    /// The client accepts a queue depth below the one in the server's settings.
     pub smaller_depth: bool,
     /// The client supports CHANGED on connection 0 ([`Imm::Changed`](super::Imm::Changed)).
     pub changed: bool,

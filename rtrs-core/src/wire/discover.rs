@@ -1,9 +1,9 @@
 //! DISCOVER: an extension with which a client lists the exports that it may open.
 //!
-//! A server that supports it announces that in CON_RSP
-//! ([`Extensions`](super::Extensions::discover)); it is never sent to other servers. It is the user
-//! message of a READ. The answer is one page of the list, ordered by name; the next page begins
-//! after the last name of a page. A page contains at least one entry, so that a client that
+//! A server that supports DISCOVER announces that in CON_RSP
+//! ([`Extensions`](super::Extensions::discover)); the message is never sent to other servers. It is
+//! the user message of a READ. The answer is one page of the list, ordered by name; the next page
+//! begins after the last name of a page. A page contains at least one entry, so that a client that
 //! requests page after page makes progress.
 
 use super::bytes::{expect_type, fixed, put, take, u16_at, u32_at};
@@ -68,7 +68,7 @@ pub struct Discovered {
     pub block_size: u32,
     /// The export is read-only.
     pub read_only: bool,
-    /// Another session has it open for writing.
+    /// Another session has the export open for writing.
     pub written: bool,
     /// Identity of the disk or file, if the server knows it.
     pub id: Option<ExportId>,

@@ -48,7 +48,7 @@ pub const fn fit(errno: i32) -> u16 {
         code @ 0..512 => code as u16,
         // Internal restart codes of the kernel.
         512..=516 => EINTR,
-        // Probe again later, and jukebox: try again.
+        // EPROBE_DEFER and EJUKEBOX.
         517 | 528 => EAGAIN,
         518 => ESTALE,
         524 => EOPNOTSUPP,

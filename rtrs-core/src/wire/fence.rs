@@ -1,10 +1,10 @@
 //! FENCE: an extension with which a client makes the server discard late requests of a dead path.
 //!
 //! A server that supports FENCE announces that in bytes of CON_RSP that the kernel's server leaves
-//! zero ([`Extensions`]); it is never sent to other servers. FENCE is the user message of a WRITE
-//! without data, on a connection of another path of the session, and is answered like a CLOSE. The
-//! answer guarantees that no further request of the named path, from any connect up to the named
-//! one, will begin; running requests hold their permits until they have ended
+//! zero ([`Extensions`]); FENCE is never sent to other servers. FENCE is the user message of a
+//! WRITE without data, on a connection of a different path of the session, and is answered like a
+//! CLOSE. The answer guarantees that no further request of the named path, from any connect up to
+//! the named one, will begin; running requests hold their permits until they have ended
 //! (docs/explanation/fence.md).
 
 use super::bytes::{put, take, u32_at};
@@ -44,8 +44,8 @@ pub struct Extensions {
     pub identity: Option<[u8; 16]>,
     /// The server sends CHANGED ([`Imm::Changed`](super::Imm::Changed)) to clients that support it.
     pub changed: bool,
-    /// Answers on this path contain the server's times ([`TimedRkeyRsp`](super::TimedRkeyRsp)).
-    /// Only with NEW_RKEY, and to a client that supports them.
+    /// Answers on this path contain the server's times ([`TimedRkeyRsp`](super::TimedRkeyRsp)). Set
+    /// only with NEW_RKEY, and for a client that supports the times.
     pub times: bool,
     /// The server supports DISCOVER.
     pub discover: bool,
@@ -55,7 +55,7 @@ pub struct Extensions {
     /// The server has exports that move between servers, and supports MOVE ([`Move`](super::Move)).
     pub gateways: bool,
     /// The server supports announcements in HB_MSG ([`Imm::Heartbeat`](super::Imm::Heartbeat)): the
-    /// longest interval on an idle path for which it waits, in milliseconds.
+    /// longest heartbeat interval on an idle path that the server waits for, in milliseconds.
     pub idle_ms: Option<u32>,
     /// Process of the server. A FENCE names the process to which its path was connected.
     pub process: Option<ServerProcess>,

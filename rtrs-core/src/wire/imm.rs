@@ -37,7 +37,7 @@ pub enum Imm {
         permit: PermitId,
         /// 0, or a positive errno below 512.
         errno: u16,
-        /// A SEND_WITH_INV was sent before.
+        /// A SEND_WITH_INV was sent before this response.
         invalidated: bool,
     },
     /// HB_MSG: requires an immediate answer.
@@ -76,7 +76,7 @@ impl Imm {
     ///
     /// # Panics
     /// Panics if a request's permit or offset, or a device's ID, does not fit, because the
-    /// truncated value would refer to another one.
+    /// truncated value would refer to a different one.
     pub fn encode_with(self, bits: MemBits) -> u32 {
         let (kind, payload) = match self {
             Self::Request { permit, offset } => {
@@ -100,7 +100,7 @@ impl Imm {
         (kind << IMM_PAYLOAD_BITS) | payload
     }
 
-    /// Decodes an immediate at a client. Clients receive no requests, so those are unknown.
+    /// Decodes an immediate at a client. Clients receive no requests, so these decode as unknown.
     pub fn decode(imm: u32) -> Self {
         let payload = imm & PAYLOAD_MASK;
         match imm >> IMM_PAYLOAD_BITS {

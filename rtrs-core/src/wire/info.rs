@@ -1,9 +1,9 @@
 //! INFO_REQ and INFO_RSP: the introduction of a path on its service connection.
 //!
-//! The client names its session; the server answers with the descriptors of its chunks, one for all
-//! or up to one each. [`InfoRsp::chunks`] expands them to a table with one entry per permit, and
-//! makes every check of the kernel's client (rtrs-clt.c, process_info_rsp). This runs once per
-//! connect and may allocate.
+//! The client names its session; the server answers with the descriptors of its chunks: one for all
+//! chunks, or up to one per chunk. [`InfoRsp::chunks`] expands them to a table with one entry per
+//! permit, and performs every check that the kernel's client makes (rtrs-clt.c, process_info_rsp).
+//! This runs once per connect and may allocate.
 
 use std::ops::Range;
 
@@ -52,7 +52,7 @@ message! {
     /// sg_desc: memory of the sender that the peer may write.
     #[derive(Default)]
     pub struct SgDesc[16] = "sg_desc" {
-        /// Address of the first byte for the peer. Opaque.
+        /// Address at which the peer accesses the first byte; opaque.
         0 addr: u64,
         /// Key of the memory.
         8 key: Rkey,

@@ -1,6 +1,6 @@
 //! The two messages of every IO: RNBD's header, followed by RTRS's READ or WRITE.
 //!
-//! They are in a chunk, where `chunk.rs` places and locates them. They are the most frequent
+//! Both messages are in a chunk; `chunk.rs` places and locates them. They are the most frequent
 //! messages, so they are plain values at constant offsets, without allocation.
 //! [`super::ChunkRequest`] validates the combination of header and RTRS message.
 
@@ -55,7 +55,7 @@ impl Rw {
     pub const READ: Self = Self(0);
     /// Write without flags.
     pub const WRITE: Self = Self(1);
-    /// Flush without flags; kernels send it as 0x302, from 7.0 on as 0x702.
+    /// Flush without flags; kernels send it as 0x302, and as 0x702 since Linux 7.0.
     pub const FLUSH: Self = Self(2);
     /// Discard.
     pub const DISCARD: Self = Self(3);
@@ -107,7 +107,7 @@ impl Rw {
         self.with(Self::NOUNMAP, on)
     }
 
-    /// Sets whether write zeroes must fail with EOPNOTSUPP unless it is quicker than writing zeroes
+    /// Sets whether write zeroes must fail with EOPNOTSUPP unless it is faster than writing zeroes
     /// as data. An extension, for servers that announced
     /// [`OpenRsp::fast_zero`](super::OpenRsp::fast_zero).
     #[must_use]
@@ -147,7 +147,7 @@ impl Rw {
         self.0 & Self::NOUNMAP != 0
     }
 
-    /// Returns true if write zeroes must be quicker than writing zeroes as data, or fail.
+    /// Returns true if write zeroes must be faster than writing zeroes as data, or fail.
     pub const fn is_fast_only(self) -> bool {
         self.0 & Self::FAST_ONLY != 0
     }
@@ -187,7 +187,7 @@ impl IoHeader {
     /// negotiated version `ver` is 2 or later; otherwise it is garbage and decoded as 0.
     ///
     /// # Errors
-    /// Fewer than 24 bytes, wrong type.
+    /// Fails if there are fewer than 24 bytes or the type is wrong.
     pub fn decode(bytes: &[u8], ver: u8) -> Result<Self, WireError> {
         let head: &[u8; Self::LEN_MIN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, (Self::TYPE, "4 (IO)"))?;
@@ -253,7 +253,7 @@ impl ReadMsg {
     /// Decodes the message.
     ///
     /// # Errors
-    /// Short message, wrong type, more than one descriptor.
+    /// Fails for a short message, a wrong type, or more than one descriptor.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::LEN_MIN] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, (TYPE_READ, "3 (READ)"))?;

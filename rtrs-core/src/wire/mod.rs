@@ -4,7 +4,7 @@
 //! [`InfoRsp`] exchange names and memory, [`SessInfo`], [`Open`], [`OpenRsp`] and [`Close`] concern
 //! the export; then each IO has an [`IoHeader`] and a [`ReadMsg`] or [`WriteMsg`], and is announced
 //! and answered by an [`Imm`], with an [`RkeyRsp`] if keys rotate. [`ChunkLayout`] determines where
-//! a client places them in a chunk; [`ChunkRequest`] locates and validates them there.
+//! a client places these messages in a chunk; [`ChunkRequest`] locates and validates them there.
 //!
 //! Guarantees: decoding never panics, for any input; it accepts messages that are longer than
 //! necessary; reserved bytes are never validated on input (the kernel's client sends uninitialized

@@ -1,6 +1,6 @@
 //! Runs the conformance suite over loopback for the `tcp` provider, with and without checksums, and
 //! for the `tls` provider, with certificates and with raw keys. The three shards of each harness
-//! have rings of their own.
+//! have their own rings.
 
 use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
@@ -14,7 +14,8 @@ use rtrs_core::tests::certificates::{TestDir, certificates};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::tls::{Clients, PrivateKey, TlsClientConfig, TlsDir, TlsEndpoint, TlsServerConfig};
 
-/// Harness over sockets. The order of the fields does not matter, since each fabric holds its ring.
+/// Harness over sockets. The order of the fields does not matter, because each fabric holds its
+/// ring.
 struct Tcp {
     rings: [Rc<Ring>; 3],
     a: IwarpFabric,
@@ -23,7 +24,7 @@ struct Tcp {
     idle: u32,
     /// Sockets that fill a backlog to make an address silent.
     full: Option<(socket2::Socket, Vec<TcpStream>)>,
-    /// Bound socket that does not listen. It reserves an address at which connects are refused.
+    /// Bound socket that does not listen, which reserves an address that refuses connects.
     closed: Option<socket2::Socket>,
 }
 
@@ -98,7 +99,7 @@ impl Harness for Tcp {
     }
 
     fn silent_address(&mut self) -> Option<SocketAddr> {
-        // A listener that never accepts, with a full backlog: the next connect gets no answer.
+        // The listener never accepts and its backlog is full, so the next connect gets no answer.
         let socket =
             socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).ok()?;
         socket.bind(&self.listen_address().into()).ok()?;
@@ -111,7 +112,7 @@ impl Harness for Tcp {
         Some(address)
     }
 
-    /// Returns twice the connect timeout, so that a busy machine does not exceed it.
+    /// Returns twice the connect timeout, so that a busy machine does not exceed this time.
     fn patience(&self) -> Duration {
         Duration::from_secs(120)
     }
@@ -137,7 +138,7 @@ mod without_checksums {
     rtrs_core::fabric_conformance!(make);
 }
 
-/// Regions and protection domains have numbers around 2^32.
+/// The suite with region and protection domain numbers around 2^32.
 mod with_late_numbers {
     use super::{IwarpFabric, IwarpOptions, IwarpShared, Tcp};
 

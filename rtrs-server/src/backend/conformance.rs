@@ -1,9 +1,9 @@
 //! Conformance suite for all backends.
 //!
-//! [`run`] drives a source as the server does, on its own shards, and panics with a message if
-//! the source violates the contract of `BlockDevice`. The suite follows the geometry: operations
-//! that are not promised there must be refused with the right status, and promised ones must work.
-//! Every wait has a bound. Tests of this crate and of the workspace run the suite.
+//! [`run`] drives a source as the server does, on its own shards, and panics with a message if the
+//! source violates the contract of `BlockDevice`. The suite follows the geometry: operations that
+//! the geometry does not promise must be refused with the right status, and promised ones must
+//! work. Every wait has a bound. Tests of this crate and of the workspace run the suite.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -88,7 +88,8 @@ impl Rig {
         }
     }
 
-    /// Sleeps until the device wakes the shard, for at most this time. Returns false if it did not.
+    /// Sleeps until the device wakes the shard, for at most this time. Returns false if the time
+    /// elapsed.
     pub fn sleep(&mut self, most: Duration) -> bool {
         if self.woken.prepare_sleep() {
             self.ring.turn_or_sleep(Some(most)).expect("the ring sleeps");

@@ -56,8 +56,8 @@ pub(crate) struct OpenedTarget {
     pub(crate) file: Option<FileId>,
 }
 
-/// Opens a target like [`open_target`], optionally at another path; its own path is then used only
-/// as a name.
+/// Opens a target like [`open_target`], optionally at a different path; the specified path is then
+/// used only as a name.
 ///
 /// # Errors
 /// Those of [`open_target`].

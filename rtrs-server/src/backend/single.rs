@@ -102,7 +102,7 @@ impl Drop for Single {
 struct Runner {
     device: Box<dyn BlockDevice>,
     inbox: Inbox<Job>,
-    /// Tag at the shard and destination of each IO, by the tag that the device gets.
+    /// Shard's tag and destination of each IO, by the tag given to the device.
     rows: Vec<Option<(u64, Arc<Ended>)>>,
     free: Vec<usize>,
     waiting: VecDeque<(Io, Arc<Ended>)>,
@@ -195,7 +195,7 @@ impl Shard for Runner {
 
 impl Ended {
     fn end(&self, completion: Completion) {
-        // A queue accepts no more IOs than there is room for.
+        // A queue accepts no more IOs than it has room for.
         let _ = self.queue.push(completion);
         if !self.woken.swap(true, Ordering::SeqCst) {
             self.wake.wake();

@@ -10,8 +10,8 @@ use super::server::{Server, ServerArgs, Within};
 use crate::control_protocol::{Drained, Request};
 use crate::error::{Error, ErrorKind};
 
-/// Time beyond the limit of a drain that closing connections, ending threads and the last flush may
-/// take.
+/// Time that closing connections, ending threads and the last flush may take beyond a drain's time
+/// limit.
 const DRAIN_MARGIN: Duration = Duration::from_secs(30);
 /// Maximum time for the process of a drained server to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), Error> {
     args.server.output.print(&drained, |_| "drained\n".to_owned())
 }
 
-/// Waits until the process has exited and so closed its end of the connection: only then are its
+/// Waits until the process has exited, which closes its end of the connection: only then are its
 /// address and files free.
 fn wait_exit(stream: &UnixStream) -> Result<(), Error> {
     let ended = stream

@@ -32,7 +32,7 @@ pub struct GetArgs {
     pub server: ServerArgs,
 }
 
-/// How to list the settings.
+/// Hint that names the command for listing the settings.
 const HINT: &str = "`rtrs-server get` prints all";
 
 fn key_value(text: &str) -> Result<(String, String), String> {

@@ -88,7 +88,7 @@ fn export(export: &ExportSnapshot) -> Entry {
     let io = &export.io;
     Entry {
         name: export.name.clone(),
-        // Another disk under the same name starts from zero.
+        // A different disk under the same name starts from zero.
         instance: format!("{} {}", export.backing, export.id.as_deref().unwrap_or_default()),
         state: export.state.to_string(),
         counters: Some(Counters {

@@ -83,7 +83,7 @@ impl ServerAccess {
         access
     }
 
-    /// Sets the lists to those of the configuration, and of exports that commands have added.
+    /// Sets the lists to those in the configuration, and those of exports that commands have added.
     fn configure(&mut self, set: &Settings, others: BTreeMap<String, Vec<AccessRule>>) {
         self.server.clone_from(&set.access);
         self.exports =
@@ -138,7 +138,7 @@ impl ServerAccess {
     }
 
     /// Applies the permissions of the configuration to these exports, which match it. Does nothing
-    /// if another configuration was read since the one with that number.
+    /// if a newer configuration was read since the one with that number.
     pub(super) fn grant<'a>(&mut self, configuration: u64, exports: impl Iterator<Item = &'a str>) {
         if configuration != self.configuration {
             return;
@@ -195,7 +195,8 @@ impl ServerAccess {
 
     /// Reverts the list of an export that a command has set. `configured` is whether the
     /// configuration defines the export. Does nothing if the list has changed since, or if a
-    /// configuration with another list may have been read. Returns whether the list was reverted.
+    /// configuration with a different list may have been read. Returns whether the list was
+    /// reverted.
     pub(super) fn take_back(
         &mut self,
         set: &ExportSpec,
@@ -220,7 +221,7 @@ impl ServerAccess {
     }
 
     /// Restores the lists of exports of the configuration with this number that commands have
-    /// removed since it was read. Does nothing if another configuration was read since.
+    /// removed since it was read. Does nothing if a newer configuration was read since.
     pub(super) fn renew(&mut self, configuration: u64, exports: &[ExportSpec]) {
         if configuration != self.configuration {
             return;
@@ -256,7 +257,7 @@ impl ServerAccess {
         all.filter(|change| change.before != change.after).collect()
     }
 
-    /// Exports that clients could open so far and that no client can open in `now`.
+    /// Exports that clients can open in `self` but no client can open in `now`.
     pub(super) fn closed_in(&self, now: &Self) -> Vec<String> {
         let closes =
             |before: &Grant, after: &Grant| !before.admits_nobody() && after.admits_nobody();

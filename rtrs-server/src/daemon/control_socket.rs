@@ -1,10 +1,10 @@
 //! The control socket of a running server.
 //!
-//! Owns [`ServerControl`]. A thread serves the requests one by one and asks the control shard by
-//! message, which no backend delays. A drain has its own thread, because it flushes the exports
-//! first; the server's main thread sends its reply after all other threads have ended. If neither
-//! `--name` nor `--run-dir` is set, a server that cannot create its control socket runs without
-//! one.
+//! Owns [`ServerControl`]. A thread serves the requests one at a time and sends messages to the
+//! control shard, which no backend can delay. A drain has its own thread, because it flushes the
+//! exports first; the server's main thread sends its reply after all other threads have ended. If
+//! neither `--name` nor `--run-dir` is set, a server that cannot create its control socket runs
+//! without one.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -58,7 +58,7 @@ pub(crate) struct Served {
     pub(crate) metrics: Arc<ServerMetrics>,
     /// Address at which the metrics are served.
     pub(crate) metrics_at: Option<String>,
-    /// Portals that use a socket of the service manager.
+    /// Portals that use a socket passed by the service manager.
     pub(crate) activated: Vec<String>,
 }
 
@@ -155,7 +155,7 @@ impl ServerControl {
         Ok(Self { shared, socket, lock_file })
     }
 
-    /// Handle that recreates the path of the socket.
+    /// Handle that recreates the socket's path.
     pub(crate) fn renewal(&self) -> SocketRenewal {
         self.socket.renewal()
     }
@@ -172,7 +172,7 @@ impl ServerControl {
         let Some(Draining { stream, until, answer, first_flush }) = drain else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now()).max(FLUSH_MIN);
         let mut wrong = Vec::new();
-        // Without an answer, a signal ended the server first.
+        // No answer means that a signal ended the server first.
         let begun = match answer.try_recv() {
             Ok(AdminReply::Drained { unfinished }) => {
                 if unfinished > 0 {
@@ -392,7 +392,8 @@ fn refuse(stream: &UnixStream, why: impl Into<String>) {
     reply::<()>(stream, Err(why.into()));
 }
 
-/// Releases exports to other gateways if possible, so that they need not take them by force.
+/// Releases exports to other gateways if possible, so that those need not take the exports by
+/// force.
 fn give_up(exports: &ExportTable, limit: Duration) {
     let until = Instant::now() + limit;
     for (_, export) in exports.all() {
@@ -412,7 +413,7 @@ struct Flush {
 }
 
 impl Flush {
-    /// Begins the flush. The failure of an export does not keep the others from being flushed.
+    /// Begins the flush. The failure of one export does not prevent the flush of the others.
     fn begin(exports: &Arc<ExportTable>) -> io::Result<Self> {
         let (done, result) = mpsc::channel();
         let at = Arc::new(Mutex::new(String::new()));
@@ -448,7 +449,7 @@ impl Flush {
     }
 }
 
-/// First flush of a drain that went on although the flush was late or failed.
+/// First flush of a drain that proceeded although the flush was late or failed.
 enum FirstFlush {
     Running(Flush),
     Failed(io::Error),

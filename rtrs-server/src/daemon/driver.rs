@@ -11,7 +11,7 @@ use rtrs_core::time::{Instant, earliest};
 use crate::engine::ServerEngine;
 use crate::engine::message::Message;
 
-/// One shard of a running server.
+/// A shard of a running server.
 pub struct ServerShard {
     engine: ServerEngine,
     fabrics: Vec<Box<dyn Fabric>>,
@@ -49,8 +49,8 @@ impl Shard for ServerShard {
         }
         for provider in ProviderIndex::all(self.fabrics.len()) {
             busy |= self.fabrics[provider.index()].poll(now);
-            // Remaining events are processed in the next turn, which immediately follows a busy
-            // one.
+            // Remaining events are processed in the next turn, which follows a busy turn
+            // immediately.
             while !self.engine.is_turn_full()
                 && let Some(event) = self.fabrics[provider.index()].next_event()
             {

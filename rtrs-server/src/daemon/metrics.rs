@@ -1,8 +1,8 @@
 //! Collection of a running server's metrics, for scrapes and for `rtrs-server metrics`.
 //!
-//! Runs on the requesting thread. The sessions come from the control shard, by the same request as
-//! `session list`; each shard reports the counters of its providers; the counters of exports are
-//! read directly.
+//! Metrics are collected on the requesting thread. The sessions come from the control shard,
+//! through the same request as for `session list`; each shard reports the counters of its
+//! providers; the counters of exports are read directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
@@ -34,7 +34,7 @@ const ROLE: &str = "server";
 /// Binds the address of the metrics.
 ///
 /// # Errors
-/// [`ErrorKind::Listen`] if it cannot be listened on.
+/// Fails with [`ErrorKind::Listen`] if the server cannot listen on the address.
 pub(super) fn bind(at: &MetricsAddress) -> Result<MetricsServer, Error> {
     let what = format!("cannot serve metrics at {at}");
     MetricsServer::bind(at).map_err(failed(ErrorKind::Listen, what))
@@ -71,7 +71,7 @@ impl ServerMetrics {
     /// Serves the metrics at an address.
     ///
     /// # Errors
-    /// [`ErrorKind::Listen`] if it cannot be listened on.
+    /// Fails with [`ErrorKind::Listen`] if the server cannot listen on the address.
     pub(crate) fn serve(self: &Arc<Self>, at: &MetricsAddress) -> Result<MetricsServer, Error> {
         let server = bind(at)?;
         let metrics = Arc::clone(self);
@@ -85,7 +85,7 @@ impl ServerMetrics {
     /// Collects all current samples.
     ///
     /// # Errors
-    /// The reason why there are none, for display.
+    /// Returns the reason why there are no samples, for display.
     pub(crate) fn samples(&self) -> Result<Samples, String> {
         let sessions = self.control.sessions()?;
         let reports = self.reports();
@@ -123,7 +123,7 @@ impl ServerMetrics {
         self.reports().len() == self.senders.len()
     }
 
-    /// Collects reports of all shards, except those that do not answer in time.
+    /// Collects the reports of all shards, except those that do not answer in time.
     fn reports(&self) -> Vec<ShardReport> {
         let (reply, answers) = mpsc::channel();
         for shard in &*self.senders {
@@ -141,12 +141,12 @@ impl ServerMetrics {
     }
 }
 
-/// Sums over exports of one name.
+/// Sums over exports with the same name.
 #[derive(Default)]
 struct ExportSums {
     totals: ExportTotals,
     rises: u64,
-    /// Whether a path leads elsewhere; `None` without a path.
+    /// Whether a path leads to a different file; `None` without a path.
     replaced: Option<bool>,
 }
 

@@ -1,9 +1,9 @@
 //! Creation of providers for the configured portals.
 //!
-//! Owns [`Portals`]: the providers that a server needs, in the order of their indexes, and the
+//! Defines [`Portals`]: the providers that a server needs, in the order of their indexes, and the
 //! addresses they listen on. TCP is always available; RDMA is opened only when a portal requires
-//! it, or when the portals are automatic and the host has a device. `serve.rs` creates it once for
-//! the server; then each shard creates its providers, and shard 0 listens.
+//! it, or when the portals are automatic and the host has a device. `serve.rs` creates them once
+//! for the server; then each shard creates its providers, and shard 0 listens.
 
 mod keys;
 mod passed;
@@ -76,7 +76,7 @@ pub(crate) fn passed() -> Result<Vec<PassedSocket>, Error> {
 /// Providers of a server, and the addresses they listen on.
 pub(crate) struct Portals {
     providers: Vec<Provider>,
-    /// Present with certificates or keys: for tls://, and for clients' proofs over the others.
+    /// Present with certificates or keys: for tls://, and for clients' proofs over other schemes.
     endpoint: Option<Arc<TlsEndpoint>>,
     targets: Vec<Target>,
     passed: Arc<[PassedSocket]>,
@@ -124,7 +124,7 @@ impl Portals {
         if let Some(rdma) = rdma {
             let options = RdmaOptions {
                 startup_timeout,
-                // The engine shares these among sources first; reconnects of sessions are counted
+                // The engine divides these among sources first; reconnects of sessions are counted
                 // in addition.
                 half_open_max: half_open_max.saturating_add(RDMA_RESERVE),
                 reads_max: READS_MAX,
@@ -235,7 +235,7 @@ impl Portals {
     fn cannot_listen(&self, target: Target, error: FabricError) -> Error {
         let text = format!("cannot listen on {target}");
         match error {
-            // Its own text would repeat the address.
+            // The error's own text would repeat the address.
             FabricError::System { source, .. } if target.scheme != Scheme::Rdma => {
                 let passed = passed::hint(&self.passed, &source);
                 let text = text + passed.as_deref().unwrap_or_else(|| listen_hint(&source));
@@ -246,7 +246,7 @@ impl Portals {
     }
 }
 
-/// Portals of a server without `listen`: TCP, at the sockets of the service manager if there are
+/// Portals of a server without `listen`: TCP, on the sockets of the service manager if there are
 /// any, and RDMA if it is available. With certificates or keys, TLS instead of both.
 fn automatic(plan: &Plan, passed: &[PassedSocket]) -> (Vec<Target>, Option<Rdma>) {
     let (set, has_tls) = (&plan.settings, plan.has_tls());

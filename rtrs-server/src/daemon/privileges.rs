@@ -1,4 +1,4 @@
-//! `user`: the work that the server does as root, and its change to another user.
+//! Setting `user`: the work that the server does as root, and its change to a different user.
 //!
 //! Owns [`RunAs`]. As root the server opens its exports, creates the run and state directories for
 //! the user, sets up its devices and rings, and listens. Then [`RunAs::enter`] drops all privileges
@@ -10,7 +10,7 @@
 //! - A request that io_uring passes to a worker has the credentials of the thread that submitted
 //!   it, and a ring never opens the paths of requests, so a ring created by root retains no
 //!   privileges.
-//! - Memory for RDMA is pinned later, for each path. The limit of locked memory is removed while
+//! - Memory for RDMA is pinned later, for each path. The limit on locked memory is removed while
 //!   that is allowed, so CAP_IPC_LOCK is not kept.
 //! - The kernel makes such a process undumpable: another process of the same user cannot attach to
 //!   it and take the descriptors that root has opened. It leaves no core dump.
@@ -34,8 +34,8 @@ use crate::state::state_dir;
 
 /// Directory of this process's threads.
 const TASKS: &str = "/proc/self/task";
-/// Prefix of the kernel's names for threads of a ring. A request there has its submitter's
-/// credentials.
+/// Prefix of the kernel's names for a ring's threads. A request on such a thread has its
+/// submitter's credentials.
 const RING_THREADS: &str = "iou-";
 /// Lines of a thread's status that show its capabilities. The inheritable and bounding sets have no
 /// effect without new privileges.
@@ -209,7 +209,7 @@ fn check_thread(status: &str, account: &Account) -> Result<(), String> {
         return Ok(());
     }
     let kept = |what: &str| Err(format!("thread {name} has kept {what}"));
-    // Text that is not a number results in a list that does not match.
+    // Text that is not a number yields a list that does not match.
     let numbers = |key: &str| -> Vec<u32> {
         line(key).split_whitespace().filter_map(|number| number.parse().ok()).collect()
     };

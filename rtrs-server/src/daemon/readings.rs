@@ -1,8 +1,8 @@
 //! Order of the reloads: the configuration that was read last is the last one applied.
 //!
 //! A number is raised before each reading, so that a command that saves an export can find out
-//! whether a reload may have read the old file: if none is running when the command begins, and the
-//! number is the same after the file is written, each reload reads the new file.
+//! whether a reload may have read the old file: if no reload is running when the command begins,
+//! and the number is the same after the file is written, each reload reads the new file.
 
 use parking_lot::Mutex;
 
@@ -28,7 +28,7 @@ pub(super) struct Reading<'a> {
 }
 
 impl Readings {
-    /// Begins a reading. The caller holds the lock that orders them.
+    /// Begins a reading. The caller holds the lock that orders the readings.
     pub(super) fn begin(&self) -> Reading<'_> {
         let mut state = self.0.lock();
         state.last += 1;

@@ -1,14 +1,14 @@
 //! `reload`: rereads the configuration and applies it to the exports.
 //!
-//! Owns [`Reload`]. Nothing changes if the configuration, a certificate or a key is invalid, except
-//! for a server certificate that is already in use and has expired meanwhile. Restrictions are
-//! applied first, and wait for nothing: no disk, no export and no other change delays the end of
-//! clients that lose access. Then the exports are changed. A new one that cannot be opened counts
-//! as failed, as it does at startup; where `on-missing` makes a start refuse it, no export changes,
-//! and the error lists what was applied before. Permissions are applied last, to exports that match
-//! the configuration: a list is never applied to an export that another configuration defined under
-//! the same name. An open export is neither removed nor changed, only reported. Exports added by a
-//! command stay, unless the configuration names them.
+//! Defines [`Reload`]. Nothing changes if the configuration, a certificate or a key is invalid,
+//! except for a server certificate that is already in use and has expired meanwhile. Restrictions
+//! are applied first, and wait for nothing: no disk, no export and no other change delays the end
+//! of clients that lose access. Then the exports are changed. A new export that cannot be opened
+//! counts as failed, as it does at startup; where `on-missing` makes a start refuse it, no export
+//! changes, and the error lists what was applied before. Permissions are applied last, to exports
+//! that match the configuration: a list is never applied to an export that another configuration
+//! defined under the same name. An open export is neither removed nor changed, only reported.
+//! Exports added by a command stay, unless the configuration names them.
 
 mod apply;
 
@@ -48,7 +48,7 @@ pub(super) enum Accepts {
     NoLoss,
     /// Access lists that cost clients their access.
     LostAccess,
-    /// Also the content of deleted files.
+    /// In addition, the content of deleted files.
     AllLosses,
 }
 
@@ -58,7 +58,7 @@ type Read = (Settings, Option<TlsServerConfig>, Reloaded);
 /// Certificates or keys, and the problem of the certificate in use, if any.
 type ReadTls = (TlsServerConfig, Option<String>);
 
-/// A configuration whose restrictions are applied, but not its exports and permissions.
+/// A configuration whose restrictions have been applied, but not its exports and permissions.
 pub(crate) struct ReadConfig<'a> {
     set: Settings,
     /// Number of its access lists.
@@ -112,7 +112,7 @@ impl Reload {
     }
 
     /// Whether the configuration has changes to an export that were not applied. An entry that
-    /// matches what runs counts as applied: a command has saved it.
+    /// matches the running export counts as applied: a command has saved it.
     fn is_edited(&self, configured: &ExportSpec, running: Option<&ExportSpec>) -> bool {
         let mut applied = self.applied.lock();
         if running == Some(configured) {
@@ -240,7 +240,7 @@ impl Reload {
             exports.access.losses(&access)?.refusal().map_or(Ok(()), Err)?;
         }
         *done = read;
-        // Applied before the keys, which may assign a name to another client.
+        // Applied before the keys, which may assign a name to a different client.
         let lists = exports.narrow_access(&set, &checking_losses, done);
         drop(checking_losses);
         if let (Some(endpoint), Some(config)) = (&self.tls, renewed) {
@@ -334,8 +334,8 @@ impl Changes {
         self.reload.preview(&self.exports)
     }
 
-    /// Reads the configuration to find where it defines an export, and compares that with what
-    /// runs.
+    /// Reads the configuration to find where it defines an export, and compares the definition with
+    /// the running export.
     pub(super) fn origin(&self, name: &str) -> Result<Origin, String> {
         let text = |error: Error| error.chain().to_string();
         // Before the files are read: a reload that begins later reads what the command writes, or

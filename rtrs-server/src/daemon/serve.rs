@@ -1,7 +1,7 @@
 //! Start and run of the server from a validated plan.
 //!
-//! Owns [`serve`], the binary's last call: it opens the exports, starts a thread per shard, opens
-//! the control socket, prints the addresses, and runs until a signal or a drain ends it. Each
+//! Defines [`serve`], the binary's last call: it opens the exports, starts a thread per shard,
+//! opens the control socket, prints the addresses, and runs until a signal or a drain ends it. Each
 //! thread creates its own ring, providers and engine; if any shard fails, the others are stopped
 //! and the error is returned. With `user`, the server changes to that user after it has begun to
 //! listen and before it serves any client.
@@ -52,7 +52,7 @@ use crate::plan::Plan;
 use crate::settings::{ExportSpec, Id, OnMissing, SearchSpec, Settings};
 use crate::state::StateDir;
 
-/// Time for the flushes at the end of the process.
+/// Maximum time for the flushes at the end of the process.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
 /// Maximum time to save the last writers at the end of the process.
 const WRITERS_MAX: Duration = Duration::from_secs(2);
@@ -72,7 +72,7 @@ pub fn serve(plan: &Plan, reread: Reread) -> Result<(), Error> {
 /// servers that delay, hold or break IO on command.
 ///
 /// # Errors
-/// Those of [`serve`].
+/// The errors of [`serve`].
 pub fn serve_over(
     plan: &Plan,
     over: impl Fn(Arc<dyn BlockSource>) -> Arc<dyn BlockSource>,
@@ -156,7 +156,7 @@ fn run_server(
     outcome.and(ended).and(closed)
 }
 
-/// Exports of the settings, and the parts that open further ones.
+/// Exports defined by the settings, and the parts that open further exports.
 struct Opened {
     sources: Sources,
     state: Arc<StateDir>,
@@ -184,8 +184,8 @@ fn open_exports(
     Ok(Opened { sources, state, opener, exports, failures })
 }
 
-/// Starts the threads that watch exports and certificates for changes. A thread that cannot be
-/// started is only logged.
+/// Starts the threads that watch exports and certificates for changes. A failure to start a thread
+/// is only logged.
 fn watch_changes(
     set: &Settings,
     reread: Reread,

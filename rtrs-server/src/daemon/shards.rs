@@ -1,4 +1,4 @@
-//! Threads of the shards: their common parameters, start and end.
+//! Threads of the shards: their common parameters, startup and shutdown.
 //!
 //! Each thread creates its own ring, providers and engine, reports the result, and waits until the
 //! main thread lets it serve. A shard that ends unexpectedly ends the others.
@@ -22,7 +22,7 @@ use crate::engine::session::SessionParams;
 use crate::error::{Error, ErrorKind, failed};
 use crate::export::ExportTable;
 
-/// Number of submissions that a shard's ring holds per turn before it must submit them early.
+/// Number of submissions that a shard's ring can hold in a turn before it must submit early.
 const RING_ENTRIES: u32 = 1024;
 
 /// Common parameters of all shards.
@@ -168,8 +168,8 @@ fn new_ring() -> Result<std::rc::Rc<Ring>, Error> {
     Ring::new(RING_ENTRIES).map_err(failed(ErrorKind::System, "cannot set up io_uring"))
 }
 
-/// Sets up the rings of this many shards together, because they share the limit of locked memory,
-/// and releases them.
+/// Sets up the rings of this many shards at the same time, because they share the locked-memory
+/// limit, and then releases them.
 ///
 /// # Errors
 /// [`ErrorKind::System`] with the limit and its remedy.

@@ -6,7 +6,7 @@ use crate::control_protocol::{ExportList, Listener, Load, Sessions};
 
 /// Addresses of a server.
 pub(super) struct Addresses<'a> {
-    /// Portals that it listens on.
+    /// Portals that the server listens on.
     pub(super) portals: &'a [String],
     /// Portals that use a socket of the service manager.
     pub(super) activated: &'a [String],

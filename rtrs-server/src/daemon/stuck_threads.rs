@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// Interval between checks of the threads.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Waits up to `within` until each thread has been able to take a signal. The error names one that
-/// has not. `tasks` is the directory of the threads in /proc.
+/// Waits up to `within` until each thread has been able to take a signal. The error names a thread
+/// that was not. `tasks` is the directory of the threads in /proc.
 pub(super) fn wait_for_stuck_threads(tasks: &Path, within: Duration) -> Result<(), String> {
     let until = Instant::now() + within;
     let mut stuck = stuck_threads(tasks);
@@ -60,7 +60,7 @@ mod tests {
         let dir = tasks.join(thread);
         fs::create_dir_all(&dir).unwrap();
         let status = format!("Name:\texport-{thread}\nState:\t{state}\nTgid:\t1\n");
-        // Replaced as a whole, because it may be read meanwhile.
+        // The file is replaced as a whole, because it may be read meanwhile.
         fs::write(dir.join("new"), status).unwrap();
         fs::rename(dir.join("new"), dir.join("status")).unwrap();
     }
@@ -81,7 +81,7 @@ mod tests {
             set(&dir.0, "1", "D (disk sleep)");
             set(&dir.0, "3", "S (sleeping)");
             thread::sleep(2 * LOOK_AGAIN);
-            // Each waits for a disk for a moment, but none all the time.
+            // Each thread waits for a disk for a moment, but none all the time.
             set(&dir.0, "1", "S (sleeping)");
             assert_eq!(waits.join().unwrap(), Ok(()));
         });

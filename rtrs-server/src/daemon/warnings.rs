@@ -1,7 +1,7 @@
 //! Warnings about settings that work but may not have the intended effect.
 //!
-//! [`warnings`] reads settings and files and changes nothing. `--check` prints the warnings; a
-//! start and a reload log them.
+//! [`warnings`] reads settings and files and changes nothing. `--check` prints the warnings;
+//! startup and reloads log them.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::settings::{AuditLog, Settings, exports_dir};
 
 /// Returns all warnings for the operator.
 pub(crate) fn warnings(set: &Settings) -> Vec<String> {
-    // Problems of the files or of the certificate are reported as errors.
+    // Problems with the files or the certificate are reported as errors.
     let tls = read_tls(set).ok().flatten();
     let expiry = tls.as_ref().and_then(|tls| tls.check_own().ok().flatten());
     let mut all: Vec<String> = expiry.into_iter().collect();
@@ -75,7 +75,7 @@ pub(crate) fn warnings(set: &Settings) -> Vec<String> {
     all
 }
 
-/// Finds exports without a list that no client can open, because others have one.
+/// Finds exports without a list that no client can open because other exports have a list.
 fn closed_exports(set: &Settings) -> Option<String> {
     let (closed, listed): (Vec<_>, Vec<_>) =
         set.export.iter().partition(|spec| spec.access.is_empty());
@@ -90,7 +90,7 @@ fn closed_exports(set: &Settings) -> Option<String> {
     ))
 }
 
-/// Returns the warnings that a start with these settings would have for the rules of one list.
+/// Returns the warnings that a start with these settings would produce for the rules of a list.
 pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String> {
     let mut all: Vec<String> = without_interface(rules.iter()).collect();
     if rules.iter().all(|rule| rule.name().is_none()) {
@@ -103,7 +103,7 @@ pub(super) fn rule_warnings(set: &Settings, rules: &[AccessRule]) -> Vec<String>
     all
 }
 
-/// Warns of rules whose interface does not exist.
+/// Warns about rules whose interface does not exist.
 fn without_interface<'a>(
     rules: impl Iterator<Item = &'a AccessRule>,
 ) -> impl Iterator<Item = String> {
@@ -140,16 +140,16 @@ fn rules_without_clients<'a>(
     })
 }
 
-/// Whether clients can authenticate at any of these portals.
+/// Whether clients can authenticate on any of these portals.
 fn proves(listen: &[Auto<Portal>]) -> bool {
     listen.iter().any(|portal| match portal {
         Auto::Is(portal) => portal.scheme() != Scheme::Tcp,
-        // With certificates or keys, it is tls://.
+        // With certificates or keys, `auto` means tls://.
         Auto::Auto => true,
     })
 }
 
-/// Warns of operations that the configured user will not be permitted.
+/// Warns about operations that the configured user will not be permitted.
 fn user_warnings(set: &Settings) -> Vec<String> {
     let Some(user) = &set.user else { return Vec::new() };
     // A user that does not exist is reported as an error.

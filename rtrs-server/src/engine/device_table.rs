@@ -1,13 +1,13 @@
 //! Mapping of a session's device IDs to exports, readable by every shard without a lock.
 //!
 //! Each ID has one atomic word, which the control shard writes on OPEN and CLOSE, and which each IO
-//! loads once. IDs are per session, start at 0, and the lowest free one is reused first, as in the
-//! kernel. A session opens an export once at most, so there are no more IDs than exports. The ID of
-//! a removed export is not reused before the client closes it, because the client may not know of
-//! the removal yet.
+//! loads once. IDs are per session and start at 0, and the lowest free ID is reused first, as in
+//! the kernel. A session opens an export at most once, so there are no more IDs than exports. The
+//! ID of a removed export is not reused before the client closes it, because the client may not
+//! know about the removal yet.
 //!
-//! Word: 0 when closed; else bit 31 set, bit 30 "writes allowed", low 16 bits the export; or only
-//! bit 29 when the export was removed.
+//! The word is 0 when the ID is closed. Otherwise bit 31 is set, bit 30 means "writes allowed", and
+//! the low 16 bits hold the export; if the export was removed, only bit 29 is set.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -25,12 +25,12 @@ const REMOVED: u32 = 1 << 29;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
-/// An open device, as IO sees it.
+/// An open device, as seen by an IO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEntry {
     /// Export of the device.
     pub export: ExportIndex,
-    /// Whether the session may write to it.
+    /// Whether the session may write to the device.
     pub writable: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct DeviceEntry {
 #[derive(Debug)]
 pub struct DeviceTable {
     rows: Segments<Row>,
-    /// Number of IDs that were ever used.
+    /// Number of IDs that have ever been used.
     used: AtomicU32,
 }
 
@@ -67,7 +67,7 @@ impl DeviceTable {
     /// Returns the device of an ID.
     ///
     /// # Errors
-    /// EIDRM if the export was removed, ENOTCONN if the ID is not open.
+    /// Fails with EIDRM if the export was removed, or ENOTCONN if the ID is not open.
     pub fn lookup(&self, id: DeviceId) -> Result<DeviceEntry, u16> {
         let word = self.row(id).map_or(0, |row| row.word.load(Ordering::Acquire));
         match word {
@@ -91,7 +91,7 @@ impl DeviceTable {
     }
 
     /// Opens an export under the lowest free ID, or changes the rights of its current ID. Returns
-    /// None if every ID is in use. `epoch` is the export's, for an export that is not open yet.
+    /// None if every ID is in use. `epoch` is the epoch of an export that is not open yet.
     pub fn open(&self, entry: DeviceEntry, epoch: u32) -> Option<DeviceId> {
         let id = match self.find(entry.export) {
             Some(id) => id,
@@ -110,7 +110,7 @@ impl DeviceTable {
         Some(id)
     }
 
-    /// Closes an ID. Returns the device that was open under it.
+    /// Closes an ID. Returns the device that was open under this ID.
     pub fn close(&self, id: DeviceId) -> Option<DeviceEntry> {
         let entry = self.get(id);
         self.row(id)?.word.store(0, Ordering::Release);
@@ -126,7 +126,7 @@ impl DeviceTable {
         }
     }
 
-    /// All IDs that were ever open.
+    /// All IDs that have ever been open.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = DeviceId> + use<> {
         (0..self.used.load(Ordering::Relaxed)).map(DeviceId)
     }

@@ -11,10 +11,10 @@ use super::reply_to::ReplyTo;
 pub enum Examined {
     /// Not examined for this open.
     No,
-    /// Examined; the export is to be opened as it is now.
+    /// Examined; the export is to be opened in its current state.
     Yes,
-    /// Examined; the path leads elsewhere, and a running change of exports kept the export from
-    /// being reopened in time.
+    /// Examined; the path leads elsewhere, and an ongoing change of exports prevented the export
+    /// from being reopened in time.
     Outdated,
 }
 
@@ -26,7 +26,8 @@ pub struct OpenMode {
     /// Whether the client compares cache IDs: it has room for the long response, unlike a kernel
     /// client.
     pub compares: bool,
-    /// Whether the client had the export open here before, with requests from that time.
+    /// Whether the client had the export open here before and may still have requests from that
+    /// time.
     pub returns: bool,
     /// Whether the target was examined for this open, and with which result.
     pub examined: Examined,
@@ -40,7 +41,7 @@ impl OpenMode {
     }
 }
 
-/// An open of a name that is not exported, passed to a [`Finder`] and back.
+/// Open of a name that is not exported, passed to a [`Finder`] and back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Search {
     /// Destination of the answer.
@@ -53,17 +54,17 @@ pub struct Search {
     pub name: Name,
 }
 
-/// Examines targets of named exports before the first session opens them, because a path may lead
-/// to another file by then.
+/// Examines targets of named exports before the first session opens them, because a path may by
+/// then lead to a different file.
 pub trait Examiner: fmt::Debug + Send + Sync {
-    /// Takes an open without blocking. The open is sent to the control shard again, with the result
-    /// of the examination. Returns false if the open was not taken.
+    /// Takes an open without blocking. Later, the open is sent to the control shard again, with the
+    /// result of the examination. Returns false if the open was not taken.
     fn examine(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool;
 }
 
 /// Searches for names that are not exported.
 pub trait Finder: fmt::Debug + Send + Sync {
-    /// Takes a search without blocking; its result is a message to the control shard. Returns false
-    /// if there will be no result.
+    /// Takes a search without blocking; the result arrives as a message to the control shard.
+    /// Returns false if there will be no result.
     fn find(&self, search: Search) -> bool;
 }

@@ -1,32 +1,32 @@
-//! Losses that one session has not yet been informed of, for one export that it has open.
+//! Losses of an open export that have not yet been reported to a session.
 //!
 //! A flush of the session fails if it covers writes that were acknowledged before the export's
-//! epoch rose, even if the sync itself succeeds: another sync has consumed the error (`epoch.rs`).
-//! That happens once per session, regardless of which session got the error, and a successful flush
-//! of another session changes nothing.
+//! epoch rose, even if the sync itself succeeds, because a different sync has consumed the error
+//! (`epoch.rs`). Each session has one such failure, regardless of which session got the error, and
+//! a successful flush by a different session changes nothing.
 //!
-//! In the steady state shards only read these words: a write stores something only if it is the
-//! first since a flush was submitted.
+//! In the steady state shards only read these words: a write stores a value only if it is the first
+//! since a flush was submitted.
 //!
 //! `dirty` describes the writes that no successful flush has covered: the lowest epoch in which any
-//! was submitted, and the generation in which the last one was acknowledged. A flush begins a new
-//! generation when it is submitted and covers the earlier ones. The epoch is that of a write's
-//! *submission*. A write that is acknowledged in a later epoch than it was submitted in counts as
-//! lost (`late`) until a flush that covers it has failed: a failure that was reported before its
-//! acknowledgment did not cover it.
+//! such write was submitted, and the generation in which the last one was acknowledged. A flush
+//! begins a new generation when it is submitted and covers the earlier generations. The epoch is
+//! that of a write's *submission*. A write that is acknowledged in a later epoch than that of its
+//! submission counts as lost (`late`) until a flush that covers it has failed: a failure reported
+//! before the write's acknowledgment did not cover the write.
 
 use rtrs_core::ids::PermitId;
 use rtrs_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::path::key::PathKey;
 
-/// State at the submission of a flush: covered writes, and losses reported so far.
+/// State when a flush is submitted: covered writes, and losses reported so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushMark {
     generation: u32,
     reported: u32,
     epoch: u32,
-    /// Whether the flush may be another copy of the one that reported the last loss.
+    /// Whether the flush may be a copy of the flush that reported the last loss.
     repeats: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct FlushMark {
 pub enum Hidden {
     /// Covered writes may be lost, and the session has not been informed.
     Loss,
-    /// Another flush reported the loss while this one ran.
+    /// A different flush reported the loss while this one was running.
     ReportedMeanwhile,
 }
 
@@ -51,7 +51,7 @@ pub struct FlushLedger {
     reported: AtomicU32,
     /// Path and permit of the last flush that reported a loss.
     reported_to: AtomicU64,
-    /// Epoch at the time when the session opened the export.
+    /// Epoch when the session opened the export.
     opened: AtomicU32,
 }
 
@@ -82,12 +82,12 @@ impl FlushLedger {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// Epoch at the time when the session opened the export.
+    /// Epoch when the session opened the export.
     pub fn opened(&self) -> u32 {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// Returns what an ending session leaves unflushed: the lowest epoch of a write that no
+    /// Returns the unflushed state of an ending session: the lowest epoch of a write that no
     /// successful flush has covered, and whether a loss must still be reported. Returns None if
     /// nothing is left.
     pub fn unflushed(&self) -> Option<(u32, bool)> {
@@ -96,8 +96,8 @@ impl FlushLedger {
         dirty.map(|(oldest, _)| (oldest, late)).or_else(|| late.then_some((u32::MAX, true)))
     }
 
-    /// Takes over what a former session left: a loss, or unflushed writes, which count from this
-    /// epoch on. Called before the session has the device.
+    /// Takes over the state of a former session: a loss, or unflushed writes, which count from this
+    /// epoch onwards. Called before the session has the device.
     pub fn resume(&self, epoch: u32, lost: bool) {
         if lost {
             self.report_again();
@@ -137,8 +137,8 @@ impl FlushLedger {
         }
     }
 
-    /// Records a flush before it is submitted in this epoch. If it may be another copy of the flush
-    /// that reported the last loss, it reports that loss again.
+    /// Records a flush before it is submitted in this epoch. A flush that may be a copy of the one
+    /// that reported the last loss reports that loss again.
     pub fn begin_flush(&self, epoch: u32, path: PathKey, permit: PermitId) -> FlushMark {
         let repeats = self.may_repeat(path, permit);
         if repeats {
@@ -160,8 +160,8 @@ impl FlushLedger {
             if self.reported.load(Ordering::SeqCst) != mark.reported {
                 return Some(Hidden::ReportedMeanwhile);
             }
-            // Meanwhile, a shard that has not seen the epoch rise may acknowledge a write: that
-            // write is checked too before it counts as covered.
+            // In the meantime, a shard that has not seen the epoch rise may acknowledge a write:
+            // that write, too, is checked before it counts as covered.
             match self.cover(word, mark) {
                 Ok(()) => return None,
                 Err(now) => word = now,
@@ -169,12 +169,12 @@ impl FlushLedger {
         }
     }
 
-    /// Records that a flush is about to report a failure, which informs the session about the
-    /// covered writes.
+    /// Records that a flush is about to report a failure, which tells the session about the covered
+    /// writes.
     ///
     /// A flush that fails because of another flush causes no further failures, and a flush that may
     /// be a copy is not used to detect further copies. Otherwise flushes that always overlap, or
-    /// always use one permit on changing paths, would fail forever.
+    /// always use the same permit on changing paths, would fail forever.
     pub fn report(&self, mark: FlushMark, hidden: Hidden, path: PathKey, permit: PermitId) {
         let place = if mark.repeats { 0 } else { place(path, permit) };
         self.reported_to.store(place, Ordering::SeqCst);
@@ -185,7 +185,7 @@ impl FlushLedger {
         #[allow(clippy::cast_possible_truncation, reason = "a generation plus one")]
         let covered = late != 0 && !is_later((late - 1) as u32, mark.generation);
         if covered {
-            // A late write that arrives meanwhile is kept.
+            // A late write that arrives in the meantime is kept.
             let _ = self.late.compare_exchange(late, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
         let mut word = self.dirty.load(Ordering::SeqCst);
@@ -194,9 +194,9 @@ impl FlushLedger {
         }
     }
 
-    /// Marks what the flush covers in this value of `dirty` as settled. Writes acknowledged since
-    /// its submission belong to its epoch or a later one, or are late. If the word has changed,
-    /// returns its current value as the error.
+    /// Marks the writes that the flush covers in this value of `dirty` as settled. Writes
+    /// acknowledged since the flush was submitted belong to its epoch or a later one, or are late.
+    /// If the word has changed, returns its current value as the error.
     fn cover(&self, word: u64, mark: FlushMark) -> Result<(), u64> {
         let next = match unpack(word) {
             Some((oldest, last)) if is_later(last, mark.generation) => {
@@ -211,15 +211,15 @@ impl FlushLedger {
         swapped.map(drop)
     }
 
-    /// Makes the next flush report a loss again, because the answer that reported it may have been
-    /// lost with its path.
+    /// Makes the next flush report a loss again, because the answer that reported the loss may have
+    /// been lost with its path.
     pub fn report_again(&self) {
         let generation = self.generation.load(Ordering::SeqCst);
         self.late.store(u64::from(generation) + 1, Ordering::SeqCst);
     }
 
-    /// Whether a flush may be another copy of the one that reported the last loss: it has the same
-    /// permit and arrived over another path.
+    /// Whether a flush may be a copy of the flush that reported the last loss: it has the same
+    /// permit and arrived over a different path.
     fn may_repeat(&self, path: PathKey, permit: PermitId) -> bool {
         let reported = self.reported_to.load(Ordering::Acquire);
         reported != 0 && reported != place(path, permit) && (reported - 1) as u16 == permit.0
@@ -314,7 +314,7 @@ mod tests {
         assert!(end(&ledger, mark, 1));
         assert!(flush(&ledger, 1), "it was not covered by that one");
         assert!(!flush(&ledger, 1));
-        // Continuous writes do not keep flushes failing.
+        // Continuous writes do not make flushes fail repeatedly.
         ledger.wrote(1, 1);
         for _ in 0..3 {
             let mark = begin(&ledger, 1);

@@ -1,9 +1,9 @@
 //! The engine of one server shard: its part of every session, and on shard 0 the control engine.
 //!
-//! The engine processes events of the shard's providers and messages of other shards. It sends work
-//! requests to the providers, and messages through [`ServerEngine::take_message`]. It does no IO of
-//! its own and reads no clock, so that the driver can run it on a reactor and the simulator in
-//! virtual time. Messages that a shard sends to itself are handled within the same call.
+//! The engine processes events of the shard's providers and messages from other shards. It sends
+//! work requests to the providers, and messages through [`ServerEngine::take_message`]. It does no
+//! IO of its own and reads no clock, so that the driver can run it on a reactor and the simulator
+//! in virtual time. Messages that a shard sends to itself are handled within the same call.
 
 pub mod authenticator;
 pub mod control;
@@ -62,8 +62,8 @@ pub struct ServerEngine {
 }
 
 impl ServerEngine {
-    /// Creates a shard without sessions. All shards of a server get equal parameters and the same
-    /// table.
+    /// Creates a shard without sessions. All shards of a server must get equal parameters and
+    /// the same table.
     pub fn new(params: SessionParams, core: Core, exports: &Arc<ExportTable>) -> Self {
         let index = core.index;
         let control = (index.0 == 0).then(|| Control::new(params, Arc::clone(exports)));
@@ -161,8 +161,8 @@ impl ServerEngine {
         owns
     }
 
-    /// Passes the connection request of a ping to its shard. The number in transit is limited to
-    /// the number that may run.
+    /// Passes a ping's connection request to the shard that serves pings. The number of requests in
+    /// transit is limited to the number of pings that may run.
     fn hand_over(
         &mut self,
         provider: ProviderIndex,
@@ -304,7 +304,7 @@ impl ServerEngine {
         }
     }
 
-    /// Processes messages to this shard and queues those to others.
+    /// Processes messages to this shard and queues those for other shards.
     fn deliver(&mut self, now: Instant, fabrics: &mut Fabrics) {
         while let Some((to, message)) = self.out.take() {
             if to == self.core {

@@ -1,9 +1,9 @@
-//! Last writers of an export, kept for the next process of the server.
+//! Last writers of an export, saved for the server's next process.
 //!
-//! A client that returns after another one has written must not continue. Within a process,
-//! `control/writers.rs` detects that. The next process detects it only by the list of displaced
-//! sessions that this one has saved. Sessions in neither list may open the export, because a save
-//! can fail and a wrong refusal would fail all IO of a client.
+//! A client that returns after a different client has written must not continue. Within a process,
+//! `control/writers.rs` detects that. The next process can detect it only from the list of
+//! displaced sessions that this process has saved. Sessions in neither list may open the export,
+//! because a save can fail and an incorrect refusal would fail all IO of a client.
 
 use std::fmt;
 
@@ -30,13 +30,13 @@ impl From<SessionId> for SessionHash {
     }
 }
 
-/// Sessions that have written to an export, the latest at the end of each list.
+/// Sessions that have written to an export, with the latest at the end of each list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriterLists {
-    /// The last session that opened the export for exclusive writing, and those that migrated from
-    /// it since.
+    /// The last session that opened the export for exclusive writing, and sessions that have
+    /// migrated from it since then.
     pub writers: Vec<SessionHash>,
-    /// Sessions after which another one has opened the export for exclusive writing.
+    /// Sessions that were followed by a different session opening the export for exclusive writing.
     pub displaced: Vec<SessionHash>,
 }
 
@@ -48,13 +48,13 @@ pub struct SavedWriters {
 }
 
 impl SavedWriters {
-    /// Continues with saved lists, and saves changes.
+    /// Continues with saved lists, and saves changes to them.
     pub fn kept(lists: WriterLists, store: Box<dyn WriterStore>) -> Self {
         Self { lists: Mutex::new(lists), store: Some(store) }
     }
 
-    /// Whether another session has opened the export for exclusive writing since this one, as far
-    /// as is known.
+    /// Whether, according to the lists, a different session has opened the export for exclusive
+    /// writing since this session did.
     pub(crate) fn have_displaced(&self, session: SessionId) -> bool {
         self.lists.lock().displaced.contains(&session.into())
     }
@@ -64,8 +64,8 @@ impl SavedWriters {
         self.lists.lock().writers.contains(&session.into())
     }
 
-    /// Records that a session has opened the export for writing. It `joins` the last writers, or
-    /// displaces them.
+    /// Records that a session has opened the export for writing. The session `joins` the last
+    /// writers, or displaces them.
     pub(crate) fn opened(&self, session: SessionId, joins: bool) {
         let session = SessionHash::from(session);
         let mut lists = self.lists.lock();
@@ -117,7 +117,7 @@ mod tests {
         first.opened(session(1), false);
         first.opened(session(1), false);
         assert_eq!(saved.lock().len(), 1, "saved only when it changes");
-        // Its predecessor is known from the earlier process.
+        // The session's predecessor is known from the earlier process.
         let second = start();
         second.opened(session(2), false);
         second.opened(session(3), true);

@@ -64,7 +64,7 @@ pub struct SessionParams {
     pub discovery: bool,
     /// Limits on pings.
     pub pings: PingServerConfig,
-    /// Time for running requests at shutdown.
+    /// Time that running requests have to complete at shutdown.
     pub shutdown_grace: Duration,
     /// Number of shards. Connection k >= 1 of a path is on shard (k - 1 + n) % shards, where n is
     /// specific to the session.

@@ -8,7 +8,7 @@ use rtrs_core::log_limit::LogLimits;
 use rtrs_core::status::IoStatus;
 use rtrs_core::time::Instant;
 
-/// Rate limit of one export's lines.
+/// Rate limit on one export's lines.
 #[derive(Debug, Default)]
 pub(crate) struct SyncFailures(Mutex<LogLimits<()>>);
 
@@ -50,7 +50,7 @@ impl SyncFailures {
         deadline
     }
 
-    /// Logs the number of suppressed lines if that is due. Returns when the next ones are.
+    /// Logs the number of suppressed lines if that is due. Returns when the next report is due.
     pub(crate) fn log_suppressed(&self, failed: FailedSyncs<'_>, now: Instant) -> Option<Instant> {
         let FailedSyncs { export, epoch, failures } = failed;
         let (overdue, deadline) = {

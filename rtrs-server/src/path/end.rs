@@ -65,7 +65,7 @@ pub enum PathEnd {
     /// The local transport refused an operation.
     #[error("transport error: {0}")]
     Fabric(String),
-    /// An impossible state: a bug of this server.
+    /// An impossible state: a bug in this server.
     #[error("internal error: {0}")]
     Internal(&'static str),
     /// Memory or another resource for the path is missing.
@@ -101,11 +101,11 @@ pub enum PathEnd {
     /// The client reconnects this path, so its current connections are dead.
     #[error("the client reconnected the path")]
     Replaced,
-    /// The client abandoned the path and reported that over another one.
+    /// The client abandoned the path and reported this over another path.
     #[error("the client abandoned the path")]
     Fenced,
-    /// The client resent a request over another path while this one still has it, so it abandoned
-    /// this path.
+    /// The client resent a request over another path while this path still has the request, so the
+    /// client abandoned this path.
     #[error("the client resent a request over path {0}")]
     Superseded(PathKey),
     /// The operator ended the path.
@@ -120,10 +120,10 @@ pub enum PathEnd {
     /// The server no longer accepts the client's certificate or key.
     #[error("the client's certificate or key is no longer accepted")]
     Unknown,
-    /// Another gateway serves an export of its session.
+    /// Another gateway now serves an export of the path's session.
     #[error("an export of the session moved to another gateway")]
     Moved,
-    /// The server shuts down.
+    /// The server is shutting down.
     #[error("the server is stopping")]
     Shutdown,
 }
@@ -141,7 +141,7 @@ impl PathEnd {
         }
     }
 
-    /// Whether connections should end at once instead of in order.
+    /// Whether connections should end abruptly rather than in an orderly way.
     pub const fn is_abrupt(&self) -> bool {
         !matches!(self, Self::Shutdown)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Number of a path in this process, from 1, never reused. Below 2^48 (`engine/io/permits.rs`).
+/// Number of a path in this process: at least 1, below 2^48 (`engine/io/permits.rs`), never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathKey(pub u64);
 

@@ -12,11 +12,11 @@ use crate::error::{Error, ErrorKind};
 /// Name of the directory next to the configuration file.
 pub(crate) const DEFAULT: &str = "exports.d";
 
-/// Lists the files of the directory that contain exports, sorted. Hidden files, which editors
-/// create next to the file they edit, do not count.
+/// Lists the files in the directory that contain exports, sorted. Hidden files, which editors
+/// create next to the file they edit, are ignored.
 ///
 /// # Errors
-/// [`ErrorKind::ConfigFile`], naming the directory.
+/// Fails with [`ErrorKind::ConfigFile`], naming the directory.
 pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let unreadable = |source| {
         let text = format!("cannot read the directory {} (exports-dir)", dir.display());
@@ -33,7 +33,7 @@ pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Whether a file of the directory is a symbolic link whose target does not exist.
+/// Whether a file in the directory is a symbolic link whose target does not exist.
 pub(crate) fn leads_nowhere(file: &Path) -> bool {
     let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
     file.is_symlink() && fs::metadata(file).is_err_and(is_missing)
@@ -45,10 +45,10 @@ pub(crate) fn describe_dangling(link: &Path) -> String {
     format!("{} is a symbolic link to {}, which does not exist", link.display(), target.display())
 }
 
-/// Warns about files of the directory that look like files of exports but are not read, and about
-/// empty ones, which may have been truncated by mistake.
+/// Warns about files in the directory that look like export files but are not read, and about empty
+/// files, which may have been truncated by mistake.
 pub(crate) fn warnings(dir: &Path) -> Vec<String> {
-    // A directory that cannot be read is an error.
+    // A directory that cannot be read is reported as an error.
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut unread: Vec<PathBuf> = entries
         .map(|entry| entry.path())
@@ -70,10 +70,10 @@ pub(crate) fn warnings(dir: &Path) -> Vec<String> {
     unread.into_iter().map(text).chain(empty).collect()
 }
 
-/// Reads the exports of one file. An empty file has none.
+/// Reads the exports in a file. An empty file has none.
 ///
 /// # Errors
-/// [`ErrorKind::ConfigFile`] and [`ErrorKind::Config`], with name, line and remedy.
+/// Fails with [`ErrorKind::ConfigFile`] or [`ErrorKind::Config`], with name, line and remedy.
 pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
     // Reading a pipe would wait for a writer. Other errors are reported by the read.
     if fs::metadata(file).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
@@ -86,17 +86,17 @@ pub(crate) fn read(file: &Path) -> Result<Vec<ExportSpec>, Error> {
 /// Parses the text of a file with exports.
 ///
 /// # Errors
-/// [`ErrorKind::Config`], with name, line and remedy.
+/// Fails with [`ErrorKind::Config`], with name, line and remedy.
 pub(crate) fn parse(text: &str, file: &Path) -> Result<Vec<ExportSpec>, Error> {
     let exports = deserialize_list(serde_yaml::Deserializer::from_str(text));
     let exports = exports.map_err(|error| yaml_error(&error, &file.display().to_string()))?;
     Ok(exports.unwrap_or_default())
 }
 
-/// Finds the file of the directory that defines an export.
+/// Finds the file in the directory that defines an export.
 ///
 /// # Errors
-/// Those of [`files`] and [`read`].
+/// Fails like [`files`] and [`read`].
 pub(crate) fn file_of(dir: &Path, name: &str) -> Result<Option<PathBuf>, Error> {
     for file in files(dir)? {
         if read(&file)?.iter().any(|spec| spec.resolved_name().is_ok_and(|its| its == name)) {
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// Emacs keeps its lock next to the edited file, as a link that leads nowhere.
+    /// Emacs keeps its lock next to the edited file, as a dangling link.
     #[test]
     fn hidden_files_and_other_endings_are_ignored() {
         let scratch = format!("rtrs-exports-dir-{}", std::process::id());
@@ -149,7 +149,7 @@ mod tests {
         );
     }
 
-    /// Reading it would wait for a writer.
+    /// Reading the pipe would wait for a writer.
     #[test]
     fn a_pipe_is_refused() {
         let path = std::env::temp_dir().join(format!("rtrs-pipe-{}.yaml", std::process::id()));

@@ -18,7 +18,7 @@ pub struct NbdUrl {
     text: String,
     /// Address of the server.
     pub address: ServerAddress,
-    /// Name of the export at the server.
+    /// Name of the export on the server.
     pub name: String,
 }
 

@@ -1,6 +1,6 @@
 //! The value of `search-path`: where to look up names that are not exported.
 //!
-//! Owns [`SearchSpec`]: `off`, or an absolute directory, which may end with `%SESSNAME%`.
+//! Defines [`SearchSpec`]: `off`, or an absolute directory, which may end with `%SESSNAME%`.
 //! `search.rs` looks up names below it.
 
 use std::fmt;

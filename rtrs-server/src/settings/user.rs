@@ -1,6 +1,6 @@
-//! The user that a server runs as after its start: the value of `user`.
+//! The user that a server runs as after startup: the value of `user`.
 //!
-//! Owns [`UserSpec`], a text `NAME[:GROUP]`. The start of the server checks whether the user exists
+//! Owns [`UserSpec`], a text `NAME[:GROUP]`. At startup the server checks whether the user exists
 //! (`daemon/privileges.rs`).
 
 use std::fmt;

@@ -40,8 +40,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Removed while the lock is held: a server that waits for it then finds the name missing
-        // and starts over.
+        // Removed while the lock is held: a server that waits for the lock then finds the name
+        // missing and starts over.
         let _ = fs::remove_file(&self.lock);
     }
 }

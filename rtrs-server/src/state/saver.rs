@@ -13,10 +13,10 @@ pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 /// A save of the latest content of a file.
 pub(super) trait Save: Send + Sized + 'static {
-    /// Whether a save writes the same file, so that the later one suffices.
+    /// Whether both saves write the same file, so that the later one suffices.
     fn has_file_of(&self, other: &Self) -> bool;
 
-    /// Writes the file, unless it is already saved. Returns a save that is to be repeated.
+    /// Writes the file, unless it is already saved. Returns the save if it must be repeated.
     fn run(self) -> Option<Self>;
 }
 
@@ -28,14 +28,14 @@ enum Job<S> {
     Finish(Sender<bool>),
 }
 
-/// Sends saves to the thread, which ends with the last sender.
+/// Sends saves to the thread, which ends when the last sender is dropped.
 #[derive(Debug)]
 pub(super) struct Saver<S> {
     jobs: Sender<Job<S>>,
     running: Arc<Running>,
 }
 
-/// Start of the running save; None if there is none, or if it was reported.
+/// Start of the running save; None if no save is running, or if it was reported.
 #[derive(Debug, Default)]
 struct Running(Mutex<Option<Instant>>);
 
@@ -126,7 +126,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A save of a file with this number, which fails this often.
+    /// A save of the file with this number, which fails this many times.
     struct Failing {
         file: u32,
         fails: u32,

@@ -3,7 +3,8 @@
 //! The file is replaced as a whole, by a thread that tries again until it succeeds. It is read and
 //! written under the claim of the export's epoch. A save that waits does not hold the claim, so
 //! that a full disk does not keep the export from being reopened; the last save of a closed export
-//! holds it, and is tried once. If the file is missing or damaged, no earlier writer is known.
+//! holds the claim, and is tried once. If the file is missing or damaged, no earlier writer is
+//! known.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -79,7 +80,7 @@ impl Save for WritersSave {
             self.unsaved.logged.store(false, Ordering::Relaxed);
             return None;
         };
-        // Newer lists may have come meanwhile.
+        // Newer lists may have arrived meanwhile.
         let mut newest = self.unsaved.lists.lock();
         *newest = newest.take().or(Some(lists));
         drop(newest);
@@ -142,7 +143,8 @@ fn read(path: &Path, owner: Option<&Account>) -> WriterLists {
     WriterLists::default()
 }
 
-/// Reads the last writers of an export that is open under this claim. They are saved from now on.
+/// Reads the last writers of an export that is open under this claim. Changes are saved from now
+/// on.
 pub(super) fn open(
     claim: Arc<Claim>,
     saver: Saver<WritersSave>,
@@ -224,7 +226,7 @@ mod tests {
                 second.epoch_and_writers("vol", false).unwrap().1
             });
             is_waiting.recv().unwrap();
-            // Time for the second one to do what it can before it has the claim.
+            // Gives the second process time to do what it can before it gets the claim.
             thread::sleep(Duration::from_millis(50));
             writers.opened(session(1), false);
             writers.opened(session(2), false);

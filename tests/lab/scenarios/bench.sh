@@ -6,15 +6,15 @@
 # groups: bench
 # in-all: no
 #
-# Every peer has a disk of its own, all of one kind, and stays up throughout. Each pass goes through
+# Every peer has its own disk, all of the same kind, and stays up throughout. Each pass goes through
 # the rows, and for each row through the peers, so that compared measurements run within the same
 # minute. scripts/lab.sh reads RTRS_LAB_BENCH_PASSES [3], RTRS_LAB_BENCH_SECONDS [4, for each
-# measurement], and RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, which select peers and rows.
-# A measurement that hangs and a peer that cannot be started are reported and left out. No speed
-# fails the scenario.
+# measurement], and RTRS_LAB_BENCH_PEERS and RTRS_LAB_BENCH_ROWS, which select peers and rows. A
+# measurement that hangs and a peer that cannot be started are reported and left out. No speed makes
+# the scenario fail.
 
-# Ours over RDMA, ours without always-invalidate, two kernel peers over RDMA; then over TCP, ours
-# with CRC32C and without.
+# Ours over RDMA, ours without always-invalidate, and two kernel peers over RDMA; then, over TCP,
+# ours with CRC32C and ours without.
 PEERS=${LAB_BENCH_PEERS:-ours-rdma ours-off rnbd nvme-rdma ours-tcp ours-plain nvme-tcp nbd-server \
 nbdkit}
 ROWS=${LAB_BENCH_ROWS:-r4q1 r4q32 w4q32 r64s w64s}
@@ -84,7 +84,7 @@ start_one() { # peer name argument...
 start_rnbd() { # disk
     local device
     kernel_server 1236 || return 1
-    # The port must precede its path; otherwise it is 1234, where our server listens.
+    # The port must precede its path; otherwise the port is 1234, on which our server listens.
     device=$(kernel_map sessname=bench dest_port=1236 path=ip:10.0.0.1@ip:10.0.0.2 \
         "device_path=$1") || return 1
     [ -b "/dev/$device" ] && DEVICE[rnbd]=/dev/$device
@@ -102,7 +102,7 @@ start_nvme() { # rdma|tcp port disk
 }
 
 # Waits for a server on a port, then connects the kernel's client with a connection for each CPU, as
-# ours has.
+# for ours.
 start_nbd() { # peer port export
     local device at
     for at in {0..15}; do
@@ -117,7 +117,7 @@ start_nbd() { # peer port export
 start_nbd-server() { # disk
     printf '[generic]\nlistenaddr = 10.0.0.2\nport = 10809\n[vol]\nexportname = %s\n' "$1" \
         >"$LAB_WORK/nbd-server.conf"
-    # With -d it serves one connection and exits, so it runs as a daemon.
+    # With -d, nbd-server serves one connection and exits, so it runs as a daemon.
     nbd-server -C "$LAB_WORK/nbd-server.conf" -p "$LAB_WORK/nbd-server.pid" || return 1
     start_nbd nbd-server 10809 vol
 }
@@ -146,7 +146,7 @@ cable_bytes() {
     echo $(($(cat $from/rx_bytes) + $(cat $from/tx_bytes)))
 }
 
-# Runs one measurement. A hung one is abandoned: its process cannot be waited for.
+# Runs one measurement. A hung measurement is abandoned, because its process cannot be waited for.
 measure() { # pass row peer
     local fio bytes moved iops limit=$((SECONDS_EACH + 40))
     bytes=$(cable_bytes)
@@ -197,7 +197,7 @@ scenario() {
     modprobe brd rd_nr="$(wc -w <<<"$PEERS")" rd_size=$((DISK_MIB * 1024)) max_part=0
     modprobe nbd nbds_max=8
     for peer in $PEERS; do
-        # Its pages are allocated before the first measurement.
+        # The disk's pages are allocated before the first measurement.
         assert_true "a disk for $peer" dd if=/dev/urandom of="$(disk_of "$peer")" bs=1M \
             count=$DISK_MIB oflag=direct
     done

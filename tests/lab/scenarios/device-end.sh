@@ -24,7 +24,8 @@ stuck() {
     ps -e -o pid=,stat=,comm= | awk '$2 ~ /^D/ && $3 !~ /^kworker/'
 }
 
-# Waits for a process within a bound. Returns its status, or 124 if it has not ended.
+# Waits for a process, within a time limit. Returns the process's status, or 124 if it has not
+# ended.
 in_time() { # seconds command...
     local seconds=$1 start=$EPOCHREALTIME
     shift
@@ -47,7 +48,7 @@ stuck_io() {
     expect_match "an open device is not detached" "$(timeout 30 rtrs-client detach a 2>&1)" \
         'open in process [0-9]+ \(dd\)'
     in_time 12 rtrs-client detach a --force --within 2s
-    # It had to abandon IO, which its exit code reports.
+    # The detach had to abandon IO, which its exit code reports.
     expect_eq "a forced detach ends in time" "$?" 1
     note "a forced detach with stuck IO took $took ms"
     wait $reader
@@ -71,8 +72,8 @@ killed() {
         kill -9 "$pid"
         assert_within 10 "round $round: the process is gone" eval "! test -e /proc/$pid"
         expect_eq "round $round: the device is unchanged" "$(owner)" "$pid"
-        # The server may take a while to notice that the session is gone. Every other device
-        # keeps its requests for the next process that connects it.
+        # The server may take a while to notice that the session is gone. Every other device keeps
+        # its requests for the next process that connects it.
         assert_within 30 "round $round: the volume attaches again" attach a --device /dev/nbd0 \
             --device-dead-timeout "$((round % 2 * 600))s"
         wait $writer
@@ -117,21 +118,21 @@ others() {
     assert_within 5 "the device is freed" is_free
     expect_match "the log gives the reason" "$(cat /run/rtrs/a.log)" 'has closed all connections'
     assert_true "the volume attaches" attach a --device /dev/nbd0
-    # Its output is no longer read, and it logs at a verbose level.
+    # The client logs at a verbose level, and its output is no longer read.
     (timeout 60 rtrs-client attach b --device auto --path "$PORTAL" --foreground --log debug 2>&1 |
         head -n 1) >first.log &
     assert_within 20 "another device is connected" test -e /sys/block/nbd1/pid
     sleep 1
-    # An attach that finds sockets that the kernel does not read reconnects the device.
+    # An attach that finds sockets from which the kernel does not read reconnects the device.
     assert_within 30 "the device works without its terminal" timeout 20 dd if=/dev/nbd1 \
         of=/dev/null bs=4k count=64 iflag=direct
     assert_true "the device is detached" timeout 30 rtrs-client detach b
-    # A file system that is mounted when it is taken away: errors, but no hang.
+    # A device that is taken away while its file system is mounted: errors, but no hang.
     mkfs.ext4 -q -F /dev/nbd0
     mkdir -p mnt
     mount /dev/nbd0 mnt
     in_time 12 rtrs-client detach a --force --within 1s
-    # 1 if the journal wrote at that moment.
+    # The exit code is 1 if the journal was being written at that moment.
     expect_match "a forced detach of a mounted device ends in time" "$?" '^[01]$'
     timeout 20 umount mnt
     assert_within 10 "the unmounted device is free" is_free

@@ -10,7 +10,7 @@
 . tests/lab/faults.sh
 . tests/lab/interop.sh
 
-# Asserts only that IO survives, which the kernel promises; reports the rest.
+# Asserts only that IO survives, which the kernel promises; reports all other results.
 round() { # run name break mend
     local since
     faults_mark "$1" "$2"

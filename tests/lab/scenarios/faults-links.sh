@@ -35,7 +35,7 @@ one_link() {
     expect_eq "no request failed" "$(client_json stats vol '[.ops[].errors] | add')" 0
 }
 
-# Both links are down for 20 s: IO of one session waits, of another ends with errors after 5 s.
+# While both links are down for 20 s, IO of one session waits; IO of the other fails after 5 s.
 no_link() {
     local errors path since
     assert_true "another session waits 5 s at most" faults_attach short /dev/nbd1 \

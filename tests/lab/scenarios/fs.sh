@@ -6,8 +6,8 @@
 # groups: issue ours
 # sample-of: /usr/share
 #
-# Copying all of /usr/share takes an emulated machine half an hour, mostly to read the host's files.
-# So the host selects files of it at regular intervals and passes them in one archive.
+# Copying all of /usr/share takes an emulated machine half an hour, mostly for reading the host's
+# files. So the host selects files from it at regular intervals and passes them in one archive.
 
 file_system() { # kind mkfs_argument...
     local kind=$1 mount=$LAB_WORK/mnt

@@ -76,7 +76,7 @@ scenario() {
     expect_num "the file system is larger" "$(stat -fc %b "$MNT")" -gt $((before * 3 / 2))
     assert_true "the load continues" load_continues
 
-    # By command, at once.
+    # A command makes the new size known immediately.
     assert_true "export resize" rtrs-server export resize vol --size 768M
     assert_within 2 "lsblk shows the new size at once" has_size $((768 << 20))
     assert_true "resize2fs again" timeout 60 resize2fs /dev/nbd0

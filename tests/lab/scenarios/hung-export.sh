@@ -46,12 +46,12 @@ has_in_flight() { # export count
     [ "$(in_flight "$1")" -ge "$2" ]
 }
 
-# IO of B, by psync: each request is answered before the next is sent.
+# IO on B, with psync: each request is answered before the next is sent.
 b() { # name argument...
     fio_run "$1" $WHILE --filename="$B" --direct=1 --ioengine=psync --size=32M --bs=4k "${@:2}"
 }
 
-# Writes and reads of A, which stay in flight as long as the disk hangs.
+# Writes and reads on A, which stay in flight as long as the disk hangs.
 load_a() {
     fio_run a 150 --filename="$A" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k \
         --numjobs=2 --iodepth=96 --size=12M --offset_increment=12M --cpus_allowed=0-1 \
@@ -62,7 +62,7 @@ load_a() {
     PENDING+=($!)
 }
 
-# Flushes and discards of A. Discards come last: in this kernel, a discard holds a lock of the
+# Flushes and discards on A. Discards come last: in this kernel, a discard holds a lock on the
 # device that other requests need.
 sync_a() {
     local try

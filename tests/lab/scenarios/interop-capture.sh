@@ -6,7 +6,7 @@
 # groups: capture
 # in-all: no
 #
-# Writes the files that tests/protocol/{capture_rtrs,dissector}.rs decode to the run's logs:
+# Writes to the run's logs the files that tests/protocol/{capture_rtrs,dissector}.rs decode:
 # our-client-kernel-server.pcap, kernel-client-our-server.pcap and, with CHALLENGE and AUTH,
 # our-client-our-server.pcap. Requests are small and read data is cut off, so each file has a few
 # tens of KiB. The machine that runs the lab needs tcpdump.

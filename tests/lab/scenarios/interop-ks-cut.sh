@@ -10,8 +10,8 @@
 # shellcheck source=tests/lab/topology.sh
 . tests/lab/topology.sh
 
-# `ip link set down` at our end, which sends no message of the connection manager meanwhile. A
-# kernel's end would, and with rdma_rxe of Linux 6.1 it could never connect over that device again.
+# `ip link set down` at our end, which sends no message of the connection manager in that state. A
+# kernel's end would, and with rdma_rxe of Linux 6.1 it could then never reconnect over that device.
 link_down() {
     local fio writes
     ks_verify down 120 "$KS_DEV" --numjobs=2 --size=32M --offset_increment=32M --time_based \
@@ -45,7 +45,7 @@ scenario() {
     assert_true "the cable of path 0 falls silent at both ends" eval \
         'topology_cut va0 && topology_cut vb0'
     since=$SECONDS
-    # It notices unacknowledged data, or five missed heartbeats of 1 s.
+    # Our server notices unacknowledged data, or five missed heartbeats of 1 s.
     assert_within 30 "our server notices" ks_log_says 'path closing .*peer=10\.0\.0\.1:'
     note "our server noticed after about $((SECONDS - since)) s (it promises at most 7)"
     assert_within 60 "the kernel's client notices" ks_states_are cut "1 connected 1 disconnected"

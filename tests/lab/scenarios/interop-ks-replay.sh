@@ -29,7 +29,7 @@ held_disk() { # number
             echo "$word" >>$dir/order; rm $data' || return 1
     wait_until 20 "$dir/socket" test -S "$dir/socket"
     nbd-client -unix "$dir/socket" "/dev/nbd$1" -b 512 >/dev/null || return 1
-    # nbd-client keeps a lock on its device.
+    # nbd-client holds a lock on its device.
     DM_DISABLE_UDEV=1 dmsetup create "lab-held$1" --table "0 2048 linear /dev/nbd$1 0" 2>&1 &&
         wait_until 10 "/dev/dm-$1" test -b "/dev/dm-$1"
 }
@@ -71,7 +71,7 @@ scenario() {
     assert_within 60 "kernel's: the client sends it again over path 1" eval \
         '[ "$(ks_stat kernels 1 6)" -gt 0 ]'
 
-    # The kernel's server runs the copy while the original still runs.
+    # The kernel's server runs the copy while the original is still running.
     assert_within 20 "kernel's: the copy is done while the original is held" eval \
         "! kill -0 $put_kernels"
     assert_true "kernel's: a newer write is done" put "$kernels" NEWS

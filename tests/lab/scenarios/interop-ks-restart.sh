@@ -9,7 +9,7 @@
 . tests/lab/interop.sh
 
 # Three servers share one wait for the kernel's reconnect (31 s): one is stopped, one is killed, and
-# one is killed and finds its file gone.
+# one is killed and then finds that its file is gone.
 declare -A PID=() DEV=()
 
 serve() { # which
@@ -59,7 +59,7 @@ scenario() {
     for which in stopped killed moved; do
         assert_within 20 "$which: the client notices at once" \
             ks_dev_state_is "${DEV[$which]}" closed
-        # The kernel's client does not let IO wait for a path.
+        # The kernel's client does not make IO wait for a path.
         expect_false "$which: meanwhile IO fails" dd "if=/dev/${DEV[$which]}" of=/dev/null bs=4k \
             count=1 iflag=direct
     done

@@ -7,7 +7,7 @@
 
 . tests/lab/interop_sk.sh
 
-# Some reads and writes over the device, compared.
+# Runs some writes and reads on the device, and compares the data.
 works() { # round
     head -c 256k /dev/urandom >"$LAB_WORK/data" &&
         timeout 60 dd if="$LAB_WORK/data" of=/dev/nbd0 bs=64k seek="$1" oflag=direct &&

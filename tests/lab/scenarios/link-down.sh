@@ -14,7 +14,7 @@ scenario() {
     start_server --export vol=mem:64M --listen rdma://10.0.0.2 --listen rdma://10.0.1.2
     assert_true "the volume attaches over two paths" faults_attach vol /dev/nbd0
     assert_within 30 "both paths are connected" are_connected vol 2
-    # On a slow guest, path 0 may have nothing in flight at that moment.
+    # On a slow guest, path 0 may have nothing in flight when its link goes down.
     faults_begin down /dev/nbd0 120
     for n in 1 2 3; do
         faults_round down "down-$n" 'topology_down_link a 0' 'topology_up_link a 0'

@@ -5,8 +5,8 @@
 # limit: 200
 # groups: issue ours
 
-# A server whose provider lacks the calls, and a client on it. A case is alloc (both calls are
-# missing) or bind.
+# Tests a server whose provider lacks the calls, and a client on it. The case is alloc (both calls
+# are missing) or bind.
 session() { # case words_of_the_log
     local before
     before=$(wc -l <"$LAB_WORK/server.log")
@@ -28,7 +28,7 @@ session() { # case words_of_the_log
     assert_true "$1: the server exits cleanly" stop_server
 }
 
-# Whether the requests of the one session have fresh keys.
+# Whether the requests of the only session have fresh keys.
 fresh_keys() {
     timeout 20 rtrs-server session list -o json |
         jq -r '[.sessions[].paths[].fresh_keys] | unique[]'
@@ -52,7 +52,7 @@ scenario() {
     assert_match "the server gives the reason" "$out" \
         'rxb0 has no memory windows .*always-invalidate: auto'
 
-    # With the provider as it is.
+    # With the unmodified provider.
     start_server --export "vol=$disk" --listen rdma://10.0.0.2 --always-invalidate on \
         --queue-depth 64
     assert_true "with windows a session attaches" attach vol --path rdma://10.0.0.1@10.0.0.2 \

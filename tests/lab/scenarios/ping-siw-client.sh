@@ -5,7 +5,7 @@
 # limit: 240
 # groups: issue ping
 
-# Ten rounds as tshark sees them: every frame of both ends decoded, every checksum good.
+# Checks ten rounds in tshark: it must decode every frame of both ends, with valid checksums.
 decoded() { # path
     local pcap=$LAB_WORK/siw.pcap capture text
     dumpcap -q -i va0 -f 'tcp port 7174' -P -w "$pcap" >/dev/null 2>&1 &

@@ -6,8 +6,8 @@
 # groups: durable ours
 #
 # dm-log-writes records which data became durable and when (tests/lab/power_loss.py). The disk is
-# rebuilt as it was at many of its flushes and writes with FUA, and compared with the replies that
-# the users of /dev/nbd0 had received by then.
+# reconstructed at many of its flushes and writes with FUA, and compared with the replies that the
+# users of /dev/nbd0 had received by then.
 
 # shellcheck source=tests/lab/dm.sh
 . tests/lab/dm.sh
@@ -15,7 +15,7 @@
 MIB=64
 TOOL=tests/lab/power_loss.py
 
-# A separate disk with its log, exported and attached as /dev/nbd0.
+# Creates a separate disk with its log, exported and attached as /dev/nbd0.
 begin() { # name path
     local disk sectors=$((MIB * 2048))
     assert_true "$1: two disks in memory" modprobe brd rd_nr=2 rd_size=$((256 << 10)) max_part=0
@@ -52,12 +52,12 @@ raw() { # rounds points mebibytes
     begin raw tcp
     assert_true "raw: a load of $1 rounds" timeout 100 python3 "$TOOL" load-raw /dev/nbd0 \
         lab-log "$1"
-    # fio uses a queue depth that the load does not, and blocks beyond the load's.
+    # fio uses a different queue depth from the load, and blocks beyond the load's.
     assert_true "raw: fio writes" fio_run write 60 --filename=/dev/nbd0 --direct=1 --rw=randwrite \
         --bs=4k --iodepth=16 --ioengine=libaio --offset=16M --size="$3M" --verify=crc32c \
         --do_verify=0 --fsync=256 --end_fsync=1
     assert_true "raw: a mark when fio has flushed" dmsetup message lab-log 0 mark fio
-    # Never flushed, so none of it must survive.
+    # This data is never flushed, so none of it has to survive.
     assert_true "raw: more is written" dd if=/dev/urandom of=/dev/nbd0 bs=64k seek=256 count=16 \
         oflag=direct
     end raw

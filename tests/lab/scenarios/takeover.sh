@@ -24,7 +24,7 @@ serve_quick() {
     return 1
 }
 
-# Prints the process that has the control socket; the kernel still shows the first one.
+# Prints the process that has the control socket; the kernel still shows the first process.
 holder() {
     rtrs-client list -o json | jq -r '.[0].pid'
 }
@@ -61,7 +61,7 @@ under_fio() { # rounds slot start
     assert_true "the volume attaches" "$start"
     KILLS=()
     rm -f fio_*.log
-    # Longer than the rounds take on any machine; a signal ends it.
+    # Longer than the rounds take on any machine; a signal ends fio.
     timeout $((rounds * slot * 4 + 120)) fio --name=takeover --filename=/dev/nbd0 --rw=randrw \
         --bs=4k --iodepth=16 --ioengine=libaio --direct=1 --size=32m --time_based \
         --runtime=$((rounds * slot * 4 + 60)) --verify=crc32c --verify_backlog=256 \

@@ -25,7 +25,7 @@ scenario() {
         assert_num "the cable of path $path carried data" \
             "$(cat "/sys/class/net/va$path/statistics/tx_bytes")" -gt 1000000
     done
-    # Equal paths: neither may be starved because of the order in which they connected.
+    # Neither of the equal paths may be starved because of the order in which they connected.
     counts=$(client_json stats vol0 '[.paths[].requests] | (min * 100 / max | floor)')
     assert_num "the path with fewer requests carried this percentage of the other's" \
         "$counts" -ge 50

@@ -7,11 +7,11 @@
 # groups: bench
 # in-all: no
 #
-# All servers stay up, each with its own disk of the same kind: ours with CRC32C and without,
+# All servers stay up, each with its own disk of the same kind: ours with CRC32C, ours without, and
 # nbdkit. Each pass runs all links, for each link all rows, and for each row all peers.
-# RTRS_LAB_WAN_RTT and RTRS_LAB_WAN_LOSS, words such as 2ms and 0.01%, RTRS_LAB_BENCH_PASSES [3] and
-# RTRS_LAB_BENCH_SECONDS [4, for each measurement] are read by scripts/lab.sh. No speed fails the
-# scenario.
+# scripts/lab.sh reads RTRS_LAB_WAN_RTT and RTRS_LAB_WAN_LOSS, words such as 2ms and 0.01%,
+# RTRS_LAB_BENCH_PASSES [3] and RTRS_LAB_BENCH_SECONDS [4, for each measurement]. No speed makes the
+# scenario fail.
 
 . tests/lab/faults.sh
 
@@ -23,7 +23,7 @@ FAILOVERS=5
 DISK_MIB=64
 declare -A DEVICE=()
 
-# Adds half of the delay at each end. Packets are lost one by one, because the cards merge none.
+# Adds half of the delay at each end. Packets are lost individually, because the cards merge none.
 shape() { # rtt loss
     local device half
     half=$(awk -v rtt="${1%ms}" 'BEGIN { printf "%.3f", rtt / 2 }')
@@ -56,7 +56,7 @@ measure() { # pass rtt loss row peer
         >>"$LAB_WORK/results.tsv"
 }
 
-# Takes one of two links down under load several times; sets FAULTS_P50.
+# Takes down one of two links under load several times; sets FAULTS_P50.
 failover() { # rtt
     local round name=failover-$1
     faults_begin "$name" "${DEVICE[ours]}" 300

@@ -82,7 +82,7 @@ struct Path {
     connections: BTreeMap<u32, Connection>,
     granted: Option<(ConnRsp, u32)>,
     table: Vec<SgDesc>,
-    /// Next packet number by destination queue pair; the two ends may number theirs alike.
+    /// Next packet number by destination queue pair; the two ends may use equal queue pair numbers.
     next_psn: BTreeMap<(bool, u32), u32>,
     parts: BTreeMap<(bool, u32), Assembly>,
     running: BTreeMap<u16, Running>,
@@ -234,8 +234,8 @@ impl Path {
     fn on_request(&mut self, cid: usize, packet: &Packet, whole: &Assembly) -> Result<(), String> {
         let (granted, chunk) = self.granted.ok_or("a message before the accept")?;
         if packet.imm().is_none() && whole.remote.is_some_and(|remote| remote.2 == 0) {
-            // Completes posted work requests before a disconnect; it reaches no memory and no
-            // receive.
+            // This message completes posted work requests before a disconnect; it reaches no
+            // memory and no receive.
             return Ok(());
         }
         let Some(imm) = packet.imm() else {

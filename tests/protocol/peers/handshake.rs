@@ -40,7 +40,7 @@ fn invalid_connection_requests_are_refused() {
     let stranger = PeerOptions { first_conn: false, ..scene.options() };
     let enxio = -(errno::ENXIO.cast_signed());
     assert_eq!(Peer::new(scene.server, stranger).connect(0), Err(enxio));
-    // Longer data is accepted, as RDMA CM pads it; another minor version too.
+    // Longer data is accepted, as RDMA CM pads it; so is a different minor version.
     let options = PeerOptions { cid_num: 1, ..scene.options() };
     // RDMA CM itself has no room for more, and pads at the other end.
     let mut padded = vec![0; if is_tcp() { 92 } else { ConnReq::LEN }];
@@ -68,7 +68,7 @@ fn a_path_with_more_connections_than_its_memory_allows() {
 #[test]
 fn connections_that_do_not_match_their_path() {
     let mut scene = Scene::new();
-    // While the path connects: a connection twice, and another number of connections.
+    // While the path connects: a repeated connection, and a different number of connections.
     let options = PeerOptions { cid_num: 3, ..scene.options() };
     let mut peer = Peer::new(scene.server, options);
     peer.connect(0).expect("connection 0");
@@ -85,7 +85,7 @@ fn connections_that_do_not_match_their_path() {
     for cid in 0..3 {
         assert_eq!(peer.connect(cid), Err(RESET), "connection {cid} of a path that is up");
     }
-    // The same addresses again as another path of the session; other addresses are accepted.
+    // The same addresses again for a different path of the session; other addresses are accepted.
     let second = PeerOptions { path: 200, ..options };
     let eexist = -(errno::EEXIST.cast_signed());
     assert_eq!(Peer::new(scene.server, second).connect(0), Err(eexist));
@@ -180,7 +180,7 @@ fn invalid_introductions_end_the_path() {
     peer.connect(0).expect("connection 0");
     peer.send_info(&info_req(b"early"));
     let _ = peer.ended("an early INFO_REQ", at_once());
-    // INFO_REQ twice, at once and later, and on another connection.
+    // INFO_REQ twice, immediately and later, and on a different connection.
     let mut peer = Peer::connected(scene.server, scene.options());
     peer.send_info(&info_req(b"twice"));
     peer.send(0, &info_req(b"twice"), None);
@@ -192,7 +192,7 @@ fn invalid_introductions_end_the_path() {
     let mut peer = Peer::connected(scene.server, scene.options());
     peer.send(1, &info_req(b"wrong"), None);
     let _ = peer.ended("INFO_REQ on connection 1", at_once());
-    // Heartbeats and requests before it.
+    // Heartbeats and requests before INFO_REQ.
     for (conn, imm) in [(0, 0x8000_0000), (0, 0x9000_0000), (0, 0x20), (1, 0x20)] {
         let mut peer = Peer::connected(scene.server, scene.options());
         peer.send_imm(conn, imm);

@@ -1,5 +1,5 @@
-//! Tests of requests: an error that can be answered returns its errno and keeps the path; a message
-//! that identifies no request to answer ends the path.
+//! Tests of requests: an invalid request that can be answered returns an errno and leaves the path
+//! up; a message that identifies no request to answer ends the path.
 
 use rtrs_core::wire::{
     AccessMode, IoHeader, Name, Open, OpenRsp, Rw, SessInfo, SgDesc, WriteMsg, errno,
@@ -173,7 +173,7 @@ fn garbage_in_undefined_bytes() {
     assert_eq!(peer.answer().errno, 0);
     assert_eq!(peer.result(SessInfo::LEN)[..5], [1, 0, 0, 0, 2]);
     assert_eq!(peer.result(SessInfo::LEN)[5..], [0; 31], "the garbage is not sent back");
-    // IO of version 2, of a peer whose struct has no padding, and of version 1.
+    // IO headers of version 2, of a peer whose struct has no padding, and of version 1.
     for (len, byte) in [(32, 1), (28, 2), (24, 3)] {
         let dirty = |rw| {
             let mut header = io(rw, 0, 512).encode();
@@ -304,7 +304,7 @@ fn opens_that_are_refused() {
     for access in [AccessMode::ReadWrite, AccessMode::Migration] {
         assert_eq!(peer.open("ro", access), Err(errno::EACCES), "{access:?}");
     }
-    // vol0 is open in the innocent session.
+    // The innocent session has vol0 open.
     assert_eq!(peer.open("vol0", AccessMode::ReadWrite), Err(errno::EPERM));
     assert!(peer.open("vol0", AccessMode::ReadOnly).is_ok());
     // No room for the answer, or no descriptor for it.
@@ -316,7 +316,7 @@ fn opens_that_are_refused() {
     let message = WriteMsg { usr_len: 264 }.encode();
     peer.request((0, 4), Data::None, &good, &message);
     assert_eq!(peer.answer().errno, errno::EINVAL, "as a WRITE");
-    // Repeated opens are one device; closing an unknown device is allowed.
+    // Repeated opens return the same device; closing an unknown device is allowed.
     for _ in 0..1000 {
         let device = peer.open("vol1", AccessMode::ReadWrite).map(|rsp: OpenRsp| rsp.device_id);
         assert_eq!(device, Ok(1));

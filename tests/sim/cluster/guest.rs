@@ -2,10 +2,10 @@
 //!
 //! The session opens the export for reading, or as a second writer (`migration`), and flushes
 //! occasionally. The results of those flushes are not checked: only the session's effects on the
-//! other one matter. In some runs it is a user like the first session, with a workload on its own
-//! sectors after those of the other, checked by its own oracle. A neighbor is such a user of
-//! another export. In some of these runs one block has sectors of both, and both change parts of
-//! that block.
+//! other one matter. In some runs it is a user like the first session, with its own oracle and a
+//! workload on its own sectors, after those of the first. A neighbor is such a user of another
+//! export. In some of these runs one block has sectors of both, and both change parts of that
+//! block.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Optional behavior of the disk: no lock, syncs that fail with varying statuses, and durable
-//! writes that do not report errors of others.
+//! writes that do not report errors of other writes.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::prng::Prng;

@@ -31,10 +31,10 @@ use super::Failure;
 use super::host::{Inbox, PORT, Pace, ServerHost, client_ip, server_ip, session_config};
 use super::options::{MS, Options};
 
-/// Time under faults, and maximum time of recovery after them.
+/// Time under faults, and maximum time for the recovery afterwards.
 const LOAD: Duration = Duration::from_secs(40);
 const CALM_MAX: Duration = Duration::from_secs(90);
-/// Maximum number of rounds at one moment; beyond it the clock counts as stopped.
+/// Maximum number of rounds at one point in virtual time; beyond it the clock counts as stopped.
 const SPINS_MAX: u32 = 20_000;
 
 /// Planted bug in the gateways' own part, which a checker has to detect.
@@ -53,9 +53,9 @@ struct Server {
     host: Option<ServerHost>,
     gateway: SimGateway,
     at: ExportIndex,
-    /// Time until which its process does not run.
+    /// Time until which the server's process is not running.
     frozen: Instant,
-    /// Time at which it is restarted.
+    /// Time at which the server is restarted.
     starts: Option<Instant>,
 }
 
@@ -69,7 +69,7 @@ struct Rig {
     fabrics: Vec<Box<dyn Fabric>>,
     device: Option<SessionDevice>,
     memory: Arc<Region>,
-    /// Running IO by block: number of a write, or none for a read.
+    /// Running IO by block: number of a write, or None for a read.
     running: BTreeMap<usize, Option<u64>>,
     next: u64,
     /// Time at which each block is used next.
@@ -165,7 +165,7 @@ impl Rig {
     fn kill(&mut self, at: usize) {
         let now = self.world.now();
         let server = &mut self.servers[at];
-        // IO that it has sent to the store remains in transit.
+        // IO that the server has sent to the store remains in transit.
         if let Some(host) = server.host.take() {
             drop(host.core);
             drop(host.fabrics);

@@ -1,4 +1,5 @@
-//! Runs that provoke one kind of bug, each verified by removing the rule against it (`mutants.rs`).
+//! Runs that provoke one kind of bug, each verified by removing the rule that prevents the bug
+//! (`mutants.rs`).
 
 use rtrs_client::{Failover, NoPath};
 use rtrs_core::fabric::sim::BindMode;
@@ -19,7 +20,7 @@ impl Options {
     }
 
     /// Makes it likely that requests arrive while their path is being fenced off, at a core that
-    /// learns this late, long after the client found that they had timed out.
+    /// learns of the fencing late, long after the client found that the requests had timed out.
     pub(super) fn hunt_unfenced_writes(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, DEAF);
         self.no_path = pick(prng, &[NoPath::Fail, NoPath::QueueFor(50 * MS)]);
@@ -106,8 +107,8 @@ impl Options {
         (work.reads, work.flushes) = (Ratio::new(1, 2), Ratio::new(1, 150));
     }
 
-    /// Makes it likely that acknowledgements of writes arrive when the server's cache is already in
-    /// another epoch. Nothing is read, since reads would show which writes in flight are done.
+    /// Makes it likely that acknowledgments of writes arrive when the server's cache is already in
+    /// a new epoch. Nothing is read, since reads would show which writes in flight are done.
     pub(super) fn hunt_old_answers(&mut self, prng: &mut Prng) {
         (self.heartbeat, self.server_heartbeat) = (50 * MS, 50 * MS);
         (self.no_path, self.io_timeout) = (NoPath::Queue, 1000 * MS);

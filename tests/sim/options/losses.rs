@@ -71,8 +71,8 @@ impl Options {
         }
     }
 
-    /// Makes it likely that one user's flush consumes the error of a loss, during or before the
-    /// flush of another.
+    /// Makes it likely that one user's flush consumes the error of a loss, during or before another
+    /// user's flush.
     fn add_users(&mut self, prng: &mut Prng) {
         (self.extra.losses.users, self.extra.losses.statuses) = (true, true);
         (self.nbd, self.client_cores) = (true, 2);
@@ -87,7 +87,7 @@ impl Options {
             self.faults = FaultMix { gap_max: self.load_time * 4, power_cut: 1, ..FaultMix::NONE };
         }
         if half(prng) {
-            // A sync that has the error may end long after another one.
+            // A sync that receives the error may end long after another sync.
             let disk = &mut self.disk;
             (disk.slow, disk.slow_max) = (Ratio::new(1, 4), pick(prng, &[5, 50]) * MS);
             disk.room = 64;

@@ -1,8 +1,9 @@
 //! Writes that a connection left unanswered when its user closed the connection.
 //!
-//! Such a write may have happened, may happen later, or never. Overlapping requests that are
-//! submitted afterwards wait for it: when such a request has succeeded, the write has happened or
-//! never will. Like any failed write, it must not be seen after a newer one (`judge_failed`).
+//! Such a write may have happened, may happen later, or may never happen. Overlapping requests that
+//! are submitted afterwards wait for it: when such a request has succeeded, the write has either
+//! happened or never will. Like any failed write, it must not be seen after a newer write
+//! (`judge_failed`).
 
 use super::{OPEN, Oracle};
 
@@ -19,7 +20,7 @@ impl Oracle {
         self.end_dropped(write.start, write.sector, write.count);
     }
 
-    /// Records that a request for these sectors that began at `start` has succeeded.
+    /// Records the success of a request for these sectors that began at `start`.
     pub(super) fn end_dropped(&mut self, start: u64, sector: u32, count: u32) {
         if self.dropped.is_empty() {
             return;
@@ -39,7 +40,7 @@ impl Oracle {
         over.into_iter().for_each(|id| self.close(id, now));
     }
 
-    /// Ends all dropped writes. Requires that no request of any connection is in flight anymore.
+    /// Ends all dropped writes. Requires that no connection has any request in flight anymore.
     pub(in super::super) fn dropped_are_over(&mut self) {
         self.dropped.clear();
     }

@@ -19,8 +19,9 @@ impl Oracle {
         self.flights && self.writes[id as usize].start < self.last_cut
     }
 
-    /// Records a write that the server acknowledged before the cut or the next server after it. The
-    /// write may have happened by now or be lost; a flush promises it in either case.
+    /// Records a write that either the server acknowledged before the power cut or the next server
+    /// acknowledged after it. The write may have been executed by now or be lost; a flush covers it
+    /// in either case.
     pub(super) fn acked_or_lost(&mut self, id: u32) {
         self.write_failed(id, true);
         self.writes[id as usize].old = true;

@@ -1,8 +1,8 @@
 //! Tests of writes held by the disk while their path dies: the client's copy of such a write waits
-//! for it, so that the write that follows the first is the last one to run. Or all paths die, and
-//! the client reports the write as failed: later IO to the same place waits for it too, and other
-//! IO does not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs this
-//! in a thousand variations (`rtrs-sim --held`).
+//! for the held write, so that a newer write runs last. Or all paths die, and the client reports
+//! the write as failed: later IO to the same place waits for the held write too, and other IO does
+//! not. The server is `rtrs-held`: `rtrs-server` with such a disk. The simulator runs this in a
+//! thousand variations (`rtrs-sim --held`).
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -159,8 +159,8 @@ impl Stand {
         std::thread::scope(|scope| {
             let failing = scope.spawn(|| one.write(0, offset, &data[0]));
             self.wait_file("holding", true);
-            // All are silenced, new connections too, before the first dies: otherwise the write may
-            // be resent over the next one.
+            // All paths are silenced, including new connections, before the first dies: otherwise
+            // the write may be resent over the next path.
             self.proxies.iter().for_each(|proxy| proxy.shut(&BOTH));
             self.proxies.iter().for_each(|proxy| death.strike(proxy));
             assert_eq!(failing.join().ok(), Some(Reply::Error(EIO)), "{death:?}");
@@ -185,7 +185,7 @@ impl Stand {
                 (self.count("blocked") == 1).then_some(())
             });
             assert_eq!(self.count("replays"), replays, "{death:?}: it has another permit");
-            // This write has the permit of the failed one.
+            // This write uses the permit of the failed one.
             assert_eq!(one.write(0, offset + 4096, &data[0]), Reply::Error(0), "elsewhere");
             std::thread::sleep(Duration::from_millis(200));
             assert!(!answered.load(Ordering::Relaxed), "{death:?}: answered before the older one");

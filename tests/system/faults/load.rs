@@ -1,10 +1,10 @@
-//! Clients that write and read continuously, check the data, and record the time of each IO, to
+//! Clients that write and read continuously, check the data, and record the duration of each IO, to
 //! measure the effects of faults.
 //!
 //! Each client has an NBD connection and its own part of the export; IO sizes differ. A block holds
 //! the last acknowledged data; after a write that ended with an error it may hold the old or the
 //! new data, until the next write succeeds. Any other content ends the client with a panic, which
-//! every wait here and [`Load::end`] propagate. A load that is dropped before its end stops
+//! every wait here and [`Load::end`] propagate. A load that is dropped before [`Load::end`] stops
 //! silently.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const PROGRESS_TIME_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
-/// Orders to the clients: continue; read everything once more and end; end immediately, since the
+/// Orders to the clients: continue; read everything once more and end; end immediately because the
 /// test has failed.
 const RUN: u8 = 0;
 const END: u8 = 1;
@@ -108,15 +108,15 @@ impl Load {
         });
     }
 
-    /// Resets the longest duration of IO.
+    /// Resets the longest IO duration.
     pub(crate) fn forget(&self) {
         for worker in &self.workers {
             worker.meter.longest.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Waits for IO of every client, and returns the longest duration of an IO that has ended since
-    /// [`Self::forget`].
+    /// Waits for an IO of every client, and returns the duration of the longest IO that has ended
+    /// since [`Self::forget`].
     pub(crate) fn longest(&self) -> Duration {
         self.progress();
         let longest = self.workers.iter().map(|w| w.meter.longest.load(Ordering::Relaxed)).max();
@@ -135,7 +135,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Clients that got the order to end have ended already.
+        // Clients that were ordered to end have already ended.
         self.order.store(ABANDON, Ordering::Relaxed);
     }
 }
@@ -177,7 +177,7 @@ impl Part {
             });
             let Some(good) = written else { break };
             self.blocks[block as usize] = good.then_some(round);
-            // Sometimes the block just written, sometimes one written long ago.
+            // Sometimes the block just written, sometimes a block written long ago.
             let block = round * 7 / 4 % BLOCKS;
             if !self.look(block, &mut raw, meter, &mut sent, &mut got) {
                 break;

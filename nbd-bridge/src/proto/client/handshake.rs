@@ -126,7 +126,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Returns the length of the expected message, or the part that is known so far.
+    /// Returns the length of the expected message, or of its part whose length is known so far.
     fn need(&self) -> Result<usize, HandshakeError> {
         Ok(match self.step {
             Step::Greeting => Greeting::LEN,

@@ -5,7 +5,7 @@
 //! replies. The server is not trusted with memory: data must lie within its request, and every
 //! reply must belong to a request.
 //!
-//! Source: "Handshake", "Transmission" of the NBD document.
+//! Source: sections "Handshake" and "Transmission" of the NBD protocol document.
 
 mod handshake;
 mod requests;

@@ -59,8 +59,8 @@ pub enum BadReply {
     /// A chunk with an invalid type or length.
     #[error("a malformed chunk")]
     Chunk,
-    /// Not a violation, but it ends the connection too: the request must be resent over another
-    /// one.
+    /// Not a violation, but it ends the connection too: the request must be resent over a new
+    /// connection.
     #[error("the server shuts down")]
     Shutdown,
 }
@@ -157,7 +157,7 @@ impl Requests {
         Some(row)
     }
 
-    /// Returns the head of a request that is about to be sent. A reply may arrive from now on.
+    /// Returns the head of a request that is about to be sent. From then on, a reply may arrive.
     pub fn send(&mut self, row: u32) -> [u8; RequestHeader::LEN] {
         let entry = &mut self.rows[row as usize];
         entry.round = entry.round.wrapping_add(1);

@@ -1,4 +1,5 @@
-//! Both state machines against our own server, and against bytes that violate the protocol.
+//! Tests of both state machines against our own server, and against bytes that violate the
+//! protocol.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Tests of clients in raw bytes, in front of the engine's own handshake.
+//! Tests with clients that send raw bytes, ahead of the engine's own handshake.
 
 use std::io::Cursor;
 
@@ -20,7 +20,7 @@ impl Exports for One {
     }
 }
 
-/// The negotiating engine. Records the bytes that it was sent.
+/// The negotiating engine, which records the bytes sent to it.
 struct Engine {
     handshake: Handshake,
     out: Vec<u8>,
@@ -62,7 +62,7 @@ impl Read for Engine {
     }
 }
 
-/// A client with its prepared input, and the bytes that it was sent.
+/// A client with its prepared input, and the bytes sent to it.
 struct Client {
     says: Cursor<Vec<u8>>,
     told: Vec<u8>,
@@ -167,7 +167,7 @@ fn plain_text_after_starttls_is_left_to_tls() {
         assert_eq!(played.client.types(), [(opt::STARTTLS, rep::ACK)]);
         assert_eq!(played.client.left(), injected.len());
         assert_eq!(played.engine.got.len(), 4, "only the flags");
-        // As if the connection used TLS.
+        // Behave as if the connection used TLS.
         played.negotiation.secured();
         let next = played.negotiation.options(&mut played.client, &mut played.engine);
         assert!(matches!(next, Ok(Next::Pipe)), "{next:?}");

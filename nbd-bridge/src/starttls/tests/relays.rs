@@ -1,4 +1,4 @@
-//! Tests with real sockets and real TLS, and the test in place of the engine.
+//! Tests with real sockets and real TLS, in which the test plays the engine.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -39,7 +39,7 @@ impl Place {
         self.connect_from(1, Clock.now())
     }
 
-    /// Connects a client at 127.0.0.`host` at this time.
+    /// Connects a client from 127.0.0.`host` at this time.
     fn connect_from(&self, host: u8, now: Instant) -> (TcpStream, Option<UnixStream>) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
@@ -164,7 +164,7 @@ fn pattern(len: usize, seed: u32) -> Vec<u8> {
         .collect()
 }
 
-/// Sends and receives at both ends at once.
+/// Sends and receives at both ends concurrently.
 fn exchange(client: &mut Secure, engine: &UnixStream, bytes: usize) {
     let (to, fro) = (pattern(bytes, 1), pattern(bytes, 2));
     std::thread::scope(|scope| {
@@ -276,7 +276,7 @@ fn only_unrevoked_certificates_of_the_ca_are_accepted() {
     place.authority.revoke(dir, &[]);
     std::thread::sleep(REREAD);
     assert!(is_admitted());
-    // Neither does another certificate that has expired; a startup refuses it too.
+    // Neither does an expired certificate; a startup refuses it too.
     place.authority.issue(dir, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     std::thread::sleep(REREAD);
     assert!(is_admitted());
@@ -316,7 +316,7 @@ fn a_revoked_client_is_refused_even_if_our_certificate_has_expired() {
     let now = TlsServerConfig::for_nbd(&dir).unwrap();
     assert_eq!(now.changes_since(&lock(&place.relays.loaded).config), ["ca-crl.pem"]);
     assert_eq!(now.changes_since(&place.relays.config()), [""; 0], "the list counts");
-    // Another invalid certificate is not accepted, nor any file read along with it.
+    // A different invalid certificate is not accepted, nor is any file read along with it.
     place.authority.issue(&dir.0, &Wanted { years: (2020, 2021), ..Wanted::SERVER });
     place.authority.revoke(&dir.0, &[]);
     std::thread::sleep(REREAD);
@@ -326,14 +326,13 @@ fn a_revoked_client_is_refused_even_if_our_certificate_has_expired() {
 #[test]
 fn a_stalled_client_is_closed_in_time() {
     let short = Duration::from_millis(200);
-    // Timeouts in the flags, in an option, and in the TLS handshake, which has a timeout of its
-    // own.
+    // Timeouts in the flags, in an option, and in the TLS handshake, which has its own timeout.
     let place = Place::new(TlsMode::Require, 4, (short, PATIENCE));
     let greeting = Greeting { version: magic::OPTION, flags: 3 }.encode();
     let half = [&[0, 0, 0, 3][..], &option(opt::LIST, &[])[..9]].concat();
     for says in [&half[..0], &half[..]] {
         let (mut client, engine) = place.connect();
-        // The time may be over before the relay has passed these on.
+        // The time may be over before the relay has passed these bytes on.
         let _ = engine.as_ref().unwrap().write_all(&greeting);
         let _ = client.write_all(says);
         assert!(closes(&mut client));
@@ -353,10 +352,10 @@ fn connections_are_bounded_and_close_on_request() {
     let place = Place::new(TlsMode::On, 2, (PATIENCE, PATIENCE));
     let begin = Clock.now();
     let (mut served, engine) = place.plain();
-    // The relay may have passed on the last option before.
+    // The relay may already have passed on the last option.
     place.wait_until("a client is served", |open| open.served == 1);
     let (mut waiting, _other) = place.greeted();
-    // At a time at which none has been silent for long.
+    // At this time, no client has been silent for long.
     let (mut third, none) = place.connect_from(1, begin);
     assert!(none.is_none() && is_closed(&mut third));
     place.relays.stop();
@@ -382,11 +381,12 @@ fn silent_clients_do_not_keep_others_out() {
     let begin = Clock.now();
     let (mut silent, _engines): (Vec<_>, Vec<_>) =
         (0..3).map(|_| place.connect_from(1, begin)).unzip();
-    // Another source gets a place at once: that of the oldest of the source with the most.
+    // A different source gets a place immediately: that of the oldest client of the source with the
+    // most clients.
     let (mut other, other_engine) = place.connect_from(2, begin);
     let mut other_engine = other_engine.unwrap();
     assert!(is_closed(&mut silent[0]));
-    // The same source gets one once a client has been silent for a while.
+    // The same source gets a place once a client has been silent for a while.
     let (mut refused, none) = place.connect_from(1, begin);
     assert!(none.is_none() && is_closed(&mut refused));
     let later = begin + SILENT_AFTER;
@@ -394,7 +394,8 @@ fn silent_clients_do_not_keep_others_out() {
     assert!(engine.is_some() && is_closed(&mut silent[1]));
     let (_newest, newest_engine) = place.connect_from(1, later);
     assert!(newest_engine.is_some() && is_closed(&mut silent[2]));
-    // A source with one client keeps it, though it is the oldest, while another source has two.
+    // A source with one client keeps that client, although it is the oldest, while another source
+    // has two clients.
     let (_third, third_engine) = place.connect_from(3, later);
     assert!(third_engine.is_some() && is_closed(&mut client));
     let greeting = Greeting { version: magic::OPTION, flags: 3 }.encode();
@@ -428,7 +429,7 @@ fn evicted_clients_count_until_their_threads_have_ended() {
     let first = Arc::clone(&open.ends[0]);
     open.remove(&first);
     assert!(open.make_room(source(4), 2, now + SILENT_AFTER));
-    // One that was evicted is not served, even if its negotiation has just ended.
+    // An evicted client is not served, even if its negotiation has just ended.
     let evicted = Arc::clone(&open.ends[0]);
     assert!(!open.served(&evicted));
 }
@@ -443,7 +444,7 @@ fn ends(open: &mut Open, source: Source, since: Instant) -> Arc<Ends> {
     Arc::new(Ends { number: open.last_number, source, since, client, engine, serving })
 }
 
-/// Whether the socket to the engine of the only connection accepts no more bytes.
+/// Whether the only connection's socket to the engine accepts no more bytes.
 fn is_full(open: &Open) -> bool {
     let socket = &open.ends[0].engine;
     let queued = rtrs_core::rt::unacknowledged_bytes(socket).unwrap();

@@ -1,4 +1,4 @@
-//! `reset`, `get` and `set`: changes of running nodes.
+//! `reset`, `get` and `set`: changes to running nodes.
 
 use std::path::PathBuf;
 

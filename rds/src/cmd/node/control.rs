@@ -1,4 +1,4 @@
-//! Requests to daemons, at the control sockets in the directory of their nodes.
+//! Requests to daemons, on the control sockets in the directory of their nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,18 +16,18 @@ use crate::error::{Error, ErrorKind, failed};
 use crate::node::NodeReport;
 use crate::socket::node_dir;
 
-/// Suffix of the control sockets of daemons.
+/// Suffix of the daemons' control sockets.
 pub(super) const CONTROL_ENDING: &str = "ctl";
-/// Time for a daemon to answer.
+/// Maximum time for a daemon to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A request to a daemon. Requests about one node are answered with null if the daemon does not run
-/// it.
+/// A request to a daemon. Requests about one node are answered with null if the daemon is not
+/// running that node.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Request {
     Report,
-    /// Reset the connections to a peer. The answer is their number.
+    /// Reset the connections to a peer. The answer is the number of connections.
     Reset {
         address: IpAddr,
         peer: IpAddr,
@@ -36,7 +36,7 @@ pub(super) enum Request {
     Get {
         address: IpAddr,
     },
-    /// Change settings of a node. The answer has their new values.
+    /// Change settings of a node. The answer contains the new values.
     Set {
         address: IpAddr,
         settings: BTreeMap<String, String>,
@@ -65,7 +65,7 @@ pub(super) fn daemons(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// Returns the named directory, or the default one.
+/// Returns the named directory, or the default directory.
 pub(super) fn dir_of(named: Option<&Path>) -> PathBuf {
     named.map_or_else(node_dir, Path::to_owned)
 }
@@ -81,8 +81,8 @@ pub(super) fn no_answer(path: &Path, error: &RequestError) -> String {
     }
 }
 
-/// Sends a request about a node to the daemon that runs the node. Returns its answer, or why there
-/// is none.
+/// Sends a request about a node to the daemon that runs the node. Returns the daemon's answer, or
+/// the reason why there is none.
 pub(super) fn ask_node<T: DeserializeOwned>(
     dir: &Path,
     address: IpAddr,
@@ -93,7 +93,7 @@ pub(super) fn ask_node<T: DeserializeOwned>(
         match request::<Option<T>>(&path, asked, ANSWER_TIME_MAX) {
             Ok((Some(answer), _)) => return Ok(answer),
             Ok((None, _)) | Err(RequestError::NotRunning) => {}
-            // Daemons refuse only values of settings.
+            // Daemons refuse only the values of settings.
             Err(RequestError::Refused(text)) => return Err(Error::new(ErrorKind::Usage, text)),
             Err(error) => why = why.or_else(|| Some(no_answer(&path, &error))),
         }

@@ -71,7 +71,8 @@ fn add_node(out: &mut Samples, report: &NodeReport) {
     }
 }
 
-/// Adds the number of congested ports and the longest of their times; `seconds` has one time each.
+/// Adds the number of congested ports and the longest of their times; `seconds` has one time per
+/// port.
 fn add_congested(out: &mut Samples, labels: [&str; 2], seconds: impl Iterator<Item = u64> + Clone) {
     out.add(&m::CONGESTED, &labels, seconds.clone().count() as u64);
     out.add(&m::CONGESTED_SECONDS, &labels, seconds.max().unwrap_or(0));

@@ -46,7 +46,7 @@ impl Nodes {
         settings.get(&address).map(values)
     }
 
-    /// Changes settings of a node, all or none. Returns those that were named.
+    /// Changes settings of a node, all or none. Returns the named settings.
     pub(super) fn change(
         &self,
         address: IpAddr,

@@ -30,7 +30,7 @@ const NO_PERMISSION: &str = "permission denied; name another directory with --so
 const SOCKET_PATH_MAX: usize = 107;
 /// Time for another daemon to report that it already runs a node that was to be started.
 const OTHER_TIME_MAX: Duration = Duration::from_secs(1);
-/// Interval of the checks that the nodes still run.
+/// Interval of the checks that the nodes are still running.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Open files of the process in addition to its nodes, and of a node in addition to its sockets,
 /// their processes and its peers, including 256 requests of users and 1,024 unread answers.
@@ -142,7 +142,7 @@ fn start_nodes(
     Ok((nodes, ready))
 }
 
-/// Serves commands at the control socket of this process.
+/// Serves commands on the control socket of this process.
 fn serve_commands(dir: &Path, nodes: &Arc<Nodes>) -> Result<ControlSocket, Error> {
     let control = dir.join(format!("{}.{CONTROL_ENDING}", std::process::id()));
     let what = format!("cannot listen for commands at {}", control.display());
@@ -165,8 +165,8 @@ fn wait_for_stop(nodes: &Nodes, stopped: &mpsc::Receiver<()>) -> Result<(), Erro
     Ok(())
 }
 
-/// Ends the nodes, each with its last owner; messages of users are still sent. The thread for
-/// commands is an owner until it has ended, and the watchdog thread while it sends a request.
+/// Ends the nodes; each ends with its last owner, and messages of users are still sent. The thread
+/// for commands is an owner until it has ended, and the watchdog thread while it sends a request.
 fn end_nodes(nodes: Arc<Nodes>) {
     let deadline = std::time::Instant::now() + CONTROL_END;
     while Arc::strong_count(&nodes) > 1 && std::time::Instant::now() < deadline {
@@ -175,7 +175,7 @@ fn end_nodes(nodes: Arc<Nodes>) {
     drop(nodes);
 }
 
-/// Raises the limit of open files, and warns if it is too low: a node without descriptors can
+/// Raises the limit on open files, and warns if it is too low: a node without descriptors can
 /// neither accept connections nor pass on long messages.
 fn raise_limits(settings: &Settings, nodes: u64) {
     let limit = match raise_open_files() {

@@ -19,7 +19,7 @@ use crate::channel::{
 };
 use crate::proto::{BindError, Node, UserId};
 
-/// Answer without contents.
+/// Answer that carries no data.
 const BOUND: Packet = Packet {
     kind: PacketKind::Bound,
     port: 0,
@@ -59,8 +59,8 @@ impl Clients {
         };
         let flow = NodeFlow::create();
         let flow = flow.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
-        // The user passes the descriptor of a connection next; without a free descriptor here, it
-        // would be lost.
+        // The user passes the descriptor of a connection next. It would be lost if this process had
+        // no free descriptor.
         let flow = flow.and_then(|flow| if has_free() { Ok(flow) } else { Err(Errno::MFILE) });
         let slot = flow.and_then(|flow| Ok((flow, self.board.take_slot().ok_or(Errno::NOBUFS)?)));
         let (flow, (slot, serial)) = match slot {
@@ -87,8 +87,8 @@ impl Clients {
         self.answers.forget(id);
     }
 
-    /// Sends a user the slot of a socket, the board and the socket's counters, and the number of
-    /// the control connection that may change the socket.
+    /// Sends a user the board, a socket's slot on it, the socket's counters, and the number of the
+    /// control connection that may change the socket.
     fn say_bound(&self, to: ClientId, socket: ClientId, control: Option<ClientId>) {
         let bound = |id| self.clients.get(&id).and_then(|client| client.bound.as_ref());
         let Some(bound) = bound(socket) else { return };
@@ -98,8 +98,8 @@ impl Clients {
         self.say(to, &packet, &[self.board.as_fd(), bound.flow.fd()]);
     }
 
-    /// Lets a control connection change a socket: the one named by the packet if it exists,
-    /// otherwise the passed one.
+    /// Lets a control connection change a socket: the connection that the packet names, if it
+    /// exists, otherwise the passed connection.
     pub(super) fn control(
         &mut self,
         now: Instant,
@@ -132,8 +132,8 @@ impl Clients {
         }
     }
 
-    /// Takes over a connection that a user has passed, with the user's credentials. A user that has
-    /// passed anything else is disconnected.
+    /// Takes over a connection that a user passed, with the user's credentials. Disconnects a user
+    /// that passed anything else.
     fn adopt_apart(&mut self, node: &mut Node, id: ClientId, fd: OwnedFd) -> Option<ClientId> {
         let credentials = self.clients.get(&id)?.credentials;
         match Client::passed(fd, credentials) {
@@ -147,8 +147,8 @@ impl Clients {
         }
     }
 
-    /// Records that a connection is to get an answer, and returns its user. A connection that may
-    /// get none is closed.
+    /// Records that a connection waits for an answer, and returns its user. Closes a connection
+    /// that may not wait for one.
     fn begin_answer(&mut self, now: Instant, node: &mut Node, id: ClientId) -> Option<UserId> {
         let client = self.clients.get(&id)?;
         let user = client.user();
@@ -159,7 +159,7 @@ impl Clients {
         Some(user)
     }
 
-    /// Handles a request whose answer goes to a connection of its own.
+    /// Handles a request that is answered on a separate connection.
     pub(super) fn request_apart(
         &mut self,
         now: Instant,
@@ -236,7 +236,7 @@ impl Clients {
     ) -> Result<(), Errno> {
         let target = self.meant(control, packet)?;
         if packet.kind == PacketKind::Cancel {
-            // Messages sent before this are read first, even if the socket is full.
+            // Read messages sent before this request first, even if the socket is full.
             self.read(now, node, target, true);
         }
         let client = self.clients.get_mut(&target).ok_or(Errno::NOENT)?;
@@ -294,7 +294,7 @@ impl Clients {
     }
 }
 
-/// Writes bytes to a memfd.
+/// Creates a memfd with these bytes.
 fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("rds-info", flags)?);

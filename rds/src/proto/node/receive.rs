@@ -74,8 +74,8 @@ impl Node {
         self.keep(id, decoder);
     }
 
-    /// Keeps the decoder of a connection. Unfinished messages count as well: many peers could begin
-    /// long messages.
+    /// Stores the decoder of a connection. Unfinished messages count towards the memory limits too,
+    /// because many peers could begin long messages.
     fn keep(&mut self, id: LinkId, mut decoder: Decoder) {
         let Some((peer, link)) = self.peers.pair(id) else { return };
         peer.inbound.discharge(link.held);

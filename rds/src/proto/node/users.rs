@@ -28,7 +28,7 @@ impl Node {
         self.bind_for(UserId::NODE, port)
     }
 
-    /// Binds a port, 0 for any. Its messages count in the user's share of the memory.
+    /// Binds a port, 0 for any. Its messages count toward the user's share of the memory.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -37,8 +37,8 @@ impl Node {
         self.ports.bind(user, port, Buffers { sndbuf, rcvbuf })
     }
 
-    /// Frees a port. Messages that wait for its reader are dropped. Messages that it has sent are
-    /// sent at most once more, over the current connection if one is up.
+    /// Frees a port. Messages that wait for its reader are dropped. Messages sent from it are
+    /// resent at most once, over the current connection if one is up.
     pub fn close_socket(&mut self, id: SocketId) {
         let Some(closed) = self.ports.close(id) else { return };
         let Closed { inbox, map_changed, has_sent } = closed;
@@ -114,9 +114,9 @@ impl Node {
         admitted.map_err(|Crowded| SendError::TooManyPeers(self.config.peers_max))
     }
 
-    /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has checked by
-    /// itself may also send to a port that has become congested, or from a socket that has become
-    /// full. If the message has a cookie, the socket gets it back, also after an error.
+    /// Sends a message. Call [`may_send`](Self::may_send) first; a caller that has checked on its
+    /// own may also send to a port that has become congested, or from a socket that has become
+    /// full. If the message has a cookie, the socket gets it back, even after an error.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -183,8 +183,8 @@ impl Node {
         Some(received)
     }
 
-    /// Returns the next message for a reader in another process. The message counts in the receive
-    /// buffer until [`taken`](Self::taken).
+    /// Returns the next message for a reader in another process. The message counts against the
+    /// receive buffer until [`taken`](Self::taken).
     pub fn pass(&mut self, id: SocketId) -> Option<Received> {
         let received = self.ports.pass(id)?;
         self.stats.recv_delivered += 1;
@@ -205,7 +205,7 @@ impl Node {
     }
 
     /// Watches a port of a peer on behalf of a socket. The user is notified by [`take_updates`]
-    /// when the port is no longer congested; at once if it is not congested.
+    /// when the port is no longer congested; immediately if it is not congested.
     ///
     /// [`take_updates`]: crate::proto::Ports::take_updates
     pub fn watch(&mut self, id: SocketId, to: IpAddr, port: u16) {

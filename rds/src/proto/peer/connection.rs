@@ -76,7 +76,8 @@ pub(in crate::proto) struct Connection {
     up_since: Instant,
     /// The last established connection has carried a message.
     has_carried: bool,
-    /// Number of established connections in a row that were lost soon without a message.
+    /// Number of consecutive connections that were lost soon after being established, without a
+    /// message.
     fruitless: u32,
     /// The peer has requested a connection since the last message.
     was_kicked: bool,
@@ -126,7 +127,7 @@ impl Connection {
     }
 
     /// Whether the connection is to be restored when it is lost. After many fruitless connections,
-    /// only if the peer asks for it, which a proxy in its place would not do.
+    /// it is restored only if the peer asks for it, which a proxy in the peer's place would not do.
     pub(super) fn is_restored(&self) -> bool {
         self.connects && self.was_up && (!self.is_in_vain() || self.was_kicked)
     }
@@ -172,8 +173,8 @@ impl Connection {
         if self.connects { self.backoff.wait() } else { self.backoff.wait_later() }
     }
 
-    /// Returns the delay of an attempt that a larger peer has requested, or `None` to keep the time
-    /// of the next one: requests of a peer that cannot communicate must not undo the backoff.
+    /// Returns the delay of an attempt that a larger peer has requested, or `None` to keep the
+    /// scheduled one: requests from a peer that cannot communicate must not undo the backoff.
     pub(in crate::proto) fn delay_after_kick(&mut self, now: Instant) -> Option<Duration> {
         let earliest = self.last_attempt.map_or(now, |last| last + KICK_INTERVAL);
         (self.was_up, self.was_kicked) = (true, true);
@@ -184,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// Records an established connection. Returns whether there was one before.
+    /// Records an established connection. Returns whether an earlier one was established.
     pub(in crate::proto) fn established(&mut self, now: Instant, link: LinkId) -> bool {
         self.phase = Phase::Up(link);
         self.candidate = self.candidate.filter(|candidate| *candidate != link);

@@ -11,7 +11,7 @@ const FORMER_MAX: usize = 8;
 pub(in crate::proto) enum Run {
     /// The known run, or the first.
     Same,
-    /// Another run: the peer has restarted.
+    /// A different run: the peer has restarted.
     New,
     /// A run before the known one, which is still connected: the former run's connection is late.
     Former,
@@ -30,7 +30,7 @@ pub(in crate::proto) struct MapChange {
 #[derive(Debug, Default)]
 pub(in crate::proto) struct Inbound {
     is_proven: bool,
-    /// The peer has sent a message to a user. If it were forgotten, a repeated message would look
+    /// The peer has sent a message to a user. If this were forgotten, a repeated message would look
     /// new.
     has_sent: bool,
     /// Congested ports of the peer; none before its first map.

@@ -112,7 +112,7 @@ impl Outbound {
         self.hold_until = until;
     }
 
-    /// Ends the time for which messages are held back. Returns false if none are.
+    /// Ends the time for which messages are held back. Returns false if no messages are.
     pub(in crate::proto) fn release_held(&mut self) -> bool {
         self.hold_until.take().is_some()
     }
@@ -190,7 +190,7 @@ impl Outbound {
     }
 
     /// Abandons messages; see [`Abandoned`]. Those in the outbox are dropped if `waiting`, if no
-    /// connection is up, or if one was sent before. The others lose their owner.
+    /// connection is up, or if any of them was sent before. The others lose their owner.
     pub(in crate::proto) fn abandon(
         &mut self,
         link: Option<&mut Link>,
@@ -231,8 +231,8 @@ fn probe(generation: Option<u32>) -> Message {
 }
 
 /// Returns the extension headers of probes and their answers. They ask for a single connection:
-/// Linux 6.1 assigns several to its paths in the order in which they arrive, so that sequence
-/// numbers would not match when more than one is lost at a time.
+/// Linux 6.1 assigns multiple connections to its paths in order of arrival, so that sequence
+/// numbers would not match when more than one connection is lost at a time.
 fn probe_extensions(generation: Option<u32>) -> [u8; 16] {
     Extensions { npaths: Some(1), generation, path: None }.encode()
 }

@@ -41,8 +41,8 @@ impl Path {
         is_new
     }
 
-    /// Expects the sequence numbers of another run of the peer. The first probe of a run restarts
-    /// them too: it is never a repeat, and precedes everything else.
+    /// Restarts the expected sequence numbers, for a new run of the peer. The first probe of a run
+    /// restarts them too: it is never a repeat, and precedes everything else.
     pub(super) fn restart_numbers(&mut self) {
         self.next_rx = 0;
     }

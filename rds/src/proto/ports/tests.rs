@@ -1,4 +1,4 @@
-//! Unit tests of sockets and their shares of the memory.
+//! Unit tests of sockets and their shares of memory.
 
 use rtrs_base::time::Instant;
 
@@ -58,7 +58,7 @@ fn congestion_starts_above_the_buffer_and_ends_below_half() {
     assert_eq!(ports.take_event(), Some(Event::Readable(id)));
     assert_eq!(ports.take_event(), None, "it is reported once");
     assert!(ports.congested().get(4000));
-    // Messages that were passed on count until they are taken.
+    // Messages that were passed on count until the user takes them.
     let passed: Vec<_> = (0..5).map(|_| ports.pass(id).unwrap().payload.len()).collect();
     assert_eq!(passed, [500, 0, 500, 1, 0]);
     assert_eq!(ports.memory, Memory::default());
@@ -110,7 +110,7 @@ fn completions_are_reported_and_limited() {
     assert!(!ports.awaits_acks());
     assert_eq!(ports.pending(id), Some(Pending::Completion(7)));
     assert_eq!(ports.take_completion(id), Some(7));
-    // A user that does not read them has to stop.
+    // A user that does not read its completions must stop sending.
     for cookie in 0..16 << 10 {
         ports.complete(Completion { socket: id, cookie });
     }
@@ -123,7 +123,7 @@ fn completions_are_reported_and_limited() {
     assert_eq!(ports.pending(id), None, "the socket is closed");
 }
 
-/// Binds a socket of a user, and gives it as many messages as fit.
+/// Binds a socket for a user, and fills it with as many messages as fit.
 fn fill(ports: &mut Ports, user: UserId, port: u16) -> usize {
     ports.bind(user, port, BUFFERS).unwrap();
     let mut count = 0;
@@ -142,7 +142,7 @@ fn unread_sockets_of_a_user_leave_memory_for_others() {
     assert_eq!(counts, [12, 12, 12, 1], "three quarters of the node's memory");
     assert!(ports.bind(UserId(1001), 5000, BUFFERS).is_ok_and(|id| ports.fits(id.port, 1000)));
     assert_eq!(fill(&mut ports, UserId(1001), 5001), 9, "three quarters of what is left");
-    // The memory of a closed socket is free again.
+    // The memory of a closed socket becomes free again.
     let id = SocketId { port: 4000, serial: 1 };
     ports.close(id).unwrap();
     assert!(ports.fits(4003, 72) && ports.fits(5000, 72));
@@ -167,8 +167,8 @@ fn unacknowledged_messages_of_a_user_leave_memory_for_others() {
     ports.charge(modest, &of(1001, modest));
     ports.release(&of(1001, modest));
     assert_eq!(ports.take_event(), None);
-    // The socket of an acknowledged message may send at once. Other sockets of its user may send
-    // again once a part of the share is free.
+    // The socket of an acknowledged message may send immediately. Other sockets of its user may
+    // send again once part of the share is free.
     ports.release(&of(1000, greedy[0]));
     assert_eq!(ports.take_event(), Some(Event::Writable(greedy[0])));
     assert_eq!(ports.take_event(), None);

@@ -86,7 +86,7 @@ fn a_new_connection_replaces_an_intact_one() {
     net.send(sender, 1, (5, 4000), b"two");
     net.delivers = false;
     net.settle();
-    // Its written data still arrives, but its end is not seen.
+    // The old connection's written data still arrives, but its end is not seen.
     let old = net.pipes.remove(0);
     let now = net.now;
     net.at(1).lost(now, old[0].link);
@@ -94,7 +94,7 @@ fn a_new_connection_replaces_an_intact_one() {
     let [near, far] = net.pipes[0].clone();
     assert_eq!(net.at(5).peers().predecessors(far.link), [old[1].link]);
     net.at(5).received(now, old[1].link, &old[0].out);
-    // Nothing is sent on it before it has delivered valid data.
+    // Nothing is sent on the new connection before it has delivered valid data.
     assert!(near.out.len() > MAP_LEN && far.out.is_empty());
     net.at(5).received(now, far.link, &near.out[..47]);
     assert!(!net.at(5).peers().predecessors(far.link).is_empty());
@@ -347,14 +347,14 @@ fn connections_that_carry_nothing_back_off() {
         attempts_at_a_closing_peer(&mut node, greeting, minute..soon);
         let hour = minute + Duration::from_secs(3600);
         assert_eq!(attempts_at_a_closing_peer(&mut node, greeting, soon..hour), 0);
-        // The peer itself may have come back.
+        // The peer may have come back by itself.
         assert_eq!(node.accepted(hour, address(5)), None, "a request to connect");
         let later = hour + Duration::from_secs(60);
         assert!(attempts_at_a_closing_peer(&mut node, greeting, hour..later) > 0);
     }
 }
 
-/// NAT may change the order of addresses: both nodes have the smaller one, or both the larger.
+/// NAT may change the order of addresses, so that both nodes have the smaller or both the larger.
 #[test]
 fn nodes_that_disagree_about_their_order_back_off() {
     // The nodes' own addresses, and the address of the first node as the second one sees it.

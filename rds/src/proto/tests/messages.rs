@@ -3,7 +3,7 @@
 use super::*;
 use crate::wire::CongestionMap;
 
-/// Connected nodes 1 and 5, with a socket at port 3000 of node 1 and one at 4000 of node 5.
+/// Connected nodes 1 and 5, with a socket on port 3000 of node 1 and one on port 4000 of node 5.
 fn connected() -> (Net, SocketId, SocketId) {
     let mut net = Net::new(&[1, 5]);
     let sender = net.at(1).bind(3000).unwrap();
@@ -138,10 +138,10 @@ fn a_slow_reader_stops_senders_to_its_port_only() {
     net.send(sender, 1, (5, 4001), b"passes");
     net.settle();
     assert_eq!(net.read(5, other).len(), 1);
-    // Room at the port is reported only on request.
+    // Space on the port is reported only on request.
     net.at(1).watch(sender, address(5), 4000);
     while net.at(1).ports_mut().take_event().is_some() {}
-    // A port that is not congested is reported at once.
+    // A port that is not congested is reported immediately.
     net.at(1).watch(sender, address(5), 4001);
     assert_eq!(net.at(1).ports_mut().take_event(), Some(Event::Readable(sender)));
     assert_eq!(net.at(1).ports_mut().take_updates(sender), 1 << (4001 % 64));
@@ -213,7 +213,7 @@ fn a_closed_socket_sends_pending_messages_at_most_once() {
     assert_eq!(net.read(5, reader), [(3000, b"next".to_vec())]);
 }
 
-/// Messages behind one that is not resent are not sent either.
+/// Messages queued behind a message that is not resent are not sent either.
 #[test]
 fn messages_of_a_closed_socket_arrive_without_gaps() {
     for is_noticed in [true, false] {
@@ -273,7 +273,7 @@ fn memory_is_bounded_for_messages_to_the_same_node() {
     assert!(received <= 15_000 && received > 13_000 && sent == 0, "{received} {sent}");
     let kept: usize = ids.iter().map(|id| std::iter::from_fn(|| node.receive(*id)).count()).sum();
     assert_eq!(kept as u64 + node.stats().recv_drop_no_memory, 60);
-    // The same goes for unread answers to pings.
+    // Memory for unread answers to pings is bounded too.
     for _ in 0..1000 {
         node.send(Instant::ZERO, ids[0], Outgoing::new(address(1), 0, Vec::new())).unwrap();
     }

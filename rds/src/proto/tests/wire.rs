@@ -53,7 +53,7 @@ impl Played {
         self.node.received(self.now, self.link, &bytes);
     }
 
-    /// Sends an empty map, with the generation of the peer if given.
+    /// Sends an empty map, with the peer's generation if given.
     fn input_map(&mut self, run: Option<u32>) {
         let extensions = Extensions { generation: run, ..Extensions::default() }.encode();
         let header = Header { flags: CONG_BITMAP, extensions, ..Header::default() };
@@ -85,7 +85,8 @@ fn a_connection_starts_with_the_map_and_a_probe() {
     let mut played = Played::new();
     let id = played.node.bind(3000).unwrap();
     played.send(id, b"hi!!");
-    // Until the probe is acknowledged, the peer may take our numbers for those of a former run.
+    // Until the probe is acknowledged, the peer may mistake our numbers for those of an earlier
+    // run.
     let first = played.output(false);
     assert_eq!(first.len(), 2);
     let (map, probe) = (&first[0], &first[1]);
@@ -144,7 +145,7 @@ fn ping_floods_are_answered_at_a_limited_rate() {
     assert_eq!(played.output(true), []);
 }
 
-/// The driver checks acknowledged bytes of an idle connection only now and then.
+/// The driver checks acknowledged bytes of an idle connection only occasionally.
 #[test]
 fn any_number_of_single_pings_is_answered() {
     let mut played = Played::greeted();
@@ -174,7 +175,7 @@ fn messages_are_accepted_by_the_kernels_rule() {
         (1, RETRANSMITTED, false),
         // A gap.
         (9, RETRANSMITTED, true),
-        // Another run of the peer.
+        // A new run of the peer.
         (1, 0, true),
         (2, RETRANSMITTED, true),
         (1, RETRANSMITTED, false),
@@ -226,7 +227,7 @@ fn a_restarted_peer_gets_nothing_twice() {
         played.output(false);
         played.send(id, b"new");
         played.reconnect();
-        // Its map shows whether it is another run.
+        // The peer's map shows whether the peer was restarted.
         let kinds: Vec<u8> = played.output(true).iter().map(|(h, _)| h.flags).collect();
         assert_eq!(kinds, [CONG_BITMAP]);
         played.input_map(Some(number));
@@ -235,7 +236,7 @@ fn a_restarted_peer_gets_nothing_twice() {
         assert_eq!(flags.iter().filter(|flags| **flags == 0).count(), 2, "probe, and what is new");
     }
     assert_eq!(played.node.stats().send_dropped, 1);
-    // The new run has its own numbers.
+    // The new run uses its own sequence numbers.
     let reader = played.node.bind(4000).unwrap();
     played.input(data(1, RETRANSMITTED), b"x");
     assert!(played.node.receive(reader).is_some());
@@ -258,7 +259,8 @@ fn a_silent_peer_is_awaited_only_briefly() {
     assert_eq!(played.output(true).len(), 2);
 }
 
-/// A restart of a kernel, whose maps carry no generation, and which announces it in probes only.
+/// Restarts a kernel peer, whose maps carry no generation and which announces restarts only in
+/// probes.
 #[test]
 fn a_restart_announced_in_a_probe_keeps_its_sequence_numbers() {
     let mut played = Played::new();
@@ -318,7 +320,7 @@ fn only_messages_for_unbound_ports_are_dropped() {
     assert_eq!(played.node.stats().recv_drop_no_sock, 2);
 }
 
-/// Data exchanged between the kernel and a node of ours (docs/RDS.md).
+/// Data exchanged between the kernel and one of our nodes (docs/RDS.md).
 #[test]
 fn bytes_match_the_kernel() {
     let hex = "00000000000000070000000000000000000000040bb80fa00000000000000000";

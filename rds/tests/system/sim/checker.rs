@@ -1,5 +1,5 @@
-//! Checker of messages: each arrives unchanged, in order, at most once, and at least once if both
-//! nodes ran throughout.
+//! Message checker: each message arrives unchanged, in order, at most once, and at least once if
+//! both nodes ran throughout.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ struct Sent {
     to: Life,
     ports: (u16, u16),
     len: usize,
-    /// Runs of its node in which the message was read.
+    /// Runs of the receiving node in which the message was read.
     read_in: Vec<u32>,
 }
 
@@ -46,7 +46,7 @@ impl Checker {
         self.sent.push(Sent { from, to, ports, len, read_in: Vec::new() });
     }
 
-    /// Checks a message that was read. `announces` tells whether the reader's node announces its
+    /// Checks a message that was read. `announces` is whether the reader's node announces its
     /// restarts.
     pub(super) fn read(
         &mut self,
@@ -89,7 +89,8 @@ impl Checker {
     }
 }
 
-/// Returns the bytes after the stamp of a message; they differ for any thousand in a row.
+/// Returns the bytes after the stamp of a message; they differ among any thousand consecutive
+/// messages.
 fn pattern(number: usize, len: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {

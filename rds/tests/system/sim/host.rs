@@ -52,15 +52,16 @@ pub(super) struct Host {
     pub(super) announces: bool,
     pub(super) node: Node,
     sockets: Vec<SocketId>,
-    /// Messages that wait for buffer space, in order of submission. Their user waits for an event
+    /// Messages that wait for buffer space, in order of submission. The user waits for an event
     /// before the next attempt.
     wanted: VecDeque<Wanted>,
     may_try: bool,
-    /// Sockets whose readers have work, and the end of the readers' pause.
+    /// Sockets whose readers have work.
     readable: BTreeSet<SocketId>,
-    /// Payload that readers have been passed and not taken, if they take it later.
+    /// Payload passed to readers that take it later and have not done so yet.
     untaken: BTreeMap<SocketId, usize>,
     takes_late: bool,
+    /// End of the readers' pause.
     pub(super) rests_until: Instant,
     /// Links whose buffers were full.
     pub(super) blocked: BTreeSet<LinkId>,

@@ -1,9 +1,9 @@
-//! Simulator of RDS nodes: the daemon's engines, over connections that pass bytes in pieces, stall
-//! and break, under load, with checkers that know the legal results of each message.
+//! Simulator of RDS nodes: the daemon's engines, on connections that pass bytes in pieces, stall
+//! and break, under load, with checkers that know the legal results for each message.
 //!
-//! A run is one thread on a virtual clock and follows from its seed. `plan` draws the settings,
-//! `net` has the connections, `host` a node with its users, `world` the clock and the faults,
-//! `checker` the rules.
+//! A run is one thread on a virtual clock and is determined by its seed. `plan` chooses the
+//! settings, `net` contains the connections, `host` a node with its users, `world` the clock and
+//! the faults, `checker` the rules.
 
 mod checker;
 mod host;
@@ -16,7 +16,7 @@ use rtrs_core::mutant::Mutant;
 
 use self::world::{Outcome, run};
 
-/// Number of seeds within which a removed rule has to be noticed.
+/// Number of seeds within which the simulator must detect a removed rule.
 const MUTANT_SEEDS: u64 = 8000;
 
 #[test]
@@ -26,7 +26,7 @@ fn seeds_pass() -> Result<(), String> {
         let outcome = run(seed).map_err(|why| format!("seed {seed}: {why}"))?;
         sum.add(&outcome);
     }
-    // The faults happen, and affect messages.
+    // Ensures that the faults happen and affect messages.
     assert!(sum.messages > 200_000 && sum.cuts > 5_000 && sum.restarts > 1_000, "{sum:?}");
     assert!(sum.retransmitted > 2_000 && sum.doubles > 200 && sum.raced > 300, "{sum:?}");
     assert!(sum.congested > 2_000 && sum.full > 2_000 && sum.stalls > 1_000, "{sum:?}");

@@ -15,21 +15,21 @@ pub(super) type EndId = (ConnId, usize);
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) host: usize,
-    /// Run of its node.
+    /// Run of the node to which the end belongs.
     pub(super) life: u32,
-    /// Link number at its node; none before the node has accepted it.
+    /// Link number at the node; None until the node has accepted the end.
     pub(super) link: Option<LinkId>,
     /// Bytes written that have not reached the other system.
     pub(super) out: VecDeque<u8>,
-    /// Bytes that have reached this system and are not read.
+    /// Bytes that have reached this system but have not been read.
     pub(super) inbox: VecDeque<u8>,
-    /// Total bytes of this end that the other system has received.
+    /// Total bytes sent by this end that the other system has received.
     pub(super) acked: u64,
     /// Whether any byte of this end was read.
     pub(super) was_read: bool,
     /// Whether the end of the connection follows the inbox.
     pub(super) ends: bool,
-    /// Whether its node has closed it or ended.
+    /// Whether the node has closed this end, or has ended.
     pub(super) closed: bool,
     /// Whether written bytes are lost.
     pub(super) broken: bool,
@@ -46,8 +46,7 @@ pub(super) struct Net {
 }
 
 impl Net {
-    /// Connects a node, given with its run and its link number, to the system of another node,
-    /// given with its run.
+    /// Connects a node (with its run and link number) to the system of another node (with its run).
     pub(super) fn connect(&mut self, from: (usize, u32, LinkId), to: (usize, u32)) {
         self.next += 1;
         let id = self.next;

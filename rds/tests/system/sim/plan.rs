@@ -16,12 +16,12 @@ pub(super) struct Plan {
     pub(super) announces: Vec<bool>,
     /// Maximum number of connections of each node to a peer.
     pub(super) paths: Vec<usize>,
-    /// Whether the readers of a node take messages after it has passed them on, like those of
-    /// other processes.
+    /// Whether the readers of a node take messages some time after the node has passed them on,
+    /// like readers in other processes.
     pub(super) takes_late: Vec<bool>,
     /// Total number of messages.
     pub(super) messages: usize,
-    /// Maximum payload without the checker's bytes.
+    /// Maximum payload, not counting the checker's bytes.
     pub(super) len_max: u64,
     pub(super) sndbuf: usize,
     pub(super) rcvbuf: usize,
@@ -33,14 +33,15 @@ pub(super) struct Plan {
     pub(super) delay: Duration,
     /// Longest pause of a user between two messages.
     pub(super) pause: Duration,
-    /// Total number of faults, and longest time between them.
+    /// Total number of faults.
     pub(super) faults: usize,
+    /// Longest time between two faults.
     pub(super) fault_pause: Duration,
     /// Share of faults that restart a node instead of breaking a connection.
     pub(super) restarts: Ratio,
-    /// Share of faults that stop a node, but not its system, for a while; and the longest stop,
-    /// which is shorter than the time for which messages wait for the map of a peer.
+    /// Share of faults that stop a node, but not its system, for a while.
     pub(super) stalls: Ratio,
+    /// Longest stop, shorter than the time for which messages wait for a peer's map.
     pub(super) stall: Duration,
     /// Share of broken connections that at first only one end notices.
     pub(super) one_sided: Ratio,
@@ -49,7 +50,7 @@ pub(super) struct Plan {
     /// Share of acknowledgment reports that are late.
     pub(super) late_acks: Ratio,
     /// Share of connections that nodes like Linux 6.1 reset unread, as they do before they have
-    /// seen the end of the previous one.
+    /// seen the previous connection end.
     pub(super) refusals: Ratio,
 }
 
@@ -65,7 +66,7 @@ impl Plan {
         let announces = (0..nodes).map(|_| prng.chance(share)).collect();
         let small = prng.chance(Ratio::new(1, 3));
         let micros = |prng: &mut Prng, max| Duration::from_micros(prng.range(10..=max));
-        // Drawn from a fork, so that the rest of the plan, and runs with single paths, stay the
+        // Drawn from a fork, so that the rest of the plan, and runs with a single path, stay the
         // same.
         let mut own = prng.clone().fork();
         let several = [Ratio::ZERO, Ratio::ZERO, Ratio::new(3, 4), Ratio::ONE][own.index(4)];

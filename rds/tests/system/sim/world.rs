@@ -63,7 +63,7 @@ impl Outcome {
 enum Action {
     /// Runs a node.
     Turn(usize),
-    /// Moves bytes of an end to the other system.
+    /// Moves bytes from an end to the other system.
     Move(EndId),
     /// Lets an end detect that the connection has ended.
     Finish(EndId),
@@ -74,7 +74,7 @@ enum Action {
         link: LinkId,
         to: usize,
     },
-    /// Fails an attempt, or closes it at once.
+    /// Fails an attempt, or closes it immediately.
     Refused {
         from: usize,
         life: u32,
@@ -98,7 +98,7 @@ struct World {
     actions: BTreeMap<(Instant, u64), Action>,
     number: u64,
     turns: Vec<Option<Instant>>,
-    /// For each node, the time until which it does not run.
+    /// Time until which each node does not run.
     stalls: Vec<Instant>,
     /// Attempts in transit.
     attempts: BTreeSet<(usize, LinkId)>,
@@ -352,7 +352,7 @@ impl World {
             self.delayed(Action::Refused { from, life, link });
             return;
         }
-        // The system accepts even if its node does not run.
+        // The system accepts even if its node is not running.
         self.net.connect((from, life, link), (to, self.lives[to]));
         self.turn_soon(to);
         if let Some(host) = self.running(from, life) {

@@ -23,12 +23,12 @@ struct Session {
 }
 
 impl Session {
-    /// Takes the next submission, which must be there.
+    /// Takes the next submission, which must already be queued.
     fn take(&mut self) -> Submission {
         self.submissions.take().expect("a submission")
     }
 
-    /// Ends the next submission, which must be there.
+    /// Ends the next submission, which must already be queued.
     fn end_next(&mut self) {
         let slot = self.take().slot;
         self.end(slot, IoStatus::Ok);

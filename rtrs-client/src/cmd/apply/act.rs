@@ -18,13 +18,13 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Permitted actions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
-    /// Detach sessions to attach them again.
+    /// Detach sessions in order to reattach them.
     pub(super) reattach: bool,
     /// Detach sessions even if they are in use.
     pub(super) force: bool,
-    /// Time for running IO of detached sessions, in milliseconds.
+    /// Time allowed for running IO of detached sessions, in milliseconds.
     pub(super) within_ms: u64,
-    /// Time during which an attach is retried.
+    /// Time for which an attach is retried.
     pub(super) retry_for: Within,
 }
 
@@ -87,15 +87,15 @@ pub(super) fn act(turn: &Turn<'_>, may: Allowed) -> Result<Option<&'static str>,
     }
 }
 
-/// Error for a dead session that the file does not list. Its device may be mounted, and wait for a
-/// takeover.
+/// Error for a dead session that the file does not list. The session's device may be mounted and
+/// waiting for a takeover.
 pub(super) fn dead() -> Error {
     let text = "its process is dead; clean up with `rtrs-client detach`";
     Error::new(ErrorKind::NotAttached, text)
 }
 
-/// Makes the changes that are possible while the session runs. The error names the changes that
-/// were made before it.
+/// Makes the changes that are possible while the session is running. An error names the changes
+/// that were made before the failure.
 fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
     let mut done = Vec::new();
     change_in_order(session, task, within_ms, &mut done).map_err(|error| match &done[..] {
@@ -107,9 +107,9 @@ fn change(session: &Session, task: &Task, within_ms: u64) -> Result<(), Error> {
     })
 }
 
-/// Makes the changes, and lists those that were made. Paths are added before others are removed,
-/// and a connected path is removed only once an added one is connected: an added address can be
-/// wrong.
+/// Makes the changes and lists those that were made. Paths are added before others are removed, and
+/// a connected path is removed only once an added path is connected, because an added address may
+/// be wrong.
 fn change_in_order(
     session: &Session,
     task: &Task,
@@ -190,8 +190,8 @@ fn reattach(turn: &Turn<'_>, wanted: &Wanted, may: Allowed) -> Result<(), Error>
 }
 
 /// Whether a volume that shares its running session cannot be reattached alone. It can if it leaves
-/// a session whose log belongs to another volume, or returns with only its own settings changed,
-/// unless all volumes need a new session.
+/// a session whose log belongs to a different volume, or returns with changes only to its own
+/// settings, unless all volumes need a new session.
 pub(super) fn needs_all(wanted: &Wanted, task: &Task, status: &Status, all_ended: bool) -> bool {
     if status.session != wanted.plan.session.session_name {
         return status.log == status.name;
@@ -207,8 +207,8 @@ pub(super) fn have_all_ended(status: &Status, sharers: &[Session]) -> bool {
     has_ended(status) && sharers.iter().all(other_has)
 }
 
-/// Rejects the reattach of a volume whose paths lead to another export: the new session would
-/// accept that.
+/// Rejects the reattach of a volume whose paths lead to a different export, which the new session
+/// would accept.
 pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Error> {
     let is_checked = wanted.plan.session.settings.identity.is_some();
     if status.state != SessionState::IdentityMismatch || is_checked {
@@ -220,7 +220,8 @@ pub(super) fn check_identity(wanted: &Wanted, status: &Status) -> Result<(), Err
 }
 
 /// Error for the reattach of a volume without the others that share its session. The file does not
-/// list them with it; otherwise all would have been detached together ([`super::renew`]).
+/// list those volumes with this one; otherwise all would have been detached together
+/// ([`super::renew`]).
 fn not_alone(status: &Status) -> Error {
     let text = format!(
         "cannot reattach it alone: its session has other volumes, which the file does not list \
@@ -230,7 +231,8 @@ fn not_alone(status: &Status) -> Error {
     Error::new(ErrorKind::InUse, text)
 }
 
-/// Attaches a volume: to the session of its `mates` if that runs, otherwise in a new process.
+/// Attaches a volume: to the session of its `mates` if that session is running, otherwise in a new
+/// process.
 fn attach(
     turn: &Turn<'_>,
     wanted: &Wanted,
@@ -244,13 +246,13 @@ fn attach(
     }
 }
 
-/// Finds a volume that runs in the session that the file names.
+/// Finds a volume that is running in the session that the file names.
 pub(super) fn running_mate<'a>(wanted: &Wanted, mates: &'a [Session]) -> Option<&'a Session> {
     let name = &wanted.plan.session.session_name;
     mates.iter().find(|mate| mate.status().is_ok_and(|status| status.session == *name))
 }
 
-/// Error for a volume whose session does not run, or runs under another name.
+/// Error for a volume whose session is not running, or is running under a different name.
 fn no_session(first: &str) -> Error {
     let text = format!(
         "cannot add it to the session of {first:?}: that session does not run as in the file; see \
@@ -259,7 +261,7 @@ fn no_session(first: &str) -> Error {
     Error::new(ErrorKind::NotAttached, text)
 }
 
-/// Adds a volume to the running session of another.
+/// Adds a volume to a different volume's running session.
 fn add(mate: &Session, turn: &Turn<'_>, wanted: &Wanted) -> Result<(), Error> {
     let name = turn.session.name.clone();
     let request = Request::VolumeAdd { name, settings: wanted.plan.own() };

@@ -16,7 +16,7 @@ use crate::volumes::difference::{Action, Found, Wanted};
 pub(super) type Started = BTreeMap<String, Result<(), Error>>;
 
 impl Group<'_> {
-    /// Starts the session with the volumes that are to be attached, unless it runs already. A
+    /// Starts the session with the volumes that are to be attached, unless it is already running. A
     /// volume that cannot be attached does not affect the others.
     pub(super) fn start(&self, renewal: &Renewal) -> Started {
         let volumes = self.to_start(renewal);
@@ -40,7 +40,8 @@ impl Group<'_> {
         }
     }
 
-    /// Volumes to start the session with; none if it runs, or if one of its volumes may run.
+    /// Volumes to start the session with; none if the session, or one of its volumes, may already
+    /// be running.
     fn to_start(&self, renewal: &Renewal) -> Vec<&Wanted> {
         let is_renewed = matches!(renewal, Renewal::Ended { .. });
         if self.items.iter().any(|item| item.task.action == Action::Unclear) {

@@ -17,7 +17,7 @@ pub(in crate::cmd) struct Item {
     pub(super) error: Option<Error>,
 }
 
-/// Volumes of a session, or one alone, with the context of their turns.
+/// Volumes of a session, or a single volume, with the context of their turns.
 pub(super) struct Group<'a> {
     pub(super) items: &'a [Item],
     pub(super) may: Allowed,

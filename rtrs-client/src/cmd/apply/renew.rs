@@ -1,8 +1,8 @@
-//! Reattach of all volumes of a session, for settings that they share and that only a new session
-//! can have.
+//! Reattach of all volumes of a session, to change settings that the volumes share and that only a
+//! new session can adopt.
 //!
 //! The volumes are detached first, and then take their turns as in a first `apply`. Anything that
-//! would keep a volume attached is detected before any is detached. If a detach is refused
+//! would keep a volume attached is detected before any volume is detached. If a detach is refused
 //! nevertheless, the session continues, and the volumes that were detached join it again.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::volumes::difference::Action;
 /// Result of the first step, the detach.
 #[derive(Debug)]
 pub(super) enum Renewal {
-    /// No running session must be replaced, or the file does not list all of its volumes.
+    /// No running session needs to be replaced, or the file does not list all of its volumes.
     NotNeeded,
     /// The session has ended. IO of these volumes was cut off.
     Ended { cut_off: BTreeMap<String, Error> },
@@ -29,7 +29,7 @@ pub(super) enum Renewal {
     Refused { why: String, cut_off: BTreeMap<String, Error> },
 }
 
-/// Ends the session of a group whose volumes must all be reattached, if the file lists all.
+/// Ends the session of a group whose volumes must all be reattached, if the file lists all of them.
 pub(super) fn renew(group: &Group<'_>) -> Renewal {
     match sharers(group) {
         Ok(None) => Renewal::NotNeeded,
@@ -59,7 +59,7 @@ fn sharers(group: &Group<'_>) -> Result<Option<Vec<Session>>, Error> {
     Ok(None)
 }
 
-/// Status of a volume that cannot be reattached without the others of its session.
+/// Status of a volume that cannot be reattached without the other volumes of its session.
 fn shared_session(group: &Group<'_>, item: &Item) -> Result<Option<Status>, Error> {
     let Some(wanted) = item.wanted.as_ref().filter(|_| item.error.is_none()) else {
         return Ok(None);
@@ -142,7 +142,8 @@ mod tests {
     use crate::settings::Settings;
     use crate::volumes::difference::{Difference, Task, Wanted};
 
-    /// Returns the result for volumes of a session. The first can be detached, with IO cut off.
+    /// Returns the result for volumes of a session. The first volume can be detached, with its IO
+    /// cut off.
     fn renewed(test: &str, last: fn(&Request) -> Result<serde_json::Value, String>) -> Renewal {
         let place = format!("rtrs-renew-{test}-{}", std::process::id());
         let place = std::env::temp_dir().join(place);

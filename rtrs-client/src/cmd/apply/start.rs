@@ -1,4 +1,4 @@
-//! Start of the process of a session.
+//! Startup of a session's process.
 
 use std::ffi::OsString;
 
@@ -23,7 +23,7 @@ pub(super) fn start(
     args.push(format!("--retry-for={retry_for}").into());
     let settings = match head.first {
         None => head.configured.clone(),
-        // The settings of the session, and its own.
+        // The session's settings, and the volume's own.
         Some(_) => head.plan.printed(),
     };
     args.extend(flags(&settings).into_iter().map(OsString::from));

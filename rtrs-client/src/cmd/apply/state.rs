@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::volumes::difference::{Found, Running};
 use crate::volumes::plan_of;
 
-/// Finds the state under this name.
+/// Finds the state of the volume with this name.
 pub(super) fn state_of(name: &str, run_dir: &RunDir, global: &GlobalArgs) -> Found {
     let socket = run_dir.control_socket(name);
     match sessions::ask(name, &socket, sessions::REPLY_TIMEOUT) {

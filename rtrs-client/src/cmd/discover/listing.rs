@@ -21,9 +21,9 @@ use crate::path::fault::ConnectionFault;
 use crate::path::handshake::{Endpoints, Proof, ServiceConnection, ServiceEvent, conn_response};
 use crate::plan::default_session_name;
 
-/// No latency is measured.
+/// Policy without polling: no latency is measured.
 const POLL: PollPolicy = PollPolicy { budget_max: Duration::ZERO };
-/// Time for the end of the connection.
+/// Time limit for closing the connection.
 const CLOSE_MAX: Duration = Duration::from_millis(500);
 /// Maximum number of exports of a server.
 const EXPORTS_MAX: usize = 1 << 16;
@@ -88,7 +88,7 @@ impl From<FabricError> for AskError {
     }
 }
 
-/// Step of asking a server.
+/// Step in querying a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Connect,
@@ -143,7 +143,7 @@ fn bare(name: &Name) -> &[u8] {
     &bytes[slashes..]
 }
 
-/// Lists the exports. Ends within `timeout` plus the time of a close.
+/// Lists the exports. Ends within `timeout` plus the time for a close.
 pub(super) fn list(
     link: &mut Link,
     local: Option<IpAddr>,
@@ -154,7 +154,7 @@ pub(super) fn list(
 }
 
 /// Authenticates both ends, where the link has certificates or keys for that. Ends within `timeout`
-/// plus the time of a close.
+/// plus the time for a close.
 pub(crate) fn prove(
     link: &mut Link,
     local: Option<IpAddr>,
@@ -241,7 +241,7 @@ struct Asking<'a> {
     /// Whether to list the exports.
     lists: bool,
     proving: Proving,
-    /// None until it is known.
+    /// None until the outcome is known.
     outcome: Option<Result<(), AskError>>,
     /// Time to give up; then, time to stop waiting for the end of the connection.
     late: Instant,

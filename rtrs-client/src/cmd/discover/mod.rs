@@ -72,7 +72,7 @@ struct Export {
     size: u64,
     block_size: u32,
     read_only: bool,
-    /// Whether another session has it open for writing.
+    /// Whether another session has the export open for writing.
     in_use: bool,
     /// Identity in the form of `attach --identity`; None if the server reports neither ID.
     identity: Option<String>,

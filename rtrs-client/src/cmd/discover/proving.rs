@@ -1,4 +1,4 @@
-//! Authentication of both ends, for commands that have a session of one connection.
+//! Authentication of both ends, for commands whose session has only one connection.
 
 use std::net::IpAddr;
 

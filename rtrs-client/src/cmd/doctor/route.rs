@@ -1,4 +1,4 @@
-//! Route of packets to an address, as answered by the kernel over netlink (`RTM_GETROUTE`,
+//! Route of packets to an address, as reported by the kernel over netlink (`RTM_GETROUTE`,
 //! `RTM_GETLINK`). The answer is available when `send` returns, so nothing here waits.
 
 use std::io;

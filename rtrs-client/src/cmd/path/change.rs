@@ -1,6 +1,6 @@
 //! Changes a path and waits until the change is complete.
 //!
-//! The session begins the change at once; this end polls its status.
+//! The session begins the change immediately; the command polls the session's status.
 
 use std::time::Instant;
 
@@ -16,8 +16,8 @@ use crate::path::state::PathState;
 const CLOSE_MAX: Duration = Duration::from_secs(15);
 /// Time for a path to connect before the command gives up.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of failed attempts of a reconnect: the server refuses the path until it has
-/// released the old one.
+/// Maximum number of failed attempts during a reconnect: the server refuses the new path until it
+/// has released the old one.
 const REFUSALS_MAX: u64 = 3;
 /// Interval between reads of the status.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -38,7 +38,7 @@ pub(crate) struct Step {
     /// Name of the path, as in listings.
     pub(crate) path: String,
     pub(crate) request: Request,
-    /// Time for its requests in flight.
+    /// Time allowed for the path's requests in flight.
     pub(crate) within_ms: u64,
 }
 

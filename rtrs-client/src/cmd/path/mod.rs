@@ -1,4 +1,5 @@
-//! `path`: lists the paths of an attached session, or changes one and waits until that is done.
+//! `path`: lists the paths of an attached session, or changes one and waits until the change is
+//! done.
 
 pub(super) mod change;
 

@@ -42,8 +42,8 @@ fn describe_unproved(portal: &str, why: &AskError) -> String {
     format!("cannot ping {portal}: authentication failed: {why}{hint}")
 }
 
-/// Runs the pings. The error is [`ErrorKind::Path`] when the server cannot be reached and when
-/// anything was lost.
+/// Runs the pings. The error is [`ErrorKind::Path`] if the server cannot be reached or anything was
+/// lost.
 pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     let plan = &PingPlan::new(args, global)?;
     let portal = &plan.portal;
@@ -88,7 +88,7 @@ pub(super) fn run(args: &PingArgs, global: &GlobalArgs) -> Result<(), Error> {
     verdict(plan, &clients, &shown.tally)
 }
 
-/// Creates a mailbox that gets a message for each termination signal, and its sender.
+/// Creates a mailbox that receives a message for each termination signal, and its sender.
 fn signals() -> Result<(Sender<()>, Mailbox<()>), Error> {
     let (sender, mailbox) = mailbox().map_err(system("cannot create a mailbox"))?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])
@@ -145,7 +145,7 @@ impl<'a> Shown<'a> {
             && !self.plan.args.quiet
             && write_text(text).is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
         {
-            // The reader has stopped, as `head` does.
+            // The reader of the output has stopped, as `head` does.
             self.stop.send(());
         }
     }

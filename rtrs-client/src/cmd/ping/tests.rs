@@ -1,4 +1,4 @@
-//! Tests of the output of a ping for known figures.
+//! Tests of a ping's output for known figures.
 
 use clap::Parser;
 

@@ -18,17 +18,17 @@ const REPORTED_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct CacheEpoch {
     shards: u16,
-    /// Time from the first open during which requests of an earlier process may arrive again.
+    /// Time from the first open during which requests may be resent that an earlier process took.
     resent_for: Duration,
     /// Epoch in which the earlier process may have left unflushed writes.
     inherited: Option<u64>,
-    /// Export of that process, if known.
+    /// Export that the earlier process used, if known.
     inherited_export: Option<ExportId>,
     /// None until a path has opened the device.
     watch: Option<Arc<CacheWatch>>,
     /// Epoch saved for the next process.
     kept: Option<u64>,
-    /// Time since which another epoch waits to be saved.
+    /// Time since which a different epoch has been waiting to be saved.
     since: Option<Instant>,
 }
 
@@ -41,7 +41,7 @@ impl CacheEpoch {
     }
 
     /// Records the server's cache epoch when a path opens the device, before the path carries IO.
-    /// The first call returns the watch that shards have to notify of writes and flushes.
+    /// The first call returns the watch that shards must notify of writes and flushes.
     pub(super) fn observe(&mut self, now: Instant, device: &OpenDevice) -> Option<Arc<CacheWatch>> {
         let (epoch, volatile) = (device.cache_id, device.volatile);
         if let Some(watch) = &self.watch {
@@ -66,8 +66,8 @@ impl CacheEpoch {
         Some(Arc::clone(watch))
     }
 
-    /// Drops the epoch of an earlier process that used another export. Memory of a restarted server
-    /// has a new ID too, and its content is lost.
+    /// Drops the epoch of an earlier process that used a different export. A restarted server's
+    /// memory also has a new ID, and its content is lost.
     fn drop_of_another(&mut self, device: &OpenDevice) {
         let exports = self.inherited_export.zip(device.export_id);
         let differs = exports.is_some_and(|(a, b)| a.compare(b) == Comparison::Different);
@@ -76,8 +76,8 @@ impl CacheEpoch {
         }
     }
 
-    /// Compares the device found by a connecting path with the last one and records a loss if it
-    /// shrank. (A connected path learns of that from the server's epoch.)
+    /// Compares the device found by a connecting path with the last one and records a loss if the
+    /// device shrank. (A connected path learns about shrinking from the server's epoch.)
     pub(super) fn compare(&self, last: Option<&OpenDevice>, device: &OpenDevice) {
         let shrank = last.is_some_and(|last| device.geometry.size < last.geometry.size);
         let watch = self.watch.as_ref().filter(|_| shrank);
@@ -125,9 +125,9 @@ impl CacheEpoch {
         }
     }
 
-    /// Reviews the epoch after a path ended. `connected` holds the epoch and the start time of each
-    /// remaining path. If no path is in the epoch reported last (by a stale answer that arrived
-    /// late), the epoch of the newest path applies.
+    /// Reviews the epoch after a path has ended. `connected` holds the epoch and the start time of
+    /// each remaining path. If no path is in the epoch that was last reported (by a late, stale
+    /// answer), the epoch of the newest path applies.
     pub(super) fn review(&self, connected: impl Iterator<Item = (u64, Instant)> + Clone) {
         let Some(watch) = &self.watch else { return };
         let known = connected.filter(|(epoch, _)| *epoch != 0);

@@ -1,4 +1,5 @@
-//! Channel of a path to its server: connections, what the server reported, and heartbeats.
+//! Channel of a path to its server: connections, properties that the server reported, and
+//! heartbeats.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,10 +23,10 @@ struct ServerInfo {
     fences: bool,
     id: Option<ServerId>,
     process: ServerProcess,
-    /// Whether the server has accepted the path before, and may be asked to recreate the session.
+    /// Whether the server has already accepted the path, and may be asked to recreate the session.
     accepted: bool,
-    /// Longest heartbeat interval of an idle path that the server accepts; zero if it accepts only
-    /// the usual one.
+    /// Longest heartbeat interval of an idle path that the server accepts; zero if the server
+    /// accepts only the usual interval.
     idle_max: Duration,
 }
 
@@ -39,7 +40,7 @@ impl ServerInfo {
     };
 }
 
-/// Channel of a path to its server. Methods that fail return the reason why the path has to end.
+/// Channel of a path to its server. Methods that fail return the reason why the path must end.
 #[derive(Debug)]
 pub(super) struct Channel {
     target: PathTarget,
@@ -51,8 +52,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Creates the channel of a path that was never tried. `epoch` is the last attempt number used
-    /// in its slot.
+    /// Creates the channel of a path that has never been tried. `epoch` is the last attempt number
+    /// used in the path's slot.
     pub(super) fn new(
         path: PathId,
         uuid: [u8; 16],
@@ -142,12 +143,12 @@ impl Channel {
         self.connections.service().is_some_and(ServiceConnection::has_extensions)
     }
 
-    /// Whether the server has to prove its identity on this connection.
+    /// Whether the server must prove its identity on this connection.
     pub(super) fn is_challenged(&self) -> bool {
         self.connections.service().is_some_and(ServiceConnection::is_challenged)
     }
 
-    /// Whether the provider knows that the peer's system has acknowledged everything sent.
+    /// Whether the provider knows that the peer's system has acknowledged all data sent.
     pub(super) fn peer_has_all(&self, ctx: &Ctx<'_>) -> bool {
         let fabric = ctx.fabrics[self.target.provider.index()].as_ref();
         let service = self.connections.service();
@@ -168,7 +169,7 @@ impl Channel {
         self.target.local.is_some_and(|local| !addresses.contains(&local))
     }
 
-    /// Reports an impossible state, which is a bug. Returns the reason why the path has to end.
+    /// Reports an impossible state, which is a bug. Returns the reason why the path must end.
     pub(super) fn internal_error(&mut self, what: &'static str) -> PathEnd {
         tracing::error!(path = %self.target.name, what, "internal error");
         self.internal_errors += 1;
@@ -197,7 +198,7 @@ impl Channel {
         post(service, fabric)
     }
 
-    /// Posts on connection 0.
+    /// Posts a work request on connection 0.
     pub(super) fn post(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -206,8 +207,8 @@ impl Channel {
         Ok(self.try_post(ctx, post)?)
     }
 
-    /// Starts an attempt with connection 0. It creates the session if the server has accepted the
-    /// path before.
+    /// Starts an attempt with connection 0. The attempt creates the session if the server has
+    /// accepted the path before.
     pub(super) fn start(
         &mut self,
         claims: Claims,
@@ -219,7 +220,7 @@ impl Channel {
         self.connections.start(&self.target, claims, config, ctx)
     }
 
-    /// Records what the server reported when it accepted connection 0.
+    /// Records the properties that the server reported when it accepted connection 0.
     pub(super) fn accepted(
         &mut self,
         granted: Granted,
@@ -287,7 +288,7 @@ impl Channel {
         }
     }
 
-    /// Checks the heartbeats. `used` is the last use of the session.
+    /// Checks the heartbeats. `used` is the time when the session was last used.
     pub(super) fn look(&mut self, now: Instant, used: Instant) -> Finding {
         if used >= now && self.heartbeat.begin_io(now) {
             return Finding::Due;

@@ -3,7 +3,7 @@
 //! A check visits every path, which is too slow for every turn under load. It is needed when
 //! something has happened here, when its deadline has passed, and for what shards record without a
 //! message: receipts, uses and the state of the cache. These are noticed within [`NOTICED_AFTER`]
-//! while there are turns.
+//! as long as the shard takes turns.
 
 use rtrs_core::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Connections of a path: connection 0 is here, the others are on their shards, driven by messages.
+//! Connections of a path: connection 0 is managed here, the others on their shards by messages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ pub(super) struct Connections {
     path: PathId,
     uuid: PathUuid,
     provider: ProviderIndex,
-    /// Attempt number, by which shards tell attempts apart.
+    /// Attempt number, by which shards distinguish attempts.
     epoch: u32,
-    /// Attempt number as the server counts it.
+    /// Attempt number in the server's count.
     recon_cnt: u16,
     remote: SocketAddr,
     started: Instant,
     service: Option<ServiceConnection>,
-    /// Claims of connection 0; those of the others may differ only in `first_conn`.
+    /// Claims of connection 0; the claims of the others may differ only in `first_conn`.
     claims: Claims,
     /// Whether each connection, by number, is up or being established.
     open: Vec<bool>,
@@ -35,8 +35,8 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Creates the connections of a path that was never tried. `epoch` is the last attempt number
-    /// used in its slot.
+    /// Creates the connections of a path that has never been tried. `epoch` is the last attempt
+    /// number used in the path's slot.
     pub(super) fn new(
         path: PathId,
         uuid: PathUuid,
@@ -173,7 +173,7 @@ impl Connections {
         Some(true)
     }
 
-    /// Ends connection 0, at once or in order, and has the shards end theirs.
+    /// Ends connection 0, immediately or in order, and makes the shards end the others.
     pub(super) fn end(&mut self, in_order: bool, ctx: &mut Ctx<'_>) {
         if let Some(service) = self.service.as_mut() {
             service.end(ctx.now, in_order, ctx.fabrics[self.provider.index()].as_mut());

@@ -1,25 +1,25 @@
-//! Actions that are due on a path, and the ways in which it ends.
+//! Actions that are due on a path, and the ways in which a path ends.
 
 use crate::engine::path_end::PathEnd;
 
 /// Reason and manner of a path's end.
 #[derive(Debug)]
 pub(super) struct End {
-    /// Reason that is shown and logged; None for a requested end.
+    /// Reason to show and log; None for a requested end.
     pub(super) why: Option<PathEnd>,
     /// Whether messages that the server has already sent on other connections are processed first.
     pub(super) in_order: bool,
 }
 
 impl End {
-    /// End after a failure.
+    /// Returns the end of a path after a failure.
     pub(super) fn failed(why: impl Into<PathEnd>) -> Self {
         Self { why: Some(why.into()), in_order: false }
     }
 
     /// Requested end.
     pub(super) const ASKED: Self = Self { why: None, in_order: true };
-    /// End of an attempt that is replaced by another.
+    /// End of an attempt that a new attempt replaces.
     pub(super) const RESTART: Self = Self { why: None, in_order: false };
 }
 
@@ -33,8 +33,8 @@ pub(super) enum Due {
     Start,
     /// Check the heartbeats.
     Heartbeat,
-    /// Abort the connections once more.
+    /// Abort the connections again.
     Close,
-    /// End for this reason.
+    /// End the path for this reason.
     End(PathEnd),
 }

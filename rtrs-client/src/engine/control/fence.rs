@@ -1,10 +1,10 @@
-//! Fencing of dead paths, so that nothing they sent takes effect late.
+//! Fencing of dead paths, so that none of their requests takes effect late.
 //!
 //! When a path that carried IO dies, its requests may still be in transit or queued at the server.
 //! They must not be repeated over another path, and no newly connected path may carry IO, until the
-//! server has confirmed over a working path that the dead one is fenced off (FENCE,
-//! `rtrs-core/src/wire/fence.rs`). Readmitting a path fences it off as well: the server ends the
-//! old one first. Kernel servers do not support FENCE; for those, `Failover` selects the behavior.
+//! server has confirmed over a working path that the dead path is fenced off (FENCE,
+//! `rtrs-core/src/wire/fence.rs`). Readmitting a path fences it off as well: the server first ends
+//! the old one. Kernel servers do not support FENCE; for them, `Failover` selects the behavior.
 
 use rtrs_core::fabric::FabricError;
 use rtrs_core::ids::{PathId, PermitId};
@@ -32,12 +32,12 @@ pub(super) enum Fencing {
     Asked,
     /// No fence is needed; `Failover` decides what happens to the remaining requests.
     NotNeeded,
-    /// The request failed on this path, which has to end.
+    /// The request failed on this path, which must end.
     End(PathId, PathEnd),
 }
 
 /// Abandons a fence request whose path has failed or did not answer in time. In the latter case,
-/// returns the path: it has to end.
+/// returns the path, which must end.
 pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<PathId> {
     let (over, until) = paths[path].volumes.fence.asked()?;
     let connected = paths[over].is_connected();
@@ -48,7 +48,7 @@ pub(super) fn expire(paths: &mut Paths, path: PathId, now: Instant) -> Option<Pa
     connected.then_some(over)
 }
 
-/// Requests the fence of a path over any other connected path, under this permit.
+/// Requests the fence of a path over any other connected path, with this permit.
 pub(super) fn ask(
     paths: &mut Paths,
     path: PathId,
@@ -64,7 +64,7 @@ pub(super) fn ask(
     let fence = Fence { path: paths[path].channel.uuid(), recon_cnt, process: fence.process() };
     let free = !paths.is_using(permit);
     let closed = paths[path].state() != PathState::Closing;
-    // Another server knows nothing of the dead path.
+    // A different server knows nothing about the dead path.
     let server = paths[path].volumes.fence.lost_at().and_then(|(server, _)| server);
     let same = |other: &Path| other.channel.server() == server;
     let up = |other: &&Path| other.is_connected() && other.id() != path && same(other);
@@ -96,10 +96,10 @@ pub(super) fn ask(
     Fencing::Waits
 }
 
-/// Whether the process behind `over` may answer for the process behind the dead path. It may if it
-/// is the same process, or if it was asked to open each volume that the dead path carried and has
-/// not refused the fence. Volumes that are being closed are not opened there. A process that does
-/// not open a volume accepts no writes from the dead path to it.
+/// Whether the process behind `over` may answer for the process behind the dead path. It may if
+/// both are the same process, or if it was asked to open each volume that the dead path carried and
+/// has not refused the fence. Volumes that are being closed are not opened there. A process that
+/// does not open a volume accepts no writes to that volume from the dead path.
 fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
     let process = over.channel.process();
     let opened = || {
@@ -113,7 +113,7 @@ fn may_answer(lost: &Path, over: &Path, volumes: &Volumes) -> bool {
 }
 
 /// Whether other servers now serve all volumes that the path carried before it died, so that its
-/// requests have no effect anymore (`rtrs_core::gateway`).
+/// requests no longer have any effect (`rtrs_core::gateway`).
 pub(super) fn is_moved(paths: &Paths, path: PathId) -> bool {
     let Some((server, carried)) = paths[path].volumes.fence.lost_at() else { return false };
     let elsewhere = |other: &&Path| other.is_connected() && other.channel.server() != server;
@@ -139,7 +139,7 @@ pub(super) fn answered(paths: &Paths, over: PathId) -> Option<PathId> {
     paths.iter().find(asked).map(Path::id)
 }
 
-/// Handles a refused fence: the process behind `over` cannot answer for the other one.
+/// Handles a refused fence: the process behind `over` cannot answer for the dead path's process.
 pub(super) fn refused(paths: &mut Paths, over: PathId) {
     let by = paths[over].channel.process();
     let Some(lost) = answered(paths, over) else { return };
@@ -151,8 +151,8 @@ pub(super) fn refused(paths: &mut Paths, over: PathId) {
     paths[lost].volumes.fence.refuse(by);
 }
 
-/// Whether a connected path that waits for fences may carry IO. Its own requests to another server
-/// must have no effect anymore, and no other path to its server may await a fence, unless the
+/// Whether a connected path that waits for fences may carry IO. Its own requests to other servers
+/// must no longer have any effect, and no other path to its server may await a fence, unless the
 /// server does not support fences.
 pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
     let fences = || paths[path].channel.fences() && !rtrs_core::mutated!(UpBeforeFence);
@@ -164,8 +164,8 @@ pub(super) fn may_carry(paths: &Paths, path: PathId) -> bool {
 }
 
 /// Whether shards may use a volume that a path has just opened while carrying IO. As with
-/// [`may_carry`], another path to the same server that carried the volume and awaits its fence
-/// prevents this: a copy of a failed IO may still be at the server.
+/// [`may_carry`], they may not while another path to the same server that carried the volume awaits
+/// its fence: a copy of a failed IO may still be at the server.
 pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> bool {
     let server = paths[path].channel.server();
     let lost = |other: &Path| {
@@ -176,14 +176,14 @@ pub(super) fn may_serve(paths: &Paths, path: PathId, volume: DeviceIndex) -> boo
     !awaited
 }
 
-/// Time at which the answer to a fence is overdue.
+/// Time at which the answer to a fence becomes overdue.
 pub(super) fn deadline(paths: &Paths) -> Option<Instant> {
     let asked = |path: &Path| path.volumes.fence.asked().map(|(_, until)| until);
     paths.iter().map(asked).fold(None, earliest)
 }
 
 /// Releases connected paths that wait for no fence, and volumes that were opened over paths already
-/// carrying IO. Returns whether there was one.
+/// carrying IO. Returns whether anything was released.
 pub(super) fn release(routes: &mut Routes, ctx: &mut Ctx<'_>) -> bool {
     let mut any = false;
     for id in routes.paths.ids() {

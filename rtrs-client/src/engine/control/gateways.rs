@@ -1,11 +1,10 @@
-//! Volumes that move between servers: decides when a volume moves to another server, and to which
-//! one.
+//! Volumes that move between servers: decides when a volume moves, and to which server.
 //!
 //! A server that shares an export with others reports its standing when a path opens the volume
 //! (`rtrs_core::gateway`). A path to a standby server is connected but does not serve the volume.
 //! When no path to the active server is left, a path to a standby carries MOVE, at limited
 //! intervals (`moving.rs`). The server sends CHANGED once it is active, and the path reopens the
-//! volume. From then on, requests sent to other servers have no effect anymore, so they need no
+//! volume. From then on, requests sent to other servers no longer have any effect, so they need no
 //! fence (`fence.rs`).
 //!
 //! Two servers may both claim to be active until one learns that it is not. The higher term wins.
@@ -22,7 +21,8 @@ use super::volume::Volume;
 use crate::engine::device_set::DeviceIndex;
 use crate::path::state::PathState;
 
-/// Time for which the active server may be unreachable before another is asked: a path may return.
+/// Time for which the active server may be unreachable before a different server is asked, because
+/// a path may return.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// Request to a server to take over a volume, or to give it up.
@@ -32,7 +32,7 @@ pub(super) struct Takeover {
     pub(super) volume: DeviceIndex,
 }
 
-/// Time at which a server has to be asked to take over a volume.
+/// Time at which a server must be asked to take over a volume.
 fn due(volume: &Volume, paths: &Paths) -> Option<Instant> {
     let (moving, at) = (&volume.moving, volume.index());
     let writes = volume.access() != AccessMode::ReadOnly;
@@ -49,7 +49,7 @@ fn due(volume: &Volume, paths: &Paths) -> Option<Instant> {
     moving.due(if certain { Duration::ZERO } else { GRACE })
 }
 
-/// Selects the path over which a server is asked.
+/// Selects the path over which to ask a server.
 fn choose(volume: &Volume, paths: &Paths) -> Option<PathId> {
     let at = volume.index();
     let able = |path: &&Path| path.is_free() && path.volumes.terms.is_standby(at);
@@ -74,8 +74,8 @@ pub(super) fn next_takeover(routes: &mut Routes, now: Instant) -> Option<Takeove
     Some(Takeover { path, volume })
 }
 
-/// Time at which a server has to be asked next; None while no server may be asked. An event ends
-/// that state.
+/// Time at which a server must next be asked; None while no server may be asked. An event ends that
+/// state.
 pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
     let volumes = routes.volumes.iter().filter(|_| routes.may_ask());
     let due = volumes.filter_map(|volume| {
@@ -104,7 +104,7 @@ pub(super) fn answered(routes: &mut Routes, moved: Takeover, code: u16, now: Ins
     }
 }
 
-/// Selects the path over which the active server is asked to give a volume up, so that another
+/// Selects the path over which to ask the active server to give up a volume, so that a different
 /// server takes it over.
 pub(super) fn send_away(
     routes: &mut Routes,

@@ -1,4 +1,5 @@
-//! Heartbeat monitor of a path: sends heartbeats after silence, and measures how long it lasts.
+//! Heartbeat monitor of a path: sends heartbeats after silence, and measures the length of the
+//! silence.
 
 use rtrs_core::proto::{Heartbeat, HeartbeatAction};
 use rtrs_core::time::{Duration, Instant};
@@ -31,14 +32,14 @@ pub(super) enum Finding {
 /// Silence of a path after a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Silence {
-    /// Time since something was last received.
+    /// Time since anything was last received.
     pub(super) length: Duration,
-    /// `length`, corrected as if the interval of an idle path had not grown.
+    /// `length`, corrected to exclude the growth of the interval on an idle path.
     pub(super) asked: Duration,
     /// Whether the path has missed the maximum number of periods.
     pub(super) dead: bool,
-    /// Whether the path has missed the maximum for a path whose server another path confirms to be
-    /// running.
+    /// Whether the path has missed the maximum that applies when a different path confirms that the
+    /// server is running.
     pub(super) dead_if_confirmed: bool,
 }
 
@@ -48,9 +49,10 @@ pub(super) struct HeartbeatMonitor {
     /// Settings for kernel servers and for `rtrs-server`, in that order.
     settings: [HeartbeatSettings; 2],
     beat: Option<(Heartbeat, HeartbeatSettings)>,
-    /// Last receipt that the monitor knows of.
+    /// Time of the last receipt that the monitor knows about.
     seen: Instant,
-    /// Time at which another path confirmed that the server runs while this path was silent.
+    /// Time at which a different path confirmed that the server was running while this path was
+    /// silent.
     confirmed: Option<Instant>,
     /// Longest heartbeat interval that the server accepts on an idle path.
     server_idle_max: Duration,
@@ -58,16 +60,15 @@ pub(super) struct HeartbeatMonitor {
 }
 
 impl HeartbeatMonitor {
-    /// Creates an inactive monitor. The settings are those for kernel servers and for
-    /// `rtrs-server`.
+    /// Creates an inactive monitor. The settings are for kernel servers and for `rtrs-server`.
     pub(super) fn new(settings: [HeartbeatSettings; 2]) -> Self {
         let (seen, count) = (Instant::ZERO, HeartbeatCount::default());
         Self { settings, beat: None, seen, confirmed: None, server_idle_max: Duration::ZERO, count }
     }
 
     /// Starts monitoring the path. `ours` means that the server is `rtrs-server`; `server_idle_max`
-    /// is the longest interval that it accepts on an idle path, zero if it accepts only the usual
-    /// one.
+    /// is the longest interval that the server accepts on an idle path, zero if it accepts only the
+    /// usual interval.
     pub(super) fn start(&mut self, now: Instant, ours: bool, server_idle_max: Duration) {
         (self.seen, self.confirmed, self.server_idle_max) = (now, None, server_idle_max);
         let settings = self.settings[usize::from(ours)];
@@ -123,8 +124,8 @@ impl HeartbeatMonitor {
         self.beat.as_mut().is_some_and(|(beat, _)| beat.begin_io(now))
     }
 
-    /// Milliseconds from the heartbeat that is being sent to the next one, if the path stays idle,
-    /// and whether that is longer than the usual interval. None for a server that accepts no
+    /// Milliseconds from the heartbeat that is being sent to the next one, if the path remains
+    /// idle, and whether that is longer than the usual interval. None for a server that accepts no
     /// announcements.
     pub(super) fn announces(&self) -> Option<(u32, bool)> {
         let (beat, settings) = self.beat.as_ref().filter(|_| !self.server_idle_max.is_zero())?;
@@ -134,8 +135,8 @@ impl HeartbeatMonitor {
         Some((next_ms, next > settings.interval))
     }
 
-    /// Checks the heartbeats. `received` is the last receipt over the path other than of a
-    /// heartbeat, `used` the last use of its session.
+    /// Checks the heartbeats. `received` is the time of the last receipt over the path other than a
+    /// heartbeat, `used` the time when its session was last used.
     pub(super) fn look(&mut self, now: Instant, received: Instant, used: Instant) -> Finding {
         let Some((beat, settings)) = self.beat.as_mut() else { return Finding::Fine };
         if received > self.seen {
@@ -167,8 +168,8 @@ impl HeartbeatMonitor {
         Finding::Silent(Silence { length, asked, dead, dead_if_confirmed })
     }
 
-    /// Requests an additional heartbeat, to see whether the server answers. Returns false while
-    /// another one is unanswered.
+    /// Requests an additional heartbeat, to find out whether the server answers. Returns false
+    /// while an earlier one is unanswered.
     pub(super) fn ask(&mut self, now: Instant) -> bool {
         self.beat.as_mut().is_some_and(|(beat, _)| beat.ask(now))
     }
@@ -184,12 +185,12 @@ impl HeartbeatMonitor {
         self.beat.as_ref().and_then(|(beat, _)| beat.doubted_since())
     }
 
-    /// Records that another path confirms that the server is running.
+    /// Records that a different path confirms that the server is running.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.confirmed = Some(now);
     }
 
-    /// Whether the confirmation is at least one period old; None without one.
+    /// Whether the confirmation is at least one period old; None if there is no confirmation.
     pub(super) fn is_confirmed(&self, now: Instant) -> Option<bool> {
         let ((_, settings), since) = (self.beat.as_ref()?, self.confirmed?);
         Some(now.since(since) >= settings.interval)

@@ -26,7 +26,7 @@ impl Why {
 pub(super) struct Leave {
     why: Why,
     deadline: Instant,
-    /// For each shard, whether the path has no requests in flight there anymore.
+    /// For each shard, whether it no longer has any of the path's requests in flight.
     retired: Vec<bool>,
 }
 
@@ -59,7 +59,7 @@ impl Departure {
         self.removed
     }
 
-    /// Reason for leaving, if the path is.
+    /// Reason for leaving, if the path is leaving.
     pub(super) fn why(&self) -> Option<Why> {
         self.leave.as_ref().map(Leave::why)
     }
@@ -74,8 +74,8 @@ impl Departure {
         self.leave = leave;
     }
 
-    /// Begins the leave of a path whose shards retire its requests. If they already do, replaces
-    /// only the reason and the deadline, and returns true.
+    /// Begins the leave of a path whose shards retire its requests. If a leave has already begun,
+    /// replaces only its reason and deadline, and returns true.
     pub(super) fn begin_or_replace(&mut self, leave: Leave) -> bool {
         if let Some(before) = &mut self.leave {
             (before.why, before.deadline) = (leave.why, leave.deadline);
@@ -85,8 +85,8 @@ impl Departure {
         false
     }
 
-    /// Records that a shard has no requests of the path in flight. Returns whether that holds for
-    /// all shards of a leaving path.
+    /// Records that a shard has no requests of the path in flight. Returns whether the path is
+    /// leaving and no shard has any.
     pub(super) fn retired(&mut self, shard: CoreIndex) -> bool {
         let Some(leave) = &mut self.leave else { return false };
         leave.retired[shard.index()] = true;

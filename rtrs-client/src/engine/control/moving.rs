@@ -10,7 +10,7 @@ use rtrs_core::time::{Duration, Instant};
 const BUSY_EVERY: Duration = Duration::from_secs(1);
 /// Minimum time between two takeover requests.
 const MOVE_EVERY: Duration = Duration::from_secs(10);
-/// Time limit for the active server to step down. A server that cannot reach the store does not.
+/// Time limit for the active server to step down. A server that cannot reach the store never does.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
@@ -21,9 +21,9 @@ pub(super) struct Moving {
     term: u64,
     /// Server that reported the term.
     server: Option<ServerId>,
-    /// Time by which the serving server has to have stepped down, if it was asked to.
+    /// Deadline for the serving server to step down, if it was asked to.
     leaves_by: Option<Instant>,
-    /// Time since which no path serves the volume.
+    /// Time since which no path has served the volume.
     lost: Option<Instant>,
     /// Earliest time of the next request.
     next: Instant,
@@ -68,8 +68,8 @@ impl Moving {
         Some(since.max(self.next))
     }
 
-    /// Preference among paths for the next takeover request, lowest first: a server other than the
-    /// one that served the volume last and the one asked last.
+    /// Preference among paths for the next takeover request, lowest first. Prefers a server other
+    /// than the one that last served the volume, then a path other than the one asked last.
     pub(super) fn rank(&self, path: PathId, server: Option<ServerId>) -> (bool, bool) {
         let was_active = self.server.is_some() && server == self.server;
         (was_active, self.asked == Some(path))
@@ -81,8 +81,8 @@ impl Moving {
         self.leaves_by = None;
     }
 
-    /// Records a request to the active server to give the volume up. A manual request takes effect
-    /// at once.
+    /// Records a request to the active server to give up the volume. A manual request takes effect
+    /// immediately.
     pub(super) fn sent_away(&mut self, now: Instant) {
         (self.next, self.leaves_by) = (now, Some(now + LEAVE_MAX));
     }

@@ -15,7 +15,7 @@ pub(crate) enum NoPathWait {
     Fails,
 }
 
-/// Clock that measures how long no path has carried IO.
+/// Clock that measures the time since any path last carried IO.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoPathClock {
     policy: NoPath,
@@ -28,7 +28,7 @@ impl NoPathClock {
         Self { policy, since: None, given_up: false }
     }
 
-    /// Applies another policy. The time without a path still counts from its start.
+    /// Applies a different policy. The time without a path still counts from its start.
     pub(super) fn set_policy(&mut self, policy: NoPath) {
         if policy != self.policy {
             (self.policy, self.given_up) = (policy, false);
@@ -37,7 +37,7 @@ impl NoPathClock {
 
     /// Starts the clock when the last path ends.
     pub(super) fn begin(&mut self, now: Instant) {
-        // A path that came and ended without carrying IO does not restart the clock.
+        // A path that connected and ended without carrying IO does not restart the clock.
         self.since.get_or_insert(now);
     }
 

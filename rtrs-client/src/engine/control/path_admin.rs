@@ -1,9 +1,9 @@
 //! Removal of a path from use on request.
 //!
-//! A leaving path gets no new requests. Its shards report when its requests have finished, and only
+//! A leaving path gets no new requests. Its shards report when its requests have finished. Only
 //! then are its connections closed, so that nothing has to be resent. Requests still in flight at
 //! the deadline move to the other paths as when a path dies, including the fence. The slot of a
-//! removed path is reused for the next one that is added.
+//! removed path is reused for the next path that is added.
 
 use rtrs_core::ids::PathId;
 
@@ -14,7 +14,7 @@ use super::paths::Paths;
 use crate::engine::ctx::Ctx;
 use crate::engine::session::{NoPath, SessionConfig};
 
-/// Takes a path out of use. Returns its ID and whether its connections have to be ended now.
+/// Takes a path out of use. Returns its ID and whether its connections must be ended now.
 pub(super) fn leave(
     paths: &mut Paths,
     why: Why,

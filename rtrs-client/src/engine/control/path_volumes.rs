@@ -1,9 +1,9 @@
 //! Volumes on one path: OPEN and CLOSE, and the IO that the path carries.
 //!
 //! A connecting path tries one volume after another until an open succeeds; then it is connected.
-//! The path opens the others while already carrying IO, as well as volumes that are added or
-//! changed, and closes volumes. One request is outstanding at a time, and the path ends when an
-//! answer takes too long.
+//! While already carrying IO, the path opens the other volumes and any volumes that are added or
+//! changed, and closes volumes. Only one request is outstanding at a time, and the path ends when
+//! an answer takes too long.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use crate::engine::path_end::PathEnd;
 
 /// Time limit for each step of opening the device, and for a fence. A kernel server opens its disk
 /// before it processes anything else on the connection, including heartbeats. `rtrs-server` answers
-/// heartbeats meanwhile, so they reveal a silent path (`silence.rs`).
+/// heartbeats in the meantime, so they reveal a silent path (`silence.rs`).
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Volumes that a path has open, and whether shards may use it.
+/// Volumes that a path has open, and whether shards may use the path.
 #[derive(Debug)]
 pub(super) struct PathVolumes {
     path: PathId,
@@ -39,8 +39,8 @@ impl PathVolumes {
         Self { path, terms: Terms::new(waits, seed), fence: PathFence::default() }
     }
 
-    /// Opens a volume for the first time in this attempt. With `until`, repeats the open with other
-    /// access, within the time of the first request.
+    /// Opens a volume for the first time in this attempt. With `until`, repeats the open with a
+    /// different access mode, within the time limit of the first request.
     pub(super) fn open(
         &mut self,
         volume: &Volume,
@@ -81,8 +81,8 @@ impl PathVolumes {
         Ok(())
     }
 
-    /// Asks this server to take over a volume that the path has open, or, with `away`, to give it
-    /// up.
+    /// Asks this server to take over a volume that the path has open, or, with `away`, to give up
+    /// the volume.
     pub(super) fn ask_move(
         &mut self,
         volume: DeviceIndex,
@@ -105,7 +105,7 @@ impl PathVolumes {
         Some(ShardMessage::PathUp { path: self.path, epoch, chunks, served })
     }
 
-    /// Lets shards use another open volume over the path. Returns the message for them.
+    /// Lets shards use an additional open volume over the path. Returns the message for the shards.
     pub(super) fn serves(&mut self, volume: DeviceIndex, epoch: u32) -> Option<ShardMessage> {
         self.fence.notified(volume);
         let served = self.terms.served().find(|served| served.device == volume)?;

@@ -41,8 +41,8 @@ impl Paths {
         self.rows.iter_mut().for_each(|path| path.tune(now, config, tuning));
     }
 
-    /// Adds a path in the slot of a removed one or in a new one. It may lead to the same addresses
-    /// as the paths that it `replaces`.
+    /// Adds a path in the slot of a removed path or in a new slot. The path may lead to the same
+    /// addresses as the paths that it `replaces`.
     pub(super) fn add(
         &mut self,
         now: Instant,
@@ -156,7 +156,7 @@ impl Paths {
     }
 
     /// Whether another path is asking the server to create the session. Two paths that ask at the
-    /// same time can get a session each from a kernel server (6.1, rtrs-srv.c:get_or_create_srv
+    /// same time can each create a session at a kernel server (6.1, rtrs-srv.c:get_or_create_srv
     /// does not hold its lock from the look-up to the insertion). A server that does not answer
     /// delays the others only for a limited time.
     pub(super) fn another_opens_the_session(&self, now: Instant, id: PathId) -> bool {

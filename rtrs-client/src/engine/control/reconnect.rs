@@ -1,6 +1,6 @@
 //! Schedule of reconnect attempts.
 //!
-//! A path may have several addresses, and each attempt takes the next. The wait comes after a round
+//! A path may have several addresses, and each attempt uses the next one. A wait follows each round
 //! of all addresses, and grows from round to round (`Backoff`) until the path carries IO.
 
 use rtrs_core::proto::Backoff;
@@ -12,9 +12,9 @@ pub(super) struct Reconnect {
     /// Number of addresses in a round.
     addresses: u64,
     backoff: Backoff,
-    /// Failed attempts and lost connections since the path was added.
+    /// Number of failed attempts and lost connections since the path was added.
     failed: u64,
-    /// Failures since the last success, counted through rounds of all addresses.
+    /// Number of failures since the last success, counted through rounds of all addresses.
     failed_in_row: u64,
     /// Number of successful connects.
     connects: u64,
@@ -33,12 +33,12 @@ impl Reconnect {
         }
     }
 
-    /// Sets new bounds, which apply from the next wait on.
+    /// Sets new bounds, which apply from the next wait onwards.
     pub(super) fn set_waits(&mut self, min: Duration, max: Duration) {
         self.backoff.set_bounds(min, max);
     }
 
-    /// Starts a round of other addresses, without changing later waits.
+    /// Starts a round with different addresses, without changing later waits.
     pub(super) fn set_addresses(&mut self, addresses: usize) {
         self.addresses = addresses.max(1) as u64;
         self.failed_in_row = 0;
@@ -49,7 +49,8 @@ impl Reconnect {
         self.failed_in_row.is_multiple_of(self.addresses)
     }
 
-    /// Returns the time of the next attempt after an end: now if `at_once`, otherwise in turn.
+    /// Returns the time of the next attempt after an end: now if `at_once`, otherwise according to
+    /// the schedule.
     pub(super) fn next_attempt(&mut self, now: Instant, at_once: bool) -> Instant {
         self.failed_in_row += 1;
         let more = !self.failed_in_row.is_multiple_of(self.addresses);
@@ -61,14 +62,14 @@ impl Reconnect {
         self.failed += 1;
     }
 
-    /// Counts a successful connect. When the path ends, the next attempt comes after a wait.
+    /// Counts a successful connect. When the path ends, the next attempt follows a wait.
     pub(super) fn connected(&mut self) {
         self.connects += 1;
         self.backoff.reset();
         self.failed_in_row = self.addresses - 1;
     }
 
-    /// Resets waits to those after a first failure.
+    /// Resets waits to their length after a first failure.
     pub(super) fn forget_failures(&mut self) {
         self.failed_in_row = 0;
         self.backoff.reset();
@@ -79,7 +80,7 @@ impl Reconnect {
         self.failed >= self.addresses
     }
 
-    /// Failed attempts and lost connections since the path was added.
+    /// Number of failed attempts and lost connections since the path was added.
     pub(super) fn failed(&self) -> u64 {
         self.failed
     }

@@ -120,8 +120,8 @@ impl SessionControl {
     }
 
     /// Ends an open volume whose export was removed by the server's operator, or opened for writing
-    /// by another client. The export of that name is not the one its users know, so no path tries
-    /// again.
+    /// by another client. The export that now has the name is not the one that its users know, so
+    /// no path tries again.
     pub(super) fn on_lost(
         &mut self,
         at: DeviceIndex,

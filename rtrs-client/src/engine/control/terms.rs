@@ -1,7 +1,7 @@
 //! Terms that a path and the server have agreed on for each volume in the current attempt.
 //!
 //! The server's device number and cache epoch belong to one path and one volume: a server that was
-//! restarted behind a path that still seems alive has different numbers than before.
+//! restarted behind a path that still seems alive has new numbers.
 
 use rtrs_core::proto::Backoff;
 use rtrs_core::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::message::Served;
 use crate::engine::path_end::PathEnd;
 
-/// Request about a volume.
+/// Request for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// Open the volume with this access.
@@ -21,7 +21,7 @@ pub(super) enum Ask {
     Again,
     /// Close the volume.
     Close,
-    /// Have this server or another one serve the volume.
+    /// Have this server or a different one serve the volume.
     Move,
 }
 
@@ -44,16 +44,16 @@ struct Refused {
 /// Terms of one volume.
 #[derive(Debug, Default)]
 struct Term {
-    /// Device number at the server and its cache epoch, which is 0 if the server does not report
-    /// one.
+    /// Device number and cache epoch at the server; the epoch is 0 if the server does not report
+    /// it.
     agreed: Option<(u32, u64)>,
-    /// Device number while another server serves the volume.
+    /// Device number while a different server serves the volume.
     standby: Option<u32>,
     refused: Option<Refused>,
     reopen: Reopen,
     /// Backoff between failed opens.
     backoff: Option<Backoff>,
-    /// The last open was not answered, which ended its path; other volumes go first.
+    /// Whether the last open was not answered, which ended its path; other volumes go first.
     unanswered: bool,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Terms {
     asked: Option<Asked>,
     /// Volumes that the path has served since it connected.
     carried: DeviceSet,
-    /// Bounds for waits; `seed` makes those of this path differ from others.
+    /// Bounds for waits; `seed` makes the waits of this path differ from those of others.
     waits: (Duration, Duration),
     seed: u64,
 }
@@ -75,7 +75,7 @@ impl Terms {
         Self { rows: Vec::new(), asked: None, carried: DeviceSet::default(), waits, seed }
     }
 
-    /// Sets new bounds, which apply from the next wait on.
+    /// Sets new bounds, which apply from the next wait onwards.
     pub(super) fn set_waits(&mut self, min: Duration, max: Duration) {
         self.waits = (min, max);
         self.rows.iter_mut().filter_map(|term| term.backoff.as_mut()).for_each(|backoff| {
@@ -93,7 +93,8 @@ impl Terms {
         &mut self.rows[volume.index()]
     }
 
-    /// Clears the terms when the path's connection ends. Returns the volumes that it has served.
+    /// Clears the terms when the path's connection ends. Returns the volumes that the path has
+    /// served.
     pub(super) fn end(&mut self) -> DeviceSet {
         for term in &mut self.rows {
             (term.agreed, term.standby) = (None, None);
@@ -113,7 +114,7 @@ impl Terms {
         self.asked
     }
 
-    /// Takes the request that the received answer belongs to.
+    /// Takes the request to which the received answer belongs.
     pub(super) fn answered(&mut self) -> Option<Asked> {
         let asked = self.asked.take()?;
         if asked.ask == Ask::Again {
@@ -122,7 +123,7 @@ impl Terms {
         Some(asked)
     }
 
-    /// Returns why a connected path has to end if its request is overdue.
+    /// Returns why a connected path must end if its request is overdue.
     pub(super) fn late(&self, now: Instant) -> Option<PathEnd> {
         let asked = self.asked.filter(|asked| now >= asked.until)?;
         Some(match asked.ask {
@@ -132,7 +133,7 @@ impl Terms {
         })
     }
 
-    /// Marks a volume whose open ran out of time, so that it comes last in the next attempt.
+    /// Marks a volume whose open timed out, so that it comes last in the next attempt.
     pub(super) fn mark_overdue(&mut self, now: Instant) {
         if let Some(Asked { volume, ask: Ask::Open(_), until }) = self.asked
             && now >= until
@@ -155,29 +156,29 @@ impl Terms {
         (term.standby, term.backoff, term.unanswered) = (None, None, false);
     }
 
-    /// Records the device number of an open volume that another server serves.
+    /// Records the device number of an open volume that a different server serves.
     pub(super) fn stand_by(&mut self, volume: DeviceIndex, device_id: u32) {
         let term = self.term(volume);
         (term.agreed, term.refused) = (None, None);
         (term.standby, term.backoff, term.unanswered) = (Some(device_id), None, false);
     }
 
-    /// Whether another server serves a volume that the path has open.
+    /// Whether a different server serves a volume that the path has open.
     pub(super) fn is_standby(&self, volume: DeviceIndex) -> bool {
         self.standby_id(volume).is_some()
     }
 
-    /// Device number of a volume that another server serves.
+    /// Device number of a volume that a different server serves.
     pub(super) fn standby_id(&self, volume: DeviceIndex) -> Option<u32> {
         self.get(volume)?.standby
     }
 
-    /// Whether the path serves a volume, or may after a takeover.
+    /// Whether the path serves a volume, or may serve one after a takeover.
     pub(super) fn is_of_use(&self) -> bool {
         self.rows.iter().any(|term| term.agreed.is_some() || term.standby.is_some())
     }
 
-    /// Whether the path serves no volume but may after a takeover.
+    /// Whether the path serves no volume but may serve one after a takeover.
     pub(super) fn are_standby(&self) -> bool {
         self.is_of_use() && self.served().next().is_none()
     }
@@ -194,7 +195,8 @@ impl Terms {
         wait
     }
 
-    /// Whether the last open of a volume was not answered on this path, so that others go first.
+    /// Whether the last open of a volume was not answered on this path, so that other volumes go
+    /// first.
     pub(super) fn is_unanswered(&self, volume: DeviceIndex) -> bool {
         self.get(volume).is_some_and(|term| term.unanswered)
     }
@@ -250,7 +252,7 @@ impl Terms {
         (term.agreed.is_none() && term.standby.is_none()).then_some(due)
     }
 
-    /// Time at which an open volume has to be reopened because it has changed.
+    /// Time at which an open volume must be reopened because it has changed.
     pub(super) fn due_again(&self, volume: DeviceIndex) -> Option<Instant> {
         let open = |term: &&Term| term.agreed.is_some() || term.standby.is_some();
         self.get(volume).filter(open)?.reopen.due()

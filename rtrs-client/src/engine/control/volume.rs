@@ -1,7 +1,7 @@
-//! One volume of a session: its state and its failure.
+//! A volume of a session: its state and its failure.
 //!
-//! Every path opens a volume before it carries IO to it, so that a path that joins a recreated
-//! session finds the volume at the server. A repeated open returns the same device.
+//! Every path opens a volume before it carries IO to the volume, so that a path that joins a
+//! recreated session finds the volume at the server. A repeated open returns the same device.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ enum State {
     Settling(Vec<bool>),
     /// The close has yet to be sent.
     ToClose,
-    /// The close was sent on this path.
+    /// The close was sent over this path.
     Closing(PathId),
     /// Closed properly, or abandoned.
     Ended,
@@ -43,7 +43,7 @@ pub(super) struct Volume {
     last: Option<Arc<OpenDevice>>,
     /// Access to request; lowered once if the export is read-only.
     access: AccessMode,
-    /// Until this time, problems with the first open do not end the volume.
+    /// Time until which problems with the first open do not end the volume.
     patient_until: Instant,
     failure: Option<SessionFailure>,
     /// Problem of the last failed open, while the volume is not open.
@@ -90,8 +90,8 @@ impl Volume {
         self.last.as_ref().is_some_and(|device| device.volatile)
     }
 
-    /// Whether paths should have it open. This includes a volume to be closed, since the server may
-    /// have it open.
+    /// Whether paths should have the volume open. This includes a volume that is yet to be closed,
+    /// because the server may have it open.
     pub(super) fn is_wanted(&self) -> bool {
         match self.state {
             State::Closed | State::Open => self.failure.is_none(),
@@ -105,7 +105,7 @@ impl Volume {
         matches!(self.state, State::Closed | State::Open)
     }
 
-    /// Whether the server has the volume open, as far as is known.
+    /// Whether the volume is recorded as open at the server.
     pub(super) fn is_open(&self) -> bool {
         self.state == State::Open
     }
@@ -125,7 +125,7 @@ impl Volume {
         self.last.as_deref()
     }
 
-    /// Whether the volume was ever open.
+    /// Whether the volume has ever been open.
     pub(super) fn was_open(&self) -> bool {
         self.last.is_some()
     }
@@ -139,7 +139,7 @@ impl Volume {
         self.failure().or(self.obstacle.as_ref())
     }
 
-    /// Records a problem of an open. Before the first open it ends the volume.
+    /// Records a problem with an open, which ends the volume if it has never been open.
     pub(super) fn fail(&mut self, failure: SessionFailure) {
         if self.was_open() {
             self.obstacle = Some(failure);
@@ -148,8 +148,8 @@ impl Volume {
         }
     }
 
-    /// Fails the volume, although it was open: its export was removed, or another client has
-    /// written there.
+    /// Fails the volume even though it was open: its export was removed, or a different client has
+    /// written to the export.
     pub(super) fn end_with(&mut self, failure: SessionFailure) {
         if self.failure.is_none() {
             tracing::error!(export = self.config.export, "{failure}");
@@ -167,8 +167,8 @@ impl Volume {
         self.access
     }
 
-    /// Handles a refused open that requested this access. Succeeds when the open is to be repeated
-    /// with the current access, otherwise returns why the path does not serve the volume.
+    /// Handles a refused open that requested this access. Returns Ok if the open is to be repeated
+    /// with the current access, and otherwise the reason why the path does not serve the volume.
     pub(super) fn refused(
         &mut self,
         now: Instant,
@@ -188,7 +188,7 @@ impl Volume {
         }
         let fell_back = asked == AccessMode::ReadOnly && self.config.read_only_fallback;
         let before = if fell_back { ", and rw was refused before (access: auto)" } else { "" };
-        // A server answers ENOENT for an export that it cannot open yet, and tries again.
+        // A server answers ENOENT for an export that it cannot open yet but will try again.
         let may_pass = matches!(errno, errno::EPERM | errno::EBUSY | errno::ENOENT);
         // A volume that was open waits anyway.
         let retry = if self.was_open() { "" } else { "; --retry-for waits for it" };
@@ -208,9 +208,9 @@ impl Volume {
         Err(failure)
     }
 
-    /// Returns the device as the volume's users see it, given one that a path opened. Paths open
-    /// one after the other, so its size is the newest; `identity.rs` has made sure that it is the
-    /// same device.
+    /// Returns the device as the volume's users see it, based on the device that a path opened.
+    /// Paths open one after another, so this device's size is the newest; `identity.rs` has made
+    /// sure that it is the same device.
     pub(super) fn fit(&mut self, device: &OpenDevice) -> Result<Arc<OpenDevice>, SessionFailure> {
         if let Some(failure) = refusal(self.last(), device).map(SessionFailure::Unusable) {
             self.fail(failure.clone());
@@ -229,7 +229,7 @@ impl Volume {
         Ok(Arc::new(OpenDevice { geometry, ..device.clone() }))
     }
 
-    /// Records an open device that fits. Returns whether the shards have to be notified.
+    /// Records an open device that fits. Returns whether the shards must be notified.
     pub(super) fn opened(&mut self, device: &Arc<OpenDevice>) -> bool {
         self.obstacle = None;
         let is_new = self.get() != Some(device);
@@ -252,8 +252,8 @@ impl Volume {
         self.state = State::Settling(vec![false; usize::from(shards)]);
     }
 
-    /// Records that the volume's IO on a shard has ended. Returns whether the volume has to be
-    /// closed now.
+    /// Records that the volume's IO on a shard has ended. Returns whether the volume must now be
+    /// closed.
     pub(super) fn settled(&mut self, shard: CoreIndex) -> bool {
         let State::Settling(settled) = &mut self.state else { return false };
         settled[shard.index()] = true;
@@ -301,8 +301,8 @@ impl Volume {
     }
 }
 
-/// Returns why a device cannot replace the one opened last. The volume's users know the last one:
-/// they would never flush a write cache that it lacked.
+/// Returns why a device cannot replace the one opened last. The volume's users know the previous
+/// device: they would never flush a write cache that it did not have.
 fn refusal(last: Option<&OpenDevice>, device: &OpenDevice) -> Option<String> {
     let now = &device.geometry;
     if now.size == 0 {

@@ -1,6 +1,6 @@
-//! Failed IOs: their number and the last one for `status`, and a rate-limited log line.
+//! Failed IOs: their number and the most recent one for `status`, and a rate-limited log line.
 //!
-//! All of this runs only when an IO has failed. An IO whose operation the server does not offer is
+//! This code runs only when an IO has failed. An IO whose operation the server does not support is
 //! not counted: clients try operations to find out whether they are supported.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct FailedIo {
     pub(crate) op: IoOp,
     pub(crate) offset: u64,
     pub(crate) len: u32,
-    /// Path whose answer or end failed the IO; None if it failed for another reason.
+    /// Path whose answer or end failed the IO; None if it failed for a different reason.
     pub(crate) path: Option<PathId>,
     pub(crate) at: Instant,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Adds the failed IOs of another shard.
+    /// Adds the failed IOs of a different shard.
     pub(crate) fn add(&mut self, other: &Self) {
         self.count += other.count;
         let all = [self.last, other.last].into_iter().flatten();
@@ -70,13 +70,13 @@ struct Device {
 }
 
 impl FailedIos {
-    /// Adds a device, in place of an earlier one with this number.
+    /// Adds a device, replacing any earlier device with this number.
     pub(super) fn add_device(&mut self, device: DeviceIndex, export: Arc<str>) {
         self.devices.retain(|known| known.device != device);
         self.devices.push(Device { device, export, failures: Failures::default() });
     }
 
-    /// Adds a path, in place of an earlier one with this number.
+    /// Adds a path, replacing any earlier path with this number.
     pub(super) fn add_path(&mut self, path: PathId, name: &str) {
         let paths = self.path_names.len().max(path.index() + 1);
         self.path_names.resize(paths, String::new());
@@ -136,7 +136,7 @@ impl FailedIos {
         }
     }
 
-    /// Time at which suppressed lines are to be logged.
+    /// Time at which suppressed lines must be logged.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.lines.deadline()
     }

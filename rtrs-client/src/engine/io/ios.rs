@@ -1,8 +1,9 @@
 //! IOs of a shard, from their submission to their completion.
 //!
-//! This part knows what was submitted and which requests carry it; connections are elsewhere. A
-//! request leaves its connection when it is answered or when the connection ends. In the latter
-//! case it awaits the fence of its path (`retry.rs`) and belongs to no path until it is resent.
+//! This part knows which IOs were submitted and which requests carry them; connections are
+//! elsewhere. A request leaves its connection when it is answered or when the connection ends. In
+//! the latter case the request awaits the fence of its path (`retry.rs`) and belongs to no path
+//! until it is resent.
 
 use rtrs_core::block::{Completion, Io, IoOp};
 use rtrs_core::ids::{CoreIndex, PathId};
@@ -21,10 +22,10 @@ use crate::engine::device_set::{DeviceIndex, DeviceSet};
 use crate::engine::device_table::DeviceTable;
 use crate::stats::{DeviceStats, Done};
 
-/// Loss count of an IO with an individually lost part; no real count reaches this value.
+/// Loss count of an IO of which a part was lost individually; no real count reaches this value.
 const PART_LOST: u64 = u64::MAX;
 
-/// Devices of a shard, their IOs, and the requests that carry those.
+/// Devices of a shard, their IOs, and the requests that carry the IOs.
 #[derive(Debug)]
 pub(crate) struct Ios {
     pub(super) shard: CoreIndex,
@@ -57,7 +58,7 @@ impl Ios {
         }
     }
 
-    /// Adds a path, in a new slot or in that of a removed path.
+    /// Adds a path, in a new slot or in the slot of a removed path.
     pub(super) fn add_path(&mut self, path: PathId, name: &str) {
         self.requests.failed.add_path(path, name);
         self.retries.add_path(path.index() + 1);
@@ -90,17 +91,16 @@ impl Ios {
         Ok(())
     }
 
-    /// Cancels queued IO with these tags, and the unissued rest of IO that is partly issued.
-    /// Requests that were posted once, on any path, are not canceled: they may take effect at any
-    /// time.
+    /// Cancels queued IO with these tags, and the unissued rest of partly issued IO. Requests that
+    /// were ever posted, on any path, are not canceled: they may take effect at any time.
     pub(super) fn cancel(&mut self, device: DeviceIndex, fits: &dyn Fn(u64) -> bool) {
         for row in self.requests.waiting(device, |io| fits(io.io.tag)) {
             self.fail_io(row, IoStatus::Aborted);
         }
     }
 
-    /// Prepares the next request of an IO. A sync enters the order of syncs with its first one.
-    /// Returns whether it did; [`Self::return_sync`] takes it out again.
+    /// Prepares the next request of an IO. A sync enters the order of syncs with its first request.
+    /// Returns whether it did; [`Self::return_sync`] removes it again.
     pub(super) fn begin(&mut self, row: IoRow) -> bool {
         let taken = self.requests.io_mut(row);
         let Some(cache) = self.devices.cache(taken.device) else { return false };
@@ -146,7 +146,7 @@ impl Ios {
         self.end_io(request.io);
     }
 
-    /// Fails a request that is on no path.
+    /// Fails a request that is not on any path.
     pub(super) fn fail_request(&mut self, row: RequestRow, status: IoStatus) {
         // Only a success has an epoch.
         self.end_request(row, status, 0);
@@ -187,7 +187,7 @@ impl Ios {
     }
 
     /// Fails the waiting IO of a device that has had no path for too long or will never have one.
-    /// Requests on a path end with its connection.
+    /// Requests on a path end with the path's connection.
     pub(super) fn give_up(&mut self, device: DeviceIndex) {
         self.devices.set_failing(device, true);
         let of_it = |request: &Request| self.requests.io(request.io).device == device;
@@ -201,15 +201,15 @@ impl Ios {
         }
     }
 
-    /// Counts a request that a slow disk delays.
+    /// Counts a request that is delayed by a slow disk.
     pub(super) fn count_slow(&mut self, row: IoRow) {
         let device = self.requests.io(row).device;
         self.stats[device.index()].slow_requests += 1;
     }
 
-    /// Reports the failure of an IO to its user. Its requests stay here with their permits and
+    /// Reports the failure of an IO to its user. The IO's requests stay here with their permits and
     /// memory until the server has answered or can no longer start them. Returns false if the user
-    /// was notified before.
+    /// was already notified.
     pub(super) fn give_up_io(&mut self, row: IoRow) -> bool {
         let taken = self.requests.io_mut(row);
         if std::mem::replace(&mut taken.given_up, true) {
@@ -226,7 +226,7 @@ impl Ios {
         true
     }
 
-    /// Makes a request wait for the fence of its path, which it has left with its connection.
+    /// Makes a request, which left its path when the connection ended, wait for the path's fence.
     pub(super) fn await_fence(&mut self, row: RequestRow, epoch: u32) {
         let request = self.requests.request_mut(row);
         let (path, io) = (request.path, request.io);
@@ -239,8 +239,8 @@ impl Ios {
         }
     }
 
-    /// Makes ready the requests whose path is fenced off up to this epoch: they can no longer start
-    /// at the server.
+    /// Makes the requests ready whose path is fenced off up to this epoch: the server can no longer
+    /// start them.
     pub(super) fn fenced(&mut self, path: PathId, epoch: u32) {
         let fenced = self.requests.rows(|request| {
             let awaits = request.standing;
@@ -262,13 +262,13 @@ impl Ios {
             return self.fail_request(row, IoStatus::Aborted);
         }
         if self.requests.io(io).given_up {
-            // The user has the error already, and the IO can no longer take effect late.
+            // The user already has the error, and the IO can no longer take effect late.
             return self.fail_request(row, IoStatus::TimedOut);
         }
         self.retries.push(turn, row);
     }
 
-    /// Fails requests that have waited too long for a path. Returns whether there were any.
+    /// Fails requests that have waited too long for a path. Returns whether any failed.
     pub(super) fn fail_late_retries(&mut self, limits: &TimeLimits, has_fences: bool) -> bool {
         let over = self.requests.rows(|request| {
             let submitted = self.requests.io(request.io).submitted;
@@ -281,8 +281,7 @@ impl Ios {
         !over.is_empty()
     }
 
-    /// Fails IOs of a device that have waited too long to be issued. Returns whether there were
-    /// any.
+    /// Fails IOs of a device that have waited too long to be issued. Returns whether any failed.
     pub(super) fn fail_late_waiting(
         &mut self,
         limits: &TimeLimits,

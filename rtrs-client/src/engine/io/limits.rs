@@ -1,4 +1,4 @@
-//! Time limits of the IO of a shard, from the settings of its session.
+//! Time limits on the IO of a shard, from the settings of its session.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use crate::engine::session::{Failover, HeartbeatSettings, SessionConfig, SlowIo}
 
 /// Interval between checks of the limits.
 pub(super) const SWEEP: Duration = Duration::from_millis(250);
-/// Minimum time of a request, whatever the age of its IO.
+/// Minimum time allowed for a request, whatever the age of its IO.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
 /// Time limits of requests, of whole IOs and of silent connections.
 #[derive(Debug)]
 pub(super) struct TimeLimits {
-    /// Time limit of a request on a connection that may be dead.
+    /// Time limit for a request on a connection that may be dead.
     request: Duration,
-    /// Time limit of an IO that waits for a path; None if it is unlimited.
+    /// Time limit for an IO that waits for a path; None if it is unlimited.
     no_path: Option<Duration>,
     slow_io: SlowIo,
     failover: Failover,
@@ -82,14 +82,15 @@ impl TimeLimits {
     }
 
     /// Maximum time that an IO may wait to be issued; None if it is unlimited. If slow requests
-    /// count as failed, IOs waiting for their permits get the time of a request too.
+    /// count as failed and the disk is slow, the time limit of a request applies to IOs that wait
+    /// for permits.
     pub(super) fn waiting_max(&self, disk_is_slow: bool) -> Option<Duration> {
         if self.fails_slow() && disk_is_slow { Some(self.request) } else { self.age_max() }
     }
 
-    /// Whether a request whose connection has ended has waited too long for a path. One that awaits
-    /// a fence fails only if the server supports none: a first copy that could start after the
-    /// error could take effect after newer writes.
+    /// Whether a request whose connection has ended has waited too long for a path. A request that
+    /// awaits a fence fails only if the server does not support fences: a first copy that could
+    /// start after the error could take effect after newer writes.
     pub(super) fn fails_retry(
         &self,
         request: &Request,
@@ -105,7 +106,7 @@ impl TimeLimits {
             Standing::AwaitingFence { .. } => unfenced || early,
             Standing::Sent | Standing::Answered(_) | Standing::Exposed => false,
         };
-        // Time spent at a disk does not count if it is unlimited.
+        // Time spent on a slow disk does not count if it is unlimited.
         let waits_for_disk = self.slow_io == SlowIo::Wait && !early;
         let since = if waits_for_disk { request.sent } else { submitted };
         waits && now.since(since) >= bound

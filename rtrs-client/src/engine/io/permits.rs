@@ -33,7 +33,7 @@ impl Permits {
         if self.has_any() { self.free.pop() } else { None }
     }
 
-    /// Takes a permit for a probe, including the one kept for that.
+    /// Takes a permit for a probe, including the one kept for probes.
     pub(crate) fn take_for_probe(&mut self) -> Option<PermitId> {
         self.free.pop()
     }

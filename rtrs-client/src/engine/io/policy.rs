@@ -1,17 +1,17 @@
 //! Path selection for the next request.
 //!
-//! A path that is far slower than the others is left out (`slow_path.rs`).
+//! The policies leave out a path that is far slower than the others (`slow_path.rs`).
 //!
 //! These are the three policies of the kernel's client (`rtrs-clt.c`, `get_next_path_*`), without
-//! three of its flaws. The in-flight count is kept under every policy. A path without a measured
-//! latency counts as the mean of the others, so that it does not always win against measured ones.
-//! Paths with equally many requests take turns; otherwise the first would carry nearly all of a
+//! three of their flaws. The in-flight count is kept under every policy. A path without a measured
+//! latency counts as the mean of the others, so that it does not always win against measured paths.
+//! Paths with equal numbers of requests take turns; otherwise the first would carry nearly all of a
 //! light load.
 //!
 //! Under `min-inflight` a turn is a *run* of requests. Small requests that arrive together then
 //! share one send, one wake-up of the server and one batch of answers, as they do on a single path.
-//! Paths that are not alike have no runs: with all requests on one path, the faster one would wait
-//! for the other.
+//! Paths whose speeds differ have no runs: with all requests on one path, a faster path would wait
+//! for a slower one.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
@@ -55,14 +55,15 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// Creates a chooser. Under `MinInflight`, up to `run_max` successive requests take one path.
+    /// Creates a chooser. Under `MinInflight`, up to `run_max` successive requests use the same
+    /// path.
     pub(crate) fn new(policy: Policy, run_max: u32, paths: usize) -> Self {
         Self { policy, times: PathTimes::new(paths), cursor: u16::MAX, run: None, run_max }
     }
 
-    /// Selects the path for the next request among `up`, which is in list order: one that is due
-    /// for a trial request, or else the policy's choice, among those that are not slow if there are
-    /// any.
+    /// Selects the path for the next request from `up`, which is in list order: a path that is due
+    /// for a trial request, or else the policy's choice, among the paths that are not slow if there
+    /// are any.
     pub(crate) fn choose(
         &mut self,
         now: Instant,
@@ -95,7 +96,7 @@ impl Chooser {
         Some(chosen)
     }
 
-    /// Counts a request with this many bytes of data that was sent on a path.
+    /// Counts a request with this many bytes of data that was sent over a path.
     pub(crate) fn sent(&mut self, path: PathId, bytes: u32) {
         if let Some(run) = self.run.as_mut().filter(|run| run.path == path) {
             run.requests += 1;
@@ -105,7 +106,7 @@ impl Chooser {
 }
 
 /// Returns the policy's choice. Equal paths take turns, even under `MinInflight`; `cursor` is the
-/// last choice.
+/// previous choice.
 fn pick(
     policy: Policy,
     cursor: &mut u16,
@@ -181,7 +182,8 @@ mod tests {
         assert_eq!(runs(&up, 4096, MS), [0, 1, 2, 0, 1, 2, 0, 1], "a light load");
     }
 
-    /// Paths that min-inflight selects for eight requests of this size, one each `gap`.
+    /// Returns the paths that min-inflight selects for eight requests of this size, one every
+    /// `gap`.
     fn runs(up: &[Candidate], bytes: u32, gap: Duration) -> Vec<u16> {
         let (mut chooser, mut now) =
             (Chooser::new(Policy::MinInflight, PATH_RUN, 3), Instant::ZERO);
@@ -248,7 +250,7 @@ mod tests {
     const ALL: [Policy; 3] = [Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency];
     const MS: Duration = Duration::from_millis(1);
 
-    /// Records answers of three paths every 20 ms during this time.
+    /// Records answers of three paths every 20 ms for this time.
     fn answers(chooser: &mut Chooser, now: &mut Instant, time: Duration, first: Duration) {
         let end = *now + time;
         while *now < end {
@@ -259,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Returns the number of requests that each path gets in one second with a request each
+    /// Returns the number of requests that each path gets in one second with one request every
     /// millisecond.
     fn second(chooser: &mut Chooser, now: &mut Instant, up: &[Candidate]) -> [usize; 3] {
         let mut counts = [0; 3];

@@ -70,10 +70,10 @@ impl Retries {
     }
 }
 
-/// IO that a shard has held for the longest time.
+/// IO that a shard has held the longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OldestIo {
-    /// Time since its arrival.
+    /// Time since the IO arrived.
     pub(crate) age: Duration,
     pub(crate) waits: Waits,
 }

@@ -1,39 +1,41 @@
-//! Slow-path detection: finds paths that are far slower than the others, from this shard's answers.
+//! Slow-path detection: finds paths that are far slower than the others, based on this shard's
+//! answers.
 //!
 //! Answers are collected in windows of [`WINDOW`]. At the end of a window, each path that answered
-//! is compared with the best of the others. The slowest answer of a window does not count, so a
-//! single outlier changes nothing. A path that is far slower in one window is *suspect*. One that
-//! stays so for [`SLOW_TIME`], over [`SLOW_ANSWERS`] answers in [`SLOW_WINDOWS`] windows, without a
-//! better window in between, is *slow* and is no longer selected. The first answers of a connection
-//! do not count. A stall affects one window of each path; the next window clears it.
+//! is compared with the best of the others. The slowest answer in a window does not count, so a
+//! single outlier changes nothing. A path that is far slower in one window is *suspect*. A path
+//! that stays suspect for [`SLOW_TIME`], over [`SLOW_ANSWERS`] answers in [`SLOW_WINDOWS`] windows,
+//! without a better window in between, is *slow* and is no longer selected. The first answers on a
+//! connection do not count. A stall affects one window of each path; the next window clears the
+//! suspicion.
 //!
 //! While a path is suspect or slow, every path that the policy passes over still gets requests
 //! ([`TRY_EVERY`]), so that no verdict outlives its cause. A slow path returns after
-//! [`GOOD_WINDOWS`] windows in which it was nearly as quick as the others: returning is harder than
-//! leaving, so that no path flaps. The last path never leaves.
+//! [`GOOD_WINDOWS`] windows in which it was nearly as fast as the others: it is harder for a path
+//! to return than to leave, so that paths do not flap. The last path never leaves.
 
 use rtrs_core::ids::PathId;
 use rtrs_core::time::{Duration, Instant};
 
-/// Time during which answers are collected and judged together.
+/// Time for which answers are collected and then judged together.
 const WINDOW: Duration = Duration::from_millis(100);
-/// A path is far slower when its typical answer takes this many times that of the best other
-/// path...
+/// A path is far slower when its typical answer takes this many times as long as that of the best
+/// other path...
 const SLOW_RATIO: u64 = 8;
-/// ...and more than this.
+/// ...and also longer than this.
 const SLOW_NANOS: u64 = 10_000_000;
-/// A path leaves when it is far slower for at least this time...
+/// A path leaves when it has been far slower for at least this time...
 const SLOW_TIME: Duration = Duration::from_secs(2);
 /// ...in at least this number of answers...
 const SLOW_ANSWERS: u32 = 16;
 /// ...and in at least this number of windows.
 const SLOW_WINDOWS: u32 = 8;
-/// Answers of a new connection do not count until this many have arrived...
+/// Answers on a new connection do not count until this many have arrived...
 const FIRST_ANSWERS: u32 = 16;
-/// ...and this time has passed since the first.
+/// ...and this time has passed since the first answer.
 const FIRST_TIME: Duration = Duration::from_secs(1);
-/// A window of a slow path is good when its mean is within this many times the best of the others,
-/// or below [`GOOD_NANOS`].
+/// A window of a slow path is good when its mean is at most this many times the best of the others,
+/// or is below [`GOOD_NANOS`].
 const GOOD_RATIO: u64 = 2;
 const GOOD_NANOS: u64 = SLOW_NANOS / 2;
 /// Number of good windows that bring a path back; a bad one cancels two.
@@ -43,22 +45,22 @@ const ALIKE_RATIO: u64 = 2;
 /// Minimum and maximum time between two requests that a path gets only for comparison.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 const TRY_EVERY_MAX: Duration = Duration::from_secs(1);
-/// Limits of such requests: one in [`TRY_SHARE`] of those in flight, and [`TRIES_MAX`] on a path.
+/// Limits on such requests: one in [`TRY_SHARE`] of those in flight, and [`TRIES_MAX`] on a path.
 const TRY_SHARE: u32 = 4;
 const TRIES_MAX: u32 = 16;
 /// Maximum age of a window in comparisons, and of a suspicion without answers.
 const FRESH: Duration = Duration::from_secs(3);
 
-/// Input of the path selection: one connected path.
+/// A connected path, as input to the path selection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) path: PathId,
     pub(crate) inflight: u32,
-    /// Last heartbeat round trip in nanoseconds; 0 when none was measured yet.
+    /// Last heartbeat round trip in nanoseconds; 0 when none has been measured yet.
     pub(crate) latency_ns: u64,
 }
 
-/// Run of windows in which a path was far slower.
+/// Sequence of windows in which a path was far slower.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
     since: Instant,
@@ -95,7 +97,7 @@ struct ResponseTimes {
     slow: bool,
     /// Number of good windows while slow.
     good: u32,
-    /// Whether the path became slow or recovered since this was last read.
+    /// Whether the path has become slow or recovered since this flag was last read.
     turned: bool,
     /// Time of the last request; kept while a path is watched.
     sent: Instant,
@@ -126,7 +128,7 @@ impl ResponseTimes {
         (self.answers, self.total_nanos, self.max_nanos) = (0, 0, 0);
     }
 
-    /// Judges the closed window; `best` is the best of the other paths.
+    /// Judges the closed window; `best` is the best time of the other paths.
     fn judge(&mut self, end: Instant, closed: ClosedWindow, best: Option<u64>) {
         let ClosedWindow { answers, mean_nanos } = closed;
         if self.slow {
@@ -190,14 +192,14 @@ impl PathTimes {
         self.watched > 0 && self.of.get(path.index()).is_some_and(|measured| measured.slow)
     }
 
-    /// Forgets a path that is new or was reconnected.
+    /// Forgets the measurements of a path that is new or was reconnected.
     pub(crate) fn forget(&mut self, path: PathId) {
         let measured = self.of(path);
         let watched = std::mem::take(measured).is_watched();
         self.watched -= usize::from(watched);
     }
 
-    /// Best typical time of the other paths that are not slow.
+    /// Best typical time among the other paths that are not slow.
     fn best_beside(&self, at: usize, end: Instant) -> Option<u64> {
         let others =
             self.of.iter().enumerate().filter(|(other, measured)| *other != at && !measured.slow);
@@ -226,7 +228,7 @@ impl PathTimes {
         ended
     }
 
-    /// Ends the open window and judges all paths by it.
+    /// Ends the open window and uses it to judge all paths.
     fn close(&mut self) {
         let end = self.end;
         for measured in &mut self.of {
@@ -258,7 +260,7 @@ impl PathTimes {
         all.find_map(|(at, measured)| std::mem::take(&mut measured.turned).then_some(PathId(at)))
     }
 
-    /// Whether the paths answer about equally fast, as far as was measured.
+    /// Whether the paths answer about equally fast, according to the measurements so far.
     pub(super) fn are_alike(&self) -> bool {
         !self.differ
     }
@@ -270,7 +272,7 @@ impl PathTimes {
 
     /// Returns true once after a window that ended while a path was watched. Requests that
     /// alternate with slower ones (a write, a flush, a write, ...) then swap their paths; otherwise
-    /// the path that gets the slower ones would look like a slow path.
+    /// the path that gets the slower requests would look slow.
     pub(super) fn take_shift(&mut self) -> bool {
         std::mem::take(&mut self.shift)
     }
@@ -279,7 +281,7 @@ impl PathTimes {
         self.of(path).sent = now;
     }
 
-    /// Selects the path for the next request if one is due only to measure the path.
+    /// Selects the path for the next request if a request is due only to measure a path.
     pub(super) fn pick_try(
         &self,
         now: Instant,
@@ -317,7 +319,7 @@ mod tests {
         paths.iter().map(|&(path, inflight)| Candidate { path, inflight, latency_ns: 0 })
     }
 
-    /// Feeds answers of both paths every `step` ms; returns the times at which OTHER left or
+    /// Feeds in answers of both paths every `step` ms; returns the times at which OTHER left or
     /// returned.
     fn run_every(
         times: &mut PathTimes,
@@ -346,7 +348,7 @@ mod tests {
         run_every(times, span, 20, [quick, other])
     }
 
-    /// Returns the measurements of two paths that were quick until 5 s.
+    /// Returns the measurements of two paths that were fast until 5 s.
     fn warm() -> PathTimes {
         let mut times = PathTimes::default();
         assert!(run(&mut times, 0..5000, MS, MS).is_empty());
@@ -364,7 +366,7 @@ mod tests {
         let back = run_every(&mut times, 20_000..21_000, 50, [MS, MS]);
         assert!(back.len() == 1 && (20_300..20_800).contains(&back[0]), "{back:?}");
         assert!(!times.is_slow(OTHER) && times.watched == 0);
-        // A path with only half of its windows good is not quick.
+        // A path with only half of its windows good is not fast.
         let mut times = warm();
         run(&mut times, 5000..9000, MS, 50 * MS);
         for round in 0..20 {
@@ -399,7 +401,7 @@ mod tests {
         let mut times = warm();
         for ms in 5000..15_000 {
             times.answered(QUICK, at(ms), MS);
-            // One late answer in every window.
+            // Every window contains one late answer.
             let late = ms % 90 == 0;
             times.answered(OTHER, at(ms), if late { 900 * MS } else { MS });
             assert_eq!(times.next_turned(), None);
@@ -424,7 +426,7 @@ mod tests {
         }
         run(&mut times, 35_000..35_300, MS, MS);
         assert_eq!(times.watched, 0);
-        // One path is affected after the other.
+        // The paths are affected one after the other.
         let mut times = warm();
         for (path, begin) in [(QUICK, 5000), (OTHER, 5900)] {
             for _ in 0..16 {
@@ -439,11 +441,12 @@ mod tests {
     fn the_first_answers_of_a_connection_eject_no_path() {
         let mut times = warm();
         times.forget(OTHER);
-        // 900 ms each for 2.9 s: those of the first second do not count, and the rest is too short.
+        // Answers of 900 ms for 2.9 s: those in the first second do not count, and the rest is too
+        // short.
         assert!(run(&mut times, 5000..7900, MS, 900 * MS).is_empty());
         assert!(run(&mut times, 7900..12_000, MS, MS).is_empty());
         assert_eq!(times.watched, 0);
-        // All answers of an older connection count.
+        // All answers on an older connection count.
         assert_eq!(run(&mut times, 12_000..14_900, MS, 900 * MS).len(), 1);
     }
 

@@ -2,10 +2,10 @@
 //!
 //! When a request is not answered within the IO timeout, either the path is dead or the disk behind
 //! it is slow. The connection that carries the request shows which: it is alive if something was
-//! received on it since the request, and recently. Nothing else counts, not even a heartbeat of the
-//! path, since a connection can fail on its own (`probe.rs`). A silent connection that owes answers
-//! is probed before the time of its oldest request runs out, so that the answer is there when it is
-//! needed. If no probe can be sent, because the shard has too few permits to reserve one
+//! received on it since the request was sent, and recently. Nothing else counts, not even a
+//! heartbeat of the path, since a connection can fail on its own (`probe.rs`). A silent connection
+//! that owes answers is probed before its oldest request times out, so that the answer has arrived
+//! by then. If no probe can be sent, because the shard has too few permits to reserve one
 //! (`permits.rs`) and requests hold them all, silence counts as death.
 
 use rtrs_core::fabric::CloseReason;
@@ -21,9 +21,9 @@ use crate::engine::ctx::Ctx;
 /// State of a connection that owes an overdue answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Liveness {
-    /// Something was received on it since the request was sent.
+    /// Something was received on the connection since the request was sent.
     Alive,
-    /// A probe is in flight, or about to be.
+    /// A probe is in flight, or about to be sent.
     Probed,
     /// Nothing shows that the connection is alive.
     Silent,

@@ -1,9 +1,9 @@
-//! Zeroes that the session writes itself if the server cannot be trusted to.
+//! Zeroes that the session itself writes if the server cannot be trusted to write them.
 //!
 //! A kernel server before Linux 6.8 treats a write zeroes as a read. One from 6.12 to 6.18 loses
-//! the length, does nothing and reports success, and nothing on the wire distinguishes these from
-//! correct ones. So a write zeroes becomes a write of zeroed memory, unless the server is
-//! `rtrs-server` and has announced that it keeps lengths. Each shard has one buffer of zeroes.
+//! the length, does nothing and reports success, and nothing on the wire distinguishes these
+//! servers from correct ones. So a write zeroes becomes a write of zeroed memory, unless the server
+//! is `rtrs-server` and has announced that it keeps lengths. Each shard has one buffer of zeroes.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rtrs_core::mem::Region;
 use crate::engine::device_table::{OpenDevice, ZEROES_LEN};
 
 /// Whether the device's current server does not support an IO (write zeroes, partial write or hole
-/// query) that was submitted when it had another server.
+/// query) that was submitted when the device had a different server.
 pub(super) fn unsupported(io: &Io, device: &OpenDevice) -> bool {
     let lacks_fast = io.flags.fast_only && !device.geometry.fast_zero;
     match io.op {
@@ -31,8 +31,8 @@ pub(super) struct Zeroes {
 }
 
 impl Zeroes {
-    /// Allocates the memory if the device needs it and it does not exist yet. Paths have to
-    /// register it.
+    /// Allocates the memory if the device needs it and it does not exist yet. Paths must register
+    /// it.
     ///
     /// # Errors
     /// Fails when the system is out of memory.
@@ -51,7 +51,7 @@ impl Zeroes {
         let Some(region) = self.region.as_ref().filter(|_| translates) else { return io };
         match region.slice(0, io.len as usize) {
             Some(zeroes) => Io { op: IoOp::Write, buf: Some(zeroes), ..io },
-            // Longer than announced: the geometry check rejects it.
+            // Longer than announced: left to the geometry check, which rejects the IO.
             None => io,
         }
     }

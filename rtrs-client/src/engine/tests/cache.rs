@@ -15,7 +15,7 @@ fn run(fixture: &mut Fixture, shard: usize, op: IoOp, fua: bool) -> Option<IoSta
     fixture.client.status(tag)
 }
 
-/// Ends all paths; the server returns with this cache epoch.
+/// Ends all paths; the server then returns with this cache epoch.
 fn restart(fixture: &mut Fixture, cache_id: u64) {
     fixture.server.how.cache_id = cache_id;
     for path in 0..fixture.server.paths.len() {
@@ -46,7 +46,7 @@ fn a_flush_fails_once_after_a_lost_cache() {
         for shard in [0, 1] {
             assert_eq!(run(&mut fixture, shard, IoOp::Flush, false), Some(IoStatus::Ok), "once");
         }
-        // Later writes count for the next loss.
+        // Later writes count towards the next loss.
         assert_eq!(run(&mut fixture, 0, op, false), Some(IoStatus::Ok));
         restart(&mut fixture, 9);
         assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Io));
@@ -62,7 +62,7 @@ fn flushes_succeed_if_nothing_was_lost() {
     assert_eq!(run(&mut fixture, 1, IoOp::Write, true), Some(IoStatus::Ok));
     restart(&mut fixture, 8);
     assert_eq!(run(&mut fixture, 1, IoOp::Flush, false), Some(IoStatus::Ok), "all was durable");
-    // A flush that was waiting at a server that lost nothing.
+    // The server, which lost nothing, had the flush waiting.
     fixture.server.how.hold = true;
     let flush = fixture.submit(0, IoOp::Flush, 0, 4096);
     fixture.until("the flush", SEC, |s| s.server.held.len() == 1);
@@ -89,7 +89,7 @@ fn a_flush_in_flight_during_a_loss_fails() {
     assert_eq!(run(&mut fixture, 0, IoOp::Flush, false), Some(IoStatus::Ok));
 }
 
-/// A flush that fails during the write does not report the loss to the user of the write.
+/// A flush that fails during the write does not report the loss to the user that wrote.
 #[test]
 fn a_loss_between_the_parts_of_a_write_is_reported_after_its_end() {
     let mut fixture = Fixture::open(|s| {
@@ -140,7 +140,7 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
     };
     let flush = |fixture: &mut Fixture| run(fixture, 1, IoOp::Flush, false);
     let kept = |fixture: &Fixture| fixture.client.control.view().saved_epoch(DeviceIndex::FIRST);
-    // Lost between the two processes.
+    // The loss happens between the two processes.
     let mut over = inheriting(8, 7);
     assert_eq!(run(&mut over, 0, IoOp::Write, true), Some(IoStatus::Ok));
     over.until("longer than it takes to save an epoch", 9 * SEC, |s| {
@@ -150,7 +150,7 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
     assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     assert_eq!(kept(&over), None, "the answer may not have left");
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
-    // A flush of the earlier process is resent, and looks like one that begins now.
+    // A resent flush of the earlier process looks like a flush that begins now.
     let mut over = Fixture::open(|s| {
         (s.how.fence, s.how.cache_id) = (true, 8);
         (s.config.volumes[0].inherited_epoch, s.config.resent_for) = (Some(7), 4 * SEC);
@@ -162,13 +162,13 @@ fn a_successor_reports_the_losses_of_its_predecessor() {
     });
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
     over.until("the epoch to be kept", 3 * SEC, |s| kept(s) == Some(8));
-    // Lost after the takeover.
+    // The loss happens after the takeover.
     for inherited in [7, 0] {
         let mut over = inheriting(7, inherited);
         restart(&mut over, 8);
         assert_eq!((flush(&mut over), flush(&mut over)), (Some(IoStatus::Io), Some(IoStatus::Ok)));
     }
-    // Flushed before the loss.
+    // The writes were flushed before the loss.
     let mut over = inheriting(7, 7);
     assert_eq!(flush(&mut over), Some(IoStatus::Ok));
     restart(&mut over, 8);

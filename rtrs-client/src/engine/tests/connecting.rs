@@ -169,7 +169,7 @@ fn attempts_back_off_and_keep_their_uuids() {
     fixture.run(20 * SEC);
     let connects = fixture.server.connects();
     assert!((20..45).contains(&connects.len()), "{}", connects.len());
-    // The first wait was before the first of these.
+    // The first wait precedes the first of these attempts.
     let mut bound = 200 * MS;
     for (before, after) in connects.iter().zip(&connects[1..]) {
         let wait = after.2.since(before.2);

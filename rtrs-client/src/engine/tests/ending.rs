@@ -1,5 +1,5 @@
-//! Tests of detaching: it closes the device, then every connection, in bounded time whatever the
-//! server does.
+//! Tests of detaching: a detach closes the device, then every connection, in bounded time whatever
+//! the server does.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::fabric::CloseReason;
@@ -53,7 +53,7 @@ fn a_detach_while_a_path_reopens_closes_the_device() {
         let closes = closes.filter(|seen| matches!(seen, Seen::Request(r) if r.tail[0] == 5));
         assert_eq!(closes.count(), 1, "over {paths} paths");
     }
-    // An answer that never comes does not delay the detach.
+    // An answer that never arrives does not delay the detach.
     let mut fixture = Fixture::open(|_| {});
     fixture.server.how.hold_control = true;
     let device = fixture.server.device.expect("an open device");
@@ -89,7 +89,7 @@ fn an_unreachable_server_does_not_delay_a_detach() {
 
 #[test]
 fn detach_works_in_every_state() {
-    // While connecting: detach after each number of steps.
+    // Detach while connecting, after each number of steps.
     for steps in 0..60 {
         let mut fixture = Fixture::new(|s| s.paths = 2);
         fixture.run(MS / 100 * steps);
@@ -99,12 +99,12 @@ fn detach_works_in_every_state() {
         assert!(fixture.server.paths.is_empty(), "after {steps}");
         assert_eq!(fixture.client.states(), [PathState::Gone; 2]);
     }
-    // Between attempts.
+    // Detach between attempts.
     let mut fixture = Fixture::new(|s| s.how.refuse = Some(ConnRsp::reject(104).encode().to_vec()));
     fixture.until("a wait", SEC, |s| s.client.states() == [PathState::Waiting]);
     fixture.detach();
     fixture.until("the end", MS, |s| s.client.control.view().is_done());
-    // Without a reachable server.
+    // Detach without a reachable server.
     let mut fixture = Fixture::new(|_| {});
     fixture.link_down(0);
     fixture.run(10 * MS);

@@ -147,7 +147,7 @@ fn an_io_that_is_sent_late_gets_no_second_full_timeout() {
         fixture.link_up(0);
         fixture.drain(20 * SEC);
         assert_eq!(tags.map(|tag| fixture.client.status(tag)), [Some(IoStatus::TimedOut); 2]);
-        // The time without a path, twice the request timeout, and a last try of a second.
+        // The time without a path, twice the request timeout, and a last attempt of one second.
         let took = fixture.now().since(start);
         assert!(took >= 12 * SEC && took <= 14 * SEC + 500 * MS, "{took:?}");
     }
@@ -167,7 +167,7 @@ fn io_waits_for_a_path_for_a_limited_time() {
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
     let took = fixture.now().since(start);
     assert_eq!(took, 2 * SEC, "counted from the loss of the last path");
-    // Later IO fails at once until a path is back.
+    // Later IO fails immediately until a path is back.
     let tag = submit(&mut fixture, 1, IoOp::Read, 0);
     fixture.run(MS);
     assert_eq!(fixture.client.status(tag), Some(IoStatus::TimedOut));
@@ -269,7 +269,7 @@ fn an_evicted_session_ends_its_io_and_does_not_come_back() {
     fixture.until("the detach", SEC, |s| s.client.control.view().is_done());
 }
 
-/// Checks that nothing waits for a path, none is retried, and the reason is reported.
+/// Checks that IO fails, no path is retried, and the removal is reported as the reason.
 fn assert_removed(fixture: &mut Fixture, tags: &[u64]) {
     assert_ended(fixture, tags, &SessionFailure::Removed, "operator removed the export");
 }

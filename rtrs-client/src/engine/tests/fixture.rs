@@ -1,5 +1,4 @@
-//! Test fixture: the shards of one session, a server and a simulated world, driven as `driver.rs`
-//! does.
+//! Test fixture: the shards of a session, a server and a simulated world, driven as in `driver.rs`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -47,7 +46,7 @@ pub(super) struct Done {
     pub(super) status: IoStatus,
 }
 
-/// One shard of the client.
+/// A shard of the client.
 struct Host {
     fabrics: Vec<Box<dyn Fabric>>,
     shard: Rc<RefCell<Shard>>,
@@ -64,11 +63,11 @@ pub(super) struct Client {
     waiting: BTreeSet<u64>,
     next_tag: u64,
     pub(super) done: Vec<Done>,
-    /// Tags of IOs that the device has failed before their end.
+    /// Tags of IOs that the device failed before they ended.
     pub(super) given_up: Vec<u64>,
-    /// Delays messages between shards at random.
+    /// If set, randomly delays messages between shards.
     pub(super) lazy: Option<Prng>,
-    /// Leaves completions of the first device to others.
+    /// Whether completions of the first device are left to others.
     pub(super) is_idle: bool,
 }
 
@@ -97,7 +96,7 @@ impl Client {
         }
     }
 
-    /// Runs a function of the control shard.
+    /// Runs a function on the control shard.
     fn control<T>(
         &mut self,
         now: Instant,
@@ -357,15 +356,15 @@ pub(super) const SECRET: EvictionSecret = EvictionSecret([0x5e; 16]);
 pub(super) struct Setup {
     pub(super) seed: u64,
     pub(super) paths: usize,
-    /// Number of addresses for further paths, which are unused at first.
+    /// Number of addresses for additional paths, initially unused.
     pub(super) spare: usize,
     pub(super) world: WorldOptions,
     pub(super) how: How,
     pub(super) config: SessionConfig,
-    /// Addresses of each path; if empty, the server's own.
+    /// Addresses of each path; if empty, the server's own address.
     pub(super) remotes: Vec<SocketAddr>,
     pub(super) invalidate_reads: bool,
-    /// Heartbeats for a server that identifies as `rtrs-server`.
+    /// Heartbeats for a server that identifies itself as `rtrs-server`.
     pub(super) heartbeat: HeartbeatSettings,
 }
 
@@ -521,7 +520,7 @@ impl Fixture {
         fixture
     }
 
-    /// Creates a fixture that was open once and then lost its path to a server that behaves
+    /// Creates a fixture that was open once and then lost its path to a server that now behaves
     /// differently. (Before its first open, a session gives up at the first failure.)
     pub(super) fn spoiled(setup: impl FnOnce(&mut Setup), spoil: impl FnOnce(&mut How)) -> Self {
         let mut fixture = Self::open(setup);
@@ -552,9 +551,9 @@ impl Fixture {
         any | self.server.turn(now)
     }
 
-    /// Advances by one event or deadline. Returns false when nothing is due until `bound`.
+    /// Advances by one event or deadline. Returns false when nothing is due before `bound`.
     fn advance(&mut self, bound: Instant) -> bool {
-        // Twice, since calls into a fabric may leave events behind.
+        // Two turns, because calls into a fabric may leave events behind.
         if self.turn() || self.turn() {
             self.spins += 1;
             assert!(self.spins < 10_000, "a turn that never ends");
@@ -588,7 +587,7 @@ impl Fixture {
         }
     }
 
-    /// Stops the client for this time; the server and the world run.
+    /// Stops the client for this time, while the server and the world run.
     pub(super) fn stall(&mut self, time: Duration) {
         let end = self.world.now() + time;
         loop {
@@ -600,7 +599,7 @@ impl Fixture {
         }
     }
 
-    /// Runs until the condition holds. Panics if it does not within `bound`.
+    /// Runs until the condition holds. Panics if it does not hold within `bound`.
     pub(super) fn until(&mut self, what: &str, bound: Duration, so: impl Fn(&Self) -> bool) {
         let end = self.now() + bound;
         while !so(self) {
@@ -669,7 +668,7 @@ impl Fixture {
         self.client.control(now, |control, ctx| control.on_network_change("link sim0 is up", ctx));
     }
 
-    /// Reports a failed link that has the addresses of these paths.
+    /// Reports the failure of a link that has the addresses of these paths.
     pub(super) fn link_down_reported(&mut self, paths: &[usize]) {
         let now = self.world.now();
         let addresses: Vec<_> = paths.iter().map(|path| client_ip(*path)).collect();

@@ -20,9 +20,9 @@ pub(super) struct Gateways {
     /// Active server.
     pub(super) active: Option<usize>,
     term: u64,
-    /// Standing that each server reports instead of its own.
+    /// Standing that each server reports instead of its real one.
     says: [Option<Standing>; 2],
-    /// Received MOVE requests: the server, and whether another one should take over.
+    /// Received MOVE requests: the server, and whether a different server should take over.
     pub(super) moves: Vec<(usize, bool)>,
     /// Errno in the answer to MOVE; 0 if the server is active by then.
     errno: u16,

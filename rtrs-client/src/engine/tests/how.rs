@@ -29,7 +29,7 @@ pub(super) struct How {
     pub(super) rkey_rsp: Option<Rewrite<RkeyRsp>>,
     pub(super) open_rsp: Option<Box<dyn Fn(OpenRsp) -> OpenRsp>>,
     pub(super) open_errno: u16,
-    /// Whether another client has written since: refuses clients that return.
+    /// Whether another client has written meanwhile, so that returning clients are refused.
     pub(super) displaced: bool,
     /// Refuses to open for writing.
     pub(super) read_only: bool,
@@ -43,7 +43,7 @@ pub(super) struct How {
     pub(super) hold_control: bool,
     /// Keeps FENCE in `held`.
     pub(super) hold_fences: bool,
-    /// Refuses FENCE for paths that led to another process.
+    /// Refuses FENCE for paths that led to a different process.
     pub(super) refuse_fences: bool,
     /// Keeps opens of this export in `held`.
     pub(super) hold_volume: Option<&'static str>,
@@ -53,13 +53,13 @@ pub(super) struct How {
     pub(super) fence: bool,
     /// Epoch of its cache; 0 to report none.
     pub(super) cache_id: u64,
-    /// Reports its own ID (this one; all zero for none) and that of the export.
+    /// Reports the server's ID (this one; all zeroes for none) and the export's ID.
     pub(super) server_id: Option<[u8; 16]>,
     pub(super) export_id: Option<ExportId>,
     /// Keeps a copy of the chunk with each request.
     pub(super) keep_chunks: bool,
-    /// Connects each path to its own server, all of which share the export; `server_id` is not
-    /// used.
+    /// Connects each path to a server of its own; these servers share the export, and `server_id`
+    /// is not used.
     pub(super) gateways: Option<Gateways>,
 }
 

@@ -1,5 +1,5 @@
-//! Tests of another server or disk behind the session's address, and the proof that an eviction
-//! needs.
+//! Tests of a different server or disk behind the session's address, and of the proof that an
+//! eviction needs.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::identity::{ExportId, Identity, ServerId};
@@ -29,7 +29,7 @@ fn fixture(server_id: Option<[u8; 16]>, export_id: Option<ExportId>) -> Fixture 
     })
 }
 
-/// Ends all paths, and lets a changed server answer from now on.
+/// Ends all paths, and makes a changed server answer from now on.
 fn replace(fixture: &mut Fixture, change: impl FnOnce(&mut How)) {
     change(&mut fixture.server.how);
     for path in 0..fixture.server.paths.len() {
@@ -91,7 +91,7 @@ fn one_path_to_another_server_stays_down_while_the_other_carries_on() {
 
 #[test]
 fn an_id_that_appears_is_pinned() {
-    // After an upgrade of the server.
+    // The server was upgraded.
     let mut fixture = fixture(None, None);
     let pinned = |s: &Fixture| s.client.control.view().pinned_identity(DeviceIndex::FIRST);
     assert_eq!(pinned(&fixture), None);
@@ -113,7 +113,7 @@ fn an_id_is_not_pinned_alongside_a_path_that_did_not_report_it() {
         (nothing, (Some(HOME), None)),
         (nothing, (Some(HOME), export("a"))),
         ((Some(HOME), None), (Some(HOME), export("a"))),
-        // Cloned machines with the same machine ID.
+        // Two cloned machines have the same machine ID.
         ((Some(HOME), weak(1, "a")), (Some(HOME), weak(2, "a"))),
     ] {
         let mut fixture = fixture(before.0, before.1);
@@ -129,7 +129,7 @@ fn an_id_is_not_pinned_alongside_a_path_that_did_not_report_it() {
         assert_ne!(fixture.client.states()[1], PathState::Connected, "two disks");
         assert_eq!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned);
         fixture.read(0, 0, 4096);
-        // It was the same server after all: the older path ends too.
+        // It was the same server after all, so the older path ends too.
         fixture.server.end_path(fixture.now(), 0);
         fixture.until("the paths", 10 * SEC, Fixture::is_whole);
         assert_ne!(fixture.client.control.view().pinned_identity(DeviceIndex::FIRST), pinned);
@@ -143,7 +143,7 @@ fn a_weak_id_holds_until_the_servers_host_reboots() {
     assert_back(&mut fixture, |_| {});
     replace(&mut fixture, |how| how.export_id = weak(1, "b"));
     assert_refused(&mut fixture, "the export is a different disk or file");
-    // After a reboot, the device's geometry decides, as it does for a kernel server.
+    // After a reboot, the device's geometry decides, as for a kernel server.
     assert_back(&mut fixture, |how| how.export_id = weak(2, "b"));
     replace(&mut fixture, |how| how.export_id = weak(2, "a"));
     assert_refused(&mut fixture, "the export is a different disk or file");
@@ -170,7 +170,7 @@ fn a_configured_identity_is_required_even_of_the_first_path() {
     }
 }
 
-/// Builds a reject that ends the session, with the proof if there is one.
+/// Builds a reject that ends the session, with the proof if one is given.
 fn estale(identity: Option<[u8; 16]>) -> Option<Vec<u8>> {
     let ext = Extensions { identity, ..Extensions::default() }.encode();
     Some(ConnRsp { ext, ..ConnRsp::reject(116) }.encode().to_vec())
@@ -205,7 +205,7 @@ fn only_the_proven_server_can_end_a_session() {
 
 #[test]
 fn no_reject_evicts_a_session_whose_server_gave_no_secret() {
-    // A server from before the extension, or a kernel server.
+    // The server predates the extension, or is a kernel server.
     let mut fixture = fixture(None, None);
     replace(&mut fixture, |how| how.refuse = estale(None));
     fixture.run(5 * SEC);

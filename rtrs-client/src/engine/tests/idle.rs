@@ -1,5 +1,5 @@
 //! Tests of heartbeats of an idle path to a server that accepts announcements: rare while idle, and
-//! at the usual rate from the first request on.
+//! at the usual rate after the first request.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;

@@ -232,7 +232,7 @@ fn answers_in_any_order_end_the_right_io() {
 
 #[test]
 fn zeroes_are_written_as_data_if_the_server_cannot_be_trusted_with_them() {
-    // A server that loses lengths, like Linux 6.12 to 6.18; one before 6.8; `rtrs-server`.
+    // A server that loses lengths, like Linux 6.12 to 6.18; a server before 6.8; `rtrs-server`.
     for (keeps_lengths, limit, trusted) in
         [(false, 1 << 20, false), (false, 0, false), (true, 0, false), (true, 1 << 20, true)]
     {

@@ -1,4 +1,4 @@
-//! Tests of network changes of the host: paths that are down are tried at once, within limits.
+//! Tests of network changes of the host: paths that are down are tried immediately, within limits.
 
 use rtrs_core::fabric::sim::LinkOptions;
 use rtrs_core::time::{Duration, Instant};
@@ -106,7 +106,7 @@ fn reactions_are_spaced_and_no_change_is_lost() {
     }
     assert!(all[0].since(start) <= MS && all.len() >= 8, "{all:?}");
 
-    // The second change comes too early, and counts later.
+    // The second change comes too early, and takes effect later.
     fixture.run(30 * SEC);
     let before = attempts(&fixture).len();
     fixture.network_change();

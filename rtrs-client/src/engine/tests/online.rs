@@ -1,5 +1,5 @@
-//! Tests of paths that are added, removed, disconnected and reconnected under load, and changes of
-//! the policy.
+//! Tests of paths that are added, removed, disconnected and reconnected under load, and of policy
+//! changes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -33,7 +33,7 @@ fn tune(fixture: &mut Fixture, change: impl FnOnce(&mut Tuning)) {
     let mut tuning = fixture.client.control.view().config().tuning();
     change(&mut tuning);
     fixture.change(Change::Tune(Box::new(tuning))).expect("allowed");
-    // Lets all shards apply the change.
+    // Gives all shards time to apply the change.
     fixture.run(MS);
 }
 
@@ -136,7 +136,8 @@ fn losing_the_link_of_a_leaving_path_causes_a_failover() {
     fixture.until("it left", 2 * SEC, |s| names(s) == ["path1"]);
     fixture.until("the requests to move", SEC, |s| over(s, 0xa1) == 6);
     all_well(&mut fixture);
-    // Its slot is free once it is fenced off, and another path then takes the slot.
+    // The path's slot is free once the path is fenced off, and a different path then takes the
+    // slot.
     fixture.link_up(0);
     fixture.change(add(0, 1)).expect("the name is free");
     fixture.until("both", 5 * SEC, Fixture::is_whole);
@@ -158,7 +159,7 @@ fn paths_reconnect_on_request() {
     assert!(refused.contains("only connected path"), "{refused}");
     fixture.change(Change::Reconnect(leaving(1, SEC))).expect("allowed");
     fixture.until("it is up", 100 * MS, Fixture::is_whole);
-    // Connected paths return without losing a request, one after the other, including the last.
+    // Connected paths return without losing a request, one after another, including the last.
     for round in 0..6 {
         for slot in 0..8 {
             submit(&mut fixture, slot % 2, IoOp::Write, slot);
@@ -271,7 +272,7 @@ fn io_waits_or_fails_by_the_current_policy() {
     let waits = submit(&mut fixture, 1, IoOp::Write, 1);
     fixture.run(60 * SEC);
     assert!(fixture.client.done.iter().all(|done| done.tag != waits));
-    // The time without a path counts, whatever the policy was meanwhile.
+    // The time without a path counts, whatever the policy was during that time.
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::QueueFor(10 * SEC));
     fixture.until("its error", SEC, |s| s.client.done.iter().any(|done| done.tag == waits));
     tune(&mut fixture, |tuning| tuning.no_path = NoPath::Queue);
@@ -348,7 +349,7 @@ fn an_attach_sees_the_progress_of_each_path() {
     fixture.link_down(1);
     fixture.until("a failure", SEC, |s| s.client.states()[1] == PathState::Waiting);
     assert_ne!(progress(&fixture), connected);
-    // A later failure of the same kind counts too.
+    // A later failure of the same kind counts, too.
     let waiting = progress(&fixture);
     let ends = |s: &Fixture| s.client.control.view().paths()[1].ends;
     let failed = ends(&fixture);
@@ -367,7 +368,8 @@ fn a_second_path_to_the_same_address_is_refused() {
     let refused = fixture.change(alias(0, &["other"])).expect_err("a duplicate").to_string();
     assert!(refused.starts_with("path alias would duplicate path path0"), "{refused}");
     assert_eq!(names(&fixture), ["path0"]);
-    // A path from another address of this host is a different one, and so is one to more addresses.
+    // A path from a different address of this host is a different path, and so is a path to more
+    // addresses.
     let other = PathTarget { local: None, ..target(0) };
     assert!(!other.duplicates(&target(0)) && !target(0).duplicates(&other));
     let both = [target(0), target(1)].iter().flat_map(|path| path.remotes.clone()).collect();
@@ -382,7 +384,7 @@ fn a_second_path_to_the_same_address_is_refused() {
 fn an_unreached_path_uses_new_addresses_of_its_host() {
     let unused = SocketAddr::new(IpAddr::from([10, 99, 0, 1]), 1234);
     for (remotes, unresolved) in [(Vec::new(), Some("no such host")), (vec![unused], None)] {
-        // Only another address can be tried in time.
+        // Only a different address can be tried in time.
         let mut fixture = Fixture::open(|s| {
             (s.config.reconnect_min, s.config.reconnect_max) = (60 * SEC, 60 * SEC);
             s.spare = 1;

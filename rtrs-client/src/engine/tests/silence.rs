@@ -17,7 +17,7 @@ fn beats(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_silent_server_is_detected_in_time() {
-    // For any number of earlier heartbeats.
+    // Must hold for any number of earlier heartbeats.
     for before in 0..20 {
         let mut fixture = Fixture::open(|_| {});
         fixture.run(100 * MS * before);
@@ -246,7 +246,7 @@ fn a_running_server_may_answer_one_path_a_little_later() {
         fixture.run(SEC);
         fixture.server.how.heartbeats = false;
         fixture.run(650 * MS);
-        // The server was stopped and runs again: it is about to answer the heartbeats.
+        // The server was stopped and is running again: it is about to answer the heartbeats.
         fixture.server.immediate(1, 0, Imm::HeartbeatAck.encode());
         fixture.server.how.heartbeats = true;
         fixture.run(95 * MS);

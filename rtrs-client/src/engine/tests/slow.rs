@@ -48,7 +48,7 @@ fn probes(fixture: &Fixture) -> usize {
 
 #[test]
 fn a_request_that_hangs_keeps_its_path_and_other_requests_continue() {
-    // With the default of slow-io, for each treatment of IO without a path.
+    // With the default slow-io, for each treatment of IO without a path.
     for no_path in [NoPath::Queue, NoPath::QueueFor(5 * SEC), NoPath::Fail] {
         let mut fixture = hanging(|s| s.config.no_path = no_path);
         let tag = fixture.submit(0, IoOp::Read, 0, 4096);
@@ -214,7 +214,7 @@ fn a_slow_request_is_resent_only_when_its_path_is_fenced() {
     let (mut fixture, tag) = slow_write(SlowIo::Wait, |s| s.how.hold_fences = true);
     fixture.server.how.hold = false;
     fixture.link_down(path_in_use(&fixture, 0));
-    // Less than the time that a path has to answer a fence.
+    // Shorter than the time that a path has to answer a fence.
     fixture.run(8 * SEC);
     assert_eq!((fixture.server.ios().count(), fixture.client.status(tag)), (1, None));
     fixture.server.how.hold_fences = false;
@@ -269,7 +269,7 @@ fn a_slow_request_fails_with_the_last_path_under_no_path_fail() {
 #[test]
 fn a_slow_request_ends_with_its_session() {
     for slow_io in [SlowIo::Wait, SlowIo::Fail] {
-        // Detached, whether the server can close the device or not.
+        // The session is detached, whether or not the server can close the device.
         for hold_control in [false, true] {
             let (mut fixture, tag) = slow_write(slow_io, |_| {});
             fixture.server.how.hold_control = hold_control;
@@ -282,7 +282,7 @@ fn a_slow_request_ends_with_its_session() {
             }
             assert_eq!((report(&fixture).now, fixture.client.permits_held(0)), (0, 0));
         }
-        // Evicted.
+        // The session is evicted.
         let (mut fixture, tag) = slow_write(slow_io, |s| {
             (s.config.no_path, s.how.server_id) = (NoPath::Queue, Some([1; 16]));
         });

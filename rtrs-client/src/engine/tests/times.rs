@@ -1,4 +1,4 @@
-//! Tests of the breakdown of an IO's time, with the server's report of its part.
+//! Tests of the breakdown of an IO's time, in which the server reports its part.
 
 use rtrs_core::block::IoOp;
 use rtrs_core::status::IoStatus;
@@ -9,7 +9,7 @@ use super::server::How;
 use crate::parts::Part::{self, Backend, ClientQueue, Network, RoundTrip, ServerQueue};
 use crate::path::state::PathState;
 
-/// Lets the server agree to report times.
+/// Makes the server agree to report times.
 fn agree(how: &mut How) {
     how.con_rsp = Some(Box::new(|_, mut rsp| {
         rsp.ext = Extensions { times: true, ..Extensions::decode(&rsp.ext) }.encode();
@@ -17,7 +17,7 @@ fn agree(how: &mut How) {
     }));
 }
 
-/// Lets the server report these times.
+/// Makes the server report these times.
 fn set_times(how: &mut How, queue_us: u32, backend_us: u32) {
     how.rkey_rsp = Some(Box::new(move |RkeyRsp { permit, rkey }| {
         TimedRkeyRsp { permit, rkey, queue_us, backend_us }.encode().to_vec()
@@ -66,7 +66,7 @@ fn huge_times_count_as_the_whole_round_trip() {
 
 #[test]
 fn without_fresh_keys_the_round_trip_is_one_part() {
-    // Times from a server that did not agree to report them are invalid.
+    // Times are invalid from a server that did not agree to report them.
     for lies in [false, true] {
         let mut fixture = Fixture::open(|s| {
             (s.how.hold, s.how.new_rkey) = (true, false);

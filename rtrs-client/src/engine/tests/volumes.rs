@@ -95,7 +95,7 @@ fn too_many_volumes_panic() {
 
 #[test]
 fn a_refused_volume_is_omitted_and_the_others_continue() {
-    // Refused before it was ever open.
+    // The volume is refused before it was ever open.
     let mut fixture = new_with_second(|s| s.paths = 2);
     fixture.server.more.named("vol1").open_errno = errno::ENOENT;
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
@@ -173,12 +173,12 @@ fn another_disk_under_a_volumes_name_takes_only_that_volume_off_the_path() {
     );
     assert!(status(&fixture, SECOND).refusals[0].1.to_string().contains("different disk or file"));
     assert_eq!(fixture.client.control.view().pinned_identity(SECOND), pinned("b"));
-    // Its IO uses the path that has the right export.
+    // The second volume's IO uses the path that has the right export.
     second.check(&mut fixture, 5);
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("b"));
     fixture.until("it is back", 5 * SEC, |s| s.serves_all(2));
 
-    // Another server is of no use to any volume.
+    // A different server is of no use to any volume.
     fixture.server.how.server_id = Some([2; 16]);
     fixture.server.end_path(fixture.now(), 1);
     fixture.until("the error", 5 * SEC, |s| s.client.last_error(1).contains("it is server 0202"));
@@ -188,7 +188,7 @@ fn another_disk_under_a_volumes_name_takes_only_that_volume_off_the_path() {
 #[test]
 fn two_names_of_one_export_are_not_two_volumes() {
     let mut fixture = new_with_second(|s| s.paths = 2);
-    // As `rtrs-server` does for "vol0" and "/vol0".
+    // `rtrs-server` does this for "vol0" and "/vol0".
     fixture.server.more.named("vol1").next_id = Some(0);
     fixture.until("the first", 2 * SEC, Fixture::is_whole);
     fixture.run(SEC);
@@ -203,8 +203,8 @@ fn requests_use_the_device_ids_of_their_path() {
     let mut fixture = with_second(|s| s.paths = 2);
     let mut second = Users::of(&fixture, SECOND);
     let old = fixture.server.more.named("vol1").device.unwrap();
-    // A server was restarted behind the other path, which seems alive: it assigns other numbers,
-    // and gives the second volume the old number of the first.
+    // A server was restarted behind the other path, which seems alive: the server assigns new
+    // numbers, and gives the second volume the old number of the first.
     let first = fixture.server.device.unwrap();
     fixture.server.more.named("vol1").device = None;
     fixture.server.more.named("vol1").next_id = Some(first);
@@ -214,7 +214,8 @@ fn requests_use_the_device_ids_of_their_path() {
     fixture.server.seen.clear();
     for _ in 0..4 {
         second.run(&mut fixture, IoOp::Read);
-        // Paths take turns: an odd number per turn makes each path carry all volumes.
+        // Paths take turns, and an odd number of requests per turn makes each path carry all
+        // volumes.
         fixture.submit(0, IoOp::Read, 0, 4096);
         fixture.submit(0, IoOp::Read, 0, 4096);
         fixture.drain(SEC);
@@ -225,7 +226,7 @@ fn requests_use_the_device_ids_of_their_path() {
     };
     assert_eq!(ids_over(&fixture, 0xa0), sorted(vec![first, old]), "the old IDs");
     assert_eq!(ids_over(&fixture, 0xa1), sorted(vec![first, 7]), "the new IDs");
-    // Requests repeated on the other path use its number.
+    // Requests that are repeated on the other path use that path's number.
     fixture.server.how.hold = true;
     let tags: Vec<u64> =
         (0..2).map(|_| second.submit(&mut fixture, 0, IoOp::Read, 0, 4096)).collect();
@@ -257,7 +258,7 @@ fn a_path_that_lacks_a_volume_does_not_stop_the_volumes_clock() {
     assert_eq!(status(&fixture, SECOND).no_path, Some(NoPathWait::Fails));
     assert_eq!(second.run(&mut fixture, IoOp::Read), IoStatus::TimedOut, "at once");
     fixture.read(1, 0, 4096);
-    // A connected path gets the volume, and its IO continues.
+    // The server opens the volume on a connected path, and the volume's IO continues.
     fixture.server.more.named("vol1").open_errno = 0;
     fixture.until("the volume", 2 * SEC, |s| s.serves_all(2));
     assert_eq!(status(&fixture, SECOND).no_path, None);
@@ -270,7 +271,7 @@ fn io_waits_for_a_path_that_serves_its_volume() {
     let mut second = Users::of(&fixture, SECOND);
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
     fixture.restart_path(1);
-    // Requests in flight on the only path with the volume wait; the other volume continues.
+    // Requests in flight on the only path with the volume wait; the other volume's IO continues.
     fixture.server.how.hold = true;
     let held = second.submit(&mut fixture, 0, IoOp::Write, 0, 4096);
     let own = fixture.submit(0, IoOp::Write, 0, 4096);
@@ -311,14 +312,14 @@ fn a_removed_export_ends_its_volume_and_no_other() {
     assert_eq!(fixture.client.control.failure(), None);
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     fixture.read(0, 0, 4096);
-    // Paths that return do not reopen it.
+    // Paths that return do not reopen the volume.
     let opens = fixture.server.more.named("vol1").opens;
     fixture.restart_path(0);
     fixture.read(1, 0, 4096);
     assert_eq!(fixture.server.more.named("vol1").opens, opens);
     assert!(!status(&fixture, SECOND).open, "nor a path that has reconnected");
 
-    // An idle volume learns of the removal from CHANGED.
+    // An idle volume learns about the removal from CHANGED.
     let mut fixture = with_second(|s| s.paths = 2);
     let id = fixture.server.more.named("vol1").device.unwrap();
     fixture.server.more.named("vol1").open_errno = errno::EIDRM;
@@ -357,7 +358,7 @@ fn only_the_volume_that_grows_is_reopened() {
         assert_eq!(fixture.client.info(shard, SECOND).geometry.size, 2 << 20);
         assert_eq!(fixture.client.info(shard, DeviceIndex::FIRST).geometry.size, size);
     }
-    // A report of another device takes that volume off the path.
+    // A report of a different device takes that volume off the path.
     fixture.server.more.named("vol1").export_id = Some(ExportId::of_name("other"));
     fixture.server.immediate(0, 0, Imm::Changed { device: id }.encode());
     fixture.run(250 * MS);
@@ -365,7 +366,7 @@ fn only_the_volume_that_grows_is_reopened() {
     assert_eq!(fixture.client.states(), [PathState::Connected; 2]);
     assert_eq!(fixture.serving(SECOND), [1]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // The path ends when the first volume, which is all that it serves by now, changes too.
+    // The path ends when the first volume, which is now all that the path serves, also changes.
     fixture.server.how.open_rsp =
         Some(Box::new(|rsp| OpenRsp { device_id: rsp.device_id + 40, ..rsp }));
     let first = fixture.server.device.unwrap();
@@ -386,7 +387,7 @@ fn a_flush_and_its_reports_concern_only_its_volume() {
         fixture.drain(SEC);
         fixture.client.status(tag)
     };
-    // A failed flush is a loss only of its volume; its paths and the other volume continue.
+    // A failed flush is a loss only for its volume; its paths and the other volume are unaffected.
     fixture.submit(0, IoOp::Write, 0, 4096);
     fixture.drain(SEC);
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);
@@ -405,7 +406,7 @@ fn a_flush_and_its_reports_concern_only_its_volume() {
         (Some(0), Some(1))
     );
 
-    // The cache epoch of one volume changes: only its writes are lost.
+    // The cache epoch of one volume changes, so only that volume's writes are lost.
     fixture.submit(0, IoOp::Write, 0, 4096);
     fixture.drain(SEC);
     assert_eq!(second.run(&mut fixture, IoOp::Write), IoStatus::Ok);
@@ -481,7 +482,7 @@ fn a_volume_is_not_used_over_a_path_before_the_dead_path_is_fenced() {
     fixture.server.end_path(fixture.now(), at);
     fixture.until("the open", 5 * SEC, |s| s.server.held.len() == 1 && s.serving(SECOND) == [0]);
     assert_eq!(fixture.serving(DeviceIndex::FIRST), [0, 1]);
-    // A write is lost with the only path that carries the second volume.
+    // A write is lost along with the only path that carries the second volume.
     (fixture.server.how.hold, fixture.server.how.hold_fences) = (true, true);
     let tag = second.submit(&mut fixture, 0, IoOp::Write, 4096, 4096);
     fixture.until("the write", SEC, |s| s.server.held.len() == 2);

@@ -19,7 +19,7 @@ fn close(fixture: &mut Fixture, export: &str) -> Result<(), ChangeError> {
     fixture.change(Change::CloseVolume { export: export.into() })
 }
 
-/// Opens a session of one volume, whose server has another export.
+/// Opens a session with one volume, whose server has a second export.
 fn fixture(paths: usize) -> Fixture {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.fence) = (paths, true));
     fixture.server.more.add("vol1", 1 << 20);
@@ -47,7 +47,7 @@ fn a_volume_that_is_added_is_opened_on_each_connected_path() {
     );
 }
 
-/// A process that dies at once leaves the epoch to its successor.
+/// A process that dies immediately leaves the epoch to its successor.
 #[test]
 fn the_epoch_of_a_volume_that_is_added_is_kept_before_its_first_io() {
     let mut fixture = Fixture::open(|s| (s.paths, s.how.fence, s.how.cache_id) = (1, true, 7));
@@ -87,11 +87,11 @@ fn a_volume_that_cannot_be_added_is_reported_and_leaves_the_others_alone() {
     fixture.read(0, 0, 4096);
     close(&mut fixture, "nothing").expect("another is left");
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
-    // Its index is used again.
+    // The index is used again.
     add(&mut fixture, "vol1").expect("room");
     fixture.until("the volume", SEC, |s| s.serves_all(2));
 
-    // A volume of another server, or of another disk on every path.
+    // The volume comes from a different server, or from a different disk on every path.
     let mut fixture = Fixture::open(|s| s.how.server_id = Some([1; 16]));
     fixture.server.more.add("vol1", 1 << 20);
     let mut other = volume("vol1");
@@ -172,7 +172,7 @@ fn a_closed_volume_keeps_its_index_until_all_its_io_has_ended_on_all_shards() {
     add(&mut fixture, "vol2").expect("room");
     fixture.run(100 * MS);
     assert_eq!(fixture.client.control.view().volumes(fixture.now())[2].device, DeviceIndex(2));
-    // One shard has its answer.
+    // One shard has received its answer.
     let of_first = |r: &super::server::Request| {
         r.cid.0 == 1
             && r.io.is_some_and(|io| Some(io.1.device_id) == fixture.server.more.0[0].device)
@@ -234,7 +234,7 @@ fn unreaped_completions_of_a_closed_volume_do_not_keep_a_shard_busy() {
     fixture.until("its end", SEC, |s| s.all_volumes() == ["vol0"]);
 }
 
-/// The user ends before the shard learns of the close.
+/// The user ends before the shard learns about the close.
 #[test]
 fn completions_without_a_user_do_not_keep_a_shard_busy_before_the_close() {
     let mut fixture = with_second(|s| s.how.hold = true);
@@ -337,8 +337,8 @@ fn a_close_whose_path_dies_is_resent_and_nothing_is_opened_meanwhile() {
         add(&mut fixture, "vol2").expect("room");
         let request = fixture.server.held.remove(0);
         if answered {
-            // The server has closed it, and the answer is lost: the number may go to the next
-            // volume.
+            // The server has closed the volume but the answer is lost, so the number may go to the
+            // next volume.
             fixture.server.more.close(id.expect("it is open"));
             fixture.server.more.named("vol2").next_id = id;
         }
@@ -367,7 +367,7 @@ fn a_close_that_waits_does_not_keep_a_path_from_connecting() {
     fixture.server.how.hold_control = true;
     close(&mut fixture, "vol1").expect("another is left");
     fixture.until("the close", SEC, |s| s.server.held.len() == 1);
-    // Requests of the last open are still running there.
+    // Requests from the last open are still running there.
     fixture.server.more.named("vol1").open_errno = errno::EBUSY;
     fixture.server.how.hold_control = false;
     fixture.server.end_path(fixture.now(), 0);
@@ -397,7 +397,7 @@ fn a_volume_that_is_closed_without_a_path_is_closed_once_there_is_one() {
     assert_eq!(fixture.server.more.named("vol1").device, None);
     fixture.until("the paths", 5 * SEC, Fixture::is_whole);
     fixture.read(0, 0, 4096);
-    // Another volume gets its index: no path serves it under the old number.
+    // A different volume gets the index, but no path serves it under the old number.
     fixture.server.more.add("vol2", 1 << 20);
     fixture.server.how.hold_volume = Some("vol2");
     add(&mut fixture, "vol2").expect("room");

@@ -26,7 +26,7 @@ mod tests {
         let listener = TcpListener::bind("127.93.17.2:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert_eq!(check_tcp_address(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        // The remains of a closed connection do not prevent listening.
+        // A closed connection in TIME_WAIT does not prevent listening.
         let client = TcpStream::connect(address).unwrap();
         drop(listener.accept().unwrap());
         drop((listener, client));

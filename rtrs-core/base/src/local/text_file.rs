@@ -6,8 +6,8 @@ use std::path::Path;
 /// Maximum size of such a file in bytes.
 const BYTES_MAX: usize = 4096;
 
-/// Returns the text of a small file, without surrounding white space and NULs. None if no text is
-/// left.
+/// Returns the text of a small file, without surrounding white space and NULs. Returns None if no
+/// text is left.
 #[must_use]
 pub fn read_text(path: &Path) -> Option<String> {
     let bytes = fs::read(path).ok().filter(|bytes| bytes.len() <= BYTES_MAX)?;

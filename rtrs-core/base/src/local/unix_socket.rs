@@ -57,8 +57,8 @@ impl Drop for SocketFile {
 /// Binds and listens at `path`. Replaces a socket that no longer has a listener.
 ///
 /// # Errors
-/// The system's error; `AddrInUse` if another process listens there, `AlreadyExists` if the path is
-/// not a socket.
+/// The system's error; `AddrInUse` if another process listens on the path, `AlreadyExists` if the
+/// path is not a socket.
 pub fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let _turn = lock(path, LOCK_PATIENCE);
     remove_stale(path, Type::STREAM)?;
@@ -83,7 +83,7 @@ pub fn bind_seqpacket(path: &Path, mode: u32, backlog: i32) -> io::Result<(Owned
     Ok((socket.into(), file))
 }
 
-/// Removes the socket of a process that has ended. Returns false if there is none.
+/// Removes the socket of a process that has ended. Returns false if there is no socket.
 ///
 /// # Errors
 /// Those of [`bind_unix`].
@@ -218,7 +218,7 @@ pub(super) mod tests {
         let scratch = Scratch::new("unix-socket-other");
         let path = scratch.0.join("s");
         let (_first, old) = bind_unix(&path).unwrap();
-        // Kept under another name, so that its inode is not reused.
+        // Kept under a different name, so that its inode is not reused.
         std::fs::rename(&path, scratch.0.join("moved")).unwrap();
         let (_second, _new) = bind_unix(&path).unwrap();
         drop(old);

@@ -12,14 +12,14 @@ use tracing::callsite::Identifier;
 
 use crate::time::{Duration, Instant};
 
-/// Number of lines that a call site may log in a burst, and the time after which it may log
-/// another.
+/// Number of lines that a call site may log in a burst, and the time after which it may log another
+/// line.
 const PLACE: Rate = Rate { burst: 1000, pause: Duration::from_millis(500) };
 /// Number of lines that a call site may log in a burst for one peer, and the time after which it
-/// may log another.
+/// may log another line.
 const PEER: Rate = Rate { burst: 100, pause: Duration::from_secs(5) };
-/// Maximum number of peers distinguished per call site; another replaces the peer that was quiet
-/// the longest.
+/// Maximum number of peers distinguished per call site; a new peer replaces the one that has been
+/// quiet longest.
 const PEERS_MAX: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ pub(super) struct Origin<'a> {
 pub(super) enum Admission {
     LeftOut,
     /// The line passes; reports the number of lines of this origin that were suppressed since the
-    /// last one.
+    /// last line that passed.
     Passes {
         left_out: u64,
     },

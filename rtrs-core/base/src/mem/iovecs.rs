@@ -86,8 +86,8 @@ impl IoVecs {
         self.first == self.raw.len()
     }
 
-    /// Fills the slices in order, as a receive would; returns the number of bytes that fit. For
-    /// state machines driven without a socket, before any `advance`.
+    /// Fills the slices in order, as a receive would; returns the number of bytes that fit. Serves
+    /// state machines that are driven without a socket; to be called before any `advance`.
     pub fn fill_from(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         for slice in &self.slices {

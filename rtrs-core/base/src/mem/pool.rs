@@ -59,10 +59,10 @@ impl Pool {
 
     /// Assigns pieces to a taken buffer of a scattered pool, and returns the bytes that they hold.
     /// The regions of the pieces stay alive until the buffer has other pieces or none, and until
-    /// the last operation that names its bytes has ended.
+    /// the last operation on its bytes has ended.
     ///
     /// # Errors
-    /// The rule that the pieces break; the buffer then has no pieces.
+    /// Returns the rule that the pieces break; the buffer then has no pieces.
     pub fn assign(
         &mut self,
         index: u32,
@@ -79,7 +79,7 @@ impl Pool {
     pub fn give(&mut self, index: u32) {
         assert!(std::mem::take(&mut self.taken[index as usize]), "buffer {index} returned twice");
         if let Some(scatter) = &self.scatter {
-            // No pieces break no rule.
+            // An empty list breaks no rule.
             let _ = scatter.assign(index, []);
         }
         self.free.push(index);

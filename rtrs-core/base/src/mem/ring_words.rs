@@ -1,16 +1,17 @@
 //! Words of a message ring, and the order in which writers and the reader access them.
 //!
-//! A writer publishes a message and then looks whether the reader sleeps. The reader says that it
-//! sleeps and then looks for messages. A fence between the two accesses of each side lets at least
-//! one of them see the other, so no message waits for a reader that sleeps.
+//! A writer publishes a message and then checks whether the reader sleeps. The reader announces
+//! that it sleeps and then looks for messages. A fence between the two accesses of each side lets
+//! at least one side see what the other did, so no message waits for a reader that sleeps.
 //!
 //! The word for sleeping is odd while the reader sleeps, and grows with each change: a writer that
-//! was slow to clear it cannot clear that of a later sleep. It is cleared after the reader has been
-//! woken, so a writer that is killed in between costs one more wakeup instead of one too few.
+//! was slow to clear it cannot clear the word of a later sleep. The word is cleared after the
+//! reader has been woken, so a writer that is killed in between costs one more wakeup instead of
+//! one too few.
 
 use crate::sync::atomic::{Ordering, fence};
 
-/// Number of attempts to get the writers' lock.
+/// Number of attempts to take the writers' lock.
 const LOCK_TRIES: usize = 32;
 
 /// A word in shared memory.
@@ -62,7 +63,8 @@ pub(super) struct RingWords<'a, W> {
 }
 
 impl<W: Word> RingWords<'_, W> {
-    /// Takes the writers' lock. Returns false if another writer keeps it: it may have been killed.
+    /// Takes the writers' lock. Returns false if another writer holds it; that writer may have been
+    /// killed.
     pub(super) fn try_lock(&self) -> bool {
         for _ in 0..LOCK_TRIES {
             if self.lock.load(Ordering::Relaxed) == 0 && self.lock.exchange(0, 1) {
@@ -106,7 +108,7 @@ impl<W: Word> RingWords<'_, W> {
         self.tail.store(tail, Ordering::Release);
     }
 
-    /// Announces a sleep of the reader with an odd value. It looks for messages afterwards.
+    /// Announces a sleep of the reader with an odd value. The reader looks for messages afterwards.
     pub(super) fn sleeps(&self, sleep: u32) {
         self.sleep.store(sleep, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -130,7 +132,7 @@ mod loom_model {
     use super::*;
     use crate::sync::model;
 
-    /// Messages of a writer. A second writer sends one.
+    /// Number of messages of the first writer; the second sends one.
     const MESSAGES: u32 = 2;
     const SLOTS: usize = 2;
 

@@ -3,9 +3,9 @@
 //! A scattered region has buffers like any other, and its owner assigns a list of pieces to each
 //! buffer that is in use: memory of a guest, or of a program that submits vectors. Everything that
 //! accesses the region accesses the pieces. So a buffer is one range for all code between its owner
-//! and the socket: it is split, registered and opened to a peer like memory in one piece.
+//! and the socket: it is split, registered and opened to a peer like contiguous memory.
 //!
-//! Devices need memory in one piece. For them the region has bounce memory, at the same offsets; a
+//! Devices need contiguous memory. For them the region has bounce memory, at the same offsets; a
 //! provider that uses it copies between bounce memory and pieces. It is backed by real memory only
 //! where it is used. It also holds the bytes of a buffer that are in no piece, so an access never
 //! fails: a late write to a buffer that its owner has taken back reaches no other memory.
@@ -131,14 +131,15 @@ mod tests {
         bytes
     }
 
-    /// Returns pieces of `memory` in a mixed order, with a gap after each, and their total length.
+    /// Returns pieces of `memory` in a shuffled order, with a gap after each, and their total
+    /// length.
     fn pieces(prng: &mut Prng, memory: &Arc<Region>, count: usize) -> (Vec<MemSlice>, usize) {
         let room = LEN / count;
         let piece = |at: usize| {
             let len = 1 + prng.index((room - 1).max(1)).min(LEN / PIECES_MAX - 1);
             memory.slice((at * 5 % count) * room, len).unwrap()
         };
-        // 5 has no factor in common with the counts, so no two pieces overlap.
+        // 5 is coprime to the counts, so no two pieces overlap.
         let pieces: Vec<_> = (0..count).map(piece).collect();
         let len = pieces.iter().map(MemSlice::len).sum();
         (pieces, len)

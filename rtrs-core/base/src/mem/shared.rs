@@ -66,7 +66,7 @@ impl SharedMemory {
         self.len() == 0
     }
 
-    /// Reads a word. All writes that its writer made before it are then visible.
+    /// Reads a word. All writes made before the word was stored are then visible.
     pub fn load(&self, offset: usize) -> u32 {
         self.mapping.word(offset).load(Ordering::Acquire)
     }
@@ -129,7 +129,7 @@ mod tests {
         writer.store(8188, 7);
         assert_eq!((reader.load(8188), reader.load(0)), (7, 0));
         assert_eq!((reader.len(), reader.is_empty()), (8192, false));
-        // No other process can write to it or truncate it.
+        // No other process can write to the memory or truncate it.
         let fd = reader.as_fd();
         assert!(rustix::io::pwrite(fd, &[1], 0).is_err());
         assert!(ftruncate(fd, 0).is_err());

@@ -2,8 +2,8 @@
 //!
 //! A [`MemoryMeter`] is a limit and the bytes that count against it. A region created with
 //! [`Region::metered`](super::Region::metered) counts until it is unmapped: the whole region, or
-//! only the parts that peers have written. In the second case it is divided into units, and the
-//! first write to a unit counts the whole unit; code that places a peer's bytes must first call
+//! only the parts that peers have written. In the second case the region is divided into units, and
+//! the first write to a unit counts the whole unit; code that places a peer's bytes must first call
 //! [`Region::admit_write`](super::Region::admit_write). A write to a unit that already counts costs
 //! one division and one load.
 
@@ -128,7 +128,7 @@ impl RegionUsage {
         self.units_max.store(units, Ordering::Release);
     }
 
-    /// Counts a write of a peer; to be called before the write. Returns false if the peer may not
+    /// Counts a peer's write; must be called before the write. Returns false if the peer may not
     /// write there.
     pub(super) fn admit(&self, offset: usize, len: usize) -> bool {
         if self.written.is_empty() || len == 0 {

@@ -35,7 +35,7 @@ impl Kind {
 }
 
 /// Definition of a metric. A daemon declares each metric once; its documentation is generated from
-/// that.
+/// that declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
     /// Name.
@@ -101,7 +101,7 @@ impl Number {
 pub struct Samples(BTreeMap<String, String>);
 
 impl Samples {
-    /// Adds a sample. The number of labels must be that of the metric.
+    /// Adds a sample. The number of labels must match the metric.
     pub fn add(&mut self, metric: &Metric, labels: &[&str], value: impl Into<Number>) {
         let lines = self.lines(metric);
         write_sample(lines, metric, "", labels, None, value.into());

@@ -2,9 +2,9 @@
 //!
 //! [`MetricsServer`] uses one thread that accepts, and a small thread per connection. Any client
 //! that can reach the port may connect, so everything is limited: the size of a request, the time
-//! for it and for the response, the number of connections, and how often the text is generated. A
-//! connection that sends no request is closed when others need room. Each connection gets one
-//! response.
+//! to receive it and to send the response, the number of connections, and how often the text is
+//! generated. A connection that sends no request is closed when others need room. Each connection
+//! gets one response.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,7 +36,7 @@ const STACK_BYTES: usize = 512 << 10;
 /// Pause after a failed accept, for example because the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Listening metrics server. Dropping it stops it.
+/// Listening metrics server, which stops when dropped.
 #[derive(Debug)]
 pub struct MetricsServer {
     listener: Arc<Socket>,

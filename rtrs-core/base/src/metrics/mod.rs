@@ -2,8 +2,8 @@
 //!
 //! A daemon declares each metric once ([`Metric`]), collects values into [`Samples`] when they are
 //! requested, and renders them. Nothing here runs on a shard: shards record IO times in their own
-//! [`Times`] and [`FineTimes`], and everything else comes from the reports that the commands use
-//! too.
+//! [`Times`] and [`FineTimes`], and everything else comes from the reports that the commands also
+//! use.
 
 mod exposition;
 mod fine_times;
@@ -55,7 +55,7 @@ macro_rules! metrics {
             };
         )+
 
-        /// All metrics, in the order of the text.
+        /// All metrics, in the order in which they are rendered.
         pub const ALL: &[&$crate::metrics::Metric] = &[$(&$constant),+];
     };
 }

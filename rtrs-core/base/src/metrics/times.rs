@@ -46,7 +46,7 @@ const FIRST: [u8; 65] = {
     first
 };
 
-/// Returns the bucket of a time: the first one whose bound is not below it. At most one bound
+/// Returns the bucket of a time: the first whose bound is not below the time. At most one bound
 /// separates times with the same number of bits.
 pub fn bucket_of(nanos: u64) -> usize {
     let first = usize::from(FIRST[64 - nanos.leading_zeros() as usize]);
@@ -91,8 +91,8 @@ impl Times {
         self.nanos = self.nanos.saturating_add(other.nanos);
     }
 
-    /// Returns the non-empty buckets in ascending order. The last one has no upper bound and counts
-    /// as its lower bound.
+    /// Returns the non-empty buckets in ascending order. The last bucket has no upper bound; its
+    /// lower bound is returned for both.
     pub fn filled(&self) -> impl Iterator<Item = Bucket> {
         let bound = |at: usize| BOUNDS.get(at).map(|(nanos, _)| *nanos);
         let all = self.buckets.iter().enumerate().map(move |(at, count)| {

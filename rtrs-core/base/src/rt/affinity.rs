@@ -23,7 +23,7 @@ pub fn allowed_cpus() -> Vec<usize> {
 const AUTO_PIN_CPUS_MIN: usize = 8;
 
 /// Returns the CPU to which each of `shards` shards is bound; empty if none is bound. `auto` binds
-/// only if there are enough CPUs and every shard gets one of its own.
+/// only if there are enough CPUs and every shard gets its own CPU.
 pub fn pin_plan(pin: AutoSwitch, shards: u16) -> Vec<usize> {
     let cpus = allowed_cpus();
     let wanted = match pin {

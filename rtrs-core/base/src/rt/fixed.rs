@@ -1,11 +1,11 @@
 //! Table of the memory registered with a ring, in pieces.
 //!
 //! Registering memory pins its pages, which blocks the calling thread, and no other thread can do
-//! it for a ring while this one uses it (both hold the ring's lock). The chunks of one path are 130
-//! MiB, which takes 50 ms on a fast host and close to a second in a slow guest. So a ring registers
-//! at most one piece of [`PIECE`] bytes a turn, and only pieces that were used: an operation whose
-//! piece is not registered runs as a plain one, and queues the piece to be registered for later
-//! ones. Released memory is unregistered in small steps too.
+//! it for a ring while this one uses it (both hold the ring's lock). The chunks of one path take up
+//! 130 MiB, whose registration takes 50 ms on a fast host and close to a second in a slow guest. So
+//! a ring registers at most one piece of [`PIECE`] bytes a turn, and only pieces that were used: an
+//! operation whose piece is not registered runs without it, and queues the piece for registration,
+//! for the benefit of later operations. Released memory is unregistered in small steps too.
 //!
 //! This module is only the table; the system calls are in `ring.rs`.
 
@@ -65,7 +65,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
     Unused,
-    /// In use, and queued to be registered.
+    /// In use, and queued for registration.
     Wanted,
     Registered(u16),
 }
@@ -115,7 +115,7 @@ impl Fixed {
         self.free = (0..SLOTS).rev().collect();
     }
 
-    /// Permits pieces of a region to be registered when they are used.
+    /// Allows pieces of a region to be registered when they are used.
     pub(super) fn attach(&mut self, region: &Arc<Region>) {
         if let Some(known) = self.regions.iter_mut().find(|known| known.id == region.id()) {
             known.holders += 1;

@@ -131,7 +131,7 @@ mod tests {
         let mut log =
             Log::start(Slow(permits, written), |count| format!("{count} lines lost\n")).unwrap();
         let more = 10;
-        // The writer may already have taken one.
+        // The writer may already have taken one line.
         for n in 0..LINES_MAX + 1 + more {
             log.write_all(format!("line {n}\n").as_bytes()).unwrap();
         }

@@ -39,7 +39,8 @@ impl<T> Drop for Receiver<T> {
         let Shared { flag, has_ended, .. } = &*self.0;
         has_ended.store(true, Ordering::Relaxed);
         // The sender and this function both swap the flag, and the second swap sees what came
-        // before the first: either the sender sees `has_ended`, or this sees its message.
+        // before the first: either the sender sees `has_ended`, or this function sees the sender's
+        // message.
         flag.awake();
         self.0.drop_messages();
     }
@@ -85,8 +86,8 @@ pub fn mailbox<T>() -> std::io::Result<(Sender<T>, Mailbox<T>)> {
 }
 
 impl<T> Sender<T> {
-    /// Queues a message and wakes the receiver if it sleeps. Drops the message if the receiver has
-    /// ended.
+    /// Queues a message and wakes the receiver if it is asleep. Drops the message if the receiver
+    /// has ended.
     pub fn send(&self, message: T) {
         let Shared { queue, flag, has_ended, wake } = &*self.shared;
         let write = || {
@@ -223,7 +224,7 @@ mod tests {
         ring.turn().unwrap();
         for round in 0..3 {
             sender.send(round);
-            // The message is taken at once; the sender's write to the eventfd is read only
+            // The message is taken immediately; the sender's write to the eventfd is read only
             // afterwards.
             assert_eq!(inbox.take_or_watch(), Some(round));
             assert_eq!(inbox.take_or_watch(), None);

@@ -41,7 +41,7 @@ impl AsRawFd for Fd {
     }
 }
 
-/// Operation for the kernel, with everything the kernel may access meanwhile.
+/// Operation for the kernel, with everything the kernel may access while it runs.
 #[derive(Debug)]
 pub enum Op {
     /// `sendmsg` of everything that remains in the vectors. May be short.
@@ -73,7 +73,7 @@ pub enum Op {
 
 impl Op {
     /// Poll for the end of a stream socket's peer: it completes when the peer has closed the
-    /// connection or sends no more, even while data is unread.
+    /// connection or will send no more, even while data is unread.
     pub fn hangup(fd: Fd) -> Self {
         Self::Poll { fd, events: libc::POLLRDHUP.cast_unsigned().into() }
     }
@@ -88,7 +88,7 @@ impl Op {
         Self::Poll { fd, events: libc::POLLOUT.cast_unsigned().into() }
     }
 
-    /// Converts the operation to a submission. `address` keeps the target of a connect, to which
+    /// Converts the operation to a submission. `address` holds the target of a connect, to which
     /// the submission points until it completes. A read or write with `nowait` fails with EAGAIN if
     /// it would block, or EOPNOTSUPP if that cannot be determined (RWF_NOWAIT).
     #[allow(clippy::cast_possible_truncation, reason = "slices are checked below 4 GiB")]

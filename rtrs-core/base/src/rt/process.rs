@@ -1,8 +1,9 @@
 //! Settings of the process itself: its terminal, its memory, and its treatment by the kernel.
 //!
-//! A process that serves a block device of the kernel must not wait for that device: neither for a
-//! page of its own that was written there, nor for memory that is freed by writing there. The calls
-//! for that are made once at startup, before threads are created, which inherit the settings.
+//! A process that serves a block device of the kernel must not wait for that device: neither for
+//! one of its own pages that was written there, nor for memory that is freed by writing there. The
+//! necessary calls are made once at startup, before threads are created, which inherit the
+//! settings.
 //!
 //! A server started by root can switch to another user ([`Account`], [`become_account`]).
 
@@ -38,7 +39,7 @@ pub fn become_daemon() -> io::Result<()> {
 pub fn reset_signals() {
     let mut none = mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initializes the set, which pthread_sigmask reads. No handler is replaced:
-    // this runs at the start of the program, and neither action runs code of it. With these
+    // this runs at the start of the program, and neither action runs any of its code. With these
     // arguments, none of the calls fails.
     unsafe {
         libc::sigemptyset(none.as_mut_ptr());
@@ -107,7 +108,7 @@ pub fn duplicate_inherited(number: RawFd) -> io::Result<OwnedFd> {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     // SAFETY: the borrow ends with this statement, which only passes the number to fcntl. The
-    // number is not -1, and one that is not open makes the call fail.
+    // number is not -1, and a number that is not open makes the call fail.
     unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()
 }
 
@@ -165,7 +166,7 @@ pub fn privileges() -> io::Result<Privileges> {
 /// program's code, is read in and locked; memory mapped later is locked page by page on first use,
 /// so that large buffers cost only the part in use (`mlockall`).
 ///
-/// Call it early, when little is mapped. The limit of locked memory is raised if permitted.
+/// Call it early, when little is mapped. The limit on locked memory is raised if permitted.
 ///
 /// # Errors
 /// The system's error; `PermissionDenied`, with nothing locked, if the limit (RLIMIT_MEMLOCK) would
@@ -181,7 +182,7 @@ pub fn lock_memory() -> io::Result<()> {
     check(unsafe { libc::mlockall(later) })
 }
 
-/// Removes the limit of locked memory (RLIMIT_MEMLOCK), which applies to a process without
+/// Removes the limit on locked memory (RLIMIT_MEMLOCK), which applies to a process without
 /// CAP_IPC_LOCK.
 ///
 /// # Errors
@@ -192,7 +193,7 @@ pub fn unbound_locked_memory() -> io::Result<()> {
     check(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unbounded) })
 }
 
-/// Returns the limit of locked memory (RLIMIT_MEMLOCK) in bytes; `None` if there is none.
+/// Returns the limit on locked memory (RLIMIT_MEMLOCK) in bytes; `None` if there is none.
 #[must_use]
 pub fn locked_memory_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -215,8 +216,7 @@ pub fn become_io_flusher() -> io::Result<()> {
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, ON, UNUSED, UNUSED, UNUSED) })
 }
 
-/// Raises the limit of open descriptors (RLIMIT_NOFILE) to the maximum of this process, and returns
-/// it.
+/// Raises the limit on open descriptors (RLIMIT_NOFILE) to this process's maximum, and returns it.
 ///
 /// # Errors
 /// The system's error.
@@ -343,7 +343,7 @@ fn entry<T>(
     }
 }
 
-/// Chooses whether this process gets SIGTERM when the thread that started it ends
+/// Sets whether this process receives SIGTERM when the thread that started it ends
 /// (`PR_SET_PDEATHSIG`).
 ///
 /// # Errors
@@ -355,8 +355,8 @@ pub fn end_with_starter(ends: bool) -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, UNUSED, UNUSED, UNUSED) })
 }
 
-/// Prevents programs executed by this thread, or by those it starts, from having more privileges
-/// than the process (`PR_SET_NO_NEW_PRIVS`). Call it before there are other threads.
+/// Prevents programs executed by this thread, or by threads that it starts, from gaining more
+/// privileges than the process (`PR_SET_NO_NEW_PRIVS`). Call it before there are other threads.
 ///
 /// # Errors
 /// The system's error.

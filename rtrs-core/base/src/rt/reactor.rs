@@ -33,14 +33,14 @@ pub trait Shard {
     fn has_input(&self) -> bool {
         false
     }
-    /// Prepares a sleep, which input that only `has_input` reports must end with an event of the
-    /// ring. Returns false if there is such input already.
+    /// Prepares a sleep. Input that only `has_input` reports must end the sleep with an event of
+    /// the ring. Returns false if there is such input already.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
     /// Returns true if the shard is finished and the thread may end.
     fn is_done(&self) -> bool;
-    /// Returns the inbox of these messages, if there is one: a message ends a sleep.
+    /// Returns the shard's inbox, if there is one: a message ends a sleep.
     fn inbox(&mut self) -> Option<&mut Inbox<Self::Message>>;
 }
 
@@ -60,11 +60,12 @@ pub struct ReactorStats {
     pub sleeps: u64,
     /// Number of times that polling found work before a sleep.
     pub poll_hits: u64,
-    /// Number of times that polling found none.
+    /// Number of times that polling found no work.
     pub poll_misses: u64,
 }
 
-/// Number of requests in flight from which throughput matters more than the latency of one request.
+/// Number of requests in flight at which throughput begins to matter more than the latency of one
+/// request.
 const BATCH_FROM: usize = 8;
 
 /// Runs a shard until it is done.
@@ -83,7 +84,7 @@ pub fn run(
     let mut held = false;
     loop {
         let mut busy = if held { ring.collect() } else { ring.turn()? };
-        // Read the time after the system call, which also submits, so that it is that of the
+        // Read the time after the system call, which also submits, so that the time applies to the
         // collected completions.
         let now = clock.now();
         busy |= shard.turn(now);
@@ -143,8 +144,8 @@ pub fn run(
 const SHARED: Duration = Duration::from_micros(3);
 
 /// Polls until `end`. Returns true if there is work. Gives up early on a CPU that other threads
-/// want too: a thread that sleeps is placed on an idle CPU when it wakes, one that yields stays
-/// where it is.
+/// want too: a thread that sleeps is placed on an idle CPU when it wakes, while a thread that
+/// yields stays where it is.
 fn poll(ring: &Ring, shard: &mut impl Shard, clock: Clock, end: Instant) -> bool {
     let mut has_work = || {
         ring.has_work() || shard.has_input() || shard.inbox().is_some_and(|inbox| !inbox.is_empty())

@@ -164,9 +164,9 @@ impl Ring {
     }
 
     /// Permits reads and writes to use a region's memory as registered, so that the kernel need not
-    /// pin pages for each. This call registers nothing: a piece is queued when it is used, and each
-    /// turn registers one (`fixed.rs`). If the system refuses (RLIMIT_MEMLOCK), IO still works.
-    /// Must be balanced by a [`Ring::detach_region`].
+    /// pin pages for each IO. This call registers nothing: a piece is queued when it is used, and
+    /// each turn registers one (`fixed.rs`). If the system refuses (RLIMIT_MEMLOCK), IO still
+    /// works. Must be balanced by a [`Ring::detach_region`].
     pub fn attach_region(&self, region: &Arc<Region>) {
         let mut inner = self.inner.borrow_mut();
         if inner.fixed.needs_room()
@@ -402,14 +402,15 @@ impl Port {
         self.start(op, token, Blocks::Anywhere)
     }
 
-    /// Like [`Port::submit`], but a read or write takes no worker thread: it fails with EAGAIN if
-    /// it would block, or EOPNOTSUPP if that cannot be determined.
+    /// Like [`Port::submit`], but a read or write never uses a worker thread: it fails with EAGAIN
+    /// if it would block, or EOPNOTSUPP if that cannot be determined.
     pub fn submit_nowait(&self, op: Op, token: u64) -> OpId {
         self.start(op, token, Blocks::Never)
     }
 
-    /// Like [`Port::submit`], but the operation always runs in a worker thread. Others are first
-    /// tried during the submission, where some file systems (FUSE) block although they must not.
+    /// Like [`Port::submit`], but the operation always runs in a worker thread. Other operations
+    /// are first tried during the submission, where some file systems (FUSE) block although they
+    /// must not.
     pub fn submit_to_worker(&self, op: Op, token: u64) -> OpId {
         self.start(op, token, Blocks::Worker)
     }
@@ -437,7 +438,7 @@ impl Port {
 
     /// Runs a read or write immediately on the calling thread, for files held in memory, where
     /// io_uring would only move the copy to a worker thread. Completes through [`Port::take`] like
-    /// any other. Other operations are submitted.
+    /// any other operation. Operations other than reads and writes are submitted.
     pub fn run_inline(&self, op: Op, token: u64) {
         let result = match &op {
             // SAFETY: the slice is valid memory of that length, owned by `op`.

@@ -27,7 +27,7 @@ pub enum Signal {
 const IGNORED: [i32; 8] =
     [SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGXFSZ, libc::SIGPWR, libc::SIGSTKFLT];
 
-/// Signals of this process, handled from now on.
+/// Handled signals of this process.
 #[derive(Debug)]
 pub struct Signals(iterator::Signals);
 

@@ -1,7 +1,7 @@
 //! Settings, each declared once: name, type with its range, default, help.
 //!
 //! Contains the traits behind [`settings!`](crate::settings!), which builds a struct from a list of
-//! declarations. Everything that is done with settings is a [`Visitor`] that gets each
+//! declarations. Every operation on settings is a [`Visitor`] that receives each
 //! declaration with its value: flags (`flags.rs`), the configuration file (`reading.rs`),
 //! `--print-config` ([`print()`]), the tables of the documentation ([`describe`]).
 
@@ -107,7 +107,7 @@ pub trait Field: Serialize + Sized {
     /// Type of a single value.
     type Of: Value;
 
-    /// Creates the field from the given values, at least one. Unless it is a list, the last
+    /// Creates the field from one or more values. Unless the field is a list, the last value
     /// counts.
     fn made(values: Vec<Self::Of>) -> Self;
 
@@ -218,7 +218,7 @@ impl Described {
     /// Returns the default as shown to users; empty if there is none.
     #[must_use]
     pub fn default(&self) -> &'static str {
-        // A target has none; its placeholder is not a valid value.
+        // A target has no default; its placeholder is not a valid value.
         if self.setting.name == "target" { "" } else { self.setting.default }
     }
 }

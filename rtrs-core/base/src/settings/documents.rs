@@ -1,8 +1,8 @@
 //! Manual pages and shell completions of a program, generated from its command line, its exit codes
 //! and the declarations of its settings.
 //!
-//! Packages install the files that `documents DIR` writes. The pages have the text of `--help`, so
-//! neither can be outdated. [`Manual`] adds what a command line lacks: sections, examples
+//! Packages install the files that `documents DIR` writes. The pages contain the text of `--help`,
+//! so they cannot become outdated. [`Manual`] adds what a command line lacks: sections, examples
 //! and files. `page.rs` writes the pages.
 
 mod manual;

@@ -17,7 +17,7 @@ pub struct ExitStatus {
 impl ExitStatus {
     /// Success.
     pub const SUCCESS: Self = Self { code: 0, meaning: "success", more: "", command: None };
-    /// Failure for which there is no other code.
+    /// Failure that has no other code.
     pub const FAILURE: Self = Self {
         code: 1,
         meaning: "failure",

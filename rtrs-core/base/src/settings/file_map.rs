@@ -1,7 +1,7 @@
 //! Settings as keys of a configuration file.
 //!
-//! Owns [`Keys`], which serde reads from a map: each key is one of the declared names or an old
-//! one, and occurs once. A key without a value keeps the default.
+//! Defines [`Keys`], which serde reads from a map: each key is a declared name or an old name of a
+//! setting, and occurs once. A key without a value keeps the default.
 
 use std::fmt;
 

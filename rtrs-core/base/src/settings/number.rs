@@ -1,6 +1,6 @@
 //! Numbers in a range, and values that may be left to the program.
 //!
-//! Owns [`Int`], [`Auto`] and [`Shards`].
+//! Defines [`Int`], [`Auto`] and [`Shards`].
 
 use std::fmt::{self, Display};
 use std::str::FromStr;

@@ -53,7 +53,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// Local address to connect from, with the interface of a link-local one: `fe80::1%eth0`.
+/// Local address to connect from, with the interface if it is link-local: `fe80::1%eth0`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SourceAddress {
     ip: IpAddr,
@@ -95,7 +95,7 @@ impl fmt::Display for SourceAddress {
 pub struct Portal {
     scheme: Scheme,
     source: Option<IpAddr>,
-    /// Zone of the source, an interface; the same as that of the host.
+    /// Zone (interface) of the source, the same as the zone of the host.
     source_zone: Option<String>,
     host: Host,
     port: u16,

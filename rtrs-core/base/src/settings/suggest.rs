@@ -1,7 +1,7 @@
 //! "Did you mean": the known word nearest to a mistyped one.
 //!
-//! Owns [`nearest`], used for unknown keys of a configuration file and unknown parts of an export
-//! specification.
+//! Defines [`nearest`], used for unknown keys in a configuration file and unknown parts of an
+//! export specification.
 
 /// Returns the candidate nearest to `word`, if at most a third of the letters (but at least one)
 /// are inserted, dropped, replaced or swapped with a neighbor. Case and `_` for `-` do not count.

@@ -53,7 +53,7 @@ pub(super) fn dropped_request_ends_the_attempt(bench: &mut Bench<'_>) {
     let b = bench.start(&pd, &params);
     let started = bench.now();
     drop(bench.request());
-    // The connector gets an event and need not wait for its timeout.
+    // The connector receives an event and need not wait for its timeout.
     let failure = bench.connect_failed(Side::B, b.qp);
     let ended = ConnectFailure::Failed(CloseReason::Peer) == failure
         || matches!(failure, ConnectFailure::Failed(CloseReason::Lost(_)));

@@ -288,8 +288,8 @@ pub(super) fn selective_signaling(bench: &mut Bench<'_>) {
     let pair = bench.pair();
     let target = bench.memory(&pair.a, 4096, Access::REMOTE_WRITE, 0);
     let source = bench.source(&pair.b, 4096);
-    // This is far more than the queue holds; each signaled request frees the entries of all before
-    // it.
+    // This is far more than the queue holds; each signaled request frees the entries of all
+    // requests before it.
     for round in 0..40 {
         for i in 0..15_usize {
             let write = write_to(target.remote(i as u64));
@@ -368,7 +368,7 @@ pub(super) fn writes_and_reads_mixed(bench: &mut Bench<'_>) {
     let back = bench.memory(&pair.b, 1 << 20, Access::LOCAL, 0);
     for round in 0..8 {
         let mut ids = Vec::new();
-        // A read posted after a write of the same queue pair sees its bytes.
+        // A read posted after a write on the same queue pair sees the written bytes.
         for i in 0..8 {
             let (at, len) = (i << 16, 1 + ((round * 8 + i) * 977) % 65_536);
             let write = write_to(there.remote(at as u64));

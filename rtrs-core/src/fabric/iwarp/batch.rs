@@ -20,7 +20,7 @@ const INLINE_MAX: usize = 256;
 /// Maximum staging used by one frame: header, prefix, two small pieces, padding, checksum.
 const STAGE_PER_FRAME: usize = 20 + 8 + 2 * INLINE_MAX + 8;
 /// Maximum number of parts of a scattered frame payload: the pages of the largest frame, plus a
-/// partial one.
+/// partial page.
 pub(super) const PARTS_PER_FRAME: usize = SEGMENT_MAX / 4096 + 1;
 /// Maximum number of slices used by one frame: two pieces, one of which may be scattered, and the
 /// staging around them.

@@ -14,7 +14,7 @@ pub(super) mod token {
     pub(crate) const RECV: u64 = 3;
     pub(crate) const ACCEPT: u64 = 4;
     pub(crate) const HALF_OPEN: u64 = 5;
-    /// Send of a half-open connection.
+    /// Send on a half-open connection.
     pub(crate) const GREETING: u64 = 6;
     /// Step of the TLS handshake of an outgoing connection.
     pub(crate) const SECURE: u64 = 7;

@@ -1,10 +1,10 @@
 //! Listening sockets and half-open connections: accepted by TCP, with the request not yet read.
 //!
 //! A half-open connection costs a descriptor and one small buffer of a fixed pool. There are at
-//! most `half_open_max`; one more, or a lack of descriptors, closes the oldest connection of the
-//! source that has the most (`proto/quota.rs`). Each has `startup_timeout` to send its request. The
-//! request is read in two exact steps, so no byte after it is consumed and another shard can take
-//! over the bare socket.
+//! most `half_open_max`; an additional one, or a lack of descriptors, closes the oldest connection
+//! of the source with the most connections (`proto/quota.rs`). Each has `startup_timeout` to send
+//! its request. The request is read in two exact steps, so no byte after it is consumed and another
+//! shard can take over the bare socket.
 
 mod greeting;
 
@@ -142,8 +142,8 @@ impl Listeners {
         self.listeners.retain(|_, listener| {
             listener.closing = true;
             listener.retry_at = None;
-            // A running accept holds the socket; shutting the socket down frees its port at once.
-            // A socket of the service manager stays open for the next process.
+            // A running accept holds the socket; shutting the socket down frees its port
+            // immediately. A socket of the service manager stays open for the next process.
             if !listener.is_passed {
                 let _ = SockRef::from(&listener.fd).shutdown(Shutdown::Both);
             }
@@ -311,7 +311,7 @@ impl Listeners {
         self.receive(env.port, id, &mut half);
         self.half_open.insert(id, half);
         self.quota.add(id, Source::of(peer.ip()));
-        // The new one counts too: if its source has the most connections, that source loses one.
+        // The new connection counts too: if its source has the most, that source loses one.
         while self.quota.total() > env.options.half_open_max && self.crowd_out(env.port) {}
     }
 
@@ -466,7 +466,7 @@ pub(super) fn tune(socket: &SockRef<'_>, options: &IwarpOptions) -> io::Result<(
     socket.set_tcp_nodelay(true)?;
     if options.user_timeout.is_some() {
         // Linux would end a connection with a user timeout after a single lost probe. Clients set
-        // one; the probes of the server keep their idle connections alive.
+        // such a timeout; the server's probes keep their idle connections alive.
         return socket.set_tcp_user_timeout(options.user_timeout);
     }
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY);

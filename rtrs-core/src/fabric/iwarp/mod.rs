@@ -8,9 +8,9 @@
 //! any shard.
 //!
 //! Costs: large payloads are sent from, and received into, the registered memory itself; only small
-//! ones are copied. A turn of work makes one send and one receive per busy connection.
+//! payloads are copied. A turn of work performs one send and one receive per busy connection.
 //!
-//! When created with [`IwarpFabric::with_tls`] it is the provider `tls`: the same stream inside TLS
+//! When created with [`IwarpFabric::with_tls`], the provider is `tls`: the same stream inside TLS
 //! 1.3 (handshakes in `secure.rs`, records in `tls.rs`). Each payload is then copied once into the
 //! record, at the sender, and once out of the record, at the receiver.
 
@@ -143,8 +143,8 @@ impl ProtectionDomain for IwarpPd {
         }))
     }
 
-    // A connection reports its end only when none of its operations is running anymore
-    // (stream.rs), however long that takes.
+    // A connection reports its end only when none of its operations is still running (stream.rs),
+    // however long that takes.
     fn is_idle(&self) -> bool {
         true
     }
@@ -194,7 +194,7 @@ impl Drop for IwarpWindow {
     }
 }
 
-/// Endpoint of one shard.
+/// Endpoint of a shard.
 #[derive(Debug)]
 pub struct IwarpFabric {
     shared: Arc<IwarpShared>,
@@ -208,7 +208,7 @@ pub struct IwarpFabric {
     now: Instant,
 }
 
-/// Environment that the provider's connections and listeners use. Borrows only these fields.
+/// Environment for the provider's connections and listeners. Borrows only these fields.
 macro_rules! env {
     ($fabric:ident, $now:expr) => {
         Env {

@@ -17,8 +17,8 @@ pub struct IwarpOptions {
     pub startup_timeout: Duration,
     /// Timeout of a graceful disconnect, and for sending a Terminate.
     pub close_timeout: Duration,
-    /// Maximum number of accepted connections whose request has not arrived; one more closes the
-    /// oldest of the source that has the most.
+    /// Maximum number of accepted connections whose request has not arrived; one more connection
+    /// closes the oldest of the source that has the most.
     pub half_open_max: u32,
     /// TCP_USER_TIMEOUT: maximum time that sent data may stay unacknowledged. None selects the
     /// system's default.

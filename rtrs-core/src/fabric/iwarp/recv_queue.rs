@@ -1,5 +1,5 @@
 //! Posted receives, oldest first. Consecutive receives without a buffer and with the same ID share
-//! one entry: a server posts as many identical ones as its clients may have requests in flight.
+//! one entry: a server posts as many identical receives as its clients may have requests in flight.
 
 use std::collections::VecDeque;
 

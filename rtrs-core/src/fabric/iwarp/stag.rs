@@ -178,7 +178,7 @@ impl StagTable {
 
     fn alloc(&self) -> Result<u32, FabricError> {
         let free = &mut *self.free.lock();
-        // An entry that an access still holds must keep its fields, so take another one.
+        // An entry that an access still holds must keep its fields, so take a different entry.
         for _ in 0..free.entries.len() {
             let Some(index) = free.entries.pop_front() else { break };
             if self.entry(index).is_some_and(Entry::is_idle) {
@@ -217,7 +217,7 @@ impl StagTable {
         self.free.lock().entries.push_back(index);
     }
 
-    /// Returns the next STag of an entry: same index, another key.
+    /// Returns the next STag of an entry: same index, different key.
     fn next_stag(&self, index: u32, last: u32) -> u32 {
         let step = (self.draw() % 255) as u32 + 1;
         index << 8 | (last.wrapping_add(step) & 0xff)

@@ -73,7 +73,7 @@ pub(super) struct IwarpConn {
     rejected: Option<PrivateData>,
     reason: Option<CloseReason>,
     await_first: bool,
-    /// TLS records, from the end of the handshake on; None over plain TCP.
+    /// TLS records, once the handshake has ended; None over plain TCP.
     tls: Option<Box<TlsStream>>,
     /// TLS handshake of an outgoing connection, until it ends.
     securing: Option<Box<Securing>>,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 pub struct RdmaPort {
     /// Device name, as in `rdma link`.
     pub device: String,
-    /// Port number, from 1.
+    /// Port number, starting at 1.
     pub number: u8,
     /// Port state as reported by the kernel, in lower case: `active`, `down`.
     pub state: String,
@@ -50,7 +50,7 @@ pub struct RdmaDevice {
     pub name: String,
     /// Ports of the device.
     pub ports: Vec<RdmaPort>,
-    /// Whether its memory windows work.
+    /// Whether the device's memory windows work.
     pub windows: MemoryWindows,
 }
 

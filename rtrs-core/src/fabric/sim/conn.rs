@@ -1,7 +1,7 @@
 //! Simulated connection: two ends and the messages between them.
 //!
 //! An end is a queue pair: work that was posted but not flushed, work that waits to depart, work
-//! that departed and waits for its answer, and the posted receives. Local memory is read when a
+//! that departed and awaits its answer, and the posted receives. Local memory is read when a
 //! message departs and written when one arrives, in virtual time, so a write by an end that closed
 //! long ago can still land at a peer that has not noticed yet. Every end closes through
 //! [`SimConn::end`]: all posted work completes once, followed by one last event.
@@ -25,14 +25,14 @@ pub(super) const CONNECTOR: usize = 0;
 /// Index of the accepting end.
 pub(super) const ACCEPTOR: usize = 1;
 
-/// State of an end, in order.
+/// State of an end; the variants are in chronological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
     /// Not in use yet.
     Fresh,
     /// The connector has sent its request.
     Connecting,
-    /// The listener has the request and has not answered.
+    /// The listener has received the request but not answered it.
     Requested,
     /// Accepted; the reply is sent by the next flush.
     Accepting,
@@ -89,7 +89,7 @@ pub(super) struct End {
     posted: VecDeque<Entry>,
     waiting: VecDeque<Entry>,
     pub(super) departed: VecDeque<Entry>,
-    /// Unsignaled successes whose entries are freed by the next signaled one, as in verbs.
+    /// Number of successful unsignaled entries, freed by the next signaled one, as in verbs.
     unreported: u32,
     pub(super) receives: VecDeque<(u64, Option<Sge>)>,
     next_seq: u64,
@@ -175,7 +175,7 @@ pub(super) struct SimConn {
     pub(super) id: u64,
     pub(super) ends: [End; 2],
     pub(super) wires: [Wire; 2],
-    /// The link went down: nothing arrives anymore.
+    /// The link went down: nothing arrives any longer.
     pub(super) broken: bool,
 }
 
@@ -190,7 +190,7 @@ impl SimConn {
         gone && (self.broken || self.wires.iter().all(|w| w.messages.is_empty()))
     }
 
-    /// Returns true if these are the two addresses, in either direction.
+    /// Returns true if the connection runs between these two addresses, in either direction.
     pub(super) fn runs_between(&self, a: IpAddr, b: IpAddr) -> bool {
         let (x, y) = (self.ends[0].addr.ip(), self.ends[1].addr.ip());
         (x, y) == (a, b) || (x, y) == (b, a)
@@ -312,8 +312,9 @@ impl SimConn {
         }
     }
 
-    /// Puts a queue pair into error at its oldest work request, as after exhausted retries. With
-    /// `reset` the peer gets a reset; otherwise the peer must detect the failure itself.
+    /// Puts a queue pair into the error state at its oldest work request, as after exhausted
+    /// retries. With `reset` the peer gets a reset; otherwise the peer must detect the failure
+    /// itself.
     pub(super) fn fail(&mut self, net: &mut Net, side: usize, reset: bool) {
         let end = &self.ends[side];
         if !matches!(end.state, State::Up | State::Closing | State::Leaving) {
@@ -349,7 +350,7 @@ impl SimConn {
         self.end(net, side, ConnectFailure::Failed(reason), None);
     }
 
-    /// Takes the link down: messages on it are lost, and a write may be placed in part.
+    /// Takes the link down: messages on it are lost, and a write may be placed partially.
     pub(super) fn break_link(&mut self, net: &mut Net) {
         if self.broken {
             return;
@@ -410,7 +411,7 @@ impl SimConn {
         );
     }
 
-    /// Puts a message on the wire. Returns the time at which it has been sent.
+    /// Puts a message on the wire. Returns the time at which its last byte leaves.
     pub(super) fn transmit(&mut self, net: &mut Net, side: usize, message: Message) -> Instant {
         if self.broken {
             return net.now;
@@ -558,7 +559,7 @@ impl SimConn {
     }
 }
 
-/// Creates the message of a work request, with the current content of its memory.
+/// Creates the message for a work request, with the current content of its memory.
 fn message(seq: u64, op: &WrOp, sges: &SgeList) -> Message {
     let gather = || {
         let mut bytes = vec![0; sges.len()];

@@ -10,7 +10,7 @@ use super::link::LinkOptions;
 use crate::prng::{Prng, Ratio};
 use crate::time::{Duration, Instant};
 
-/// Change of the world.
+/// Change to the simulated world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The link between two addresses goes down: messages on it are lost.
@@ -19,11 +19,11 @@ pub enum Fault {
     LinkUp(IpAddr, IpAddr),
     /// Nothing arrives from the first address at the second, without an event.
     Silence(IpAddr, IpAddr),
-    /// Messages that were held back arrive now.
+    /// Messages held back by `Silence` arrive now.
     Unsilence(IpAddr, IpAddr),
-    /// This direction has these options from now on.
+    /// This direction starts using these options.
     Change(IpAddr, IpAddr, LinkOptions),
-    /// This direction has the world's default options again.
+    /// This direction uses the world's default options again.
     Restore(IpAddr, IpAddr),
 }
 
@@ -36,9 +36,9 @@ pub struct FaultOptions {
     pub gap: RangeInclusive<Duration>,
     /// Duration of a fault.
     pub lasts: RangeInclusive<Duration>,
-    /// Ratio of faults that take a link down.
+    /// Fraction of faults that take a link down.
     pub down: Ratio,
-    /// Ratio of the other faults that silence one direction; the rest make a direction slow.
+    /// Fraction of the other faults that silence one direction; the rest slow one direction down.
     pub silence: Ratio,
     /// Options of a slow direction.
     pub slow: LinkOptions,
@@ -65,7 +65,7 @@ impl FaultOptions {
         }
     }
 
-    /// Draws faults that start before `until`, in order of time.
+    /// Draws faults that start before `until`, in chronological order.
     pub fn plan(&self, prng: &mut Prng, from: Instant, until: Instant) -> Vec<(Instant, Fault)> {
         let mut plan = Vec::new();
         let mut heals = vec![from; self.links.len()];

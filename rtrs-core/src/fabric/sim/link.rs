@@ -22,7 +22,7 @@ pub struct LinkOptions {
     /// Bytes per second; None for no limit.
     pub bandwidth: Option<u64>,
     /// Maximum time after which a broken link ends its connections (each end notices at a random
-    /// time in the second half). None: never, only heartbeats detect it.
+    /// time in the second half). If None, only heartbeats detect it.
     pub detect: Option<Duration>,
 }
 

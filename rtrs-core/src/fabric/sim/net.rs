@@ -33,7 +33,7 @@ pub struct WorldOptions {
     /// True: a send or write completes when the peer's acknowledgement arrives, as with verbs.
     /// False: it completes when it has departed, as on iWARP.
     pub acknowledged: bool,
-    /// Messages that a machine had sent when it lost power still arrive.
+    /// Messages that a machine sent before it lost power still arrive.
     pub flights: bool,
     /// Time at which binds take effect.
     pub bind: BindMode,
@@ -48,7 +48,7 @@ pub struct WorldOptions {
     pub close_bound: Duration,
     /// Timeout for the answer to a request and for the start-up of an accepted connection.
     pub accept_bound: Duration,
-    /// Ratio of writes lost with their link that have placed some of their bytes.
+    /// Fraction of the writes lost with their link that have placed some of their bytes.
     pub torn_writes: Ratio,
     /// Peers write to the bounce memory of scattered regions, as with verbs, and not to the pieces.
     pub bounces: bool,

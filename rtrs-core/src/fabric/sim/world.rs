@@ -140,7 +140,7 @@ impl World {
         NodeId(net.nodes.len() - 1)
     }
 
-    /// Adds another address to a machine. Panics if it is taken.
+    /// Adds another address to a machine. Panics if the address is taken.
     pub fn add_address(&self, node: NodeId, address: IpAddr) {
         let net = &mut self.inner.borrow_mut().net;
         assert!(net.node_of(address).is_none(), "{address} is taken");
@@ -205,7 +205,7 @@ impl World {
     }
 
     /// Delays reports of ended connections to the node of this address by `by`, as with a driver
-    /// that is slow to destroy queue pairs. Work in flight is flushed at once.
+    /// that is slow to destroy queue pairs. Work in flight is flushed immediately.
     pub fn linger(&self, address: IpAddr, by: Duration) {
         let net = &mut self.inner.borrow_mut().net;
         if let Some(node) = net.node_of(address) {

@@ -45,12 +45,12 @@ pub(super) enum Stage {
     Draining,
 }
 
-/// Limits of outstanding RDMA reads.
+/// Limits on outstanding RDMA reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reads {
-    /// Reads of the peer, served by this end.
+    /// Reads by the peer, served by this end.
     pub(super) responder: u8,
-    /// Reads of this end.
+    /// Reads by this end.
     pub(super) initiator: u8,
 }
 
@@ -72,7 +72,7 @@ pub(super) type End = ConnectFailure;
 pub(super) enum Last {
     /// Report the end and its reason.
     Report(End),
-    /// Report nothing: the connection had not begun, and its user got an error.
+    /// Report nothing: the connection was never started, and its user got an error.
     Nothing,
 }
 
@@ -107,9 +107,9 @@ impl Resolver {
         Self { local, remote, attempts: 0 }
     }
 
-    /// Starts resolving the peer's address. The kernel retries only when the neighbor table
-    /// changes or when the timeout expires, and misses a change that happens before it waits (on a
-    /// link that answers at once). So the first timeouts are short, and the call is repeated.
+    /// Starts resolving the peer's address. The kernel retries only when the neighbor table changes
+    /// or when the timeout expires, and misses a change that happens before it waits (on a link
+    /// that answers immediately). So the first timeouts are short, and the call is repeated.
     fn resolve(&mut self, id: &CmId) -> io::Result<()> {
         let wait = RESOLVE_FIRST_MS << self.attempts.min(RESOLVE_DOUBLED_MAX);
         self.attempts += 1;
@@ -268,7 +268,7 @@ impl VerbsConn {
             return Err(lost(format!("port {number} of {device} is down")));
         }
         let retry = Retry::within(options.path_timeout);
-        // Old kernels lack this option; the timeout is then the path's own.
+        // Old kernels lack this option; they use the path's timeout.
         let _ = self.id.set_ack_timeout(retry.ack_timeout);
         self.qp.enter_init(&self.id, self.reads.responder > 0).map_err(step("prepare"))?;
         self.qp.post_recvs().map_err(step("post receives"))?;
@@ -385,8 +385,8 @@ impl VerbsConn {
     }
 }
 
-/// The device put the queue pair into error without a completion error. On a healthy device the
-/// cause is a refused request of the peer.
+/// Returns the reason when the device put the queue pair into the error state without a completion
+/// error. On a healthy device, the cause is a refused request from the peer.
 fn unexplained() -> CloseReason {
     CloseReason::Protocol(
         "a request of the peer was refused (key, bounds, rights or length)".into(),

@@ -1,11 +1,11 @@
 //! Identifiers of ended connections whose disconnect request (DREQ) is not confirmed.
 //!
-//! The kernel repeats a DREQ as long as its identifier exists. While the port is down, none may be
-//! sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
-//! pair permanently in error (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`), and the device
-//! then accepts no connection from any program. Dropping an identifier also sends a DREQ. So the
-//! identifiers of a port that is down are kept until it has been up for a while, and then released
-//! with a proper disconnect.
+//! The kernel repeats a DREQ as long as its identifier exists. While the port is down, no DREQ may
+//! be sent: a management datagram that rdma_rxe of Linux 6.1 cannot send puts its management queue
+//! pair into the error state permanently (rxe_req.c, `rxe_requester`; rxe_qp.c, `rxe_qp_error`),
+//! and the device then accepts no connection from any program. Dropping an identifier also sends a
+//! DREQ. So the identifiers of a port that is down are kept until it has been up for a while, and
+//! then released with a proper disconnect.
 //!
 //! A thread of the process checks the ports and sends the DREQs, because both call the driver.
 //! Shards send it messages without waiting.
@@ -115,7 +115,7 @@ where
         self.leave(Message::Hold { id, port, peer_connected, repeat_for });
     }
 
-    /// Releases an identifier: the peer confirmed, or the kernel gave up.
+    /// Releases an identifier whose DREQ the peer confirmed, or the kernel gave up repeating.
     pub(super) fn done(&self, id: I::Key) {
         // If the queue is full, the identifier is released when its time expires.
         let _ = self.messages.try_send(Message::Done(id));

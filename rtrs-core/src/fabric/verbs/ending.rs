@@ -1,10 +1,10 @@
 //! End of connections, and dispatch of completions.
 //!
-//! The shard takes the available completions and passes the queue pair on (teardown.rs): separate
+//! The shard takes the available completions and hands over the queue pair (teardown.rs): separate
 //! threads put it into the error state, send a DREQ to the peer and destroy the queue pair, because
 //! a driver may block in each of these calls. Completions continue to arrive until then. After that
 //! the remaining work is reported as flushed, its memory is released, and `Closed` is reported. So
-//! the end of a connection never blocks a shard, and nothing is written to memory after `Closed`.
+//! ending a connection never blocks a shard, and nothing writes to the memory after `Closed`.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl VerbsFabric {
         self.dispatch();
     }
 
-    /// Begins to take a connection down, once.
+    /// Starts to take a connection down; further calls do nothing.
     pub(super) fn begin_end(&mut self, name: QpNum, end: End) {
         self.tear_down(name, Last::Report(end));
     }
@@ -76,7 +76,7 @@ impl VerbsFabric {
         let Some(mut conn) = self.conns.remove(name) else { return };
         conn.qp.destroyed(torn.failed);
         self.release(&conn);
-        // A connection that had not begun has no posted work that its user knows about.
+        // A connection that was never started has no posted work that its user knows about.
         let Some(Last::Report(end)) = conn.end.take() else { return };
         let events = &mut self.events;
         conn.qp.flush_rest(|posted| events.push_back(completion(name, posted)));
@@ -97,14 +97,14 @@ impl VerbsFabric {
         }
     }
 
-    /// Takes down the connections that are queued.
+    /// Takes down the queued connections.
     pub(super) fn take_down(&mut self) {
         while let Some((name, end)) = self.dying.pop() {
             self.begin_end(name, end);
         }
     }
 
-    /// Removes a connection that has not begun; its user got an error.
+    /// Removes a connection that was never started; its user got an error.
     pub(super) fn discard(&mut self, name: QpNum) {
         self.tear_down(name, Last::Nothing);
     }

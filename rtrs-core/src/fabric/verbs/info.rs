@@ -34,11 +34,11 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// Ports of the device.
     pub ports: Vec<RdmaPort>,
-    /// Whether memory windows of type 1 work, which a new key for each request requires.
+    /// Whether type 1 memory windows work; a new key for each request requires them.
     pub windows: MemoryWindows,
 }
 
-/// Returns the RDMA devices of this host by name; an empty list if there are none. Tests the
+/// Returns the RDMA devices of this host, sorted by name; empty if there are none. Tests the
 /// windows of each device, which may take a moment.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub(super) fn port_is_down(device: &str, number: u8) -> bool {
 
 fn is_down(class: &Path, device: &str, number: u8) -> bool {
     let state = read_text(&class.join(device).join(format!("ports/{number}/state")));
-    // "1: DOWN"; the intermediate states on the way up cannot be used by queue pairs yet either.
+    // "1: DOWN"; queue pairs cannot use a port in the intermediate states on the way up either.
     state.is_some_and(|state| !state.starts_with("4:"))
 }
 

@@ -1,10 +1,10 @@
-//! Listening addresses, which are retried when their device is removed.
+//! Listening addresses, and retries after their device was removed.
 //!
 //! A listener on one address belongs to the device that has the address. When the device is removed
 //! (driver reloaded, `rdma link delete`), or the address moves to another device (bond failover),
-//! the listener ends with it, and the kernel does not create a new one. So the address is retried
-//! every second on a thread outside the shard: the device may be new, and then its windows are
-//! tested too. Listeners on the wildcard address are not affected by changes to devices.
+//! the listener ends, and the kernel does not create a new one. So a thread outside the shard
+//! retries the address every second: the device may be new, and its windows must then be tested
+//! too. Listeners on the wildcard address are not affected by changes to devices.
 
 use std::io;
 use std::net::SocketAddr;
@@ -31,8 +31,8 @@ enum State {
     Listening(CmId),
     /// Lost; the next attempt is due at this time.
     Lost(Instant),
-    /// An attempt is in progress. `stale`: a device was lost meanwhile, perhaps that of the new
-    /// listener.
+    /// An attempt is in progress. `stale` is set if a device was lost meanwhile, perhaps the device
+    /// of the new listener.
     Trying {
         stale: bool,
     },
@@ -62,7 +62,7 @@ impl Listeners {
         Ok(address)
     }
 
-    /// Closes all listeners. Waits for the kernel, so that their ports are free when this returns.
+    /// Closes all listeners. Waits for the kernel, so that the ports are free when this returns.
     pub(super) fn stop(&mut self) {
         for one in self.all.drain(..) {
             if let State::Listening(id) = one.state {
@@ -114,7 +114,7 @@ impl Listeners {
         let is_it = |one: &&mut Listener| {
             one.address == address && matches!(one.state, State::Trying { .. })
         };
-        // If there is no such address, listening was stopped, and the new listener is dropped.
+        // If the address is gone, listening was stopped: drop the new listener.
         let Some(one) = self.all.iter_mut().find(is_it) else { return };
         let stale = matches!(one.state, State::Trying { stale: true });
         one.state = match outcome {

@@ -5,12 +5,12 @@ use crate::time::Duration;
 /// Options of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Time for an accepted connection to start up.
+    /// Maximum time for an accepted connection to start up.
     pub startup_timeout: Duration,
     /// Timeout of a disconnect: work that has not been sent by then is reported as flushed.
     pub close_timeout: Duration,
-    /// Maximum number of connect requests from peers that wait for an answer; more are rejected at
-    /// once.
+    /// Maximum number of connect requests from peers that wait for an answer; more are rejected
+    /// immediately.
     pub half_open_max: u32,
     /// Maximum number of requests that the connection manager queues.
     pub backlog: i32,
@@ -21,8 +21,8 @@ pub struct VerbsOptions {
     /// Encoded time that the peer waits after it found no receive posted (IBA table 45): 1 means 10
     /// us, 12 means 640 us. The default of RDMA CM is 0, which means 655 ms.
     pub min_rnr_timer: u8,
-    /// Maximum number of outstanding RDMA reads of either end, limited by the devices. RTRS asks
-    /// for 0.
+    /// Maximum number of outstanding RDMA reads of either end, limited by the devices. RTRS
+    /// requests 0.
     pub reads_max: u8,
     /// Refuse devices without RDMA write with immediate (iWARP), which sessions need.
     pub require_imm: bool,

@@ -1,8 +1,8 @@
 //! Driver calls that end a connection, made outside the shards.
 //!
 //! The queue pair enters the error state and a DREQ is sent to the peer; then the queue pair is
-//! destroyed, which may be slow ([`super::reaper`]). The calls before the destruction have threads
-//! of their own, so that no DREQ waits behind queue pairs that are slow to destroy.
+//! destroyed, which may be slow ([`super::reaper`]). The calls before the destruction run on
+//! separate threads, so that no DREQ waits behind queue pairs that are slow to destroy.
 
 use std::io;
 use std::sync::Arc;

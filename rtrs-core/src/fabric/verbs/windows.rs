@@ -1,4 +1,4 @@
-//! Test of a device's memory windows, which binds one.
+//! Test of a device's memory windows that binds a window.
 //!
 //! The attributes of a device come from its kernel driver. The user-space library of its provider
 //! may nevertheless lack the calls for windows: that of bnxt_re has neither `alloc_mw` nor
@@ -22,8 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Number of bytes to which the window is bound.
 const BYTES: usize = 4096;
 
-/// Tests the windows of the device with this name. Blocks, for at most 0.25 s plus the time of the
-/// calls.
+/// Tests the windows of the device with this name. Blocks for at most 0.25 s plus the duration of
+/// the calls.
 ///
 /// # Errors
 /// Returns an error if the device cannot be opened.
@@ -31,8 +31,8 @@ pub(super) fn of_device(name: &str) -> io::Result<MemoryWindows> {
     Ok(of_context(&Arc::new(Context::of_name(name)?)))
 }
 
-/// Tests the windows of an open device, and records in the context if it has none. Blocks like
-/// [`of_device`].
+/// Tests the windows of an open device, and records in the context if the device has none. Blocks
+/// like [`of_device`].
 pub(super) fn of_context(context: &Arc<Context>) -> MemoryWindows {
     let found = if context.limits().windows {
         try_windows(&mut Trial::new(context))
@@ -45,7 +45,7 @@ pub(super) fn of_context(context: &Arc<Context>) -> MemoryWindows {
     found
 }
 
-/// Handles a bind that was refused at once: the queue pair is unusable. If the call is not
+/// Handles a bind that was refused immediately: the queue pair is unusable. If the call is not
 /// implemented, the device is recorded as having no windows.
 pub(super) fn bind_refused(context: &Context, error: FabricError) -> FabricError {
     let FabricError::System { source, .. } = &error else { return error };
@@ -185,8 +185,7 @@ mod tests {
         alloc: Option<i32>,
         connect: Option<i32>,
         bind: Option<i32>,
-        /// Status of the bind and the number of checks until it completes; without a value it never
-        /// does.
+        /// Status of the bind and the number of checks until it completes; None if it never does.
         end: Option<(u32, WcStatus)>,
         looks: u32,
         pauses: u32,

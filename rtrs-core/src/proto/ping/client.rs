@@ -94,7 +94,7 @@ pub struct PingClient {
     qp: Option<QpNum>,
     state: State,
     parts: Option<Parts>,
-    /// Buffer of the server, in the one-sided modes.
+    /// Server's buffer, in the one-sided modes.
     theirs: PingInfo,
     events: VecDeque<PingEvent>,
     failure: Option<PingFailure>,
@@ -392,7 +392,7 @@ impl PingClient {
         self.config.count == 0 || self.tally.begun() < self.config.count
     }
 
-    /// Begins the next round, or finishes if there is none.
+    /// Begins the next round, or finishes if none is left.
     fn next_round(&mut self, now: Instant, fabric: &mut dyn Fabric) {
         let bandwidth = self.config.hello.mode.is_bandwidth();
         let next = if !self.has_more() || self.stopping {
@@ -571,7 +571,7 @@ impl PingClient {
         Ok(())
     }
 
-    /// One-sided modes: starts as many operations as may be in flight.
+    /// Starts as many operations as may be in flight, in the one-sided modes.
     fn fly(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         let (Some(qp), hello) = (self.qp, self.config.hello) else { return Ok(()) };
         if hello.mode == PingMode::WriteLatency {
@@ -642,7 +642,7 @@ impl PingClient {
         self.round_done(now, began, None, Some(now - began), fabric)
     }
 
-    /// Bandwidth: reports that all operations are done; the answer follows all operations.
+    /// Reports, in bandwidth mode, that all operations are done; the answer follows all operations.
     fn ask(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Result<(), PingFailure> {
         self.state = State::Asking;
         self.late = now + self.config.timeout;

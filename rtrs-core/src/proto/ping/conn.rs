@@ -4,8 +4,8 @@
 //! ping-pong:  Start -> Reading -> Sink -> Start ...
 //! the others: Start -> Serving -> Finishing -> Over
 //! ```
-//! In ping-pong mode the server's own memory has no key: the server reads and writes the client's.
-//! In the one-sided modes the client gets the key of one buffer of the requested size.
+//! In ping-pong mode the server's own memory has no key: the server reads and writes the client's
+//! memory. In the one-sided modes the client gets the key of one buffer of the requested size.
 
 use std::sync::Arc;
 
@@ -238,8 +238,8 @@ impl PingConn {
         Ok(())
     }
 
-    /// Ping-pong: writes the data back and sends the go-ahead. The order of requests suffices, so
-    /// there is no wait.
+    /// Ping-pong: writes the data back and sends the go-ahead. The requests execute in order, so
+    /// the second does not wait for the first to complete.
     fn write_back(&mut self, info: &PingInfo, fabric: &mut dyn Fabric) -> Result<(), Fault> {
         let Some(data) = &self.data else { return Err(Fault::Turn("no data was read")) };
         let size = info.size as usize;
@@ -274,7 +274,7 @@ impl PingConn {
         self.keep_going(fabric)
     }
 
-    /// Duplex: keeps as many own requests in flight as agreed.
+    /// Duplex: keeps the agreed number of the server's own requests in flight.
     fn keep_going(&mut self, fabric: &mut dyn Fabric) -> Result<(), Fault> {
         let (State::Serving(info), Some(hello), Some(own)) = (self.state, self.hello, &self.own)
         else {

@@ -9,15 +9,15 @@ use crate::wire::{ConnRsp, PingReply, PingStatus, errno_name};
 pub enum PingEvent {
     /// The connection was established.
     Connected {
-        /// Time that the connection took.
+        /// Time taken to connect.
         after: Duration,
     },
     /// A round was answered. Not reported in bandwidth modes, which have too many.
     Round {
         /// Round number, from 0.
         seq: u64,
-        /// Time until the server had read the client's data, if it does, or until the client's read
-        /// completed.
+        /// Time until the server had read the client's data, in modes where it does, or until the
+        /// client's read completed.
         read: Option<Duration>,
         /// Time until the data was written back.
         write: Option<Duration>,

@@ -13,7 +13,7 @@ use crate::wire::PingInfo;
 
 /// Number of receives posted on either end.
 pub(super) const RECVS: u64 = 4;
-/// Length of a receive: more than a message, so that a longer one is detected.
+/// Length of a receive: longer than a message, so that an oversized message is detected.
 const RECV_LEN: usize = 64;
 /// Offset of the receives in the message buffer.
 const RECV_BASE: usize = 256;
@@ -84,7 +84,7 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct Messages {
     pub(super) buffer: Buffer,
-    /// Index of the next send buffer; there are as many as messages in flight.
+    /// Index of the next send buffer; there is one for each message in flight.
     next: usize,
 }
 

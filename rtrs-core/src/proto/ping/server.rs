@@ -203,7 +203,7 @@ impl PingServer {
         Ok(Some(hello))
     }
 
-    /// Returns true if one more ping of a source may run. Ends another ping if necessary.
+    /// Returns true if one more ping from a source may run. Ends a different ping if necessary.
     fn make_room(
         &mut self,
         now: Instant,
@@ -214,7 +214,7 @@ impl PingServer {
         let most = self.config.connections_max;
         let live = || self.conns.iter().filter(|(_, ping)| ping.idle_since().is_some());
         if live().count() < most {
-            // Pings that are being taken down take memory too.
+            // Pings that are being taken down use memory too.
             return self.conns.len() < 2 * most;
         }
         let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
@@ -293,7 +293,7 @@ impl PingServer {
         }
     }
 
-    /// Ends pings that have been silent for too long. Returns true if there was one.
+    /// Ends pings that have been silent for too long. Returns true if any were ended.
     pub fn poll(&mut self, now: Instant, fabrics: &mut [Box<dyn Fabric>]) -> bool {
         if self.conns.is_empty() {
             return false;

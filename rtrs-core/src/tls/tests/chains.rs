@@ -196,7 +196,7 @@ fn names_cannot_evade_the_constraints_of_a_ca() {
         let text = identity(constrained, wanted).unwrap_err();
         assert!(text.contains("no name that can be used"), "{wanted:?}: {text}");
     }
-    // Constraints of names that do not serve as identities leave both forms free.
+    // Constraints of names that do not serve as identities restrict neither form.
     let constrained = std::slice::from_ref(&mail);
     assert_eq!(identity(constrained, &dns), Ok("db1".into()));
     assert_eq!(identity(constrained, &uri), Ok("db1".into()));

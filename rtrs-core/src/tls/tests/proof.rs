@@ -59,8 +59,8 @@ fn both_kinds_prove_a_clients_name() {
     assert!(server.still_knows(&found));
 }
 
-/// Checks that each end refuses a proof made for another session, path or address; the client does
-/// so before it signs.
+/// Checks that each end refuses a proof made for a different session, path or address; the client
+/// does so before it signs.
 #[test]
 fn a_proof_is_valid_only_for_its_path() {
     let dir = TestDir::new("proof");
@@ -109,7 +109,7 @@ fn nonces_are_signed_in_order() {
     for (challenge, nonce) in [(swapped, [7; 32]), (challenge, [9; 32]), (swapped, [8; 32])] {
         let (answer, other) = server.prove(facts(), &challenge, nonce).unwrap();
         server.check(&other, &data).expect_err("a replay");
-        // The client does not accept the answer to another challenge either.
+        // Nor does the client accept the answer to a different challenge.
         let error = client.answer(
             facts(),
             None,
@@ -168,7 +168,7 @@ fn certificates_are_checked_as_for_tls() {
     assert!(error.contains("not signed by the CA"), "{error}");
     let error = exchange(&client, &impostor, facts(), facts()).unwrap_err();
     assert!(error.contains("not signed by the CA"), "{error}");
-    // The server at this address has a certificate of the CA, but for another address.
+    // The server at this address has a certificate of the CA, but for a different address.
     let elsewhere = IpAddr::from([10, 9, 9, 9]);
     let there = ProofFacts { server: elsewhere, ..facts() };
     let error = exchange(&client, &server, there, there).unwrap_err();
@@ -209,7 +209,7 @@ fn credentials_are_bound_to_the_proof() {
     both.check(&exchange, &data).unwrap();
     let error = both.check(&as_db2, &data).unwrap_err();
     assert!(error.to_string().contains("a key other than the announced one"), "{error}");
-    // A signature is valid except for the hash of a credential, of either end.
+    // A signature that is valid except for the hash of one end's credential.
     for other in [
         Exchange { client_credential: [0; 32], ..exchange },
         Exchange { server_credential: [0; 32], ..exchange },

@@ -1,10 +1,10 @@
 //! qemu's image locks, which keep virtual machines and this server from writing to the same file.
 //!
-//! qemu locks single bytes of the images that it opens, with locks of the open file description
+//! qemu locks individual bytes of the images that it opens, with open file description locks
 //! (block/file-posix.c, `raw_apply_lock_bytes` and `raw_check_lock_bytes`). For each permission, a
-//! lock on one byte says that the holder uses it, and on another byte that it does not share it
-//! with others. All of them are shared locks; conflicts are found by looking for locks of other
-//! holders.
+//! lock on one byte means that the holder uses the permission, and a lock on another byte that the
+//! holder does not share it. All of them are shared locks; conflicts are found by looking for locks
+//! of other holders.
 //!
 //! A writable export uses the permissions of a writer and shares none of them; a read-only export
 //! only reads, alongside any writer. A loop device takes no locks and is found in sysfs.
@@ -25,9 +25,10 @@ use super::super::target::BackendError;
 /// Maximum time for a search of loop devices, and for waiting until another search ends.
 const SEARCH_MAX: Duration = Duration::from_secs(2);
 
-/// Byte of the first permission that a holder uses (qemu: RAW_LOCK_PERM_BASE).
+/// First of the bytes whose locks mean that a holder uses a permission (qemu: RAW_LOCK_PERM_BASE).
 const USED: u32 = 100;
-/// Byte of the first permission that a holder does not share (qemu: RAW_LOCK_SHARED_BASE).
+/// First of the bytes whose locks mean that a holder does not share a permission (qemu:
+/// RAW_LOCK_SHARED_BASE).
 const UNSHARED: u32 = 200;
 
 /// Permission of qemu's block layer, as its number (qemu: BLK_PERM_*).
@@ -77,7 +78,7 @@ impl Claim {
     }
 }
 
-/// Bytes of permissions, the first of which has the number `base`.
+/// Bytes of permissions; `base` is the byte of the permission with number 0.
 fn bytes(permissions: &[Permission], base: u32) -> impl Iterator<Item = u32> {
     permissions.iter().map(move |permission| base + *permission as u32)
 }
@@ -141,9 +142,9 @@ fn held_by_loop_device(path: &Path, device: &str) -> BackendError {
     BackendError::path(path, problem, hint).held()
 }
 
-/// Returns the name of the loop device over a file, if there is one. The search needs the files of
-/// all loop devices, and one of these may be on a file system that does not answer: then this
-/// search fails, and so do later ones.
+/// Returns the name of the loop device backed by a file, if there is one. The search needs the
+/// files of all loop devices, and one of these files may be on a file system that does not answer;
+/// this search and later ones then fail.
 fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
     static SEARCHING: Mutex<()> = Mutex::new(());
     let own = file.metadata()?;
@@ -159,7 +160,8 @@ fn loop_device_in_time(file: &File) -> io::Result<Option<String>> {
     })
 }
 
-/// Returns the name of the loop device over the file `own`, if there is one. `block` is /sys/block.
+/// Returns the name of the loop device backed by the file `own`, if there is one. `block` is
+/// /sys/block.
 fn loop_device(block: &Path, own: &Metadata) -> io::Result<Option<String>> {
     for entry in fs::read_dir(block)? {
         let entry = entry?;
@@ -192,7 +194,7 @@ mod tests {
         move |write| File::options().read(true).write(write).open(&path).unwrap()
     }
 
-    /// Image of another holder with locks on these bytes.
+    /// Locks these bytes of the image, as another holder would.
     fn held(file: File, bytes: &[u32]) -> File {
         bytes.iter().for_each(|byte| lock_byte(&file, *byte).unwrap());
         file
@@ -200,7 +202,7 @@ mod tests {
 
     #[test]
     fn locks_of_other_holders_conflict_as_in_qemu() {
-        // Uses or does not share: consistent read (0), write (1), resize (3).
+        // Permissions that are used or not shared: consistent read (0), write (1), resize (3).
         let cases: [(&[u32], bool, bool); 9] = [
             (&[], false, false),
             (&[100], false, false),
@@ -248,7 +250,7 @@ mod tests {
         drop((open(true), reader, writer.try_clone().unwrap()));
         assert_eq!(locked(), [100, 101, 103, 201, 203]);
         drop(writer);
-        // A program that another test starts has a copy of the descriptor for a moment.
+        // A program that another test starts briefly holds a copy of the descriptor.
         let end = Instant::now() + Duration::from_secs(60);
         while !locked().is_empty() {
             assert!(Instant::now() < end, "still locked: {:?}", locked());

@@ -1,4 +1,4 @@
-//! IOs in flight in a queue of a file or block device, and the operations that each needs.
+//! IOs in flight in a queue of a file or block device, and the operations that each IO needs.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub(super) enum Phase {
     WriteZeroes,
     Discard,
     Extents,
-    /// A sync; after a flush also an examination of the file's length.
+    /// A sync, followed by an examination of the file's length if the IO is a flush.
     Sync,
 }
 
@@ -64,11 +64,11 @@ pub(super) struct Slot {
     pub(super) phase: Phase,
     pub(super) bounce: Option<u32>,
     retries: u8,
-    /// Whether its operation was submitted so that it fails instead of blocking.
+    /// Whether the IO's operation was submitted so that it fails instead of blocking.
     pub(super) tried: bool,
-    /// Whether it would block, so that the next operation may wait in a worker thread.
+    /// Whether the operation would block, so that the next operation may wait in a worker thread.
     pub(super) may_block: bool,
-    /// Whether it holds a worker.
+    /// Whether the IO holds a worker.
     pub(super) worker: bool,
 }
 
@@ -129,8 +129,8 @@ impl Slot {
         })
     }
 
-    /// Adds `count` transferred bytes, and copies those of a read out of its bounce buffer. Returns
-    /// whether the transfer is complete.
+    /// Adds `count` transferred bytes, and copies the bytes of a read from its bounce buffer.
+    /// Returns whether the transfer is complete.
     pub(super) fn transferred(&mut self, count: usize, bounce: &Bounce) -> bool {
         if let (IoOp::Read, Some(index)) = (self.op, self.bounce) {
             let to = self.buf.as_ref().and_then(|buf| buf.slice(self.done, count));
@@ -140,7 +140,7 @@ impl Slot {
         self.done == self.len
     }
 
-    /// Selects the operation that replaces a failed one, unless the IO fails with it.
+    /// Selects the operation that replaces a failed one, unless the IO itself fails.
     pub(super) fn after_error(&mut self, error: &io::Error, shared: &Shared) -> AfterError {
         let outcome = Outcome::from(error);
         let status = outcome.status;

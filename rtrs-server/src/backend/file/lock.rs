@@ -1,8 +1,8 @@
 //! The lock (`flock`) that prevents a second server from writing to the same file.
 //!
-//! The kernel keeps the lock until the last running write of a killed server has ended, so it also
-//! guards a restart. On a file system without locks, a writable export is refused unless the
-//! operator has set `no-lock`.
+//! The kernel keeps the lock until the last running write of a killed server has ended, so a
+//! restarted server waits for such writes. On a file system without locks, a writable export is
+//! refused unless the operator has set `no-lock`.
 
 use std::fs::{File, TryLockError};
 use std::io;

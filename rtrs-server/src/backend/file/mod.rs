@@ -5,7 +5,7 @@
 //! `queue::FileDevice` over a duplicate of the one descriptor, so a flush on one shard covers the
 //! writes of all.
 //!
-//! - Block devices bypass the page cache if they allow it (`direct=auto`), regular files use it,
+//! - Block devices bypass the page cache if they allow it (`direct=auto`). Regular files use it,
 //!   with blocks of 512 bytes; an incomplete last block is not exported. With `direct=on` the block
 //!   size is at least what O_DIRECT requires on that file system.
 //! - Files in memory (tmpfs, ramfs, hugetlbfs) are read and written directly on the calling shard:
@@ -98,7 +98,7 @@ impl FileSource {
     /// Opens `at` like [`open`](Self::open); `path` is used only as its name.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_at(path: &Path, at: &Path, how: FileOptions) -> Result<Self, BackendError> {
         Self::open_with(path, at, how, &lock::SYSTEM)
     }
@@ -168,7 +168,7 @@ impl FileSource {
     }
 
     /// Returns the error that opening the path would cause, if another program holds the image.
-    /// Takes no locks of the image, and does not open it for writing.
+    /// Takes no locks on the image, and does not open it for writing.
     ///
     /// # Errors
     /// Returns an error if that cannot be determined, for example because the path leads nowhere.
@@ -265,12 +265,13 @@ impl BlockSource for FileSource {
         if self.shared.in_memory {
             return Ok(());
         }
-        // Uses its own descriptor: the kernel reports a failed write once per open file
+        // This sync uses its own descriptor: the kernel reports a failed write once per open file
         // description, and the flush of a client must not miss it because it was reported here.
         match (open_again(&self.shared.file), &self.shared.spare) {
             (Ok(file), _) => file.sync_data(),
-            // A server that has dropped its privileges may not be able to reopen it. The spare
-            // descriptor can report a failure that a client knows already, but never hides one.
+            // A server that has dropped its privileges may not be able to reopen the file. The
+            // spare descriptor can report a failure that a client knows already, but never hides
+            // one.
             (Err(_), Some(spare)) => spare.sync_data(),
             (Err(error), None) => Err(error),
         }

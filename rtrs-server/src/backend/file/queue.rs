@@ -1,18 +1,18 @@
 //! One shard's queue of a file or block device.
 //!
-//! An accepted IO takes a slot and passes through phases, one operation of the ring at a time: a
-//! short transfer is continued; write zeroes tries the fastest method of the target and falls back
-//! to writing zeroes in pieces; a discard or write zeroes with FUA ends with `fdatasync`, and a
-//! write with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With
-//! O_DIRECT, a buffer with an unaligned address uses one of a few bounce buffers; if none is free,
-//! the IO is returned.
+//! An accepted IO takes a slot and passes through phases, one ring operation at a time: a short
+//! transfer is continued; write zeroes tries the fastest method of the target and falls back to
+//! writing zeroes in pieces; a discard or write zeroes with FUA ends with `fdatasync`, and a write
+//! with FUA uses RWF_DSYNC. Slots, tables and bounce buffers are allocated once. With O_DIRECT, a
+//! buffer with an unaligned address uses one of a few bounce buffers; if none is free, the IO is
+//! returned.
 //!
 //! Some operations block in a worker thread of the ring: syncs, holes, and direct IO that finds no
 //! free tag at the device. All exports of a shard share these threads. Each export has its own
-//! share (`workers.rs`), so that a hanging export cannot take all; further operations wait here.
-//! Direct IO is first submitted so that it fails instead of blocking. Files on file systems without
-//! nonblocking reads (NFS, FUSE) are read and written in worker threads from the start, because
-//! the submission itself may block there, and with it the shard.
+//! share (`workers.rs`), so that a hanging export cannot take all of them; further operations wait
+//! in the queue. Direct IO is first submitted so that it fails instead of blocking. Files on file
+//! systems without nonblocking reads (NFS, FUSE) are read and written in worker threads from the
+//! start, because there the submission itself may block, and would block the shard.
 //!
 //! One kind of transfer may block and is not limited: on a device without NOWAIT (dm-crypt,
 //! dm-thin, bcache, DRBD) direct IO holds a thread until it completes, so a limit on threads would
@@ -128,9 +128,9 @@ impl FileDevice {
         })
     }
 
-    /// Whether zeroes must be written fast but the target has no method that is certainly fast.
-    /// This includes a block device that must keep the range allocated: if the device does not
-    /// support it, the kernel writes the zeroes itself without reporting that.
+    /// Whether zeroes must be written fast but the target has no method that is guaranteed to be
+    /// fast. This includes a block device that must keep the range allocated: if the device does
+    /// not support it, the kernel writes the zeroes itself without reporting that.
     fn would_be_slow(&self, io: &Io) -> bool {
         io.op == IoOp::WriteZeroes
             && io.flags.fast_only
@@ -322,8 +322,8 @@ impl FileDevice {
         any
     }
 
-    /// Returns the status of an IO that takes no slot: a refused one, a flush of a target without
-    /// syncs, and the extents of a block device, which has no holes.
+    /// Returns the status of an IO that takes no slot: a refused IO, a flush of a target without
+    /// syncs, or an extent request to a block device, which has no holes.
     fn status_at_once(&self, io: &Io) -> Option<IoStatus> {
         let mut status = self.geometry.check(io);
         let moves = io.op != IoOp::Extents;
@@ -357,7 +357,7 @@ impl BlockDevice for FileDevice {
 
     /// Attaches the region to the ring when O_DIRECT is in use: used parts are registered
     /// gradually, and IO from them needs no page pinning. A refusal only costs performance. The
-    /// registration ends with this queue, and soon after the region is dropped.
+    /// registration ends with this queue, or soon after the region is dropped.
     fn attach_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
         refuse_scattered(region)?;
         let ring = self.port.ring();

@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) geometry: Geometry,
     /// Current size, in whole blocks.
     pub(super) size: SharedSize,
-    /// Whether the size grows with the target, which is the case until it is shrunk.
+    /// Whether the size grows with the target, which is the case until the target is shrunk.
     pub(super) follows: AtomicBool,
     /// Changes that may reach beyond the end of a shrink.
     pub(super) shrinks: Shrinks,
@@ -44,10 +44,10 @@ pub(super) struct Shared {
     /// Whether holes can be punched; for a device, whether zeroes can be written without
     /// transferring them.
     pub(super) punch: bool,
-    /// Becomes false with the first ZERO_RANGE that the file system refuses.
+    /// Whether to use ZERO_RANGE: false once the file system has refused it.
     pub(super) zero_range: AtomicBool,
     pub(super) zeroes: Arc<Region>,
-    /// Started when it is first needed.
+    /// Thread for blocking operations, started when first needed.
     pub(super) thread: OnceLock<TargetThread>,
     /// Whether the target is a block device.
     pub(super) device: bool,
@@ -55,7 +55,7 @@ pub(super) struct Shared {
     pub(super) exclusive: bool,
     /// Lowest end observed below the size; otherwise the largest number.
     pub(super) end: AtomicU64,
-    /// End that a flush has last failed for.
+    /// End for which a flush last failed.
     pub(super) reported: AtomicU64,
     /// Target of the path at the last examination.
     pub(super) name: NameCell,
@@ -83,7 +83,7 @@ impl NameCell {
         self.0.load(Ordering::Relaxed) & Self::DELETED != 0
     }
 
-    /// Records the state of the path and of the target. Returns the path's state before.
+    /// Records the state of the path and of the target. Returns the path's previous state.
     pub(super) fn swap(&self, name: TargetName, is_deleted: bool) -> TargetName {
         let deleted = if is_deleted { Self::DELETED } else { 0 };
         Self::name(self.0.swap(name as u8 | deleted, Ordering::Relaxed))
@@ -104,7 +104,7 @@ impl Shared {
         if let Some(thread) = self.thread.get() {
             return Ok(thread);
         }
-        // Another shard may do the same; one of the two threads ends at once.
+        // Another shard may do the same; one of the two threads ends immediately.
         let started = TargetThread::start(self.file.try_clone()?)?;
         Ok(self.thread.get_or_init(|| started))
     }

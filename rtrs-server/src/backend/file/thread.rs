@@ -20,7 +20,7 @@ use rtrs_core::status::{IoStatus, Outcome};
 
 /// Time after which a search returns the extents that it has found.
 const SEARCH_MAX: Duration = Duration::from_millis(20);
-/// Maximum number of queued jobs of all shards.
+/// Maximum number of queued jobs from all shards.
 const JOBS_MAX: usize = 256;
 
 /// Answer: slot of the requesting queue, and the result.

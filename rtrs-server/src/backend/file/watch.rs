@@ -3,15 +3,15 @@
 //! A target that has grown enlarges its device, and clients are informed (`daemon/sizes.rs`). A
 //! write past the end of a truncated file would extend it again, with zeroes in place of the data.
 //! A thread therefore examines each target once a second, off the shards, because that can block on
-//! a remote file system (`watcher.rs`); a flush also ends with an examination (`queue.rs`). Below
-//! the lowest end observed, IO continues; beyond it IO fails until the target is exported again or
-//! resized by command, whatever its length is by then. The truncated data may have been
+//! a remote file system (`watcher.rs`); a flush also ends with an examination (`queue.rs`). IO
+//! below the lowest observed end continues; IO beyond it fails until the target is exported again
+//! or resized by command, whatever the target's length is by then. The truncated data may have been
 //! acknowledged but not flushed: one flush fails for each truncation, and the engine informs the
 //! other sessions. Each change is logged once.
 //!
-//! A path may later lead to another file (`mv new.img vol.img`, as done by rsync, restores and
-//! editors), to another device (udev recreates nodes), or nowhere. The export keeps the target that
-//! it has open. An unused export is reopened by its path (`daemon/targets.rs`).
+//! A path may later lead to a different file (`mv new.img vol.img`, as done by rsync, restores and
+//! editors), to a different device (udev recreates nodes), or nowhere. The export keeps the target
+//! that it has open. An unused export is reopened by its path (`daemon/targets.rs`).
 
 use std::fs::{self, File};
 use std::io;
@@ -34,7 +34,7 @@ const CHANGES_MAX: Duration = Duration::from_secs(10);
 /// Watcher of all targets of the process.
 static WATCHER: Watcher<Shared> = Watcher::new();
 
-/// Examines a target periodically from now on.
+/// Starts examining a target periodically.
 pub(super) fn start(shared: &Arc<Shared>) -> io::Result<Watch> {
     WATCHER.add(shared)
 }
@@ -75,7 +75,7 @@ impl Shared {
     pub(super) fn note(&self, len: u64, named: bool) {
         if self.is_news(len) {
             let _turn = self.resizing.lock();
-            // The result of a shard may be older than the last resize.
+            // A shard's result may be older than the last resize.
             match measure(&self.file, self.device) {
                 Ok((len, _)) if self.is_news(len) => self.take_length(len),
                 Ok(_) => {}
@@ -136,8 +136,8 @@ impl Shared {
         Ok((if same { TargetName::Kept } else { TargetName::Replaced }, deleted))
     }
 
-    /// Requests an examination of the target, and returns its number. One that is already running
-    /// may have seen an older state.
+    /// Requests an examination of the target, and returns its number. An examination that is
+    /// already running may have seen an older state.
     pub(super) fn request_look(&self) -> u64 {
         let number = self.looks_begun.load(Ordering::SeqCst) + 1;
         self.look();

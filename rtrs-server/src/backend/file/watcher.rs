@@ -28,9 +28,9 @@ pub(super) trait Examine: Send + Sync + 'static {
 /// State of a target, shared by the threads.
 #[derive(Debug, Default)]
 struct Flags {
-    /// Whether to examine it before the next round.
+    /// Whether to examine the target before the next round.
     wanted: AtomicBool,
-    /// Whether a helper is examining it.
+    /// Whether a helper is examining the target.
     taken: AtomicBool,
 }
 
@@ -210,7 +210,7 @@ mod tests {
         Box::leak(Box::new(Watcher::new()))
     }
 
-    /// Waits until a condition holds, at most a minute.
+    /// Waits until a condition holds, for at most a minute.
     fn until(what: &str, so: impl Fn() -> bool) {
         let start = Instant::now();
         while !so() {

@@ -11,7 +11,7 @@ use crate::backend::target::INFLIGHT_MAX;
 
 /// Maximum number of operations that may occupy worker threads of the ring concurrently. All
 /// exports of a shard share the threads, and each adds as many as it may occupy, so that a hanging
-/// export leaves those of the others free.
+/// export leaves the threads of the others free.
 pub(super) const WORKERS: usize = 32;
 const WORKERS_SIGNED: i32 = 32;
 

@@ -1,6 +1,6 @@
 //! A layer that delays every IO by a fixed time.
 //!
-//! IOs start in the order of arrival; no thread sleeps.
+//! IOs start in order of arrival; no thread sleeps.
 
 use std::sync::Arc;
 

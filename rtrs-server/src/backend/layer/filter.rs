@@ -58,7 +58,7 @@ pub(super) trait Filter: Debug + Send + Sync {
         since
     }
 
-    /// Handles the drop of held IOs with their device.
+    /// Handles held IOs that are dropped with their device.
     fn forget(&self, _count: usize) {}
 }
 

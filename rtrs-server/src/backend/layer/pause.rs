@@ -54,7 +54,7 @@ impl PauseHandle {
         state.tickets = state.held.min(state.tickets + count);
     }
 
-    /// Releases all held IOs and holds no more.
+    /// Releases all held IOs and stops holding IOs.
     pub fn release_all(&self) {
         let mut state = self.state.lock();
         state.filter = None;

@@ -13,13 +13,13 @@ use super::shared::{GONE_MAX, Shared, Wanted};
 enum State {
     /// In use for requests and replies.
     Up(Fd),
-    /// Ended, but operations of the ring still use it.
+    /// Ended, but ring operations still use it.
     Ending,
     /// A new connection is being established, since the given time.
     Down(mpsc::Receiver<(OwnedFd, Offered)>, Option<Instant>),
 }
 
-/// Change of a link.
+/// Change to a link.
 pub(super) enum LinkEvent {
     Connected(Offered),
     /// The server has been unavailable too long.
@@ -61,7 +61,7 @@ impl Link {
         self.up().is_some()
     }
 
-    /// Whether the connection has ended and no new one was requested.
+    /// Whether the connection has ended and no new connection has been requested.
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.state, State::Ending)
     }

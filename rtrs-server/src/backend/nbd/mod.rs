@@ -1,15 +1,15 @@
-//! Exports of NBD servers: opening one and determining its capabilities.
+//! Exports of NBD servers: opening an export and determining its capabilities.
 //!
-//! If the server allows several connections to one export, each shard has one on its own ring
-//! (`queue.rs`). Otherwise there is one connection for all, on a thread to which the shards send
-//! their IOs (`single.rs`). Everything up to the first request of a connection blocks, and runs on
-//! a thread of the export (`dialer.rs`).
+//! If the server allows several connections to one export, each shard has a connection on its own
+//! ring (`queue.rs`). Otherwise all shards share one connection, on a thread to which they send
+//! their IOs (`single.rs`). Everything before a connection's first request may block, and runs on a
+//! thread of the export (`dialer.rs`).
 //!
 //! A connection that ends is reestablished; meanwhile IOs wait for at most `GONE_MAX`. Unanswered
-//! requests are resent. Answered but unflushed changes may be lost if the server has ended: one
-//! flush fails because of that, and the engine informs all sessions (`changes.rs`). A device
-//! that is closed is flushed (`last_flush.rs`). Unflushed changes at the end of this process are
-//! not recorded anywhere, so the cache ID of the export depends on the process
+//! requests are resent. Changes that were answered but not flushed may be lost if the server has
+//! ended: one flush fails for that reason, and the engine informs all sessions (`changes.rs`). A
+//! device is flushed when it is closed (`last_flush.rs`). Changes still unflushed when this process
+//! ends are not recorded anywhere, so the cache ID of the export depends on the process
 //! (`state/clean_stop.rs`).
 
 mod changes;
@@ -47,7 +47,7 @@ use super::off_shard::within;
 use super::single::Single;
 use super::target::{BackendError, whole_blocks};
 
-/// Maximum time to flush an export that is removed.
+/// Maximum time to flush an export that is being removed.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const RING_ENTRIES: u32 = 8;
@@ -68,7 +68,7 @@ impl NbdSource {
     /// Connects to a server.
     ///
     /// # Errors
-    /// A message for display that describes the problem.
+    /// Returns a message for display that describes the problem.
     pub fn open(text: &str, how: NbdOptions) -> Result<Self, BackendError> {
         Self::open_within(text, how, ANSWER_MAX)
     }
@@ -180,7 +180,7 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
         discard,
         discard_granularity: if discard { physical_block } else { 0 },
         write_zeroes,
-        // A server that knows the flag may still refuse each request, so nothing is promised.
+        // A server that supports the flag may still refuse each request, so nothing is promised.
         fast_zero: false,
         rotational: has(tf::ROTATIONAL),
         extents: true,
@@ -190,7 +190,7 @@ fn geometry(text: &str, how: &NbdOptions, offered: &Offered) -> Result<Geometry,
 
 impl BlockSource for NbdSource {
     fn target_size(&self) -> io::Result<TargetSize> {
-        // The size is that of the NBD server.
+        // The NBD server determines the size.
         Ok(TargetSize { bytes: self.geometry().size, was_cut: None, is_fixed: true })
     }
 
@@ -202,12 +202,12 @@ impl BlockSource for NbdSource {
         self.shared.outage.lock().clone()
     }
 
-    /// A loss is reported to one flush, whichever comes first.
+    /// A loss is reported to only one flush, whichever comes first.
     fn shared_errors(&self) -> SharedErrors {
         SharedErrors::Flushes
     }
 
-    /// The server continues requests of connections that have ended.
+    /// The server continues to execute requests of connections that have ended.
     fn is_exclusive(&self) -> bool {
         self.shared.geometry.read_only
     }
@@ -229,7 +229,7 @@ impl BlockSource for NbdSource {
                 let errno = i32::from(done.status.to_errno());
                 return if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
             }
-            // A queue of another thread does not wake this ring.
+            // A queue of a different thread does not wake this ring.
             ring.turn_or_sleep(Some(POLL_INTERVAL))?;
         }
         Err(io::ErrorKind::TimedOut.into())

@@ -27,7 +27,7 @@ impl Slot {
         self.buf.as_ref().filter(|_| self.op == IoOp::Write)
     }
 
-    /// Part of the memory of a read.
+    /// Part of a read's buffer.
     pub(super) fn target(&self, at: usize, len: usize) -> MemSlice {
         let part = self.buf.as_ref().and_then(|buf| buf.slice(at, len));
         part.unwrap_or_else(|| unreachable!("data within its request"))
@@ -126,7 +126,7 @@ impl Outstanding {
         slot
     }
 
-    /// Removes a request that is not sent.
+    /// Removes a request that was not sent.
     pub(super) fn cancel(&mut self, row: u32) -> Slot {
         self.requests.remove(row);
         self.end(row)

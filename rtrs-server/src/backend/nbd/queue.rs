@@ -167,7 +167,7 @@ impl NbdDevice {
         true
     }
 
-    /// Processes a completed operation of the ring.
+    /// Processes a completed ring operation.
     fn completed(&mut self, ended: Completed) {
         let result = ended.count();
         let problem = match ended.op {

@@ -11,7 +11,7 @@ use rtrs_core::rt::{Fd, Op, OpId, Port};
 
 use super::outstanding::{Outstanding, ROWS};
 
-/// Maximum number of slices of one send: a head and data for each of 128 requests.
+/// Maximum number of slices in one send: a head and data for each of 128 requests.
 const SLICES: usize = 256;
 /// Number of bytes at which a send is full.
 const SEND_BYTES: usize = 1 << 20;
@@ -50,7 +50,7 @@ impl Sender {
         self.queue.pop_front()
     }
 
-    /// Queues exactly these requests.
+    /// Replaces the queue with these requests.
     pub(super) fn replace(&mut self, rows: impl Iterator<Item = u32>) {
         self.queue.clear();
         self.queue.extend(rows);
@@ -84,8 +84,8 @@ impl Sender {
         self.running = Some(port.submit(Op::SendMsg { fd, iov }, SEND));
     }
 
-    /// Processes the end of a send. The rest of an incomplete one is sent if the connection
-    /// `is_up`.
+    /// Processes the end of a send. If the connection `is_up`, the rest of an incomplete send is
+    /// submitted.
     pub(super) fn ended(&mut self, send: SentMessage, is_up: bool, port: &Port) -> io::Result<()> {
         self.running = None;
         let SentMessage { fd, mut iov, result } = send;

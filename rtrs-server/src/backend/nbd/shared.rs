@@ -50,7 +50,7 @@ pub(super) struct Shared {
     pub(super) size: Arc<SharedSize>,
     /// Sends requests to the thread that establishes connections.
     pub(super) dialer: mpsc::Sender<Wanted>,
-    /// Connection that the export was opened with, for the first shard.
+    /// Connection with which the export was opened, for use by the first shard.
     pub(super) first: Mutex<Option<(OwnedFd, Offered)>>,
     /// Whether the server allows several connections, so that each shard has its own.
     pub(super) multi: bool,

@@ -180,7 +180,7 @@ fn the_backend_conforms_with_nbdkit() {
         // Without zeroes and FUA.
         &["--filter=nozero", "--filter=fua", "memory", "8M"],
         &["--filter=blocksize-policy", "memory", "8M", "blocksize-minimum=4096"],
-        // The plugin determines the size of structured replies; this covers simple ones.
+        // The plugin determines the size of structured replies; this case covers simple replies.
         &["--no-sr", "memory", "8M"],
     ] {
         let upstream = Upstream::nbdkit(&scratch, args);
@@ -243,7 +243,7 @@ fn a_missing_server_is_refused_with_a_reason() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = refuse_within("1s", &format!("nbd://{}/disk", silent.local_addr().unwrap()));
     assert!(error.contains("cannot be reached") || error.contains("within 1 s"), "{error}");
-    // A server of another protocol.
+    // A server that speaks a different protocol.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap();
     let served = std::thread::spawn(move || {

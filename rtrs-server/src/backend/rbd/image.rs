@@ -1,14 +1,13 @@
-//! Images of Ceph's block device: opening one, determining its capabilities, and the queue of a
-//! shard.
+//! Images of Ceph's block device: opening an image, determining its capabilities, and the IO queue
+//! of a shard.
 //!
-//! An export has one client of the cluster with one open image (`rtrs_core::rbd`); each shard
-//! starts IOs there and receives its completions from its own queue. A writable export holds the
-//! lock of the image while it is open, so that no other client writes. There is no cache:
-//! acknowledged data is on the OSDs. An IO takes as long as the cluster does, without a limit: a
-//! slow OSD is not a dead one.
+//! An export has one cluster client with one open image (`rtrs_core::rbd`); each shard starts its
+//! IOs on that image and receives their completions from its own queue. A writable export holds the
+//! image's lock while it is open, so that no other client writes. There is no cache: acknowledged
+//! data is on the OSDs. IOs have no time limit, because a slow OSD is not a dead one.
 //!
-//! Blocking operations run elsewhere: opening on a thread with a time limit, the size on a thread
-//! that librbd wakes, resizing on the thread of the command.
+//! Blocking operations run elsewhere: opening on a thread with a time limit, size queries on a
+//! thread that librbd wakes, and resizing on the command's thread.
 
 use std::fmt;
 use std::io;
@@ -38,13 +37,13 @@ const DISCARD_GRANULARITY: u32 = 64 << 10;
 const IO_MAX: (u64, u64) = (1 << 20, 32 << 20);
 /// Additional time to open an image after the monitors have answered late.
 const OSD_MAX: Duration = Duration::from_secs(1);
-/// Maximum time to take the lock: a client that died holds it for 30 s.
+/// Maximum time to take the lock: a dead client still holds it for 30 s.
 const LOCK_MAX: Duration = Duration::from_secs(45);
 
 pub(super) const NO_LOCK_FEATURE: &str =
     "has no exclusive-lock feature, which keeps a second writer out";
 
-/// Callback for a refused client of an image, or a lost lock; runs on a shard.
+/// Callback that runs on a shard when the cluster refuses a client or its lock is lost.
 pub(super) struct Refused(pub(super) Box<dyn Fn() + Send + Sync>);
 
 impl fmt::Debug for Refused {
@@ -60,7 +59,7 @@ pub struct RbdOptions {
     pub address: ImageAddress,
     /// Requested logical block size in bytes, a power of two.
     pub block: u32,
-    /// Whether to export for writing without the lock of the image.
+    /// Whether to export for writing without taking the image's lock.
     pub no_lock: bool,
 }
 
@@ -75,7 +74,7 @@ pub(super) struct Shared {
     pub(super) image: Image,
     geometry: Geometry,
     size: SharedSize,
-    /// Lowest end observed below the size; `u64::MAX` if none.
+    /// Lowest end of the image observed below `size`; `u64::MAX` if none.
     end: AtomicU64,
     /// Held to change `size` and `end`.
     resizing: Mutex<()>,
@@ -154,7 +153,7 @@ impl RbdSource {
         let (resized, changed) = mpsc::sync_channel(1);
         let mut image = image;
         image.watch(move || {
-            // If the channel is full, the thread has not looked yet.
+            // If the channel is full, the thread has yet to handle the previous wakeup.
             let _ = resized.try_send(());
         })?;
         let shared = Arc::new(Shared {
@@ -176,7 +175,7 @@ impl RbdSource {
 
 /// Opens an image without its lock.
 pub(super) fn open_image(name: &str, address: &ImageAddress) -> Result<Image, BackendError> {
-    // The monitors get the configured time, and the OSDs a moment more.
+    // The monitors get the configured time, and the OSDs a little longer.
     let (at, limit) = (address.clone(), address.connect_max + OSD_MAX);
     let image = within("rbd-open", limit, move || Image::open(&at));
     let image = image.map_err(|error| system(name, error))?;
@@ -412,7 +411,7 @@ impl BlockSource for RbdSource {
         self.0.exclusive
     }
 
-    /// Each IO gets its own error.
+    /// No errors are shared: each IO has its own.
     fn shared_errors(&self) -> SharedErrors {
         SharedErrors::None
     }

@@ -1,5 +1,5 @@
-//! Images of Ceph's block device: `image.rs` for one that only this server exports, `gateway/` for
-//! one shared with other servers.
+//! Images of Ceph's block device: `image.rs` for images that only this server exports, `gateway/`
+//! for images shared with other servers.
 
 mod gateway;
 mod image;

@@ -45,7 +45,7 @@ fn images_conform() {
     for options in [",block-size=4096", ",ro", "@empty,ro"] {
         conforms(&open(ceph, &format!("rbd:rbd/conforms{options}")).unwrap(), Keeps::Data);
     }
-    // Objects of another size, in a namespace.
+    // Objects of a different size, in a namespace.
     ceph.run("rbd", &["namespace", "create", "rbd/team"]);
     ceph.run("rbd", &["create", "--size", "20", "--object-size", "64K", "rbd/team/small"]);
     conforms(&open(ceph, "rbd:rbd/team/small").unwrap(), Keeps::Data);

@@ -1,10 +1,10 @@
 //! Attempts to open failed exports, each on its own thread.
 //!
-//! A target may hang, for example a file on an NFS server that is down. Its attempt then delays no
-//! other export, only further attempts for the same target. A finished attempt keeps its result,
-//! and the opened target with it, until a thread with the turn of the export takes it. A command or
-//! reload therefore never competes with the retry thread for the lock of a file: it joins the
-//! running attempt.
+//! A target may hang, for example a file on an NFS server that is down. The attempt to open it then
+//! delays no other export, only further attempts for the same target. A finished attempt keeps its
+//! result, and the opened target with it, until a thread with the turn of the export takes it. A
+//! command or reload therefore never competes with the retry thread for the lock of a file: it
+//! joins the running attempt.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl State {
         self.latest.get(spec.name()).filter(|attempt| attempt.spec == *spec)
     }
 
-    /// Whether an earlier attempt for the same target still runs.
+    /// Whether an earlier attempt for the same target is still running.
     fn is_blocked(&self, number: u64, target: &Target) -> bool {
         self.threads.range(..number).any(|(_, other)| other == target)
     }
@@ -61,7 +61,7 @@ pub(in crate::daemon) struct Attempts {
 
 impl Attempts {
     /// Starts an attempt, unless one with the same settings exists. Returns whether it is new. An
-    /// attempt with other settings is abandoned.
+    /// attempt with different settings is abandoned.
     pub(super) fn begin(
         self: &Arc<Self>,
         spec: &ExportSpec,
@@ -107,8 +107,8 @@ impl Attempts {
         self.ended.notify_all();
     }
 
-    /// Waits until an attempt with these settings has ended, and takes its result. None if it is
-    /// still running, or if there is none.
+    /// Waits until an attempt with these settings has ended, and takes its result. None if the
+    /// attempt is still running, or if there is none.
     pub(super) fn take(&self, spec: &ExportSpec, until: Instant) -> Option<Opened> {
         let mut state = self.state.lock();
         while state.of(spec)?.result.is_none() {
@@ -144,7 +144,7 @@ impl Attempts {
         ended.map(|attempt| attempt.spec.clone()).collect()
     }
 
-    /// Waits until the result of an attempt is known. Returns false if none is known in time.
+    /// Waits until the result of an attempt is known. Returns false if no result is known in time.
     pub(in crate::daemon) fn wait(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();

@@ -46,12 +46,12 @@ impl Failed {
         Self { spec, configured: true, why, delay: DELAY_MIN, next: now + DELAY_MIN }
     }
 
-    /// Records another failure. Returns whether the reason is a new one.
+    /// Records another failure. Returns whether the reason is new.
     fn again(&mut self, why: OpenError, now: Instant) -> bool {
         self.delay = match why.holder {
             Holder::None => (self.delay * 2).min(DELAY_MAX),
             Holder::Holds => (self.delay * 2).min(HELD_DELAY_MAX),
-            // Another holder, or the same one again, is checked as often as a new one.
+            // A different holder, or the same one again, is checked as often as a new holder.
             Holder::HasLetGo => DELAY_MIN,
         };
         let wait = if why.holder == Holder::HasLetGo { STILL_FREE } else { self.delay };
@@ -92,7 +92,7 @@ fn snapshot(name: &str, backing: String, why: String) -> ExportSnapshot {
     }
 }
 
-/// Link of `exports-dir` that leads nowhere, so that its exports are not known.
+/// Link in `exports-dir` that leads nowhere, so that its exports are not known.
 #[derive(Debug)]
 struct Unread {
     link: PathBuf,
@@ -113,8 +113,8 @@ impl FailedExports {
         Self { table: Arc::clone(table), all: Mutex::default(), unread: Mutex::default() }
     }
 
-    /// Adds a file of `exports-dir` that could not be read as a failed export of its name, unless
-    /// there is an export of that name.
+    /// Adds a failed export for a file in `exports-dir` that could not be read, under the name of
+    /// the file, unless there is an export with that name.
     pub(super) fn put_unread(&self, name: &str, link: &Path, why: &str) {
         if self.table.lookup(name.as_bytes()) == Lookup::Unknown {
             self.table.set_failed(name, true);
@@ -144,7 +144,8 @@ impl FailedExports {
         self.all.lock().insert(failed.spec.name().to_owned(), failed);
     }
 
-    /// Whether the configuration defines an export, unless it is a failed one that a command added.
+    /// Whether the configuration defines an export, unless it is a failed export that a command
+    /// added.
     pub(super) fn is_configured(&self, name: &str) -> bool {
         self.all.lock().get(name).is_none_or(|failed| failed.configured)
     }
@@ -169,7 +170,7 @@ impl FailedExports {
         wanted.map(|(name, failed)| (name.clone(), failed.spec.clone())).collect()
     }
 
-    /// Removes a failed export. Returns false if there is none of this name.
+    /// Removes a failed export. Returns false if none has this name.
     pub(super) fn remove(&self, name: &str) -> bool {
         let removed = self.all.lock().remove(name).is_some();
         if removed {
@@ -235,7 +236,7 @@ impl FailedExports {
     }
 
     /// Records a failed attempt, unless the export was removed or changed meanwhile. Returns
-    /// whether the reason is a new one.
+    /// whether the reason is new.
     pub(super) fn failed_again(&self, spec: &ExportSpec, why: OpenError) -> bool {
         let mut all = self.all.lock();
         let failed = all.get_mut(spec.name()).filter(|failed| failed.spec == *spec);
@@ -296,7 +297,7 @@ mod tests {
         let listed = all.snapshots();
         assert_eq!((listed.len(), listed[0].state), (1, ExportState::Failed));
         assert_eq!(listed[0].reason.as_deref(), Some("missing"));
-        // The name of a file that could not be read is taken until all files could be read.
+        // The name of a file that could not be read is taken until all files have been read.
         all.put_unread("vol0", Path::new("/d/vol0.yaml"), "dangling");
         all.put_unread("vol1", Path::new("/d/vol1.yaml"), "dangling");
         let reason = |at: usize| all.snapshots()[at].reason.clone().unwrap();

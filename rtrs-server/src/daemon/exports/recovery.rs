@@ -68,7 +68,7 @@ fn open_checked(exports: &Exports) -> impl FnOnce(&ExportSpec) -> Opened + Send 
 enum Image {
     Held(OpenError),
     Free,
-    /// The state cannot be determined; the error of an open tells why.
+    /// The state cannot be determined; the error of an open gives the reason.
     Unknown,
 }
 
@@ -82,8 +82,8 @@ fn look_at(spec: &ExportSpec) -> Image {
     }
 }
 
-/// Opens the target of a failed export whose attempt has begun. `is_new` is whether it has just
-/// begun: an older one may have failed for a reason that no longer applies.
+/// Opens the target of a failed export whose attempt has begun. `is_new` is whether the attempt has
+/// just begun: an older attempt may have failed for a reason that no longer applies.
 fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> Opened {
     let take = || exports.attempts.take(spec, until).unwrap_or_else(|| Err(HANGS.into()));
     let opened = take();
@@ -95,7 +95,7 @@ fn open(exports: &Exports, spec: &ExportSpec, is_new: bool, until: Instant) -> O
 }
 
 /// Opens and exports the target of a failed export with these settings, or records them with the
-/// reason of the failure. The caller has the turn of the export.
+/// reason for the failure. The caller has the turn of the export.
 pub(super) fn open_now(exports: &Exports, spec: &ExportSpec) -> Result<(), OpenError> {
     let until = Instant::now() + ATTEMPT_MAX;
     let begun = begin_attempt(exports, spec).map_err(OpenError::from);
@@ -185,7 +185,7 @@ fn settle(exports: &Exports, spec: &ExportSpec) {
     let Some(_turn) = exports.turns.of(spec.name(), TURN_MAX) else { return };
     // A command or reload may have taken the result meanwhile.
     let Some(opened) = exports.attempts.take(spec, Instant::now()) else { return };
-    // Or the export may have been removed or changed.
+    // The export may also have been removed or changed.
     if !exports.failed.has(spec) {
         return;
     }
@@ -211,7 +211,8 @@ pub(in crate::daemon) fn remove(exports: &Exports, names: Vec<String>, done: &mu
     }
 }
 
-/// Tries at once to open failed exports of a configuration. The caller has the turn of all exports.
+/// Immediately tries to open failed exports of a configuration. The caller has the turn of all
+/// exports.
 pub(in crate::daemon) fn try_now(exports: &Exports, wanted: Vec<ExportSpec>, done: &mut Reloaded) {
     // All attempts begin before the first is awaited: several targets may hang.
     let until = Instant::now() + ATTEMPT_MAX;
@@ -246,7 +247,8 @@ pub(in crate::daemon) fn preview(exports: &Exports, wanted: &[ExportSpec], done:
     }
 }
 
-/// Checks concurrently whether other programs hold images. The error is that of an open.
+/// Checks concurrently whether other programs hold images. The error is the one that an open would
+/// return.
 pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), OpenError>> {
     all_in_time(specs, |spec: ExportSpec| match look_at(&spec) {
         Image::Held(why) if !spec.no_lock => Err(why),
@@ -254,14 +256,14 @@ pub(in crate::daemon) fn look_at_all(specs: &[ExportSpec]) -> Vec<Result<(), Ope
     })
 }
 
-/// Failed exports that a configuration does not name anymore.
+/// Failed exports that a configuration no longer names.
 pub(in crate::daemon) fn unwanted(exports: &Exports, wanted: &[ExportSpec]) -> Vec<String> {
     let mut left = exports.failed.specs_as(true);
     wanted.iter().for_each(|spec| drop(left.remove(spec.name())));
     left.into_keys().collect()
 }
 
-/// Splits exports of a configuration into those that have failed so far and the others.
+/// Splits the exports of a configuration into failed exports and all others.
 pub(in crate::daemon) fn partition(
     exports: &Exports,
     wanted: Vec<ExportSpec>,
@@ -410,8 +412,8 @@ mod tests {
         assert!(rig.is_served());
     }
 
-    /// Otherwise the command would report that the target hangs, and the opened target would be
-    /// closed.
+    /// Without this rule, the command would report that the target hangs, and the opened target
+    /// would be closed.
     #[test]
     fn a_due_attempt_does_not_replace_an_attempt_of_a_command() {
         let rig = Rig::new("failed-command");

@@ -19,7 +19,7 @@ use crate::export::{Export, Lookup};
 use crate::settings::Target;
 use crate::stats::TRIES_AGAIN;
 
-/// Maximum time that an open waits for a running change of its export.
+/// Maximum time that an open waits for a running change to its export.
 const OPEN_TURN_MAX: Duration = Duration::from_secs(1);
 
 /// Reason why an export in use keeps its target.
@@ -36,7 +36,7 @@ const MISSING: &str = "its path leads nowhere; the open target is still exported
 enum NotReplaced {
     /// The old target is still exported.
     Kept(String),
-    /// Neither is exported. The server tries again to open the path.
+    /// Neither is exported. The server keeps trying to open the path.
     Failed(String),
 }
 
@@ -66,7 +66,7 @@ impl Exports {
     }
 
     /// Examines the target of an export that a session is about to open, and reopens it if its path
-    /// leads elsewhere. If another change of the export takes too long, because the target hangs,
+    /// leads elsewhere. If another change to the export takes too long, because the target hangs,
     /// the open must be refused.
     pub(in crate::daemon) fn examine_before_open(&self, name: &[u8]) -> Examined {
         let Some(export) = self.table.find(name).and_then(|at| self.table.get(at)) else {
@@ -107,7 +107,7 @@ impl Exports {
         Examined::Outdated
     }
 
-    /// Names of the unused exports to be reopened, whose attempts are due.
+    /// Names of the unused exports that are due to be reopened.
     pub(in crate::daemon) fn to_reopen(&self) -> Vec<String> {
         let all = self.table.all().into_iter().map(|(_, export)| export);
         let all = all.inspect(|export| export.note_orphan());
@@ -129,8 +129,8 @@ impl Exports {
         due
     }
 
-    /// Reopens an export if that is due, and no session uses the export. A running change of the
-    /// export does that itself.
+    /// Reopens an export if that is due, and no session uses the export. A running change to the
+    /// export does so itself.
     pub(in crate::daemon) fn reopen_unused(&self, name: &str) {
         let Some(_turn) = self.turns.of(name, Duration::ZERO) else { return };
         let _ = self.follow_all(&[name.to_owned()], false);
@@ -171,7 +171,7 @@ impl Exports {
         }
     }
 
-    /// Exports the opened target of the path instead of the old one.
+    /// Exports the opened target of the path in place of the old one.
     fn replace(&self, entry: &Entry, opened: Opened) -> Followed {
         let name = entry.spec.name();
         let replaced = opened.map_err(|error| NotReplaced::Kept(error.why));
@@ -193,7 +193,7 @@ impl Exports {
         }
     }
 
-    /// Reopens an unused export that has become read-only, so that the locks of a writer end: a
+    /// Reopens an unused export that has become read-only, so that its writer locks are released: a
     /// virtual machine may then write to the file. An export whose path no longer leads to its file
     /// stays as it is. The caller has the turn of the export.
     pub(super) fn give_up_writer_locks(&self, name: &str) {
@@ -204,7 +204,7 @@ impl Exports {
             Ok(Some(export)) => match self.reopen(&entry, &export, RELEASE_MAX) {
                 Ok(()) => self.not_reopened.forget(name),
                 Err(NotReplaced::Kept(why)) => self.not_reopened.note(name, &why),
-                // Logged already.
+                // Already logged.
                 Err(NotReplaced::Failed(_)) => {}
             },
             Err(why) => {
@@ -246,8 +246,8 @@ impl Exports {
         }
     }
 
-    /// Publishes an opened target instead of the old one, and waits up to `within` for the release
-    /// of the old one. Errors of the release are logged.
+    /// Publishes an opened target in place of the old one, and waits up to `within` for the release
+    /// of the latter. Errors of the release are logged.
     fn reopen(
         &self,
         entry: &Entry,

@@ -1,10 +1,10 @@
-//! Exports at the start of the server.
+//! Opening of the exports when the server starts.
 //!
-//! All targets are opened at the same time, each on its own thread: one that does not answer, for
-//! example a file on an NFS server that is down, delays no other. Once an export can be served, the
-//! start waits for the others only while they make progress. An attempt that is left behind
-//! continues, and the retry thread exports its target once it is open ([`super::recovery`]). Where
-//! none may be left behind, the start fails instead, after a longer time.
+//! All targets are opened at the same time, each on its own thread: a target that does not answer,
+//! for example a file on an NFS server that is down, does not delay the others. Once an export can
+//! be served, the start waits for the others only while they make progress. An attempt that is left
+//! behind continues, and the retry thread exports its target once it is open ([`super::recovery`]).
+//! If no attempt may be left behind, the start fails instead, after a longer time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(in crate::daemon) struct Started {
 /// Treatment of targets that make no progress at a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon) enum Stalled {
-    /// The start leaves them behind once it can serve another export.
+    /// The start leaves them behind once it can serve any other export.
     Left,
     /// The start fails.
     Refused,
@@ -60,7 +60,7 @@ impl Stalled {
         }
     }
 
-    /// Returns the exports that are left behind, unless none may be.
+    /// Returns the exports that are left behind; fails if none may be.
     fn leave(self, left: Vec<&ExportSpec>) -> Result<Vec<(ExportSpec, OpenError)>, Error> {
         if self == Self::Left || left.is_empty() {
             return Ok(left.into_iter().map(|spec| (spec.clone(), OPENING.into())).collect());
@@ -131,7 +131,7 @@ pub(in crate::daemon) fn open_all(
 }
 
 /// Runs attempts until all have ended, or `is_enough` accepts the results so far, given the time
-/// without progress. Returns the results by name, without those of attempts that are still running.
+/// without progress. Returns the results by name, except those of attempts that are still running.
 fn run_all(
     attempts: &Arc<Attempts>,
     specs: &[ExportSpec],
@@ -181,7 +181,7 @@ mod tests {
         let specs = specs(3 * AT_ONCE);
         let (release, held) = mpsc::channel::<()>();
         let held = Arc::new(parking_lot::Mutex::new(held));
-        // More hang than are opened at the same time.
+        // More targets hang than are opened at the same time.
         let hangs = |spec: &ExportSpec| {
             specs[..AT_ONCE + 1].iter().any(|other| other.name() == spec.name())
         };

@@ -93,7 +93,7 @@ fn an_access_change_disconnects_clients_with_invalid_credentials() {
     shard.join().unwrap();
 }
 
-/// A client that knows an epoch must not see the same number again under another path.
+/// A client that knows an epoch must not see it again when the file is reached by a different path.
 #[test]
 fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     let dir = std::env::temp_dir().join(format!("rtrs-exports-{}-paths", std::process::id()));
@@ -118,7 +118,7 @@ fn an_epoch_belongs_to_the_file_and_not_to_its_name() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A deleted file that has been replaced by another one, as is known once it has been examined.
+/// A deleted file that was replaced by a different one, as an examination reveals.
 #[derive(Debug)]
 struct Deleted {
     memory: MemorySource,
@@ -447,7 +447,7 @@ fn changed_options_close_a_just_deleted_file_only_if_forced() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// Another change of the export may run for as long as its target hangs.
+/// Another change to the export may be running for as long as its target hangs.
 #[test]
 fn an_export_that_cannot_be_reopened_in_time_is_not_opened_with_its_old_file() {
     with_deleted(Path::new("/nonexistent/vol"), |exports| {

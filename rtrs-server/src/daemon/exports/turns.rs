@@ -1,4 +1,4 @@
-//! Turns of changes: an export is changed by one thread at a time, and by none while another one
+//! Turns of changes: an export is changed by one thread at a time, and by none while another thread
 //! changes all exports. Changes of different exports do not wait for each other, because each may
 //! take as long as its target does.
 
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::access_list::bare;
 use crate::settings::Settings;
 
-/// Maximum time that a change waits for another one: longer than a target may take to open.
+/// Maximum time that a change waits for another change: longer than a target may take to open.
 const TURN_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Default)]
@@ -109,7 +109,7 @@ impl Turns {
         if is_free {
             return Some(Turn { turns: self, name: None });
         }
-        // Others have waited for this one.
+        // Other changes have waited for this turn.
         self.ended.notify_all();
         None
     }

@@ -142,10 +142,10 @@ fn a_recreated_file_has_another_identity() {
     assert_eq!(first.compare(id(&b)), Comparison::Different);
     fs::write(&a, "other content").unwrap();
     assert_eq!(first.compare(id(&a)), Comparison::Same);
-    // Restored from elsewhere, in place of the old file.
+    // A file restored from elsewhere replaces the old file.
     fs::rename(&b, &a).unwrap();
     assert_eq!(first.compare(id(&a)), Comparison::Different);
-    // The operator's setting has priority.
+    // The operator's setting takes precedence.
     let set = sources.export("vol", Some("x"), &Target::Path(a)).unwrap();
     assert_eq!(set, ExportId::of_name("x"));
     assert_eq!(sources.export("vol", None, &Target::Path(tree.0.join("none"))), None);

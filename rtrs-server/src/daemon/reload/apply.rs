@@ -1,4 +1,4 @@
-//! Changing the exports to those of a configuration, and a preview of the changes.
+//! Changes the exports to those of a configuration, or previews the changes.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +119,7 @@ pub(super) fn apply(exports: &Exports, wanted: Wanted, done: &mut Reloaded) -> R
     for (spec, opened) in later.iter().zip(exports.open_all(&later)) {
         match opened.and_then(|export| Ok(exports.publish(spec, &export, true)?)) {
             Ok(()) => done.added.push(spec.name().to_owned()),
-            // The export that had the target is gone already.
+            // The export that had the target is already gone.
             Err(why) => note_missing(exports, spec.clone(), why, done),
         }
     }
@@ -158,7 +158,7 @@ fn remove(exports: &Exports, names: Vec<String>, force: bool, done: &mut Reloade
 fn change(exports: &Exports, changed: Vec<(Entry, ExportSpec)>, force: bool, done: &mut Reloaded) {
     let mut closed = Vec::new();
     for (entry, mut spec) in changed {
-        // Applied already, and possibly by a later reload.
+        // Already applied, and possibly by a later reload.
         spec.access.clone_from(&entry.spec.access);
         match exports.begin_change(&entry, &spec, force) {
             Ok(Begun::Closed(one)) => closed.push(*one),

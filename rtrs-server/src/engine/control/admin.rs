@@ -1,10 +1,11 @@
 //! The operator's commands: listing, ending paths, evicting sessions.
 //!
-//! A path that is ended reconnects if its client wants to; that is the purpose of `disconnect`. An
-//! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. Its name is
-//! available immediately. Its exports are released only when none of its requests are running: a
-//! write that the backend still works on must not land after those of a session that takes over the
-//! export. Nothing here waits for a backend. Runs on the control shard.
+//! A path that was ended reconnects if its client wants to; that is the purpose of `disconnect`. An
+//! evicted session cannot reconnect: this server refuses its ID (ESTALE) from then on. The
+//! session's name is available immediately. Its exports are released only when none of its requests
+//! is running: a write on which the backend is still working must not land after those of a session
+//! that takes over the export. Nothing here waits for a backend. This code runs on the control
+//! shard.
 
 use std::collections::VecDeque;
 
@@ -61,7 +62,7 @@ impl Ends {
 }
 
 impl Evicted {
-    /// Ends one path of a session, or all. The error is for the operator.
+    /// Ends one path of a session, or all its paths. The error is for the operator.
     pub(super) fn disconnect(
         &self,
         wanted: &str,
@@ -80,8 +81,8 @@ impl Evicted {
         }
     }
 
-    /// Whether another session has the name. An evicted session remains until its IO has ended, but
-    /// its name is available immediately.
+    /// Whether a different session has the name. An evicted session remains until its IO has ended,
+    /// but its name is available immediately.
     pub(super) fn is_taken(&self, name: Name, session: SessionId, registry: &Registry) -> bool {
         registry.sessions().any(|other| {
             other.id() != session && other.name() == Some(name) && !self.contains(other.id())
@@ -97,7 +98,7 @@ impl Evicted {
         Ok(Ends { session, paths, why: PathEnd::Evicted })
     }
 
-    /// Finds a session by its UUID, or else by its ID in the log, or else by its name.
+    /// Finds a session by its UUID, its ID in the log or its name, in this order.
     fn find<'a>(&self, wanted: &str, registry: &'a Registry) -> Result<&'a Session, String> {
         let named = |session: &&Session| {
             session.name().is_some_and(|name| name.as_bytes() == wanted.as_bytes())

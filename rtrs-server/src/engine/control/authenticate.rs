@@ -3,9 +3,9 @@
 //!
 //! The [`Authenticator`](crate::engine::authenticator) creates and verifies signatures, and its
 //! results arrive as messages. A proof is checked against the access lists and keys at the time
-//! when it is admitted, as for a TLS connection. A path that reconnects replaces its predecessor
-//! when it has authenticated: its answer waits until the shards have stopped serving the
-//! predecessor, so that it acts as a fence like any path that reconnects.
+//! when it is admitted, as for a TLS connection. A reconnecting path replaces its predecessor once
+//! it has authenticated. Its answer waits until the shards have stopped serving the predecessor, so
+//! that it acts as a fence, like the answer to any reconnecting path.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::engine::message::{ControlAnswer, ReplyTo};
 use crate::path::{PathEnd, PathKey};
 
 impl Control {
-    /// Processes the result of a signature, unless its path has ended meanwhile.
+    /// Processes the result of a signature operation, unless its path has ended meanwhile.
     pub(super) fn proof_done(&mut self, done: ProofDone, ctx: &mut Ctx<'_>) {
         let ProofDone { reply_to, result } = done;
         let key = reply_to.path;
@@ -81,7 +81,7 @@ impl Control {
         if session.shared().who().is_some() && !session.is_of(path) {
             return Err(Refusal::PathExists);
         }
-        // The client has reconnected the path, so it does not use this connect.
+        // The client has reconnected the path since, so it no longer uses this connect.
         let newer = |other: &Path| {
             path.is_older_than(other) && !other.is_unproved() && other.state().may_begin()
         };

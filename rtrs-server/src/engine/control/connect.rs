@@ -1,10 +1,10 @@
 //! Connection requests of clients: the checks, and the resources of a new path.
 //!
 //! On a device that pins memory, registering chunks takes too long for a shard
-//! (`Fabric::register_async`). Another thread does it; meanwhile the path's connections wait
-//! unanswered, so that they can still be refused with the reason. Everything else continues,
+//! (`Fabric::register_async`), so a different thread does it. Until then the path's connections
+//! wait unanswered, so that they can still be refused with the reason. Everything else continues,
 //! including the path's timeout; memory registered for a path that has ended is released. On other
-//! devices memory is available at once.
+//! devices memory is available immediately.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ use crate::path::chunks::{ChunkPool, MessageBuffers};
 use crate::path::{PathEnd, PathKey, PathOrigin, PathResources, PathShared, core_of};
 use crate::stats::MemorySnapshot;
 
-/// Maximum number of dead paths of a session whose block IO may run, or whose connections may still
-/// be closing. Further paths are refused, because their memory would add up.
+/// Maximum number of a session's dead paths whose block IO may still be running, or whose
+/// connections may still be closing. Further paths are refused, because their memory would add up.
 pub const DRAINING_MAX: usize = 4;
 
 /// A connection request, with what admission knows about it.
@@ -72,7 +72,7 @@ impl Connector {
         Self { params, exports, memory }
     }
 
-    /// Memory used by chunks, and its limit, without the chunks of unauthenticated paths.
+    /// Memory used by chunks, and its limit, excluding the chunks of unauthenticated paths.
     pub(super) fn memory(&self) -> MemorySnapshot {
         self.memory.snapshot()
     }
@@ -82,12 +82,12 @@ impl Connector {
         self.memory.meter()
     }
 
-    /// Shard of a connection of a session.
+    /// Shard of a session's connection.
     pub(super) fn shard_of(&self, cid: ConnIndex, session: &SessionShared) -> CoreIndex {
         core_of(cid, session.first_shard, self.params.cores)
     }
 
-    /// Resources that the path of a client that must authenticate asks for. None if the connection
+    /// Resources requested by the path of a client that must authenticate. None if the connection
     /// joins an existing path.
     pub(super) fn newcomer(
         &self,
@@ -101,10 +101,10 @@ impl Connector {
         if paths.any(|path| path.is_named(conn) && path.is_connect(conn, peer)) {
             return Ok(None);
         }
-        // No path ends for one that would be refused for another reason.
+        // No path ends to admit a connection that would be refused for a different reason.
         check_session_exists(conn, registry)?;
         Self::check_path(attempt, registry)?;
-        // On other devices memory is committed when written.
+        // Other devices commit memory when it is written.
         let bytes = match ctx.fabrics[provider.index()].capabilities().pins_memory {
             true => ChunkPool::bytes(self.limits_of(conn, registry)?) as u64,
             false => 0,
@@ -125,9 +125,9 @@ impl Connector {
         }
     }
 
-    /// Checks whether a session with `paths` paths of known clients may have one more. As many
-    /// paths as it once had at the same time are always permitted; further ones only if all chunks
-    /// of the session fit into memory-max.
+    /// Checks whether a session with `paths` paths of known clients may have one more. The number
+    /// of paths that the session once had simultaneously is always permitted; further paths are
+    /// permitted only if all of the session's chunks fit into memory-max.
     pub(super) fn check_memory(
         &self,
         session: &Session,
@@ -146,13 +146,13 @@ impl Connector {
         })
     }
 
-    /// Returns the path that a connection request belongs to, if it exists.
+    /// Returns the path to which a connection request belongs, if the path exists.
     pub(super) fn path_to_join<'a>(
         attempt: Attempt<'_>,
         registry: &'a Registry,
     ) -> Option<&'a Path> {
         let Attempt { request, conn, must_authenticate, .. } = attempt;
-        // A path whose client must authenticate takes no other client's place before that.
+        // A path whose client has yet to authenticate does not take any other client's place.
         let peer = request.peer.ip();
         let same = |path: &Path| match must_authenticate {
             true => path.is_connect(conn, peer),
@@ -161,7 +161,7 @@ impl Connector {
         registry.paths_of(conn.session_id).find(|path| path.is_named(conn) && same(path))
     }
 
-    /// Checks whether a new path may be created, apart from what only the device knows.
+    /// Checks whether a new path may be created, except for checks that only the device can make.
     pub(super) fn check_new_path(
         &self,
         attempt: Attempt<'_>,
@@ -175,8 +175,8 @@ impl Connector {
         self.check_further_path(attempt, registry)
     }
 
-    /// Returns the path of a connection request, creating it if necessary, and the deadline of the
-    /// handshake of a new path. [`Self::check_new_path`] has accepted a new path.
+    /// Returns the path of a connection request and, for a new path, the deadline of its handshake.
+    /// Creates the path if necessary, after [`Self::check_new_path`] has accepted it.
     pub(super) fn path_of(
         &self,
         attempt: Attempt<'_>,
@@ -214,7 +214,7 @@ impl Connector {
         Ok(())
     }
 
-    /// Checks whether the session of a new path, if it exists, may have one more path.
+    /// Checks whether the session of a new path, if the session exists, may have one more path.
     fn check_further_path(&self, attempt: Attempt<'_>, registry: &Registry) -> Result<(), Refusal> {
         let Attempt { conn, must_authenticate, .. } = attempt;
         let Some(session) = registry.session(conn.session_id) else { return Ok(()) };
@@ -250,8 +250,8 @@ impl Connector {
         let messages = MessageBuffers::new(limits.queue_depth(), &pd).map_err(Refusal::memory)?;
         let wanted = match cached {
             Some(cached) => Some(cached.into_order(limits, &pd, fresh_keys)),
-            // Registered early if it is likely to fail, so that the refusal can still reach the
-            // peer.
+            // Registered early if the registration is likely to fail, so that the refusal can still
+            // reach the peer.
             None if fabric.capabilities().pins_memory => {
                 let meter = self.memory.meter();
                 Some(ChunkPool::fresh(limits, &pd, fresh_keys, meter, Counting::Whole)?)
@@ -291,7 +291,7 @@ impl Connector {
         Ok(key)
     }
 
-    /// Lets the shard of a connection accept it.
+    /// Makes the shard of a connection accept it.
     pub(super) fn accept(
         &self,
         path: Arc<PathShared>,
@@ -315,8 +315,8 @@ impl Connector {
         ctx.out.shard(shard, ShardMessage::Accept(Box::new(order)));
     }
 
-    /// Processes chunks that another thread registered, or failed to. Returns the path and the
-    /// reason if the path must end.
+    /// Processes chunks that a different thread registered, or failed to register. Returns the path
+    /// and the reason if the path must end.
     pub(super) fn registered(
         &self,
         provider: ProviderIndex,
@@ -330,7 +330,7 @@ impl Connector {
         let path = registry.path_mut(key);
         // The client can continue from now on.
         let deadline = ctx.now + self.params.handshake_timeout;
-        // A path that ends no longer waits.
+        // An ended path no longer waits.
         let held = path.and_then(|path| {
             let shared = Arc::clone(path.shared());
             Some((shared, path.take_held(ctx.now, deadline)?))
@@ -360,8 +360,8 @@ impl Connector {
         }
     }
 
-    /// Creates the chunks of a path without any, synchronously. Its domain is fixed, so only the
-    /// memory of a cached pool can be used.
+    /// Creates the chunks of a path that has none, synchronously. The path's domain is fixed, so
+    /// only the memory of a cached pool can be used.
     pub(super) fn make_chunks(
         &self,
         path: &PathShared,

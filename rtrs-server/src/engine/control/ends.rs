@@ -100,7 +100,7 @@ impl Control {
         self.log.closed(&client, session.shared(), &self.exports, None);
         self.limiter.session_ended(id, session.has_opened());
         self.opens.session_ended(session.shared(), ctx.now, ctx.out);
-        // Without a name, none of its paths was up.
+        // A session without a name never had a path that was up.
         if name.is_some() {
             self.log.disconnected(ctx.now, &client, session.has_opened());
         }

@@ -1,5 +1,5 @@
-//! Handshake of a path: its connections join, and wait for the registration of its chunks, until
-//! INFO_REQ is accepted.
+//! Handshake of a path: its connections join, then wait for the registration of the path's chunks,
+//! until INFO_REQ is accepted.
 
 use std::sync::{Arc, Weak};
 
@@ -30,7 +30,7 @@ impl Held {
 /// Handshake of a path, or what remains of it.
 #[derive(Debug)]
 pub(super) struct Handshake {
-    /// None once INFO_REQ was accepted, or the path closes.
+    /// None once INFO_REQ has been accepted or the path is closing.
     joining: Option<Joining>,
     /// Present while the chunks are being registered.
     held: Option<Held>,
@@ -55,7 +55,7 @@ impl Handshake {
         self.held.is_some()
     }
 
-    /// Time at which the handshake must have ended; None once it has.
+    /// Deadline of the handshake; None once the handshake has ended.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.joining.as_ref().map(Joining::deadline)
     }
@@ -72,8 +72,8 @@ impl Handshake {
         joining.join(conn.cid, conn.cid_num).map_err(Refusal::Join)
     }
 
-    /// Holds a connection until the chunks are registered. Returns the connection if they already
-    /// are, or if no registration precedes INFO_REQ.
+    /// Holds a connection until the chunks are registered. Returns the connection if the chunks are
+    /// already registered, or if no registration precedes INFO_REQ.
     pub(super) fn hold(&mut self, cid: ConnIndex, request: ConnRequest) -> Option<ConnRequest> {
         match &mut self.held {
             Some(held) => {
@@ -84,8 +84,8 @@ impl Handshake {
         }
     }
 
-    /// Ends the wait for the registration of the chunks, successful or not. Returns None if the
-    /// path is closing, and so no longer waits.
+    /// Ends the wait for the registration of the chunks, whether successful or not. Returns None if
+    /// the path is closing and so no longer waits.
     pub(super) fn take_held(
         &mut self,
         now: Instant,
@@ -97,7 +97,8 @@ impl Handshake {
         Some(held.connections)
     }
 
-    /// Processes INFO_REQ, or another message in its place. Returns None if none is expected.
+    /// Processes INFO_REQ, or a different message in its place. Returns None if no message is
+    /// expected.
     pub(super) fn admit(&self, bytes: &[u8]) -> Option<Result<Name, InfoError>> {
         let joining = self.joining.as_ref()?;
         let held = self.held.as_ref().map_or(0, |held| held.connections.len());

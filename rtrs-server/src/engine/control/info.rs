@@ -54,8 +54,8 @@ impl Control {
         path.connected();
         ctx.out.shard(CoreIndex(0), ShardMessage::Serve { path: key });
         if let Some(proving) = path.proving_mut() {
-            // Until its client has authenticated, the path belongs to none and changes nothing in
-            // the session.
+            // Until its client has authenticated, the path belongs to no client and changes nothing
+            // in the session.
             proving.begin(name);
             return;
         }
@@ -93,8 +93,8 @@ pub(super) fn end_others(control: &mut Control, id: SessionId, ctx: &mut Ctx<'_>
     control.end_all(others, &PathEnd::OtherClient, ctx);
 }
 
-/// Returns the refusal of a name that another session has, and checks soon whether the client of
-/// that session is dead. `id` is the session that requested the name.
+/// Returns the refusal of a name that another session has, and requests a prompt check of whether
+/// that session's client is dead. `id` is the session that requested the name.
 pub(super) fn name_taken(
     control: &mut Control,
     name: Name,

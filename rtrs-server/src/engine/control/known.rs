@@ -1,9 +1,10 @@
 //! Addresses from which sessions have or had paths. Listeners reserve capacity for them.
 //!
 //! Before a connection's request is read, only its address is known (`rtrs_core::proto::quota`). An
-//! address becomes known when a session that has opened an export has a path from there, and stays
-//! known after the path has ended, because the client will come back. At most [`KNOWN_MAX`]
-//! addresses without a path are remembered; the least recently used one is forgotten first.
+//! address becomes known when a session that has opened an export has a path from that address, and
+//! stays known after the path has ended, because the client is likely to return. At most
+//! [`KNOWN_MAX`] addresses without a path are remembered; the least recently used address is
+//! forgotten first.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -49,7 +50,7 @@ impl KnownPeers {
         }
     }
 
-    /// Records the end of a path. Returns an address that is no longer known, if any.
+    /// Records the end of a path. Returns the address that is no longer known, if any.
     pub(super) fn path_ended(&mut self, place: PeerAddress) -> Option<PeerAddress> {
         let paths = self.paths.get_mut(&place)?;
         *paths -= 1;
@@ -89,7 +90,7 @@ mod tests {
         assert_eq!(known.path_ended(place(1)), None);
         assert!(!known.path_up(place(1)), "the path reconnected");
         assert_eq!(known.path_ended(place(1)), None);
-        // The same address on another provider is a separate entry.
+        // The same address on a different provider is a separate entry.
         assert!(known.path_up((ProviderIndex(1), place(1).1)));
         assert_eq!(known.path_ended(place(7)), None, "never known");
     }

@@ -34,7 +34,7 @@ pub(super) struct SessionMemory {
     pub(super) paths: usize,
     /// Bytes of the chunks of a path.
     pub(super) path_bytes: u64,
-    /// Bytes of its chunks that count against the limit.
+    /// Bytes of the session's chunks that count against the limit.
     pub(super) used: u64,
     /// Bytes that other sessions may need for paths that they once had.
     pub(super) reserved_by_others: u64,

@@ -1,7 +1,7 @@
 //! Opens and closes of exports: the control shard's answers to OPEN and CLOSE.
 //!
 //! A name is looked up among the named exports. If it is not found and the server has a search
-//! path, the finder looks for it, and its result arrives as a message. `open_modes.rs` decides
+//! path, the finder searches for it, and the result arrives as a message. `open_modes.rs` decides
 //! which session may open an export in which mode; this file describes an open export to a client.
 
 use std::sync::Arc;
@@ -30,8 +30,8 @@ use crate::export::{Export, ExportIndex, ExportTable, Lookup, bare};
 use crate::rate_limits::RateLimits;
 use crate::stats::OpenSnapshot;
 
-/// Reason for refusing a failed export, for clients that can show it. Its target may be slow at the
-/// start of the server.
+/// Reason for refusing a failed export, for clients that can show it. The export's target may be
+/// slow when the server starts.
 const NOT_OPEN_YET: &str =
     "the server cannot open this export yet (rtrs-server export list says why)";
 
@@ -60,9 +60,9 @@ impl Opens {
         }
     }
 
-    /// Processes OPEN of a name with this result of its lookup, from a session with this name.
-    /// Returns `None` if the finder was asked, whose answer arrives as a message, or the examiner,
-    /// which resends the request.
+    /// Processes OPEN of a name with this lookup result, from a session with this name. Returns
+    /// `None` if the finder, whose answer arrives as a message, or the examiner, which resends the
+    /// request, was asked.
     pub(super) fn open(
         &mut self,
         session: &SessionShared,
@@ -83,7 +83,7 @@ impl Opens {
                     Examined::No if self.is_examined_first(index, reply_to, name, mode) => {
                         return None;
                     }
-                    // A session on the old target would lose its writes with the last close.
+                    // A session on the old target would lose its writes at the last close.
                     Examined::Outdated if self.is_outdated(index) => {
                         return Some(ControlAnswer::Refused(errno::EBUSY));
                     }
@@ -91,7 +91,7 @@ impl Opens {
                 }
                 return Some(self.open_export(session, index, mode, ctx));
             }
-            // A file below the search path must not stand in for a named export.
+            // A file below the search path must not replace a named export.
             Lookup::Failed | Lookup::Changing => {
                 let why = OpenRefusal::new(NOT_OPEN_YET).encode();
                 return Some(ControlAnswer::RefusedWith(errno::ENOENT, why));
@@ -105,7 +105,7 @@ impl Opens {
     }
 
     /// Whether an open requests an export that was removed while the session had it open. Even if
-    /// the name is in use again, it is a different export.
+    /// the name is in use again, the export is a different one.
     pub(super) fn is_removed(&self, session: SessionId, name: &Name, mode: OpenMode) -> bool {
         mode.compares && self.removed.contains(session, name.as_bytes())
     }
@@ -132,8 +132,8 @@ impl Opens {
         name == Some(TargetName::Replaced) && self.access.opens(index).is_empty()
     }
 
-    /// Gives an open of an export that is being changed to the examiner, because the export is
-    /// about to return. Returns false if the open was examined before.
+    /// Passes an open of an export that is being changed to the examiner, because the export is
+    /// about to return. Returns false if the open was already examined.
     pub(super) fn waits(&self, reply_to: ReplyTo, name: &Name, mode: OpenMode) -> bool {
         let examiner = self.exports.examiner().filter(|_| mode.examined == Examined::No);
         examiner.is_some_and(|examiner| examiner.examine(reply_to, name, mode))
@@ -173,15 +173,15 @@ impl Opens {
         let Some(export) = self.exports.get(index) else {
             return ControlAnswer::Refused(errno::ENOENT);
         };
-        // Writes of the session from before the close may still run, whatever access it requests
-        // now.
+        // The session's writes from before the close may still be running, whatever access it
+        // requests now.
         if self.closings.contains(session.id, index) {
             return ControlAnswer::Refused(errno::EBUSY);
         }
         if export.deny_migration && access == AccessMode::Migration {
             return ControlAnswer::Refused(errno::EPERM);
         }
-        // Gateways share no list of writers; their lock of the image keeps old requests out.
+        // Gateways share no list of writers; the image's lock keeps old requests out.
         let has_list = export.source.gateway().is_none();
         if returns
             && access.may_write()
@@ -209,17 +209,17 @@ impl Opens {
         let standing = export.source.gateway().map(Gateway::standing);
         let tail = OpenRspTail { export: export.id, secret, standing };
         // Flushes report failures since the session first opened the export (`ledger.rs`): later
-        // opens by its paths get the same epoch.
+        // opens over its paths get the same epoch.
         let ledger = session.devices.ledger(device);
         let epoch = ledger.map_or(0, FlushLedger::opened);
         let mut opened = describe(&export, session.limits, device, self.params.instance, epoch);
-        // A kernel client gets the same bytes as from a kernel server.
+        // A kernel client gets the same bytes as it would from a kernel server.
         opened.partial_writes &= compares;
         if !had
             && let Some(ledger) = ledger
             && let Some(lost) = self.ended.take(ctx.now, session.id, &export)
         {
-            // A client that compares the cache ID detects a loss that way.
+            // A client that compares the cache ID can detect a loss by the comparison.
             let compared = compares && opened.cache_id != 0;
             ledger.resume(epoch, lost && !compared);
         }
@@ -234,8 +234,8 @@ impl Opens {
         open.find(opened)?.id
     }
 
-    /// Device that an OPEN of this name concerns, according to the answer. For a refused open, it
-    /// is the device that the session has open under this name, or had until the export was
+    /// Device to which an OPEN of this name refers, according to the answer. For a refused open, it
+    /// is the device that the session has open under this name, or had open until the export was
     /// removed.
     pub(super) fn device_of(
         &self,
@@ -261,8 +261,8 @@ impl Opens {
         export.is_some_and(|export| export.deny_migration)
     }
 
-    /// Processes CLOSE. Returns `None` if the answer is sent later, when no request of the session
-    /// is running there anymore.
+    /// Processes CLOSE. Returns `None` if the answer is sent later, when none of the session's
+    /// requests is running there anymore.
     pub(super) fn close(
         &mut self,
         session: &SessionShared,
@@ -277,7 +277,7 @@ impl Opens {
         None
     }
 
-    /// Processes the report of a shard that has no more requests of a closed export.
+    /// Processes the report of a shard that no longer has any requests for a closed export.
     pub(super) fn retired(&mut self, close: CloseNumber, out: &mut Outbox) {
         if let Some((closed, reply_to)) = self.closings.retired(close) {
             self.give_back(closed.export, closed.session, out);
@@ -287,20 +287,20 @@ impl Opens {
         }
     }
 
-    /// Sessions that have an export open and their modes, including those that closed it but still
-    /// have requests running there.
+    /// Sessions that have an export open, with their modes, including those that closed the export
+    /// but still have requests running there.
     pub(super) fn users(&self, export: ExportIndex) -> &[(SessionId, AccessMode)] {
         self.access.opens(export)
     }
 
-    /// Sessions that have the export of this name open.
+    /// Sessions that have the export with this name open.
     pub(super) fn users_of(&self, name: &Name) -> Vec<SessionId> {
         let index = self.exports.find(name.as_bytes());
         let users = index.map(|index| self.users(index)).unwrap_or_default();
         users.iter().map(|(session, _)| *session).collect()
     }
 
-    /// Removes an export from the `sessions` that have it open, and begins to wait for their
+    /// Removes an export from the `sessions` that have it open, and starts to wait for their
     /// requests there.
     pub(super) fn remove<'a>(
         &mut self,
@@ -365,11 +365,11 @@ impl Opens {
         }
     }
 
-    /// Open exports of a session, as statistics show them.
+    /// Open exports of a session, in the form that statistics show.
     pub(super) fn snapshot(&self, session: &SessionShared) -> Vec<OpenSnapshot> {
         let devices = &session.devices;
         let open = devices.ids().filter_map(|id| devices.get(id)).map(|entry| entry.export);
-        // A session holds a closed export until none of its requests remain there.
+        // A session holds a closed export until none of its requests remains there.
         open.chain(self.closings.of(session.id))
             .filter_map(|at| {
                 let export = self.exports.get(at)?;
@@ -409,7 +409,7 @@ fn describe(
         (false, false) => WRITE_THROUGH,
     };
     let cache_id = match export.source.gateway() {
-        // The same at all gateways, which share no epoch.
+        // All gateways report the same constant, because they share no epoch.
         Some(_) => WRITE_THROUGH,
         None => export.epoch.cache_id(base, epoch),
     };

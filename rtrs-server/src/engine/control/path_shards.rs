@@ -38,7 +38,7 @@ impl PathShards {
         }
     }
 
-    /// Whether all shards have reported at least this.
+    /// Whether all shards have reported at least this stage.
     pub(super) fn have_all(&self, report: EndReport) -> bool {
         self.shards.iter().all(|known| known.reached >= Some(report))
     }

@@ -26,7 +26,7 @@ use crate::path::{PathEnd, PathKey};
 use crate::stats::Revoked;
 
 /// Checks whether a client may connect, either in a new session or in a session of the same client
-/// that may have exports open. If the client must still authenticate, [`check_proof`] decides when
+/// that may have exports open. If the client must still authenticate, [`check_proof`] decides once
 /// it has.
 pub(super) fn check_connect(
     exports: &ExportTable,
@@ -139,7 +139,7 @@ pub(super) struct OpenCheck<'a> {
     pub(super) access: AccessMode,
 }
 
-/// Checks whether all paths of a session may open an export. The error is for its client.
+/// Checks whether all paths of a session may open an export. The error is for the session's client.
 pub(super) fn check_open(
     exports: &ExportTable,
     registry: &Registry,

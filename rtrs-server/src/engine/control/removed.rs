@@ -2,9 +2,10 @@
 //!
 //! Such a session continues with its other exports. A client that compares what it opens ends its
 //! device permanently when it learns of the removal (EIDRM). It must not reopen the name, even
-//! after it has lost all its paths, because another export may have the name by then. A kernel
+//! after it has lost all its paths, because a different export may have the name by then. A kernel
 //! client does not support such an end; it opens the export that has the name when it reconnects,
-//! as after a restart of the server. The session's unflushed writes are kept for that (`ended.rs`).
+//! as after a restart of the server. The session's unflushed writes are kept for this case
+//! (`ended.rs`).
 //!
 //! At most [`REMOVED_MAX`] entries are remembered; the oldest is dropped first.
 
@@ -61,7 +62,7 @@ impl Removed {
         self.0.iter().find(is)?.device
     }
 
-    /// Records that the session closed an ID.
+    /// Records that the session closed a device.
     pub(super) fn closed(&mut self, session: SessionId, device: DeviceId) {
         self.0.retain(|one| one.session != session || one.device != Some(device));
     }

@@ -2,10 +2,10 @@
 //!
 //! A client whose paths have all failed keeps its requests and returns with the same session ID.
 //! Meanwhile its session has ended here, and another client may have opened the export for writing,
-//! written, and left. The requests of the first would land over that data, and its users would
-//! continue with data in their memory that the disk no longer has. So a session that had the export
-//! open before gets it for writing only if no other session has opened it for exclusive writing
-//! since. A kernel client does not announce that it returns.
+//! written, and left. The requests of the first client would overwrite that data, and its users
+//! would continue with data in their memory that the disk no longer has. So a session that had the
+//! export open before gets it for writing only if no other session has opened it for exclusive
+//! writing since. A kernel client does not announce that it returns.
 //!
 //! This is one of two records. [`CurrentWriters`] has seen all opens since the start of the
 //! process, including those of exports that were removed meanwhile, so it refuses the sessions that
@@ -31,7 +31,7 @@ const EXPORTS_MAX: usize = 4096;
 /// Maximum number of sessions of an export; more than any migration has.
 const SESSIONS_MAX: usize = 16;
 
-/// Sessions that had an export open since another one wrote there.
+/// Sessions that have had an export open since a different session wrote to it.
 #[derive(Debug)]
 struct Entry {
     name: String,
@@ -88,7 +88,7 @@ impl CurrentWriters {
 }
 
 impl Entry {
-    /// Whether this is the entry of an export, and not of another one that had its name.
+    /// Whether this is the entry of an export, and not of an earlier one with the same name.
     fn is_of(&self, export: &Export) -> bool {
         match (self.id, export.id) {
             (Some(before), Some(now)) => before == now,

@@ -1,4 +1,4 @@
-//! Data of answers.
+//! Response data in the memory of a request.
 
 use rtrs_core::ids::ChunkIndex;
 

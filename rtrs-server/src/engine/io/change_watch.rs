@@ -1,8 +1,8 @@
 //! Tracking of an export's changes, which invalidate the extent lists that shards keep.
 //!
-//! A list that misses a write makes a backup skip its data. A list is therefore kept only if no
-//! change was in flight when its search began, and used only while no change has begun since: at
-//! any moment it equals the result of a new search.
+//! A list that misses a write makes a backup skip the written data. A list is therefore kept only
+//! if no change was in flight when its search began, and used only while no change has begun since:
+//! at any moment it equals the result of a new search.
 //!
 //! A change first marks its shard, then reads the state. A search first sets `WATCHED` in the
 //! state, then reads the marks of all shards. One of the two sees the other: either the change

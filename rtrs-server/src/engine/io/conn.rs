@@ -1,4 +1,4 @@
-//! One connection on this shard: its queue pair, its send queue, and the IDs of its work requests.
+//! A connection on this shard: its queue pair, its send queue, and the IDs of its work requests.
 
 use std::collections::VecDeque;
 
@@ -14,8 +14,8 @@ use crate::path::io::{Answer, SendQueue};
 /// for a repost in progress.
 pub(super) const RECV_SLACK: u32 = 8;
 
-/// Purpose of a work request. Its ID also contains the connection, so that a completion is assigned
-/// without a search.
+/// Purpose of a work request. The work request's ID also contains the connection, so that a
+/// completion is assigned without a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkId {
     /// A receive without a buffer.
@@ -70,9 +70,9 @@ pub(super) struct Conn {
     pub(super) provider: ProviderIndex,
     pub(super) qp: QpNum,
     queue: SendQueue,
-    /// Requests whose answers wait for room in the send queue, at most the queue depth.
+    /// Requests whose answers wait for space in the send queue, at most the queue depth.
     waiting: VecDeque<PermitId>,
-    /// Devices whose CHANGED waits for room, at most as many as may be unanswered.
+    /// Devices whose CHANGED waits for space, at most as many as may be unanswered.
     announcements: VecDeque<DeviceId>,
 }
 
@@ -99,7 +99,7 @@ impl Conn {
     }
 
     /// Limits of a queue pair. Its sends are answers and, for each permit, a revoke and a bind
-    /// whose completion has not been seen. The first binds use the same room.
+    /// whose completion has not been seen. The first binds use the same space.
     pub(super) fn limits(queue_depth: u16) -> QpLimits {
         let depth = u32::from(queue_depth);
         QpLimits {
@@ -108,7 +108,7 @@ impl Conn {
         }
     }
 
-    /// Whether the send queue has room for one more message.
+    /// Whether the send queue has space for one more message.
     pub(super) const fn has_room(&self) -> bool {
         self.queue.has_room(1)
     }
@@ -118,17 +118,17 @@ impl Conn {
         self.waiting.is_empty() && self.queue.has_room(SendQueue::ANSWER_MAX)
     }
 
-    /// Queues the answer of this request until there is room.
+    /// Queues the answer to this request until there is space.
     pub(super) fn wait(&mut self, permit: PermitId) {
         self.waiting.push_back(permit);
     }
 
-    /// Frees the entries of the send queue that a completion accounts for.
+    /// Frees the send queue entries that a completion accounts for.
     pub(super) const fn sent(&mut self, covered: u32) {
         self.queue.complete(covered);
     }
 
-    /// Removes the next request whose answer waits, if there is room.
+    /// Removes the next request whose answer is waiting, if there is space.
     pub(super) fn next_waiting(&mut self) -> Option<PermitId> {
         self.queue.has_room(SendQueue::ANSWER_MAX).then(|| self.waiting.pop_front())?
     }
@@ -138,7 +138,7 @@ impl Conn {
         self.announcements.push_back(device);
     }
 
-    /// Removes the next device whose CHANGED waits, if there is room. Answers have priority.
+    /// Removes the next device whose CHANGED is waiting, if there is space. Answers have priority.
     pub(super) fn next_announcement(&mut self) -> Option<DeviceId> {
         self.takes_answer().then(|| self.announcements.pop_front())?
     }
@@ -149,7 +149,7 @@ impl Conn {
         self.waiting.clear();
     }
 
-    /// Posts a message of one work request. The caller ensures that there is room.
+    /// Posts a message that consists of one work request. The caller ensures that there is space.
     pub(super) fn send(
         &mut self,
         op: WrOp,
@@ -162,7 +162,7 @@ impl Conn {
         fabrics[self.provider.index()].post_send(self.qp, wr)
     }
 
-    /// Posts an answer. The caller ensures that there is room.
+    /// Posts an answer. The caller ensures that there is space.
     pub(super) fn answer(
         &mut self,
         answer: Answer,

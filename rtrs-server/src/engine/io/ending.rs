@@ -7,13 +7,14 @@ use crate::engine::ledger::FlushLedger;
 use crate::engine::message::Outbox;
 
 impl Step<'_> {
-    /// Ends the request because the path closes, unless the device works on it. In that case it
-    /// stays `Submitted`, counts as in flight, and is an orphaned write if it changes anything.
+    /// Ends the request because its path is closing, unless the device is working on it. In that
+    /// case the request stays `Submitted`, counts as in flight, and is an orphaned write if it
+    /// changes anything.
     pub(super) fn close(&mut self, out: &mut Outbox) {
         let (permit, shared) = (self.at.permit, &self.path.shared);
         let request = &mut self.path.requests[permit];
-        // The answer that reported a loss may not have arrived: the client sends such a flush again
-        // over another path, which must report it too.
+        // The answer that reported a loss may not have arrived. The client then resends the flush
+        // over a different path, and that answer must report the loss too.
         let reported = request.reported_loss.and_then(|id| shared.session.devices.ledger(id));
         reported.into_iter().for_each(FlushLedger::report_again);
         match request.get() {
@@ -27,7 +28,7 @@ impl Step<'_> {
                     let write = OrphanedWrite { session, path, permit };
                     self.devices.orphaned(io.export).enter(write, bytes);
                 }
-                // The next holder of the permit finds it in that table.
+                // The next holder of the permit finds the write in that table.
                 return self.path.release_permit(permit);
             }
             State::Io(_, Wait::Blocked, _) => self.path.counters().blocked.sub(1),
@@ -50,7 +51,7 @@ impl Step<'_> {
         self.path.end_request();
     }
 
-    /// Drops a request without a permit, because the path finishes.
+    /// Drops a request without a permit, because its path is ending.
     pub(super) fn drop_deferred(&mut self) -> bool {
         let request = self.request();
         let deferred = request.state() == RequestState::Deferred;

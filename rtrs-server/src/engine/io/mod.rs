@@ -58,7 +58,7 @@ use crate::export::ExportTable;
 use crate::path::io::bare_write;
 use crate::path::{PathEnd, PathKey, PeerFault};
 
-/// Connection that a completion belongs to, with the path that the connection belongs to.
+/// Connection of a completion, and the path of that connection.
 #[derive(Clone, Copy)]
 struct ConnRef {
     conn: ConnRow,
@@ -79,7 +79,7 @@ pub struct Shard {
     waiting: Waiting,
     /// Buffer for the requests that a turn checks; empty between turns.
     looked_at: Vec<RequestRef>,
-    /// Closed exports that requests may still run on.
+    /// Closed exports that may still have running requests.
     retiring: Vec<Closed>,
     /// Internal errors of former paths, and those without a path.
     internal_errors: u64,
@@ -339,7 +339,7 @@ impl Shard {
                 let mine = owner == Some(path.holder());
                 let (runs, right) = match request.state() {
                     RequestState::Free | RequestState::Deferred => (false, !mine),
-                    // A request that a closed path has left at its device has no permit anymore.
+                    // A request that a closed path has left at the device no longer has a permit.
                     RequestState::Submitted if closing => (true, !mine),
                     _ => (true, mine),
                 };
@@ -374,8 +374,8 @@ impl Shard {
         }
     }
 
-    /// Runs a step of a request, then ends its path if nothing remains there. A new request arrives
-    /// over `conn`.
+    /// Runs a step of a request, then ends the path of the request if nothing remains of it on this
+    /// shard. A new request arrives over `conn`.
     fn step(
         &mut self,
         at: RequestRef,
@@ -388,7 +388,7 @@ impl Shard {
         }
     }
 
-    /// Runs a step of a request whose path may have ended. Returns false if it has.
+    /// Runs a step of a request whose path may have ended. Returns false if the path has ended.
     fn step_if_there(
         &mut self,
         at: RequestRef,
@@ -408,7 +408,7 @@ impl Shard {
         true
     }
 
-    /// Runs a function on a path of this shard. Returns false if there is none.
+    /// Runs a function on a path of this shard. Returns false if the path does not exist.
     fn with_path(
         &mut self,
         key: PathKey,
@@ -550,7 +550,7 @@ impl Shard {
         }
     }
 
-    /// Posts queued CHANGED messages, as far as the send queue has room.
+    /// Posts as many queued CHANGED messages as fit in the send queue.
     fn send_announcements(&mut self, at: ConnRow, ctx: &mut Ctx<'_>) {
         let Some(conn) = self.conns.get_mut(at) else { return };
         while let Some(device) = conn.next_announcement() {
@@ -573,8 +573,8 @@ impl Shard {
         self.send_announcements(at, ctx);
     }
 
-    /// Stops accepting requests, and reports to the control shard when none is running. Limits of
-    /// exports do not delay the end of the path.
+    /// Stops accepting requests, and reports to the control shard when no request is running.
+    /// Limits of exports do not delay the end of the path.
     fn finish_path(&mut self, row: PathRow, ctx: &mut Ctx<'_>) {
         self.paths[row].finish();
         let mut deferred = mem::take(&mut self.waiting.deferred);
@@ -595,7 +595,7 @@ impl Shard {
         let path = &mut paths[row];
         let limits = path.limits();
         path.close();
-        // Their rows are freed below.
+        // The rows of the removed requests are freed below.
         drop(devices.remove_delayed(row, ctx.now));
         waiting.deferred.retain(|at| at.path != row);
         waiting.settling.retain(|at| at.path != row);
@@ -635,7 +635,7 @@ impl Shard {
         }
     }
 
-    /// Reports closed exports on which no request of their session runs here anymore.
+    /// Reports closed exports on which this shard is no longer running requests of their session.
     fn report_retired(&mut self, out: &mut Outbox) {
         let Self { paths, retiring, .. } = self;
         retiring.retain(|closed| {

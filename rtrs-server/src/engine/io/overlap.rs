@@ -2,12 +2,12 @@
 //!
 //! The result of such a request is not reported, and its client may have considered it failed by
 //! now: a late write must not overwrite a newer one. When a shard closes its part of a path, it
-//! therefore enters the bytes that the device may still change there. It does so before it reports
-//! to the control shard that it has stopped serving the path, and thus before a FENCE for the path
-//! is answered and before the client can reconnect it. A later change to the same bytes, on any
-//! shard, path or session, waits until the orphaned write has ended (`pipeline.rs`). Everything
-//! else continues: reads, changes elsewhere, other exports. An orphaned write releases its permit,
-//! because this table protects more precisely.
+//! therefore enters in this table the bytes that the device may still change. It does so before it
+//! reports to the control shard that it has stopped serving the path, and thus before a FENCE for
+//! the path is answered and before the client can reconnect it. A later change to the same bytes,
+//! on any shard, path or session, waits until the orphaned write has ended (`pipeline.rs`).
+//! Everything else continues: reads, changes elsewhere, other exports. An orphaned write releases
+//! its permit, because this table protects more precisely.
 //!
 //! One table per export, shared by all shards and sessions. Normal IO reads only one number in the
 //! table.

@@ -34,7 +34,7 @@ pub(super) enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accepts {
     All,
-    /// Closes of devices. A client sends one to test a connection whose requests take long.
+    /// Closes of devices. A client sends one to test a connection whose requests take a long time.
     Closes,
     Nothing,
 }
@@ -49,7 +49,8 @@ pub(super) struct LocalPath {
     conns: Vec<ConnRow>,
     /// Connection 0, if it is on this shard.
     service: Option<ConnRow>,
-    /// Requests that hold their permit, or held it when the path was closed and still run.
+    /// Requests that hold their permit, or that held it when the path was closed and are still
+    /// running.
     inflight: u32,
     /// Exports whose devices on this shard have registered the path's chunks.
     attached: Vec<bool>,
@@ -81,7 +82,7 @@ impl LocalPath {
         self.mode
     }
 
-    /// Whether requests of the path are still answered.
+    /// Whether requests on the path are still answered.
     pub(super) fn answers(&self) -> bool {
         self.mode != Mode::Closing
     }
@@ -108,7 +109,7 @@ impl LocalPath {
         self.shared.counters.core(self.shard)
     }
 
-    /// Identity of the path's requests on this shard as holders of permits.
+    /// Identity under which the path's requests on this shard hold permits.
     pub(super) fn holder(&self) -> Holder {
         Holder { path: self.shared.key.0, core: self.shard }
     }
@@ -131,7 +132,7 @@ impl LocalPath {
         self.service.take_if(|service| *service == conn);
     }
 
-    /// Records that the peer sent something.
+    /// Records that the peer sent data.
     pub(super) fn heard(&mut self, now: Instant) {
         if now.since(self.heard_at) >= HEARD_EVERY {
             self.heard_at = now;
@@ -139,7 +140,7 @@ impl LocalPath {
         }
     }
 
-    /// Sets the number of posted first binds, or counts a completed one. Returns whether none is
+    /// Sets the number of posted first binds, or counts a completed bind. Returns whether none is
     /// left.
     pub(super) fn first_binds(&mut self, posted: Option<u16>) -> bool {
         self.first_binds = posted.unwrap_or_else(|| self.first_binds.saturating_sub(1));
@@ -160,7 +161,7 @@ impl LocalPath {
         }
     }
 
-    /// Returns which new requests are accepted now.
+    /// Returns which new requests are currently accepted.
     pub(super) fn accepts(&mut self, out: &mut Outbox) -> Accepts {
         match (self.mode, self.shared.state()) {
             (Mode::Serving, PathState::Connected) => Accepts::All,
@@ -173,8 +174,8 @@ impl LocalPath {
         }
     }
 
-    /// Whether a waiting request may begin. Nothing begins on a failed path, which is about to be
-    /// closed.
+    /// Whether a waiting request may begin. No request begins on a failed path, which is about to
+    /// be closed.
     pub(super) fn may_begin(&self) -> bool {
         matches!(self.mode, Mode::Serving | Mode::Finishing)
     }
@@ -237,13 +238,13 @@ impl LocalPath {
         self.mode = Mode::Closing;
     }
 
-    /// Whether a request waits for, or runs at, the device of an export.
+    /// Whether a request is waiting for the device of an export, or is running there.
     pub(super) fn has_io_at(&self, export: ExportIndex) -> bool {
         self.requests.iter().filter_map(|(_, request)| request.io()).any(|io| io.export == export)
     }
 
-    /// Whether nothing of the path remains here, so that its row can be removed. Reports to the
-    /// control shard when it has finished.
+    /// Whether nothing of the path remains here, so that its row can be removed. If so, reports to
+    /// the control shard that the path has finished.
     pub(super) fn is_over(&mut self, out: &mut Outbox) -> bool {
         if self.inflight > 0 {
             return false;

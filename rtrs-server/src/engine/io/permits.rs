@@ -2,12 +2,12 @@
 //!
 //! A request claims its permit before any of its work begins and releases it when its answer is
 //! posted or its path is closed. If the same path already holds the permit, the peer violates the
-//! protocol. If another path holds it, the request is a replay of one that may still run, so it
-//! waits, and the other path is closed. Writes that a closed path leaves at the disk are in another
-//! table by the time its permit is free (`overlap.rs`). A copy therefore never overtakes its
-//! original.
+//! protocol. If another path holds it, the request is a replay of one that may still be running:
+//! the replay waits, and the other path is closed. Writes that a closed path leaves running on the
+//! disk are entered in a separate table (`overlap.rs`) before their permits are released. A replay
+//! therefore never overtakes its original.
 //!
-//! Word: 0 when free, else incarnation of the path (48 bits, never 0) and shard (16 bits).
+//! Each word is 0 when free, otherwise the path's number (48 bits, never 0) and shard (16 bits).
 
 use rtrs_core::ids::{CoreIndex, PermitId};
 use rtrs_core::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use rtrs_core::sync::atomic::{AtomicU64, Ordering};
 pub struct Holder {
     /// Number of the path, unique in this process and never 0.
     pub path: u64,
-    /// Shard of its request.
+    /// Shard of the request.
     pub core: CoreIndex,
 }
 
@@ -37,9 +37,9 @@ impl Holder {
 pub enum Claim {
     /// The claimer now holds the permit.
     Granted,
-    /// The claiming path already holds it: the peer reuses a permit in flight.
+    /// The claiming path already holds the permit: the peer reuses a permit in flight.
     Own,
-    /// Another path holds it.
+    /// Another path holds the permit.
     Other(Holder),
 }
 
@@ -68,7 +68,7 @@ impl PermitTable {
         }
     }
 
-    /// Releases a permit. Panics if another holder has it, which is a bug of this server.
+    /// Releases a permit. Panics if a different holder has it, which is a bug in this server.
     pub fn release(&self, permit: PermitId, holder: Holder) {
         if rtrs_core::mutated!(ReplayWithoutPermit) && self.holder(permit) != Some(holder) {
             return;
@@ -133,7 +133,7 @@ mod loom_model {
     const PERMIT: PermitId = PermitId(0);
 
     /// One permit, and memory that only its holder may touch: loom reports concurrent accesses, and
-    /// accesses that do not see those of the former holder.
+    /// accesses that do not see those of the previous holder.
     struct Request {
         table: PermitTable,
         memory: UnsafeCell<()>,

@@ -527,7 +527,8 @@ impl Step<'_> {
             return self.orphaned_write_ended(ctx.out);
         }
         if status == IoStatus::Moved {
-            // Not answered: the client sends it to the server that now has the export.
+            // The request is not answered: the client sends it to the server that now has the
+            // export.
             self.release(ctx.out);
             return self.path.fail(PathEnd::Moved, ctx.out);
         }
@@ -667,7 +668,7 @@ impl Step<'_> {
             took,
         };
         self.path.counters().answered(reply.errno == 0, reply.io, data_len, took);
-        // The permit is free before the answer can reach the peer, which may reuse it at once.
+        // The permit is free before the answer can reach the peer, which may reuse it immediately.
         self.release(ctx.out);
         let Some(conn) = self.conn.as_deref_mut() else {
             return self.path.internal_error("an answer has no connection", ctx.out);

@@ -15,7 +15,7 @@ use crate::export::ExportIndex;
 pub(super) enum IoStep {
     /// Flush before the IO (PREFLUSH).
     PreFlush,
-    /// Read of the block of a partial write.
+    /// Read of the block that a partial write changes.
     ReadBlock,
     /// The IO itself, in parts if the device limits its size.
     Data,
@@ -88,12 +88,12 @@ pub(super) struct IoProgress {
     pub(super) done: u32,
     /// Total number of bytes.
     pub(super) len: u32,
-    /// Length of the part that the device works on.
+    /// Length of the part on which the device is working.
     pub(super) part: u32,
-    /// Present for a partial write; the IO is then the write of the whole block.
+    /// Present for a partial write, which then writes the whole block.
     pub(super) partial: Option<PartOfBlock>,
     pub(super) turn: Turn,
-    /// Bytes of the chunk for the data, or for the answer of an extents request.
+    /// Number of bytes in the chunk for the data, or for the answer to an extents request.
     pub(super) room: u32,
     pub(super) sync: SyncProgress,
     pub(super) device_time: DeviceTime,
@@ -111,7 +111,7 @@ impl IoProgress {
     }
 
     /// Bytes that the current step may change on the device, if any. Earlier steps are complete,
-    /// and later ones do not begin once the path is closed.
+    /// and later steps do not begin once the path is closed.
     pub(super) fn may_change(&self) -> Option<Range<u64>> {
         let from = self.offset + u64::from(self.done);
         let changes = self.changes() && self.step == IoStep::Data;

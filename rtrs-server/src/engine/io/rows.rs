@@ -10,7 +10,7 @@ use rtrs_core::ids::PermitId;
 
 use super::request::Request;
 
-/// Number of rows of a block.
+/// Number of rows in a block.
 const BLOCK: usize = 32;
 
 /// Represents every row that is not allocated.

@@ -130,7 +130,7 @@ impl<R: Row, T> Table<R, T> {
     }
 }
 
-/// Returns a row that must exist. Panics if it does not, which is a bug of this crate.
+/// Returns a row that must exist. Panics if it does not, which is a bug in this crate.
 impl<R: Row + Debug, T> Index<R> for Table<R, T> {
     type Output = T;
 

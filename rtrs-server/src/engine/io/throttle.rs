@@ -1,10 +1,10 @@
 //! Rate limits of exports, shared by all shards.
 //!
-//! Each limit is a `Bucket`: one atomic word, the time up to which its rate is used. Starting a
-//! request advances that time in each of its buckets, by the cost of one request or of its bytes. A
-//! request may start once that time is at most `burst` ahead, so an idle export saves up no more
-//! than `burst`, and a request that costs more still starts and delays the next ones. Delayed
-//! requests wait in queues of their shards (`delayed.rs`).
+//! Each limit is a `Bucket`: one atomic word, which is the time up to which its rate is used.
+//! Starting a request advances that time in each of the request's buckets, by the cost of one
+//! request or of its bytes. A request may start once that time is at most `burst` ahead of now. So
+//! an idle export saves up no more than `burst`, and a request that costs more still starts and
+//! delays the next requests. Delayed requests wait in their shards' queues (`delayed.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +17,8 @@ use crate::rate_limits::RateLimits;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Maximum number of bytes charged for a discard or write zeroes. It may be much longer than a
-/// chunk, and other requests must not wait minutes behind it.
+/// Maximum number of bytes charged for a discard or write zeroes, which may be much longer than a
+/// chunk: other requests must not wait minutes behind it.
 const UNSENT_MAX: u32 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Bucket {
         (units as u64 * SECOND_NS + self.rate / 2) / self.rate
     }
 
-    /// Takes `units` at `now`. Returns the time up to which the rate was used before that.
+    /// Takes `units` at `now`. Returns the time up to which the rate had been used before.
     fn take(&self, units: u32, now: u64) -> u64 {
         let cost = self.cost(units);
         let mut before = self.used_until.load(Ordering::Relaxed);
@@ -84,13 +84,13 @@ impl Bucket {
         }
     }
 
-    /// Gives back `units` that were taken but not used.
+    /// Returns `units` to the bucket that were taken but not used.
     fn give_back(&self, units: u32) {
         self.used_until.fetch_sub(self.cost(units), Ordering::Relaxed);
     }
 }
 
-/// Buckets that count one unit, requests or bytes: for all IO, for reads and for writes.
+/// Buckets that count in one unit, requests or bytes: for all IO, for reads and for writes.
 #[derive(Debug)]
 struct Buckets {
     all: Option<Bucket>,
@@ -114,7 +114,7 @@ impl Buckets {
     }
 }
 
-/// Buckets of all limits of an export. Changed limits get new buckets, which are full.
+/// Buckets of all limits on an export. Changed limits get new buckets, which are full.
 #[derive(Debug)]
 pub(super) struct Budget {
     limits: RateLimits,
@@ -139,7 +139,7 @@ impl Budget {
         requests.chain(self.bytes.of(direction).map(move |bucket| (bucket, bytes)))
     }
 
-    /// Charges a request to its buckets. Returns the earliest time at which it may start.
+    /// Charges a request to its buckets. Returns the earliest time at which the request may start.
     pub(super) fn take(&self, charge: Charge, now: Instant) -> Instant {
         let now = now.as_nanos();
         let taken = self.buckets(charge).map(|(bucket, units)| bucket.take(units, now));
@@ -147,18 +147,18 @@ impl Budget {
         Instant::from_nanos(taken.max().unwrap_or(0).saturating_sub(burst))
     }
 
-    /// Gives back the charge of a request that will not start.
+    /// Returns the charge of a request that will not start.
     pub(super) fn give_back(&self, charge: Charge) {
         self.buckets(charge).for_each(|(bucket, units)| bucket.give_back(units));
     }
 }
 
-/// Rate limits of an export.
+/// Rate limits on an export.
 #[derive(Debug, Default)]
 pub struct Throttle(Mutex<Option<Arc<Budget>>>);
 
 impl Throttle {
-    /// Creates the limits of an export.
+    /// Creates the limits on an export.
     pub fn new(limits: RateLimits) -> Self {
         let throttle = Self::default();
         throttle.set(limits);

@@ -20,8 +20,8 @@ pub(super) struct IoTarget<'a> {
     pub(super) limits: Limits,
 }
 
-/// Plans an IO from its message. The error is the errno of an immediate answer, 0 if there is
-/// nothing to do. The data, or an answer, has `room` bytes of the chunk.
+/// Plans an IO from its message. The error is the errno to answer immediately, 0 if there is
+/// nothing to do. `room` is the number of bytes in the chunk for the data or an answer.
 pub(super) fn plan_io(
     target: IoTarget<'_>,
     rw_op: RwOp,
@@ -98,7 +98,7 @@ struct Place {
     partial: Option<PartOfBlock>,
 }
 
-/// Computes the range of an IO; that of a partial write is the block that it changes.
+/// Computes the range of an IO; for a partial write, the range of the block that it changes.
 fn locate(target: IoTarget<'_>, rw_op: RwOp, header: &IoHeader) -> Result<Place, u16> {
     let IoTarget { geometry, limits, .. } = target;
     // A flush has sector -1: only reads and changes have an offset.
@@ -116,7 +116,7 @@ fn locate(target: IoTarget<'_>, rw_op: RwOp, header: &IoHeader) -> Result<Place,
     Ok(Place { offset, len: geometry.logical_block, partial: Some(part) })
 }
 
-/// Validates the range of an IO; the rules of [`Geometry::check`] for an IO of any length.
+/// Validates the range of an IO of any length, by the rules of [`Geometry::check`].
 fn validate_range(geometry: &Geometry, op: IoOp, offset: u64, len: u32) -> IoStatus {
     if op == IoOp::Flush {
         return IoStatus::Ok;

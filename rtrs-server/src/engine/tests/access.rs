@@ -1,4 +1,4 @@
-//! Tests of access lists: connections, opens, and the end of clients that lose access.
+//! Tests of access lists: connections, opens, and disconnection of clients that lose access.
 
 use rtrs_core::wire::{
     AccessMode, InfoReq, Name, OpenRefusal, OpenRsp, OpenRspTail, Page, Rw, errno,
@@ -207,7 +207,7 @@ fn a_forced_removal_keeps_paths_of_the_session() {
     set(&fixture, &[], &[anyone(0, "rw")]);
     let mut peer = Peer::open(&mut fixture, from(0));
     fixture.admin(AdminRequest::ExportRemove { name: "vol".into(), force: true });
-    // Another list applies, and the session continues and learns of the removal.
+    // A different list now applies; the session continues and learns of the removal.
     set(&fixture, &[anyone(0, "ro")], &[]);
     fixture.admin(AdminRequest::CheckAccess);
     assert_eq!(peer.closed(&mut fixture), 0);
@@ -247,7 +247,7 @@ fn client_actions_are_recorded() {
     assert_eq!(events[3].mode, Some(crate::stats::Access::Rw));
     assert_eq!(events[3].address.unwrap().ip(), client_ip(0));
     assert_eq!(events[5].export.as_deref(), Some("vol"));
-    // A hash of the UUID, which is longer.
+    // The event contains a hash, which is shorter than the UUID.
     assert_eq!(events[1].session.as_ref().map(String::len), Some(12));
     assert!(events[1..].iter().all(|event| event.session == events[1].session));
 }
@@ -261,7 +261,7 @@ fn repeated_events_are_counted_and_the_count_is_recorded() {
     for _ in 0..4 {
         assert_eq!(peer.open_device(&mut fixture, "vol", RW).unwrap_err(), errno::EACCES);
     }
-    // The same errno, for another export.
+    // The same errno, but for a different export.
     assert_eq!(peer.open_device(&mut fixture, "other", RO).unwrap_err(), errno::EACCES);
     let opens = |events: &[AuditEvent]| -> Vec<(String, u64)> {
         let opens = events.iter().filter(|event| event.event == AuditKind::Open);
@@ -269,7 +269,7 @@ fn repeated_events_are_counted_and_the_count_is_recorded() {
         opens.map(shown).collect()
     };
     assert_eq!(opens(&events.lock()), [("vol".to_owned(), 0), ("other".to_owned(), 0)]);
-    // No more follow, and the suppressed ones are reported: one line represents three.
+    // No more events follow, and the suppressed ones are reported: one line represents three.
     fixture.pass(std::time::Duration::from_secs(5));
     let all = opens(&events.lock());
     assert_eq!(all[2..], [("vol".to_owned(), 2)], "{all:?}");

@@ -1,4 +1,4 @@
-//! Tests of admission control: accepted connections, and evictions for them.
+//! Tests of admission control: accepted connections, and the evictions that make room for them.
 
 use rtrs_core::fabric::FabricEvent;
 use rtrs_core::time::Duration;
@@ -35,8 +35,8 @@ fn refused(fixture: &mut Fixture, reason: &str) -> u64 {
     }
 }
 
-/// Unproven sessions use all places, from the session's own address and from others. The session
-/// has opened an export, so it gets another path, and reconnects after all its paths have ended.
+/// Unproven sessions from the session's own address and from others use all places. The session
+/// has opened an export, so it can add a path, and reconnect after all its paths have ended.
 #[test]
 fn unproven_sessions_do_not_prevent_a_reconnect() {
     let mut fixture = small(|params| params.half_open_max = 6);
@@ -67,7 +67,7 @@ fn the_oldest_unproven_session_of_the_busiest_source_is_evicted() {
     let closed: Vec<usize> = crowd.iter_mut().map(|peer| peer.closed(&mut fixture)).collect();
     assert_eq!((closed, single.closed(&mut fixture)), (vec![1, 1, 0, 0], 0));
     assert_eq!(refused(&mut fixture, "strangers-ended"), 2);
-    // One of each source is left: the oldest of all.
+    // One session of each source is left; the next connection evicts the oldest.
     let mut more = half_open(&mut fixture, 15, 4);
     assert_eq!((single.closed(&mut fixture), more.closed(&mut fixture)), (1, 0));
 }
@@ -132,8 +132,8 @@ fn a_session_without_opens_times_out() {
     assert_eq!((tries.closed(&mut fixture), opened.closed(&mut fixture)), (3, 0));
 }
 
-/// The listener gets an address when a session opens an export, once for all paths from there, and
-/// the address of each later path.
+/// The listener learns an address when a session opens an export, once for all paths from that
+/// address, and the address of each later path.
 #[test]
 fn the_listener_knows_the_addresses_of_sessions() {
     let mut fixture = small(|_| ());

@@ -268,7 +268,7 @@ fn a_reject_indicates_that_a_proof_is_required() {
     };
     assert!(reject(&mut fixture).authenticate);
     drop(queue);
-    // Without keys at the server it would not help.
+    // If the server has no keys, a proof would not help.
     let mut fixture = Fixture::new(StandOptions::default());
     list(&fixture, &["db1:rw"]);
     assert_eq!(reject(&mut fixture), Extensions::default());
@@ -297,13 +297,13 @@ fn an_invalid_proof_opens_nothing() {
         peer.leave(fixture);
     };
     let asked = client.challenge([7; 32]);
-    // Without a challenge, and for a challenge other than its own.
+    // Proofs without a challenge, and for a challenge other than the path's own.
     refused(&mut fixture, &|_, _| replay.clone());
     refused(&mut fixture, &|fixture, peer| {
         challenge(fixture, &queue, peer, &asked).unwrap();
         replay.clone()
     });
-    // Made for another path, another session, other addresses.
+    // Proofs made for a different path, a different session or different addresses.
     for wrong in [
         |facts: ProofFacts| ProofFacts { path: PathUuid([1; 16]), ..facts },
         |facts: ProofFacts| ProofFacts { session: SessionId([1; 16]), ..facts },
@@ -319,7 +319,7 @@ fn an_invalid_proof_opens_nothing() {
             client.answer(facts, None, &asked, &theirs).unwrap()
         });
     }
-    // With the nonces swapped.
+    // A proof with the nonces swapped.
     refused(&mut fixture, &|fixture, peer| {
         let facts = facts(fixture, &peer.options);
         let answer = challenge(fixture, &queue, peer, &asked).unwrap();
@@ -327,7 +327,7 @@ fn an_invalid_proof_opens_nothing() {
         let (theirs, _) = server_config(&[1]).prove(facts, &swapped, asked.nonce).unwrap();
         client.answer(facts, None, &swapped, &theirs).unwrap()
     });
-    // With an unknown key, and without a key.
+    // A proof with an unknown key, and one without a key.
     refused(&mut fixture, &|fixture, peer| proof(fixture, &queue, peer, &client_config(9)));
     refused(&mut fixture, &|fixture, peer| {
         challenge(fixture, &queue, peer, &asked).unwrap();
@@ -428,14 +428,14 @@ fn a_proof_that_cannot_be_checked_now_is_refused_and_may_be_retried() {
     let asked = client_config(1).challenge([7; 32]);
     assert_eq!(challenge(&mut fixture, &queue, &mut peer, &asked), Err(errno::EBUSY));
     queue.0.lock().room = 1;
-    // While one is computed, a second one is refused.
+    // While one proof is being checked, a second one is refused.
     peer.send_challenge((0, 0), &asked, 4096);
     peer.send_challenge((0, 1), &asked, 4096);
     fixture.settle();
     assert_eq!(peer.reply(&mut fixture).errno, errno::EACCES);
     assert_eq!(queue.run_all(&mut fixture), 1);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
-    // A client leaves no room for the answer; and a result for an ended path is dropped.
+    // A client leaves no room for the answer, and a result for an ended path is dropped.
     let other = PeerOptions { session: 2, path: 2, local: 1, ..PeerOptions::default() };
     let mut small = unproved(&mut fixture, other);
     small.send_challenge((0, 0), &asked, 511);

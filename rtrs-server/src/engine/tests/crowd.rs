@@ -1,4 +1,4 @@
-//! Tests of many unauthenticated paths from many addresses at a server that pins chunks: their
+//! Tests of many unauthenticated paths from many addresses to a server that pins chunks: their
 //! limits, and their effect on others.
 
 use rtrs_core::ids::QpNum;
@@ -19,7 +19,7 @@ fn alone(n: u8, local: u8) -> PeerOptions {
     proving(PeerOptions { session: 100 + n, ..first(100 + n, local) })
 }
 
-/// Requests such a path at a server that registers chunks when the test completes it, and waits.
+/// Requests a path from a server whose chunk registrations the test completes, and waits.
 fn ask(fixture: &mut Fixture, options: PeerOptions) -> (Peer, QpNum) {
     let mut peer = Peer::new(fixture, proving(options));
     let qp = peer.ask(fixture, &peer.options.request(0).encode());
@@ -47,7 +47,7 @@ fn crowd(fixture: &mut Fixture, n: u8) -> Vec<Peer> {
     (n..n + 4).map(|n| unproved(fixture, alone(n, STRANGE + n % 10))).collect()
 }
 
-/// Number of the paths that have ended.
+/// Number of paths that have ended.
 fn gone(fixture: &mut Fixture, crowd: &mut [Peer]) -> usize {
     crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) > 0)).sum()
 }
@@ -57,7 +57,7 @@ fn memory_counts_until_it_is_deregistered() {
     let mut fixture = Fixture::new(aside());
     let queue = AuthQueue::install(&mut fixture, &[1]);
     let bytes = ChunkPool::bytes(fixture.params.limits);
-    // They connect and leave repeatedly.
+    // Unauthenticated peers connect and leave repeatedly.
     for n in 0..40 {
         let (_peer, _) = ask(&mut fixture, alone(n, STRANGE + n % 12));
         fixture.pass(fixture.params.handshake_timeout);
@@ -65,7 +65,7 @@ fn memory_counts_until_it_is_deregistered() {
         assert!(fixture.waiting() <= 10 * bytes, "{n}: {}", fixture.waiting());
     }
     assert!(fixture.waiting() >= 8 * bytes, "{}", fixture.waiting());
-    // No unused registration remains, and then paths are accepted.
+    // Once no unused registration remains, paths are accepted.
     fixture.pools();
     assert!(fixture.make() >= 8);
     assert_eq!((fixture.pools(), fixture.registered(), fixture.waiting()), (vec![], 0, 0));
@@ -73,7 +73,7 @@ fn memory_counts_until_it_is_deregistered() {
         let (mut peer, asked) = ask(&mut fixture, first(n, n));
         fixture.make();
         continue_handshake(&mut fixture, &mut peer, asked);
-        // Once it has authenticated, it does not count against others.
+        // An authenticated path does not count against others.
         assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
         peer.leave(&mut fixture);
     }
@@ -100,7 +100,7 @@ fn authenticated_paths_use_the_servers_memory_budget() {
 #[test]
 fn the_proof_timeout_starts_when_the_client_can_answer() {
     let time = fixture_time();
-    // The time does not begin with INFO_REQ.
+    // INFO_REQ does not start the timeout.
     let (mut fixture, queue, _owner) = owner(StandOptions::default());
     let mut peer = Peer::new(&fixture, proving(at(2, 1)));
     for cid in 0..peer.options.cid_num {
@@ -142,7 +142,7 @@ fn unauthenticated_peers_do_not_prevent_a_reconnect() {
     let mut late = Peer::new(&fixture, alone(8, STRANGE + 8));
     assert_eq!(late.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
-    // A client whose path is up, and one that has just lost its last one.
+    // A client whose path is up, and a client that has just lost its last path.
     let again = |recon_cnt| PeerOptions { recon_cnt, ..first(1, 0) };
     let mut back = proved(&mut fixture, &queue, again(2), 1);
     assert!(owner.closed(&mut fixture) > 0);
@@ -154,7 +154,7 @@ fn unauthenticated_peers_do_not_prevent_a_reconnect() {
     let mut back = proved(&mut fixture, &queue, again(3), 1);
     assert_eq!(gone(&mut fixture, &mut strangers), 2);
     back.leave(&mut fixture);
-    // After some time it is unknown again.
+    // After some time the client is unknown again.
     fixture.pass(Duration::from_secs(601));
     let mut strangers = crowd(&mut fixture, 20);
     let mut back = Peer::new(&fixture, proving(again(5)));
@@ -181,7 +181,7 @@ fn clients_are_evicted_last() {
     fixture.pass(Duration::from_millis(1100));
     assert_eq!(next.connect(&mut fixture, 0), Ok(()));
     assert_eq!((gone(&mut fixture, &mut slow), gone(&mut fixture, &mut strangers)), (0, 1));
-    // Half is reserved for it; beyond that all are equal.
+    // Half of the memory is reserved for known sources; beyond that, all are equal.
     let mut third = Peer::new(&fixture, proving(alone(9, 0)));
     fixture.pass(Duration::from_millis(100));
     assert_eq!(third.connect(&mut fixture, 0), Ok(()), "one more path is old enough to be evicted");
@@ -227,8 +227,8 @@ fn a_refused_path_evicts_nothing() {
 fn a_path_that_would_not_fit_evicts_nothing() {
     let mut fixture = Fixture::new(short_of(16));
     let _queue = AuthQueue::install(&mut fixture, &[1]);
-    // Half the memory of a path from six addresses, three quarters from the seventh, one from the
-    // eighth.
+    // Six addresses have one path at half depth each; at quarter depth, the seventh has three paths
+    // and the eighth has one.
     let mut strangers = Vec::new();
     for n in 0..10 {
         let depth = if n < 6 { 8 } else { 4 };
@@ -242,12 +242,12 @@ fn a_path_that_would_not_fit_evicts_nothing() {
             };
         strangers.push(unproved(&mut fixture, with_depth(depth, alone(n, local))));
     }
-    // The seventh has more to begin with, and the same amount when it has lost one.
+    // The seventh address uses more memory than each of the six, and as much after one eviction.
     let half = with_depth(8, alone(10, STRANGE + 10));
     let mut next = Peer::new(&fixture, half);
     assert_eq!(next.connect(&mut fixture, 0), Err(-122));
     assert_eq!(gone(&mut fixture, &mut strangers), 0);
-    // Two paths are ended if that makes room.
+    // Two paths are evicted if that makes room.
     let mut peer = unproved(&mut fixture, with_depth(4, alone(11, STRANGE + 11)));
     assert_eq!(gone(&mut fixture, &mut strangers), 1);
     fixture.pass(Duration::from_millis(1100));

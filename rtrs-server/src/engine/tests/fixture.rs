@@ -39,14 +39,14 @@ pub(super) struct DeviceState {
     pub(super) fast_only: bool,
     /// Whether IOs are accepted but not executed.
     pub(super) hold: bool,
-    /// Number of further changes after which one is accepted but not executed until `holds` is
+    /// Number of changes to execute before one that is accepted but not executed until `holds` is
     /// false.
     pub(super) hold_after: Option<u32>,
     /// Whether such a change is being held.
     pub(super) holds: bool,
-    /// Whether flushes, and IOs after one, are not executed.
+    /// Whether flushes, and IOs after a flush, are not executed.
     pub(super) hold_flush: bool,
-    /// Failure of the next sync, and no other; with `hold_failed` it does not complete.
+    /// Failure of the next sync only; with `hold_failed` it does not complete.
     pub(super) lost: Option<IoStatus>,
     pub(super) hold_failed: bool,
     /// Number of IOs that may be in flight per shard.
@@ -368,7 +368,7 @@ impl Fixture {
         fixture
     }
 
-    /// Returns the oldest search that was not answered yet.
+    /// Returns the oldest search that has not been answered yet.
     pub(super) fn search(&mut self) -> Option<Search> {
         self.settle();
         self.searches.0.lock().pop_front()
@@ -471,7 +471,7 @@ impl Fixture {
         busy
     }
 
-    /// Records the events of the audit log from now on.
+    /// Starts recording the events of the audit log.
     pub(super) fn audited(&mut self) -> Arc<Mutex<Vec<AuditEvent>>> {
         let events = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&events);
@@ -573,7 +573,7 @@ impl Fixture {
         self.exports.get(ExportIndex(0)).map(|export| export.counters.totals()).unwrap()
     }
 
-    /// Number of orphaned writes at all exports.
+    /// Number of orphaned writes on all exports.
     pub(super) fn orphaned_writes(&self) -> usize {
         let places = (0..u16::try_from(self.exports.len()).unwrap()).map(ExportIndex);
         places.map(|at| self.exports.orphaned_writes(at).len()).sum()

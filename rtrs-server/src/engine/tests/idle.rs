@@ -55,7 +55,7 @@ fn the_announced_heartbeat_interval_is_respected() {
     assert!((690..=720).contains(&first), "600 ms and one period: {first}");
     let next = asked_after(&mut fixture, &mut peer);
     assert!((690..=720).contains(&next), "it still holds: {next}");
-    // No longer than the server allows.
+    // The interval is no longer than the server allows.
     announce(&mut fixture, &mut peer, 1 << 27);
     let most = asked_after(&mut fixture, &mut peer);
     assert!((1090..=1120).contains(&most), "{most}");
@@ -131,7 +131,7 @@ fn a_dead_client_is_detected_when_another_wants_its_export() {
     }
 }
 
-/// A live client gets a heartbeat too, without further effect.
+/// A live client receives a heartbeat too, and nothing else happens.
 #[test]
 fn a_live_client_keeps_its_export() {
     let mut fixture = fixture();

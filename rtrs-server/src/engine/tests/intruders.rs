@@ -1,5 +1,5 @@
-//! Tests of what an intruder can do to a session's client when the intruder reaches the port and
-//! knows the UUIDs of the session and of its paths, but has no key.
+//! Tests of what an intruder can do to a session's client if the intruder reaches the port and
+//! knows the UUIDs of the session and its paths, but has no key.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
@@ -59,11 +59,11 @@ fn a_session_ends_with_its_client() {
         peers.push(unproved(&mut fixture, first(n, OUTSIDE)));
     }
     assert!(fixture.sessions().iter().all(|session| session.opens.is_empty()));
-    // The next client has the session to itself.
+    // The next client does not share the session.
     let other = PeerOptions { session: 2, ..first(2, 2) };
     let mut other = proved(&mut fixture, &queue, other, 2);
     other.open_device(&mut fixture, "vol", RW).unwrap();
-    // The previous client starts over, regardless of other sessions.
+    // The previous client starts again, regardless of other sessions.
     let again = PeerOptions { recon_cnt: 2, ..first(1, 0) };
     let mut again = proved(&mut fixture, &queue, again, 1);
     again.open_device(&mut fixture, "other", RW).unwrap();
@@ -77,7 +77,7 @@ fn a_session_ends_with_its_client() {
 #[test]
 fn a_client_that_reconnects_in_time_keeps_its_session() {
     let (mut fixture, queue, mut owner) = owner(StandOptions::default());
-    // The client sees the end of its path before the server does.
+    // The client notices the end of its path before the server does.
     let again = PeerOptions { recon_cnt: 2, ..at(1, 0) };
     let mut back = unproved(&mut fixture, again);
     owner.leave(&mut fixture);
@@ -95,7 +95,7 @@ fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
     let queue = AuthQueue::install(&mut fixture, &[1]);
     let mut squatter = unproved(&mut fixture, with_depth(4, first(1, OUTSIDE)));
     assert_eq!(squatter.queue_depth, 4);
-    // The client knows the depth of its session, or accepts the available one.
+    // The client knows the depth of its session, or accepts any available depth.
     for asked in [16, 0] {
         let mut owner = proved(&mut fixture, &queue, with_depth(asked, first(1, 0)), 1);
         assert_eq!(owner.queue_depth, 16);
@@ -104,7 +104,7 @@ fn an_unauthenticated_path_does_not_fix_the_session_parameters() {
         write(&mut fixture, &mut owner);
         let depths: Vec<_> = fixture.sessions().iter().map(|one| one.queue_depth).collect();
         assert_eq!(depths, [16]);
-        // From then on the depth is fixed.
+        // From now on the depth is fixed.
         let mut other = Peer::new(&fixture, proving(with_depth(8, at(3, 3))));
         assert_eq!(other.connect(&mut fixture, 0), Err(-104));
         owner.leave(&mut fixture);
@@ -166,7 +166,7 @@ fn there_is_always_capacity_for_a_client() {
         crowd.iter_mut().map(|peer| usize::from(peer.closed(fixture) == 0)).sum::<usize>()
     };
     assert_eq!(there(&mut fixture, &mut crowd), 32);
-    // The client connects from another address, and from that of a path that is up.
+    // The client connects from a new address, and from the address of a path that is up.
     let mut paths = Vec::new();
     for (path, local) in [(2, 1), (1, 0)] {
         let options = PeerOptions { recon_cnt: 2, ..at(path, local) };
@@ -239,7 +239,7 @@ fn memory_before_authentication_is_bounded_and_separate() {
         let extensions = ClientExtensions { smaller_depth: true, ..options.extensions };
         PeerOptions { extensions, ..options }
     };
-    // Paths of the session that the intruder knows, and of others.
+    // Paths of the session that the intruder knows, and paths of other sessions.
     let mut crowd = Vec::new();
     for n in 0..20 {
         let session = if n % 2 == 0 { 1 } else { 100 + n };
@@ -250,7 +250,7 @@ fn memory_before_authentication_is_bounded_and_separate() {
         assert!(fixture.registered() <= 4 * path_bytes, "{n}: {}", fixture.registered());
     }
     assert!(fixture.registered() >= 3 * path_bytes, "{}", fixture.registered());
-    // A path of the client, then sessions until their own memory is used up.
+    // A path of the client, then sessions until the memory for sessions is used up.
     let mut second = proved(&mut fixture, &queue, at(2, 1), 1);
     let mut others = Vec::new();
     for n in 2..8 {
@@ -274,7 +274,7 @@ fn memory_kept_for_a_client_is_not_given_to_others() {
     second.leave(&mut fixture);
     let kept = fixture.registered();
     assert!(two - kept < 1 << 20, "its chunks are kept");
-    // A path from elsewhere gets its own memory, and leaves nothing.
+    // A path from elsewhere gets its own memory, and leaves nothing behind.
     for n in 0..3 {
         let mut peer = unproved(&mut fixture, at(40 + n, OUTSIDE));
         assert!(peer.chunks.iter().all(|chunk| !old.contains(&chunk.addr)));
@@ -290,7 +290,7 @@ fn memory_kept_for_a_client_is_not_given_to_others() {
         assert_eq!(fixture.registered(), two);
         back.leave(&mut fixture);
     }
-    // A reconnect in parallel with the previous connect does not count as a further path.
+    // A reconnect in parallel with the previous connect does not count as an additional path.
     let next = proved(&mut fixture, &queue, PeerOptions { recon_cnt: 2, ..at(1, 0) }, 1);
     assert!(owner.closed(&mut fixture) > 0);
     assert_eq!(fixture.registered(), kept);
@@ -305,7 +305,7 @@ fn unauthenticated_paths_get_no_size_changes_or_name_conflicts() {
     fixture.device.lock().size = Some(1 << 19);
     fixture.send(Message::Control(ControlMessage::Resized(ExportIndex(0))));
     assert_eq!(peer.immediates(&mut fixture), []);
-    // The name of the client's session, and one that is free.
+    // The name of the client's session, and a free name.
     for (n, name) in [(2, "sess1"), (3, "free")] {
         let elsewhere = PeerOptions { session: n, ..first(n, n) };
         let mut peer = Peer::up(&mut fixture, proving(elsewhere), name);
@@ -324,13 +324,13 @@ fn events_of_unauthenticated_paths_are_recorded_as_such() {
     let event = &taken[0];
     assert_eq!((event.event, event.result), (AuditKind::Authenticate, AuditResult::Refused));
     assert_eq!(event.address.unwrap().ip(), client_ip(OUTSIDE));
-    // A client that proved another identity is not an unauthenticated one.
+    // A client that proved a different identity is not unauthenticated.
     let mut other = unproved(&mut fixture, at(11, 3));
     assert_eq!(prove(&mut fixture, &queue, &mut other, 2), errno::EACCES);
     let taken = std::mem::take(&mut *events.lock());
     assert_eq!(taken.len(), 1);
     assert_eq!((taken[0].event, taken[0].identity.as_deref()), (AuditKind::Connect, Some("db2")));
-    // The operator ends the paths of the client, and one that belongs to no client.
+    // The operator ends the paths of the client, and a path that belongs to no client.
     let session = fixture.sessions()[0].id.clone();
     let _answer = fixture.admin(AdminRequest::Disconnect { session, path: None });
     assert!(owner.closed(&mut fixture) > 0 && other.closed(&mut fixture) > 0);

@@ -1,5 +1,5 @@
-//! Tests of rate limits: what sessions get together, changes, and ends of paths and exports while
-//! requests wait.
+//! Tests of rate limits: the combined rate of sessions, changes of limits, and paths and exports
+//! that end while requests wait.
 
 use std::collections::VecDeque;
 
@@ -52,8 +52,8 @@ fn second_session() -> PeerOptions {
     PeerOptions { session: 2, path: 2, local: 2, ..PeerOptions::default() }
 }
 
-/// Sends one write per permit, to the sector of its number, all over the same connection. The first
-/// begins at once and the others wait.
+/// Sends one write per permit, to the sector of the same number, all over the same connection. The
+/// first begins immediately and the others wait.
 fn send_writes(peer: &mut Peer, permits: std::ops::Range<u16>) {
     for permit in permits {
         peer.send_write((1, permit), io(Rw::WRITE, permit.into(), 512), &[7; 512]);
@@ -132,7 +132,7 @@ fn requests_wait_in_order_and_flushes_pass() {
     assert_eq!(fixture.executed(), flushed);
     let totals = fixture.counters();
     assert_eq!(totals.throttled, 3);
-    // The waits of about one, two and three seconds.
+    // The sum of the waits of about one, two and three seconds.
     assert_eq!(totals.throttled_ns / 500_000_000, 11);
     assert_eq!(ExportIo::from(&totals).throttled, 3);
 }
@@ -149,7 +149,7 @@ fn waiting_requests_follow_changed_limits() {
     assert_eq!(answered(&mut peer, &mut fixture), [1, 2, 3]);
     fixture.limit(RateLimits { iops_read: Some(1), iops: None, ..ONE });
     assert_eq!(answered(&mut peer, &mut fixture), (4..12).collect::<Vec<_>>());
-    // Without limits nothing waits, and the shards keep no trace of them.
+    // Without limits nothing waits, and nothing counts as throttled.
     peer.send_read((1, 0), io(Rw::READ, 0, 512));
     peer.send_read((1, 1), io(Rw::READ, 0, 512));
     assert_eq!(answered(&mut peer, &mut fixture), [0]);

@@ -33,7 +33,7 @@ const STATUSES: [IoStatus; 12] = [
     IoStatus::Busy,
 ];
 
-/// Places of the write that was acknowledged before, and of the change.
+/// Places of the earlier, acknowledged write and of the change.
 const BEFORE: usize = 0;
 const CHANGE: usize = 1;
 
@@ -73,12 +73,12 @@ enum Actor {
 struct Case {
     op: IoOp,
     form: Form,
-    /// Whether an unflushed write was acknowledged before.
+    /// Whether an unflushed write was acknowledged before the change.
     before: bool,
     /// Status of the sync that consumes the error; the change's own sync if there is no other.
     status: IoStatus,
     other: bool,
-    /// Connections of the flush and of the other sync; each is served by another shard.
+    /// Connections of the flush and of the other sync; each is served by a different shard.
     conns: [usize; 2],
 }
 
@@ -190,7 +190,7 @@ struct Run<'a> {
     /// Places whose changes the flush covers: acknowledged when it was submitted, and not reported
     /// as lost.
     covered: [bool; 2],
-    /// Whether PREFLUSH of the change covers the write before.
+    /// Whether PREFLUSH of the change covers the earlier write.
     preflush_covers: bool,
 }
 

@@ -48,7 +48,7 @@ pub(super) struct LossyState {
     held: Vec<Held>,
     /// Number of IOs taken; also the identifier of the next one.
     pub(super) taken: usize,
-    /// Whether IOs succeed and complete at once.
+    /// Whether IOs succeed and complete immediately.
     pub(super) at_once: bool,
     queues: usize,
 }
@@ -59,7 +59,7 @@ impl LossyState {
         (self.fates, self.completed) = Default::default();
     }
 
-    /// Identifier of the oldest IO that was not released.
+    /// Identifier of the oldest IO that has not been released.
     pub(super) fn first_held(&self) -> Option<usize> {
         self.held.iter().find(|io| !io.released).map(|io| io.id)
     }
@@ -75,7 +75,7 @@ impl LossyState {
     }
 
     /// Lets an IO take effect with this outcome. A refused change has no effect. Returns false if
-    /// the IO took effect before.
+    /// the IO has already taken effect.
     pub(super) fn run(&mut self, id: usize, outcome: IoStatus) -> bool {
         let io = self.find(id);
         if io.outcome.is_some() {
@@ -102,7 +102,7 @@ impl LossyState {
         true
     }
 
-    /// Completes an IO that took effect.
+    /// Completes an IO that has taken effect.
     pub(super) fn release(&mut self, id: usize) {
         let io = self.find(id);
         io.released = true;

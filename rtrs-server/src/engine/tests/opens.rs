@@ -59,7 +59,7 @@ fn the_cache_id_follows_the_durability_of_unflushed_writes() {
         assert_eq!(opened.volatile, volatile);
         match expected {
             Some(expected) => assert_eq!(opened.cache_id, expected),
-            // The same for every process until the host restarts.
+            // The ID is the same in every process until the host restarts.
             None => assert!(![0, 5, 6].contains(&opened.cache_id)),
         }
         peer.leave(&mut fixture);
@@ -78,7 +78,7 @@ fn the_long_answer_is_sent_only_to_clients_with_space() {
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         peer.result(192)
     };
-    // Exactly what a kernel client gets.
+    // Exactly the answer that a kernel client gets.
     let short = open(OpenRsp::LEN);
     assert_eq!(short[56..], [0xee; 136]);
     for room in [57, 72, 127] {
@@ -167,7 +167,7 @@ fn an_export_found_too_late_is_dropped() {
     fixture.assert_empty();
 }
 
-/// A session that has closed `vol`, on which one of its writes still runs, and another session.
+/// A session that has closed `vol` while one of its writes is still running, and a second session.
 fn closed_over_a_write(fixture: &mut Fixture) -> (Peer, Peer) {
     let mut old = Peer::open(fixture, PeerOptions::default());
     let mut new = Peer::up(fixture, other_session(), "two");
@@ -195,7 +195,7 @@ fn overwrite(fixture: &mut Fixture, new: &mut Peer) {
 fn an_export_is_released_when_the_last_write_before_the_close_ended() {
     let mut fixture = Fixture::new(StandOptions::default());
     let (mut old, mut new) = closed_over_a_write(&mut fixture);
-    // No more of its requests begin, and it cannot reopen the export until then.
+    // Until that write ends, the session can neither start requests nor reopen the export.
     old.send_write((2, 8), io(Rw::WRITE, 0, 512), &[3; 512]);
     assert_eq!(old.reply(&mut fixture).errno, errno::ENOTCONN);
     let opened = old.open_device(&mut fixture, "vol", AccessMode::ReadOnly);
@@ -281,7 +281,7 @@ fn an_examined_open_may_return_after_its_path_ended() {
     fixture.assert_empty();
 }
 
-/// Examiner that keeps the opens.
+/// Examiner that records opens and leaves them to the test.
 #[derive(Debug, Default)]
 struct Kept(Arc<Mutex<Vec<(ReplyTo, Name, OpenMode)>>>);
 
@@ -292,7 +292,7 @@ impl Examiner for Kept {
     }
 }
 
-/// A source whose path leads to another file.
+/// A source whose path now leads to a different file.
 #[derive(Debug)]
 struct Replaced(MemorySource);
 
@@ -323,7 +323,7 @@ fn no_session_starts_on_a_replaced_target_that_could_not_be_reopened_in_time() {
         [(Examined::Outdated, errno::EBUSY), (Examined::Yes, 0), (Examined::Outdated, 0)]
     {
         peer.send_open(14, "old", AccessMode::ReadWrite);
-        // Once a session has it open, it is not examined.
+        // Once a session has the export open, its target is not examined.
         fixture.settle();
         let examines = opens.lock().pop();
         if let Some((reply_to, name, mode)) = examines {

@@ -122,7 +122,7 @@ fn a_newer_change_waits_for_one_left_by_a_closed_path() {
         fixture.pass(50 * MS);
         assert_eq!(b.replies(&mut fixture), [], "{older:?} still runs");
         assert_eq!((waiting(&fixture), fixture.load().1), ((1, 0), 2));
-        // Everything else continues: next to it, reads and flushes, another export.
+        // Everything else continues: changes next to it, reads and flushes, and a different export.
         change(&mut b, (other, 8), newer, 7..8);
         change(&mut b, (conn, 9), newer, 16..20);
         b.send_read((other, 10), io(Rw::READ, 8, 4096));
@@ -160,7 +160,7 @@ fn only_the_running_part_is_awaited() {
         change(&mut a, (1, 6), write(1), 1..8);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // Its first part is done, its second runs, and the others are never started.
+    // The first part is done, the second is running, and the others are never started.
     for (permit, sector) in [(1, 2), (2, 3), (3, 4), (4, 5)] {
         change(&mut b, (2, permit), write(2), sector..sector + 1);
     }
@@ -180,7 +180,7 @@ fn a_replay_waits_for_its_original_but_other_requests_do_not() {
         change(&mut a, (1, 6), write(1), 8..16);
     };
     leave_running(&mut fixture, &mut b, hold, 1);
-    // The client has abandoned it, and uses the permit for something else.
+    // The client has abandoned the write, and uses the permit for something else.
     change(&mut b, (2, 6), write(2), 32..40);
     assert_eq!(permits(&b.replies(&mut fixture)), [6]);
     b.send_read((1, 6), io(Rw::READ, 8, 512));
@@ -236,7 +236,7 @@ fn requests_that_have_changed_nothing_yet_block_nothing() {
     assert_eq!([8, 9].map(|sector| content(&fixture, sector)), [1, 2]);
 }
 
-/// Path a has left a write to sectors 8 to 15, and a newer one of b under permit 7 waits for it.
+/// Path a has left a write to sectors 8 to 15, and a newer write from b with permit 7 waits for it.
 fn one_waits() -> (Fixture, Peer, Peer) {
     let (mut fixture, mut a, mut b) = two_paths(usual());
     let hold = |fixture: &mut Fixture| {

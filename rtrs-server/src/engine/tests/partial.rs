@@ -11,7 +11,7 @@ use super::peer::{Peer, PeerOptions, io};
 const MS: Duration = Duration::from_millis(1);
 const SECTOR: usize = 512;
 
-/// A session with `vol` open for writing, and another that has it open for migration.
+/// A session that has `vol` open for writing, and one that has it open for migration.
 fn two_writers() -> (Fixture, Peer, Peer) {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut first = Peer::open(&mut fixture, PeerOptions::default());
@@ -26,7 +26,7 @@ fn two_writers() -> (Fixture, Peer, Peer) {
     (fixture, first, second)
 }
 
-/// A partial write of `len` bytes from byte `from` on.
+/// A partial write of `len` bytes at offset `from`.
 fn part(from: u64, len: u32, fua: bool) -> IoHeader {
     let prio = (from % 512) as u16;
     IoHeader { prio, ..io(Rw::PARTIAL_WRITE.fua(fua), from / 512, len) }
@@ -59,7 +59,7 @@ fn a_partial_write_changes_only_its_bytes() {
     assert_eq!(flags, [false, true]);
     let from = 4 * SECTOR + 500;
     assert_eq!(bytes(&fixture, [from - 1, from, from + 11, from + 12]), [9, 7, 7, 9]);
-    // Ranges that cross a block boundary or lie beyond the end are refused.
+    // Ranges that cross a block boundary or are beyond the end are refused.
     for (from, len) in [(500, 13), (1 << 20, 4), ((1 << 20) - 1, 2), (u64::MAX / 2, 1)] {
         first.send_write((1, 4), part(from, len, false), &vec![1; len as usize]);
         let refused = first.reply(&mut fixture).errno;
@@ -134,7 +134,7 @@ fn a_partial_write_of_a_closed_path_does_not_start_its_write() {
     let path = PeerOptions::default().request(0).path_uuid;
     b.send_fence(0, Fence { path, recon_cnt: 1, process: ServerProcess::NONE });
     assert_eq!(b.reply(&mut fixture).errno, 0);
-    // Its turn ends with its read.
+    // The turn of the closed path's write ends with its read.
     b.send_write((1, 3), io(Rw::WRITE, 0, 512), &[8; SECTOR]);
     fixture.pass(5 * MS);
     assert_eq!(b.replies(&mut fixture), []);

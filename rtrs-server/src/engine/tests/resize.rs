@@ -119,7 +119,7 @@ fn io_follows_the_size() {
         peer.reply(fixture).errno
     };
     assert_eq!(write(&mut fixture, 1, end), errno::ENOSPC);
-    // On both shards, before any announcement.
+    // The new size applies on both shards before any announcement.
     fixture.set_size(2 * OLD);
     assert_eq!((write(&mut fixture, 1, end), write(&mut fixture, 2, end + 1)), (0, 0));
     assert_eq!(write(&mut fixture, 1, 2 * end), errno::ENOSPC);

@@ -1,10 +1,10 @@
 //! A model of writes, syncs and flushes on three shards, for loom (`rtrs_core::sync`).
 //!
 //! The shards' devices, the steps of their IOs, the epoch of the export and the ledger of the
-//! session are those of the server; only the disk and the loop of a shard belong to the model. One
-//! shard acknowledges a write. On a second, a flush of another session fails: the disk loses all
-//! data that was not durable, and reports that only to this sync. On a third, a flush of the first
-//! session succeeds and is checked.
+//! session are the server's; only the disk and the shard's loop are modeled. One shard acknowledges
+//! a write. On a second, a flush of another session fails: the disk loses all data that was not
+//! durable, and reports that only to this sync. On a third, a flush of the first session succeeds
+//! and is checked.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ enum Fate {
 
 #[derive(Debug)]
 struct Disk {
-    /// State of an older write of the session, and of the one that runs concurrently.
+    /// States of an older write of the session, and of the concurrent write.
     fates: Mutex<[Fate; 2]>,
     /// Whether the session's flush was submitted.
     flushing: AtomicBool,
@@ -139,7 +139,7 @@ const PLAIN_FLUSH: Change = Change { op: IoOp::Flush, durable: Durable::No };
 struct Request {
     devices: Devices,
     io: IoProgress,
-    /// Step that has ended and is not settled.
+    /// Step that has ended but is not settled yet.
     settling: Option<Settling>,
 }
 
@@ -240,7 +240,8 @@ impl Model {
     }
 }
 
-/// Checks all interleavings. `before`: the session has another write that no flush has covered.
+/// Checks all interleavings. `before` means that the session has an earlier write that no flush has
+/// covered.
 fn check(change: Change, before: bool) {
     model(move || {
         let fates = [if before { Fate::InCache } else { Fate::NotWritten }, Fate::NotWritten];

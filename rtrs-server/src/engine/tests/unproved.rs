@@ -1,5 +1,5 @@
-//! Tests of unauthenticated paths: the answers that they get, and that they do not disturb others,
-//! although they know the UUIDs of a session in use.
+//! Tests of unauthenticated paths: the answers that they get, and that they do not disturb other
+//! paths even if they use the UUIDs of an existing session.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::ids::PathUuid;
@@ -64,7 +64,7 @@ fn permits_are_separate_until_authentication() {
     assert_eq!(owner.closed(&mut fixture), 0, "its permits are its own");
     fixture.device.lock().hold = false;
     assert_eq!(owner.replies(&mut fixture).iter().filter(|reply| reply.errno == 0).count(), 16);
-    // Once it has authenticated, its permits are the session's.
+    // Once the path has authenticated, its permits are the session's.
     assert_eq!(prove(&mut fixture, &queue, &mut peer, 1), 0);
     peer.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(peer.reply(&mut fixture).errno, 0);
@@ -81,7 +81,7 @@ fn an_unproved_path_changes_nothing_in_its_session() {
     assert!(peer.proof_wanted);
     assert_eq!(fixture.sessions()[0].name.as_deref(), Some("sess1"));
     assert_eq!(fixture.known.borrow_mut().len(), 0, "no room is reserved for its address");
-    // The lists that its session follows do not take it into account.
+    // The access checks of its session ignore the unauthenticated path.
     owner.open_device(&mut fixture, "other", RW).unwrap();
     fixture.pass(fixture.params.handshake_timeout);
     let shown = fixture.sessions().swap_remove(0);
@@ -98,7 +98,7 @@ fn the_first_authenticated_client_gets_the_name() {
     let owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     assert_eq!(owner.chunks.len(), 16);
     let mut late = squatter;
-    // The name was free when it arrived, and no longer is.
+    // The name was free when the late client arrived, but no longer is.
     let data = proof(&mut fixture, &queue, &mut late, &client_config(2));
     late.send_auth((0, 0), &data);
     queue.run_all(&mut fixture);
@@ -112,13 +112,13 @@ fn a_path_is_replaced_only_by_its_authenticated_client() {
     let queue = AuthQueue::install(&mut fixture, &[1, 2]);
     let mut owner = proved(&mut fixture, &queue, PeerOptions::default(), 1);
     owner.open_device(&mut fixture, "vol", RW).unwrap();
-    // An attacker who knows both UUIDs reconnects it.
+    // An attacker who knows both UUIDs reconnects the path.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut thief = unproved(&mut fixture, again);
     assert_eq!(prove(&mut fixture, &queue, &mut thief, 2), errno::EACCES);
     owner.send_write((1, 3), io(Rw::WRITE, 8, 512), &[8; 512]);
     assert_eq!(owner.reply(&mut fixture).errno, 0, "it continues");
-    // Its client does so in parallel; a write of the old connect is still at the disk.
+    // Its client reconnects it in parallel; the disk still holds a write of the old connect.
     fixture.device.lock().hold = true;
     owner.send_write((1, 4), io(Rw::WRITE, 8, 512), &[9; 512]);
     fixture.settle();

@@ -222,7 +222,7 @@ fn invalid_opens_are_answered() {
 
 #[test]
 fn a_permit_reused_before_its_answer_ends_the_path() {
-    // On the same connection, and on one of another shard.
+    // On the same connection, and on a connection of the other shard.
     for second in [1, 2] {
         let mut pair = Pair::new(false);
         pair.fixture.device.lock().hold = true;

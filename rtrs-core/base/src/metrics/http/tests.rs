@@ -135,7 +135,8 @@ fn silent_clients_are_evicted() {
         })
         .collect();
     assert!(ask(&at, GET).starts_with("HTTP/1.1 200 "));
-    // The oldest was closed at once to make room for a newer one, not after the time limit.
+    // The oldest client was closed immediately to make room for a newer one, not after the time
+    // limit.
     assert_eq!((&silent[0]).read(&mut [0; 9]).unwrap_or(0), 0);
 }
 

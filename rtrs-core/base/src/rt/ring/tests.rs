@@ -1,4 +1,4 @@
-//! Tests of operations over sockets and files, cancellation, sleep and registered memory.
+//! Tests of operations on sockets and files, cancellation, sleep and registered memory.
 
 use std::os::unix::net::UnixStream;
 
@@ -66,7 +66,7 @@ fn operations_of_a_dropped_port_do_not_complete_at_a_later_one() {
     port.submit(Op::Recv { fd: Fd::new(a), buf: region.slice(0, 8).unwrap() }, 0);
     ring.turn().unwrap();
     drop(port);
-    // Create these before the cancellation is passed to the kernel.
+    // The ports are created before the cancellation is passed to the kernel.
     let mut later: Vec<Port> = (0..4).map(|_| ring.port()).collect();
     for _ in 0..100 {
         if ring.running() == 0 {
@@ -94,7 +94,7 @@ fn a_sleep_submits_everything_that_exceeds_one_call() {
     port.submit(Op::Recv { fd: Fd::new(c), buf: region.slice(8, 1).unwrap() }, 1);
     assert!(ring.has_backlog());
     d.write_all(b"x").unwrap();
-    // The sleep must end although the ninth operation was not submitted before it.
+    // The sleep must end although the ninth operation was not submitted before the sleep began.
     let (over, ended) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
         let _ = ended.recv_timeout(Duration::from_secs(45));
@@ -166,7 +166,7 @@ fn memory_is_registered_piece_by_piece_on_use() {
     std::fs::remove_file(&path).unwrap();
     let fd = Fd::new(file);
     let slot = |at: usize| ring.inner.borrow_mut().fixed.slot(&region.slice(at, 6).unwrap());
-    // On its first use a piece is not registered, on the second it is.
+    // A piece is not registered on its first use, but is on its second.
     for round in 0..2 {
         for at in [0, PIECE, 2 * PIECE] {
             region.copy_in(at, b"stored");
@@ -186,7 +186,7 @@ fn memory_is_registered_piece_by_piece_on_use() {
     let Some(first) = slot(0) else { return }; // Refused here (RLIMIT_MEMLOCK).
     let all = [slot(0), slot(PIECE), slot(2 * PIECE)];
     assert!(all.iter().all(Option::is_some) && all[1] != Some(first), "{all:?}");
-    // A turn registers one piece and no more, even if many are requested.
+    // A turn registers only one piece, even if many are requested.
     let many = Region::new(20 * PIECE).unwrap();
     ring.attach_region(&many);
     let registered = || {
@@ -199,7 +199,7 @@ fn memory_is_registered_piece_by_piece_on_use() {
         ring.turn().unwrap();
         assert_eq!(registered(), turn);
     }
-    // Released pieces are unregistered in a few steps, and a sleep does not wait for that.
+    // Released pieces are unregistered in a few steps, for which a sleep does not wait.
     ring.detach_region(many.id());
     let start = std::time::Instant::now();
     while !ring.inner.borrow().fixed.is_settled() {

@@ -10,7 +10,7 @@ pub struct Manual {
     /// Section of the page of a command, such as `export add`; that of the program is `""`.
     pub section: fn(&str) -> u8,
     /// Command lines, with comments above them and empty lines between them. An example appears on
-    /// the page of its command, or of the commands above it that have none of their own.
+    /// the page of its command, or of its parent commands that have no examples.
     pub examples: &'static str,
     /// Files that the program uses.
     pub files: &'static [FileUse],
@@ -29,8 +29,8 @@ pub struct FileUse {
     pub what: &'static str,
     /// Page of its format in section 5; empty if there is none.
     pub format: &'static str,
-    /// Commands that use it, such as `export add`, or all below one, such as `export`. The page of
-    /// the program has all files.
+    /// Commands that use the file, such as `export add`, or the parent of such commands, such as
+    /// `export`. The page of the program lists all files.
     pub commands: &'static [&'static str],
 }
 

@@ -235,7 +235,7 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
-/// Whether a command is the other one, or one of its subcommands.
+/// Whether a command is `other`, or one of its subcommands.
 fn is_below(words: &str, other: &str) -> bool {
     let rest = words.strip_prefix(other);
     other.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))

@@ -1,10 +1,10 @@
-//! Paths as the kernel's rnbd writes them: `ip:10.0.0.1@ip:10.0.0.2`.
+//! Paths in the notation of the kernel's rnbd: `ip:10.0.0.1@ip:10.0.0.2`.
 //!
 //! The text after `path=` in the kernel's map_device, and after add_path, is accepted wherever a
-//! portal is. It means `rdma://` on the default port, since rnbd gives the port separately
+//! portal is. It means `rdma://` on the default port, because rnbd specifies the port separately
 //! (`dest_port=`). `@` or a comma separates source and destination; IPv6 addresses have no brackets
 //! (kernel rtrs.c, rtrs_addr_to_sockaddr). InfiniBand GIDs are not IP addresses, which our
-//! connections need: they are refused with a hint.
+//! connections need, so they are refused with a hint.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -72,7 +72,7 @@ fn address(text: &str) -> Result<(IpAddr, Option<&str>), Problem> {
     }
 }
 
-/// The kernel accepts the prefixes in upper and lower case.
+/// Whether the text begins with a prefix, in upper or lower case as in the kernel.
 fn has_prefix(text: &str, prefix: &str) -> bool {
     text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }

@@ -11,7 +11,7 @@ use super::{IwarpConn, Phase, lost};
 use crate::fabric::CloseReason;
 use crate::tls::{Ended, Handshake, Progress, Step};
 
-/// Maximum bytes of a handshake received in one operation.
+/// Maximum number of bytes of a handshake received in one operation.
 const RECEIVE: usize = 16 << 10;
 
 impl IwarpConn {
@@ -55,7 +55,7 @@ impl IwarpConn {
         self.advance(env);
     }
 
-    /// Sends the next part of the handshake, or continues with the next phase if there is none.
+    /// Sends the next part of the handshake, or continues with the next phase if no part is left.
     fn send_securing(&mut self, env: &mut Env<'_>) {
         let Some(securing) = &mut self.securing else { return };
         let rest = &securing.output[securing.sent..];
@@ -103,7 +103,7 @@ impl IwarpConn {
     }
 
     /// Starts the record layer. The request was sent with the end of the handshake, so its reply is
-    /// awaited next.
+    /// expected next.
     fn begin_records(&mut self, env: &mut Env<'_>, ended: Ended) {
         let stream = TlsStream::new(ended.session, &ended.rest, &self.machine, BATCH_SLICES);
         match stream {
@@ -150,14 +150,14 @@ impl IwarpConn {
             }
         }
         if self.socket.has_peer_ended() && self.machine.failure.is_none() {
-            // Anyone between the ends can cause this, so it is not attributed to the peer.
+            // Anyone between the ends can cause this, so the peer is not blamed.
             let what = "the connection ended without the peer's close_notify";
             self.machine.end(CloseReason::Lost(what.into()), None);
         }
         self.take_reply(env);
     }
 
-    /// Processes the reply to the request, once it is complete.
+    /// Processes the reply to the request, once the reply is complete.
     fn take_reply(&mut self, env: &mut Env<'_>) {
         let (at, staged) = self.machine.staged();
         if !matches!(self.phase, Phase::ReplyHeader) || staged < START_LEN {

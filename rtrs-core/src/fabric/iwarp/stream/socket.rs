@@ -24,7 +24,7 @@ pub(super) struct StreamSocket {
     connect: Option<OpId>,
     send: Option<OpId>,
     recv: Option<OpId>,
-    /// List of slices for sends; None while a send has it.
+    /// List of slices for sends; None while a send holds it.
     send_iov: Option<Box<IoVecs>>,
     recv_iov: Option<Box<IoVecs>>,
     peer_done: bool,

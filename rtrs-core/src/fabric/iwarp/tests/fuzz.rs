@@ -3,7 +3,8 @@
 //! The input is a small program: raw bytes, or frames with chosen fields and optionally the real
 //! key of the machine's memory, which no input could guess. The stream is delivered in pieces of
 //! chosen length. The target fails on a panic, on a receive without room, and if work is not
-//! reported exactly once. The fuzz crate calls it with new inputs, the tests with the corpus.
+//! reported exactly once. The fuzz crate calls this body with new inputs, the tests with the
+//! corpus.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -343,7 +343,7 @@ fn connecting_times_out() {
         "{silent:?}"
     );
     drop(taken);
-    // Bound but not listening, so that no other program listens there.
+    // Bound but not listening, so that no other program listens on the port.
     let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     closed.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     client.connect(closed.local_addr().unwrap().as_socket().unwrap(), BOUND);

@@ -171,7 +171,7 @@ fn frames_are_validated() {
         let mut bytes = good.clone();
         bytes[flip / 8] ^= 1 << (flip % 8);
         if flip / 8 < 2 {
-            continue; // another length: the frame is incomplete, or too short
+            continue; // a different length: the frame is incomplete, or too short
         }
         let mut e = end();
         e.machine.post_recv(&e.core, 1, None).unwrap();

@@ -159,7 +159,7 @@ impl CmEventKind {
     }
 }
 
-/// Key of an identifier in events; only compared.
+/// Key of an identifier in events; used only for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct IdKey(usize);
 
@@ -171,9 +171,9 @@ pub(crate) struct CmEvent {
     /// Negative errno, or the reason of a reject.
     pub(crate) status: i32,
     pub(crate) private_data: PrivateData,
-    /// In a request: reads that the peer intends to keep outstanding.
+    /// In a request: number of reads that the peer intends to keep outstanding.
     pub(crate) responder_reads: u8,
-    /// In a request: reads that the peer would serve.
+    /// In a request: number of reads that the peer would serve.
     pub(crate) initiator_reads: u8,
     /// Identifier of a connect request.
     pub(crate) request: Option<CmId>,
@@ -222,7 +222,7 @@ impl ConnParam<'_> {
 pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
     channel: Arc<EventChannel>,
-    /// Dropping destroys the identifier on the dropping thread.
+    /// Whether the identifier is destroyed on the thread that drops it.
     in_place: bool,
 }
 
@@ -231,7 +231,7 @@ pub(crate) struct CmId {
 unsafe impl Send for CmId {}
 // SAFETY: calls through a shared reference only read fields that change with events of this
 // identifier (taken on one thread), or make a system call. `disconnect` reads such a field on
-// another thread: that of the device, which never changes once an identifier is connected.
+// another thread: the device, which never changes once an identifier is connected.
 unsafe impl Sync for CmId {}
 
 /// Handle of a dropped identifier. The channel is dropped after the identifier.
@@ -269,8 +269,8 @@ impl CmId {
         Ok(Self { raw, channel: Arc::clone(channel), in_place: false })
     }
 
-    /// Destroys the identifier on this thread: everything that it was bound to is free when this
-    /// returns.
+    /// Destroys the identifier on this thread. When this returns, everything that the identifier
+    /// was bound to is free.
     pub(crate) fn destroy(mut self) {
         self.in_place = true;
     }
@@ -289,7 +289,7 @@ impl CmId {
         NonNull::new(self.fields().verbs)
     }
 
-    /// Returns a key for the device's context; only compared.
+    /// Returns a key for the device's context, used only for comparison.
     pub(crate) fn context_key(&self) -> Option<usize> {
         self.verbs().map(|raw| raw.as_ptr() as usize)
     }
@@ -361,7 +361,7 @@ impl CmId {
         outcome(unsafe { rdma_connect(self.raw.as_ptr(), &raw mut raw) })
     }
 
-    /// Sends the last message of the active side's handshake.
+    /// Sends the active side's last handshake message.
     pub(crate) fn establish(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         outcome(unsafe { rdma_establish(self.raw.as_ptr()) })
@@ -392,8 +392,8 @@ impl CmId {
         outcome(unsafe { rdma_notify(self.raw.as_ptr(), ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
-    /// Moves the identifier to another channel. Waits until the old channel's thread has
-    /// acknowledged its pending events of the identifier, which it does immediately.
+    /// Moves the identifier to a different channel. Waits until the old channel's thread has
+    /// acknowledged the identifier's pending events, which it does immediately.
     pub(crate) fn migrate(&mut self, to: &Arc<EventChannel>) -> io::Result<()> {
         if Arc::ptr_eq(&self.channel, to) {
             return Ok(());
@@ -451,7 +451,8 @@ fn ip_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    // SAFETY: sockaddr_storage holds either, is aligned for both, and its family says which.
+    // SAFETY: sockaddr_storage holds either kind of address, is aligned for both, and its family
+    // says which.
     let address = unsafe {
         if len == size_of::<libc::sockaddr_in>() {
             let v4 = &*ptr::from_ref(storage).cast::<libc::sockaddr_in>();

@@ -55,8 +55,8 @@ impl CompChannel {
         duplicate(self.fd())
     }
 
-    /// Takes one notification: the index of the queue that has completions. Returns None if there
-    /// is none.
+    /// Takes one notification: the index of the queue that has completions. Returns None if no
+    /// notification is pending.
     pub(crate) fn next(&self) -> io::Result<Option<usize>> {
         let mut cq: *mut ibv_cq = ptr::null_mut();
         let mut index = ptr::null_mut();
@@ -83,7 +83,7 @@ impl Drop for CompChannel {
 pub(crate) struct Wc {
     pub(crate) tag: WrTag,
     pub(crate) status: WcStatus,
-    /// Kind of message that a successful receive got.
+    /// Kind of message that completed a successful receive.
     pub(crate) arrived: WcOp,
     pub(crate) byte_len: u32,
     pub(crate) imm: Option<u32>,
@@ -122,7 +122,7 @@ fn status_of(raw: ibv_wc_status::Type, recv: bool) -> WcStatus {
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RESP_TIMEOUT_ERR => {
             WcStatus::RetryExceeded
         }
-        // On a receive these mean that the local end refused the peer's message.
+        // On a receive, these statuses mean that the local end refused the peer's message.
         ibv_wc_status::IBV_WC_REM_ACCESS_ERR if !recv => WcStatus::RemoteAccess,
         ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
         | ibv_wc_status::IBV_WC_REM_OP_ERR

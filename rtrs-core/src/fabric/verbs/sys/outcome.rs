@@ -11,7 +11,7 @@ pub(super) fn outcome(code: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Converts the result of a call that takes an event. Returns false if there is none.
+/// Converts the result of a call that takes an event. Returns false if no event is pending.
 pub(super) fn taken(code: libc::c_int) -> io::Result<bool> {
     if code == 0 {
         return Ok(true);

@@ -1,8 +1,8 @@
 //! Queue pairs, each with a second one that binds windows on soft RoCE.
 //!
-//! Send requests are in a ring of slots in posting order, receives in another (queue.rs). A
-//! completed send request frees all requests before it: those are unsignaled, and if one had
-//! failed, it would have had a completion of its own.
+//! Send requests occupy a ring of slots in posting order; receives have their own ring (queue.rs).
+//! A completed send request frees all requests before it: those are unsignaled, and a failed one
+//! would have had its own completion.
 //!
 //! rdma_rxe of Linux 6.1 repeats local operations (BIND_MW, REG_MR, LOCAL_INV) when it retransmits
 //! packets posted before them (rxe_req.c, `req_retry` starts over at the oldest unacknowledged
@@ -41,7 +41,8 @@ pub(crate) struct Qp {
     name: QpNum,
     sends: Sends,
     recvs: Recvs,
-    /// Maximum bytes of a request that are copied to the device instead of being read from memory.
+    /// Maximum data of a request in bytes that is copied to the device, which then need not read it
+    /// from memory.
     inline_max: usize,
     reads: bool,
     bind_qp: Option<BindQp>,
@@ -88,7 +89,7 @@ impl Qp {
         limits: QpLimits,
     ) -> io::Result<Self> {
         let (send, recv) = (limits.send_max, limits.recv_max);
-        // Not every device supports inline data, or not with queues of this length.
+        // Some devices do not support inline data, or not with queues of this length.
         let (raw, number, inline_max) =
             create(pd, cq, send, recv, INLINE_MAX).or_else(|_| create(pd, cq, send, recv, 0))?;
         let mut qp = Self {
@@ -118,7 +119,7 @@ impl Qp {
         self.number
     }
 
-    /// Returns true if a number is that of this queue pair, or of its bind QP.
+    /// Returns true if this queue pair, or its bind QP, has this number.
     pub(crate) fn has_number(&self, number: u32) -> bool {
         self.number == number || self.bind_qp.as_ref().is_some_and(|b| b.number == number)
     }
@@ -326,10 +327,10 @@ impl Qp {
         }
     }
 
-    /// Binds a window immediately, after the requests in the batch, so that the order is that of
-    /// the callers' posts. Makes one call per bind: `ibv_bind_mw` takes one bind and is the only
-    /// call that is documented for windows of type 1; `ibv_post_send` takes those of type 2
-    /// (ibv_post_send(3)).
+    /// Binds a window immediately, after the requests in the batch, so that the device receives
+    /// everything in the order in which callers posted it. Makes one call per bind: `ibv_bind_mw`
+    /// takes one bind and is the only call that is documented for windows of type 1;
+    /// `ibv_post_send` binds windows of type 2 (ibv_post_send(3)).
     fn bind_now(
         &mut self,
         window: &Arc<Mw>,
@@ -345,8 +346,8 @@ impl Qp {
                 send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
                 bind_info: info,
             };
-            // SAFETY: queue pair, window and registration are alive and of one domain, which the
-            // caller has checked; the structure outlives the call.
+            // SAFETY: queue pair, window and registration are alive and belong to one domain, which
+            // the caller has checked; the structure outlives the call.
             let code = unsafe { ibv_bind_mw(raw.as_ptr(), mw.as_ptr(), &raw mut bind) };
             if let Err(error) = outcome(code) {
                 // Nothing was posted, so the slot is released.
@@ -564,8 +565,8 @@ impl Drop for Ending {
 }
 
 impl BindQp {
-    /// Adds a bind to the batch. `ibv_bind_mw` would make a system call for each; this does what it
-    /// does for rdma_rxe.
+    /// Adds a bind to the batch. Prepares the bind as `ibv_bind_mw` does for rdma_rxe, but without
+    /// a system call for each bind.
     fn stage(
         &mut self,
         name: QpNum,

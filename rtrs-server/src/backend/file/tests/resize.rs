@@ -28,7 +28,7 @@ fn a_grown_file_is_used_by_every_queue() {
     let source = open(&path);
     let mut rigs = [Rig::new(&source, 0), Rig::new(&source, 1)];
     assert_eq!(rigs[0].write(OLD, &[1; 4096]), IoStatus::NoSpace);
-    // A part of a block is not exported.
+    // A partial block is not exported.
     set_len(&path, 2 * OLD + 300);
     source.shared.examine();
     assert_eq!(source.geometry().size, 2 * OLD);
@@ -81,7 +81,7 @@ fn a_resize_sets_the_length_of_the_file() {
         assert_eq!((source.geometry().size, len(&path)), (OLD, 4 * OLD));
         Ok(())
     };
-    // A loss that cannot be recorded does not happen.
+    // If the loss cannot be recorded, nothing is lost: the resize fails.
     let error = source.resize(OLD, &|| Err(io::Error::other("no room"))).unwrap_err();
     assert_eq!((error.to_string(), source.geometry().size), ("no room".into(), 4 * OLD));
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::Ok);
@@ -90,7 +90,7 @@ fn a_resize_sets_the_length_of_the_file() {
     assert_eq!(rig.write(3 * OLD, &[1; 4096]), IoStatus::NoSpace);
     let io = rig.io(IoOp::Flush, 0, 0);
     assert_eq!(rig.run(io), IoStatus::Ok, "it is not cut");
-    // A change that had begun before may have extended the file again.
+    // A change that began before the resize may have extended the file again.
     set_len(&path, 4 * OLD);
     source.shared.examine();
     assert_eq!(source.geometry().size, OLD);

@@ -24,7 +24,7 @@ const WATCH_MAX: Duration = Duration::from_secs(30);
 pub(super) enum Job {
     /// Take the lock for this session.
     TakeOver(SessionId),
-    /// Record that this session writes now.
+    /// Record that this session is now writing.
     Writer(SessionId),
     /// Release the lock.
     Release(Option<mpsc::Sender<io::Result<()>>>),
@@ -61,7 +61,7 @@ pub(super) struct Inner {
     pub(super) image: Mutex<Option<Arc<RbdSource>>>,
     /// Number of shards that are about to begin an IO.
     pub(super) starting: AtomicU32,
-    /// Time when the process was last seen running, in milliseconds since the start of the host.
+    /// Time when the process was last seen running, in milliseconds since the host booted.
     pub(super) alive: AtomicU64,
     /// Time until which the gateway does not take the lock, by the same clock.
     pub(super) left_until: AtomicU64,

@@ -117,7 +117,7 @@ fn another_session_cannot_take_over_by_force() {
     a.gateway().opened_by(OTHER);
     let end = Clock.now() + WAIT_MAX;
     while !b.gateway().standing().active {
-        // Refused while the previous attempt runs.
+        // Refused while the previous attempt is running.
         let _ = b.gateway().take_over(OTHER);
         assert!(Clock.now() < end, "b does not take over");
         std::thread::sleep(Duration::from_millis(20));

@@ -17,7 +17,7 @@ use rtrs_core::time::Duration;
 use super::inner::{Inner, Job, State, open};
 use crate::backend::rbd::image::Shared;
 
-/// Time for which a gateway that released the lock does not take it again.
+/// Time after releasing the lock during which a gateway does not take it again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
 /// Interval between checks of whether the lock is still held, and whether the image can be opened.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const BREAK_EVERY: Duration = Duration::from_secs(9);
 /// Maximum time that releasing the lock waits for a shard that is beginning an IO.
 const START_MAX: Duration = Duration::from_secs(2);
-/// Key of the image's metadata for the term and the session for which the lock was taken.
+/// Key in the image's metadata for the term and the session for which the lock was taken.
 const NOTE: &CStr = c"rtrs.gateway";
 
 const REFUSED: &str = "the cluster refuses this server, as another has taken over";
@@ -41,7 +41,7 @@ pub(super) struct Worker {
     usable: bool,
     /// Whether a failure to open the image was logged.
     logged: bool,
-    /// Formerly open images on which shards may still have IO.
+    /// Formerly open images on which shards may still have IO in flight.
     former: Vec<Arc<Shared>>,
 }
 
@@ -228,7 +228,7 @@ impl Worker {
             "{name}: taking the lock from {owner}, which the cluster refuses from now on"
         );
         match image.break_lock(owner) {
-            // The owner has released it meanwhile.
+            // The owner has released the lock meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             broken => broken,
         }

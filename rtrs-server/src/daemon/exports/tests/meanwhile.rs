@@ -1,5 +1,5 @@
-//! Tests of changes to exports that run alongside others: access lists that a reload adopts
-//! meanwhile, targets whose release hangs, and names that are taken.
+//! Tests of concurrent changes to exports: access lists that a reload adopts during another change,
+//! targets whose release hangs, and names that are already taken.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use crate::control_protocol::Reloaded;
 use crate::settings::OnMissing;
 use crate::stats::AccessLimit;
 
-/// Called once by the last flush of a file.
+/// Function that the last flush of a file calls once.
 type OnSettle = Box<dyn FnOnce() + Send>;
 
 /// A file whose last flush calls a function.
@@ -49,7 +49,7 @@ impl BlockSource for Hooked {
 }
 
 impl Hooked {
-    /// Returns a file, and the place for the function.
+    /// Returns a file, and the slot for its function.
     fn new() -> (Self, Arc<Mutex<Option<OnSettle>>>) {
         let on_settle = Arc::<Mutex<Option<OnSettle>>>::default();
         let memory = MemorySource::new(1 << 20, 512);
@@ -123,7 +123,7 @@ fn a_reload_keeps_the_list_of_an_export_that_is_being_added() {
                 narrow(&exports, &["vol=/nonexistent/vol"]);
                 drop(done);
             }));
-            // The reload waits for the command. If it did not, this would be enough time for it.
+            // The reload waits for the command; otherwise this would be enough time to finish.
             let _: Result<(), _> = wait.recv_timeout(Duration::from_millis(200));
         });
         let spec: ExportSpec = format!("x=null:1M,access={SET}").parse().unwrap();
@@ -189,8 +189,8 @@ fn wait_published(exports: &Exports, spec: &ExportSpec) -> bool {
     true
 }
 
-/// Changes the exports `a` and `b` of files to these settings. The release of `a` ends when `b` is
-/// open again.
+/// Changes the file exports `a` and `b` to these settings. The release of `a` completes only once
+/// `b` is open again.
 fn change_both(specs: &[ExportSpec; 2], paths: [&Path; 2]) -> (bool, Vec<Finished>) {
     let (first, on_settle) = Hooked::new();
     let (second, _) = Hooked::new();
@@ -297,7 +297,7 @@ fn a_missing_new_export_does_not_prevent_other_changes() {
     }
 }
 
-/// If the table is full or has another export of that name, neither target can be published.
+/// If the table is full or has a different export of that name, neither target can be published.
 #[test]
 fn an_export_that_cannot_be_republished_has_failed() {
     let (_dir, path) = file("exchange");

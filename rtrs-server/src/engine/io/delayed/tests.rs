@@ -1,4 +1,4 @@
-//! Tests of rate limits in simulated time: rates, bursts, changes, and turns of shards.
+//! Tests of rate limits in simulated time: rates, bursts, changes, and how shards take turns.
 
 use rtrs_core::block::{IoFlags, IoOp};
 use rtrs_core::ids::PermitId;
@@ -76,8 +76,8 @@ impl Shards {
         }
     }
 
-    /// Runs for a time in which each shard always has more requests. Returns how many requests each
-    /// shard began.
+    /// Runs for a time in which each shard always has more requests. Returns the number of requests
+    /// that each shard began.
     fn run(&mut self, time: Duration, io: &IoProgress) -> Vec<u64> {
         let end = self.now + time;
         let mut begun = vec![0; self.shards.len()];
@@ -144,7 +144,7 @@ fn an_unused_export_saves_up_no_more_than_the_burst() {
         for pause in [Duration::ZERO, 3600 * SECOND] {
             shards.now = shards.now + pause;
             let begun = shards.run(Duration::from_nanos(1), &io(IoOp::Read, 4096));
-            // The request that empties the bucket begins too.
+            // The request that empties the bucket begins, too.
             assert_eq!(begun, [burst + 1]);
             shards.run(10 * SECOND, &io(IoOp::Read, 4096));
             shards.shards[0].remove(PathRow(0), shards.now);
@@ -175,7 +175,8 @@ fn directions_do_not_wait_for_each_other() {
     for permit in 2..1000 {
         assert!(!delayed.delays(request(0, permit), &read, at(Duration::ZERO)));
     }
-    // A limit on both serves them in the order in which they reached its front.
+    // A limit on both directions serves requests in the order in which they reached the front of
+    // the limit's queue.
     let delayed = &mut queues(limits("iops=1"));
     for (permit, io) in (0..).zip([&read, &write, &read, &read, &write]) {
         let delays = delayed.delays(request(0, permit), io, at(Duration::ZERO));
@@ -195,7 +196,7 @@ fn only_requests_for_data_are_limited() {
     for op in [IoOp::Flush, IoOp::Extents] {
         assert!(!delayed.delays(request(0, 2), &io(op, 1 << 30), at(Duration::ZERO)));
     }
-    // The length of a discard has a bound.
+    // The cost of a discard's length is bounded.
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         let delayed = &mut queues(limits("bandwidth-write=1M"));
         assert!(!delayed.delays(request(0, 0), &io(op, 1 << 30), at(Duration::ZERO)));
@@ -215,7 +216,7 @@ fn changed_limits_apply_to_requests_that_wait() {
     shards.set("iops=10");
     let begun: u64 = shards.run(10 * SECOND, &write).iter().sum();
     assert_near(begun, 100 + 2);
-    // Without limits everything that waits begins, in order, before later requests.
+    // Without limits, all waiting requests begin, in order, before later requests.
     shards.set("iops=none");
     let now = shards.now;
     let delayed = &mut shards.shards[0];
@@ -234,7 +235,7 @@ fn clocks_of_shards_may_differ_and_jump() {
     shards.now = shards.now + 3600 * SECOND;
     let begun: u64 = shards.run(SECOND, &write).iter().sum();
     assert_near(begun, 1000 + 100);
-    // A shard whose turn began earlier reads an earlier time.
+    // A shard whose turn began earlier uses an earlier time.
     shards.now = Instant::from_nanos(shards.now.as_nanos() - 5_000_000);
     let begun: u64 = shards.run(SECOND, &write).iter().sum();
     assert_near(begun, 1000 - 5);
@@ -256,7 +257,7 @@ fn requests_of_a_path_are_removed_and_waste_nothing() {
     assert_eq!(requests, [request(1, 1), request(1, 4)]);
     assert!(removed.iter().all(|one| one.waited_ns == 1_000_000_000));
     assert!(!leaving.contains(request(1, 1)) && leaving.contains(request(2, 2)));
-    // Only the request that began has used up the rate.
+    // Only the request that began has used up any of the rate.
     assert!(staying.delays(request(9, 0), &io(IoOp::Read, 4096), now));
     assert_eq!(staying.deadline(), Some(at(10 * SECOND - 100 * MS)));
     assert_eq!(leaving.remove(PathRow(2), now).len() + leaving.remove(PathRow(3), now).len(), 2);
