@@ -49,6 +49,7 @@ const UNSAFE_FILES: &[&str] = &[
     "rtrs-core/base/src/mem/mapping.rs",
     "rtrs-core/base/src/mem/owned.rs",
     "rtrs-core/base/src/mem/region.rs",
+    "rtrs-core/base/src/mem/region/tests.rs",
     "rtrs-core/base/src/mem/truncation.rs",
     "rtrs-core/src/rbd.rs",
     "rtrs-core/src/rbd/lock.rs",
