@@ -333,7 +333,7 @@ impl Options {
             chunk_size,
             policy: pick(prng, &[Policy::RoundRobin, Policy::MinInflight, Policy::MinLatency]),
             // Not drawn, so that older seeds draw the rest as before.
-            path_run: if seed.div_ceil(2) % 2 == 0 { PATH_RUN } else { 1 },
+            path_run: if seed.div_ceil(2).is_multiple_of(2) { PATH_RUN } else { 1 },
             world,
             always_invalidate: half(prng),
             // Separate generator, so that older seeds draw the rest as before.
