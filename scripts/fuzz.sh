@@ -66,8 +66,8 @@ trap '[ -z "$child" ] || kill "$child" 2>/dev/null; rm -f "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# Runs one slice of one target. libFuzzer ends it; the bound is for a target that hangs beyond
-# libFuzzer's time limit per input.
+# Runs one slice of one target. Normally libFuzzer ends it; the bound is for a target that hangs
+# beyond libFuzzer's time limit per input.
 run_slice() { # target
     local corpus=$build/fuzz-corpus/$1 artifacts=$build/fuzz-artifacts/$1 done status start=$SECONDS
     mkdir -p "$corpus" "$artifacts"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Requirements of the lab on this machine: Debian packages, a kernel with headers and source of one
-# version, virtme-ng, and the modules Debian leaves out (rtrs, rnbd, siw, ublk). Sourced by
+# Requirements of the lab on this machine: Debian packages, a kernel with headers and source of the
+# same version, virtme-ng, and the modules Debian leaves out (rtrs, rnbd, siw, ublk). Sourced by
 # scripts/lab.sh; `lab_setup` installs what is missing, `lab_ready` only checks. Build results
-# are in folders of LAB_CACHE named by version, so a newer kernel gets its own build and an older
-# one still works. Further kernels, which scenarios name by series, are only unpacked there. Every
-# step has a time limit and a log.
+# are in folders of LAB_CACHE named after versions, so a newer kernel gets its own build and an
+# older one still works. Further kernels, which scenarios name by series, are only unpacked there.
+# Every step has a time limit and a log.
 
 # Pinned: other versions may boot differently.
 LAB_VNG_VERSION=1.42
@@ -12,7 +12,7 @@ LAB_CACHE=${RTRS_LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rtrs-lab}
 LAB_VENV=$LAB_CACHE/virtme-ng-$LAB_VNG_VERSION
 LAB_MODULES_BUILT=(rtrs-core rtrs-client rtrs-server rnbd-client rnbd-server siw ublk_drv)
 
-# Packages other than those of the kernel, which lab_kernel_packages names.
+# Packages other than the kernel's, which lab_kernel_packages prints.
 LAB_PACKAGES=(
     binutils busybox-static clang e2fsprogs ethtool fio gcc gnutls-bin ibverbs-providers
     ibverbs-utils iproute2 iputils-ping jq kmod libclang-dev libibverbs-dev libnbd-bin librdmacm-dev
@@ -34,7 +34,7 @@ lab_series() { # version
     printf '%s\n' "$1" | cut -d. -f1,2
 }
 
-# Prints the newest installed kernel with image, headers and source of one version, as
+# Prints the newest installed kernel with image, headers and source of the same version, as
 # "release version".
 lab_kernel() {
     local image release version
@@ -51,12 +51,12 @@ lab_kernel() {
     return 1
 }
 
-# The folder of the built modules, named by kernel release and source version.
+# Prints the folder of the built modules, named after kernel release and source version.
 lab_modules_dir() { # release version
     printf '%s/modules-%s-%s\n' "$LAB_CACHE" "$1" "$2"
 }
 
-# Prints the folder of an unpacked kernel of a series: the newest one.
+# Prints the folder of the newest unpacked kernel of a series.
 lab_unpacked() { # series
     local dir
     while read -r dir; do
@@ -208,7 +208,7 @@ lab_setup_packages() {
     lab_update || return 1
     for version in "${missing[@]}"; do
         case $version in
-            # Installed below, with a version.
+            # Added below, with a version.
             qemu-*) ;;
             *) wanted+=("$version") ;;
         esac

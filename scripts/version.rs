@@ -1,4 +1,4 @@
-//! The build script of the programs: sets `RTRS_VERSION`, the text that `--version` prints.
+//! Build script of the programs: sets `RTRS_VERSION`, the text that `--version` prints.
 //!
 //! The text names the features, except for `rds`, which has none, and in a release build the git
 //! revision. Other builds leave the revision out: it would recompile the programs with each commit.
@@ -12,7 +12,7 @@ fn main() {
     println!("cargo::rerun-if-changed=../scripts/version.rs");
     let text = |name| env::var(name).unwrap_or_default();
     let build = if text("PROFILE") == "release" {
-        // Also for uncommitted changes: the daemons are recompiled for these anyway.
+        // Uncommitted changes also affect the text; the daemons are recompiled for these anyway.
         for path in ["src", "../rtrs-core/src", "../nbd-bridge/src", "../Cargo.lock"] {
             println!("cargo::rerun-if-changed={path}");
         }
@@ -31,9 +31,9 @@ fn main() {
     println!("cargo::rustc-env=RTRS_VERSION={version} ({build}{features})");
 }
 
-/// The commit of a work tree, and whether files differ from it. None without git.
+/// Returns the commit of a work tree, and whether files differ from that commit; None without git.
 pub(crate) fn revision(root: &Path) -> Option<String> {
-    // The second changes with each commit, the first when another branch is checked out.
+    // `logs/HEAD` changes with each commit, `HEAD` when a different branch is checked out.
     let heads = ["--git-path", "HEAD", "--git-path", "logs/HEAD"];
     let places = git(root, &[&["rev-parse", "--show-toplevel"], &heads[..]].concat())?;
     let mut places = places.lines().map(|place| root.join(place));

@@ -1,4 +1,5 @@
-//! Fuzz target: nothing that a program writes to its ring breaks its RDS node. The body is in rds.
+//! Fuzz target: nothing that a program writes to its ring breaks its RDS node. The body is in the
+//! crate rds.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzz target: no bytes from a peer break an RDS node. The body is in rds.
+//! Fuzz target: no bytes from a peer break an RDS node. The body is in the crate rds.
 
 #![no_main]
 

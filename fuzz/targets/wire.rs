@@ -1,4 +1,4 @@
-//! Fuzz target: any bytes go into every decoder of RTRS and RNBD. The body is
+//! Fuzz target: arbitrary bytes go into every decoder of RTRS and RNBD. The body is
 //! `rtrs_core::wire::fuzz`.
 
 #![no_main]

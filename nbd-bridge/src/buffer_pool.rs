@@ -1,6 +1,6 @@
 //! Memory shared by the bridges of a shard: one registered region, cut into equal buffers.
 //!
-//! RDMA pins a region when it is registered, so bridges of many devices must not have one each. A
+//! RDMA pins a region when it is registered, so the bridges of many devices must share regions. A
 //! bridge may hold buffers up to its share (`rtrs_core::shares`): no device gets less than half of
 //! an equal part, even when another device holds its buffers because its disk hangs. A bridge that
 //! finds no pool with room for its share creates another one, and so does a bridge that waits too
@@ -25,7 +25,7 @@ pub struct BufferPools(Rc<RefCell<Vec<Weak<BufferPool>>>>);
 
 impl BufferPools {
     /// Takes a share of a pool of `count` buffers, for a bridge that already has the shares `had`.
-    /// If it has any, the pool must have free memory; otherwise any pool will do.
+    /// If `had` is not empty, the pool must have free memory; otherwise any pool will do.
     ///
     /// # Errors
     /// The system's error when memory is refused.
@@ -114,9 +114,9 @@ impl Share {
         &self.pool.region
     }
 
-    /// Populates the buffers that are taken first with physical memory: `bytes` in addition to
-    /// those of the other members, as far as the pool has them. Freed buffers are reused before
-    /// others, so traffic that fits into the populated buffers needs no fresh memory.
+    /// Backs the buffers that are taken first with physical memory: up to `bytes`, in addition to
+    /// the bytes of the other members. Freed buffers are reused before others, so traffic that fits
+    /// into the populated buffers needs no fresh memory.
     pub(crate) fn touch(&mut self, bytes: usize) {
         let bytes = bytes.min(self.region().len());
         self.touched += bytes;
@@ -180,8 +180,8 @@ impl Share {
         self.pool.rows.borrow().shares.room_for(self.member)
     }
 
-    /// Number of buffers guaranteed to this bridge whatever others do: the whole pool if there are
-    /// no others.
+    /// Number of buffers guaranteed to this bridge whatever others do: the whole pool if no other
+    /// bridge shares the pool.
     pub(crate) fn guaranteed(&self) -> usize {
         self.pool.rows.borrow().shares.guaranteed()
     }
@@ -198,8 +198,8 @@ impl Share {
 }
 
 impl Drop for Share {
-    /// Returns the share. A device or the ring may still write to buffers that are held, so these
-    /// stay allocated as long as the pool exists, and so does their share.
+    /// Returns the share to the pool. A device or the ring may still write to buffers that are
+    /// held, so these and their share stay allocated as long as the pool exists.
     fn drop(&mut self) {
         let rows = &mut *self.pool.rows.borrow_mut();
         let held = rows.shares.held(self.member);
@@ -273,7 +273,7 @@ mod tests {
         let all: Vec<u32> = std::iter::from_fn(|| two.take()).collect();
         assert!(!all.is_empty() && left.iter().all(|left| !all.contains(left)), "{left:?} {all:?}");
         all.iter().for_each(|&index| assert!(two.release(index)));
-        // The share of the buffers in use stays reserved; a share without any is freed.
+        // A share with buffers in use stays reserved; one without is freed.
         let three = pools.join(16, &[]).unwrap();
         assert_eq!(three.guaranteed(), 2);
         drop(three);

@@ -38,7 +38,7 @@ impl ExportTerms {
 }
 
 /// Returns the NBD view of a device. Every connection reaches the same device, whose flush covers
-/// all connections, so a client may use several of them (CAN_MULTI_CONN).
+/// all connections, so a client may use several connections (CAN_MULTI_CONN).
 pub fn export_info(name: &str, geometry: &Geometry) -> ExportInfo {
     ExportInfo {
         description: "RTRS session".into(),

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# RDS in a guest: the kernel's node and ours, each in a network namespace of its own, on one bridge.
+# RDS in a guest: the kernel's node and ours, each in its own network namespace, on one bridge.
 #
 #   rk, rk2   the kernel's nodes: 10.9.0.5 and 10.9.0.6, fd09::5 and fd09::6
 #   ru, ru2   ours: 10.9.0.1 and 10.9.0.9, fd09::1 and fd09::9, one smaller and one larger than
 #             those of the kernel; ru2 has 10.9.0.2 and fd09::2
 #
-# The kernel listens at port 16385 in every namespace once rds_tcp is loaded, so ours redirect it.
-# Sourced by scenarios.
+# The kernel listens on port 16385 in every namespace once rds_tcp is loaded, so our namespaces
+# redirect that port. Sourced by scenarios.
 
 RDS_PORT=26385
 RDS_PRELOAD=$LAB_BIN/librds_preload.so
-# Programs of oracle/rds-tools, if they were built.
+# Path of the oracle/rds-tools programs, if they were built.
 export PATH=${LAB_RDS_TOOLS:+$LAB_RDS_TOOLS:}$PATH
 
 # Runs a command in a namespace. A leading `timeout` is stretched like the function `timeout`.
@@ -34,7 +34,7 @@ rds_namespace() { # name last...
 }
 
 # Redirects connections for the kernel's listener to ours. The address is kept: `redirect` would
-# replace it with the first one of the link.
+# replace it with the first address of the link.
 rds_redirect() { # namespace last...
     local name=$1 last family
     shift
@@ -78,8 +78,8 @@ rds_down() {
     return 0
 }
 
-# Starts `rds node` for addresses of a namespace; RDS_DIR of its users is $LAB_WORK/NAMESPACE. Its
-# process is RDS_NODE. RDS_PEER_PORT is the port of its peers, if not that of the kernel.
+# Starts `rds node` for addresses of a namespace and sets RDS_NODE to its pid. RDS_DIR of its users
+# is $LAB_WORK/NAMESPACE. RDS_PEER_PORT is its peers' port, if not that of the kernel.
 rds_node() { # namespace address...
     local name=$1 address arguments=()
     shift
@@ -154,7 +154,8 @@ rds_sizes() { # from_namespace from_flags to_namespace to_flags to_address port
     done
 }
 
-# Runs qperf over the kernel on one end and over the library on the other, with each as the server.
+# Runs qperf over the kernel at one end and over the library at the other, with each end as the
+# server in turn.
 rds_qperf() { # test
     local server result
     ip netns exec rk timeout $((60 * LAB_SLOW)) qperf >"$LAB_WORK/qperf.server" 2>&1 &

@@ -17,7 +17,7 @@ pub enum ErrorKind {
     Config,
     /// Unreadable configuration file.
     ConfigFile,
-    /// Node that cannot be started, or that does not run.
+    /// Node that cannot be started or is not running.
     Node,
     /// Socket path in use, or directory owned by another user.
     InUse,

@@ -1,5 +1,5 @@
-//! Names the shared library for the dynamic linker, and keeps it loaded after dlclose: its threads
-//! and thread-local values must not lose their code.
+//! Sets the shared library's name for the dynamic linker, and keeps the library loaded after
+//! dlclose: its threads and thread-local values must not lose their code.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -53,7 +53,7 @@ pub enum ErrorKind {
     InUse,
     /// A path whose host has no address, or that cannot be connected.
     Path,
-    /// No session has that name.
+    /// A session name that no session has.
     NotAttached,
     /// IO was still running at the time limit.
     Abandoned,
@@ -69,7 +69,7 @@ pub enum ErrorKind {
     Changed,
     /// The session exists but serves no IO: exit code 3.
     NoService,
-    /// Any other error of the system.
+    /// Any other system error.
     System,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-/// Adds a description to an error of the system, for `map_err`.
+/// Adds a description to a system error, for `map_err`.
 pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::with_source(ErrorKind::System, what, source)
 }

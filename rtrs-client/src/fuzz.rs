@@ -62,7 +62,7 @@ const RECVS: u64 = 32;
 const BUFFERS: usize = 16 * MAX_IO as usize;
 const TURNS_MAX: usize = 20_000;
 const STEPS_MAX: usize = 200;
-/// Time in which a client without a server ends all IO, and itself after a detach.
+/// Time within which a client without a server ends all IO and, after a detach, itself.
 const END: Duration = Duration::from_secs(30);
 
 /// Messages that the server sends once in place of correct ones.
@@ -99,7 +99,7 @@ struct Server {
     /// Whether the server's answers carry times.
     timed: bool,
     extensions: Extensions,
-    /// Value that corrupts its proofs; 0 for none.
+    /// Value that corrupts the server's proofs; 0 for none.
     spoil: u8,
     /// Whether answers are held until the program releases them.
     holds: bool,

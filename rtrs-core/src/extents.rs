@@ -1,4 +1,4 @@
-//! Extents: which parts of a range of a device hold data, and which are holes.
+//! Extents: the parts of a device's range that hold data, and those that are holes.
 //!
 //! An extent list is the answer to [`IoOp::Extents`](crate::block::IoOp::Extents). It has the same
 //! layout in the buffer of the IO and between server and client: a count, then the extents in order
@@ -22,9 +22,9 @@ const HEAD: usize = 8;
 /// sectors.
 const ENTRY: usize = 8;
 const HOLE: u64 = 1;
-/// Minimum buffer size for an answer: one extent.
+/// Minimum buffer size for an answer: room for one extent.
 pub const LEN_MIN: usize = HEAD + ENTRY;
-/// Maximum used buffer size: 511 extents.
+/// Maximum buffer size that is used: room for 511 extents.
 pub const LEN_MAX: usize = 4096;
 const COUNT_MAX: usize = (LEN_MAX - HEAD) / ENTRY;
 
@@ -70,7 +70,7 @@ pub fn all_data(room: &MemSlice, len: u64) {
     ExtentList::new(room).push(Extent { len, hole: false });
 }
 
-/// Returns the number of bytes that a list uses of its buffer, at most all.
+/// Returns the number of bytes that a list uses of its buffer, capped at the buffer's length.
 pub fn used_len(list: &MemSlice) -> usize {
     let mut count = [0; 4];
     let Some(head) = list.slice(0, count.len()) else { return list.len() };

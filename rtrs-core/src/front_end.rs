@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of a front end on one shard since it was created. Counters that do not apply to a kind
-/// of front end stay 0.
+/// Counters of a front end on one shard since the front end was created. Counters that do not apply
+/// to a kind of front end stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrontEndStats {
@@ -25,10 +25,10 @@ pub struct FrontEndStats {
     pub bytes_sent: u64,
     /// Bytes moved because a request straddled the end of a buffer.
     pub bytes_moved: u64,
-    /// Writes of closed connections that were not answered and may still have landed.
+    /// Unanswered writes of closed connections that may still have landed.
     pub orphaned: u64,
-    /// Requests that waited for orphaned writes, for requests that were given up, or for changes
-    /// to parts of blocks.
+    /// Requests that waited for orphaned writes, for abandoned requests, or for changes to parts of
+    /// blocks.
     pub deferred: u64,
     /// Changes to parts of blocks; a request has at most two.
     pub fragments: u64,

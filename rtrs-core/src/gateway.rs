@@ -3,8 +3,8 @@
 //! Each such server is a *gateway*. The store behind them has a lock: the gateway that holds it is
 //! *active*, the others are *standby* and run no IO. A session that has the export open for writing
 //! asks a standby to take over; the standby acquires the lock, by force if its owner does not
-//! release it, and from then on the store refuses everything that the former owner still sends. So
-//! an active gateway by itself fences all requests that were sent to others. Each acquisition of
+//! release it, and from then on the store refuses everything that the former owner still sends. A
+//! takeover therefore fences all requests that were sent to other gateways. Each acquisition of
 //! the lock starts a new *term*: of two gateways that claim to be active, the one with the higher
 //! term is.
 
@@ -28,7 +28,7 @@ pub struct Standing {
 pub enum GatewayEvent {
     /// The gateway has become active.
     Active,
-    /// The gateway is no longer active: requests that sessions have sent to it are not answered.
+    /// The gateway is no longer active: requests already sent to it will not be answered.
     Standby,
 }
 

@@ -5,9 +5,9 @@
 //! matter which user wrote the lost data: where several connections present one device (NBD's
 //! CAN_MULTI_CONN), a successful flush on one connection covers the writes of all. A new user
 //! starts with the losses known at the device's last successful flush, so a client that reconnects
-//! still receives a loss that was not reported on its last connection. A user that received a
-//! report and left counts like a successful flush: programs that flush once each would all fail
-//! otherwise.
+//! still receives a loss that was not reported on its last connection. A report to a user that then
+//! left counts like a successful flush; otherwise, of a series of programs that each flush once,
+//! all would fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Records that single acknowledged writes may be lost.
+    /// Records that individual acknowledged writes may be lost.
     pub fn add(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
     }

@@ -2,9 +2,9 @@
 //!
 //! A later request for the same bytes must not run before such a write has ended, because the older
 //! write could undo or contradict it. The server keeps a table of the writes that closed paths left
-//! at an export; a client's front end keeps one of the writes that ended NBD connections left in
-//! the session. All shards share a table. It is normally empty, and then a request costs one load
-//! of the count; the list has a lock.
+//! at an export; a client's front end keeps a table of the writes that ended NBD connections left
+//! in the session. All shards share a table. It is normally empty, and then a request costs one
+//! load of the count; the list has a lock.
 
 use std::fmt;
 use std::ops::Range;
@@ -38,7 +38,7 @@ impl<K> Orphans<K> {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns true if there is none, which is the normal case.
+    /// Returns true if there are no orphaned writes, which is the normal case.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -30,9 +30,9 @@ const ABSENT: u64 = u64::MAX;
 pub enum Piece {
     /// One of the row's fragments, by index.
     Fragment(usize),
-    /// Part of the row that is ready and was not handed to the device.
+    /// Part of the row that is ready but has not been handed to the device.
     Queued,
-    /// Part of the row that the device has.
+    /// Part of the row that has been handed to the device.
     Running,
 }
 
@@ -51,7 +51,7 @@ pub struct Key {
 struct Entry {
     key: Key,
     bytes: Range<u64>,
-    /// The change may be at the device, and the others wait for it.
+    /// Whether the change may be at the device; overlapping changes wait for it.
     runs: bool,
     /// The change begins when all shards have scanned in this round.
     round: u64,
@@ -229,7 +229,7 @@ mod tests {
         Key { shard, row, piece }
     }
 
-    /// Returns ranges of three shards, the last of which has no connections.
+    /// Returns ranges for three shards, the last of which has not joined.
     fn two() -> Ranges {
         let ranges = Ranges::new(3);
         ranges.join(0);

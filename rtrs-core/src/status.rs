@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// Outcome of an IO. `Copy`, one byte, without context, which is in the log.
+/// Outcome of an IO: one byte, `Copy`. The context of a failure is in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IoStatus {
@@ -36,9 +36,9 @@ pub enum IoStatus {
     TimedOut,
     /// The device is busy; a retry may succeed (EBUSY).
     Busy,
-    /// Another server serves the device now; the effect of the IO is unknown (ECONNABORTED). For
-    /// sources with a [`Gateway`](crate::gateway::Gateway). A server does not answer such a
-    /// request: it ends its path.
+    /// A different server serves the device now; the effect of the IO is unknown (ECONNABORTED).
+    /// Only for sources with a [`Gateway`](crate::gateway::Gateway). A server does not answer such
+    /// a request: it ends the request's path.
     Moved,
 }
 
@@ -66,7 +66,7 @@ impl IoStatus {
     ];
 
     /// Returns true if a write with this status was refused before it reached the device, so that
-    /// its outcome reveals nothing about data acknowledged before. Does not apply to a flush: a
+    /// its outcome reveals nothing about previously acknowledged data. Does not apply to a flush: a
     /// file system that was shut down fails a flush with EROFS.
     pub const fn is_refusal(self) -> bool {
         matches!(self, Self::Beyond | Self::Invalid | Self::ReadOnly | Self::Unsupported)
@@ -121,7 +121,7 @@ impl IoStatus {
 pub struct Outcome {
     /// Status for the submitter.
     pub status: IoStatus,
-    /// Errno of the system, which the status may not preserve; without one, that of the status.
+    /// Errno from the system, which the status may not preserve, or else the status's own errno.
     pub errno: u16,
 }
 

@@ -153,7 +153,7 @@ impl Export {
         }
     }
 
-    /// Whether the file is deleted, and was deleted before another one took its path.
+    /// Whether the file is deleted, and was deleted before another file took its path.
     pub(crate) fn is_orphan(&self) -> bool {
         self.orphaned.load(Ordering::Relaxed) && self.source.is_deleted()
     }

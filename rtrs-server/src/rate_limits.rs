@@ -8,7 +8,7 @@ use std::fmt;
 use rtrs_core::settings::ByteSize;
 use serde::{Deserialize, Serialize};
 
-/// Maximum rates of an export, for all of its sessions together.
+/// Maximum rates of an export, over all of its sessions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RateLimits {
@@ -41,7 +41,7 @@ impl RateLimits {
 }
 
 impl fmt::Display for RateLimits {
-    /// Formats the limits that are set as in the text form of an export.
+    /// Formats the limits that are set, as in the text form of an export.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let requests =
             [("iops", self.iops), ("iops-read", self.iops_read), ("iops-write", self.iops_write)];

@@ -1,9 +1,9 @@
-"""Exports of the storage of other servers (rbd:, nbd:) beside the usual programs, on a Ceph cluster
-in memory that scripts/ceph.sh runs.
+"""Exports backed by other servers' storage (rbd:, nbd:) beside the usual programs, on an in-memory
+Ceph cluster run by scripts/ceph.sh.
 
 A Ceph image has one writer, so a side runs during its own measurements only. qemu-nbd asks librbd
 before each read which parts of an image with the feature fast-diff are stored; images have it by
-default. So an image without it is compared too.
+default. So an image without the feature is compared too.
 """
 
 import glob
@@ -21,7 +21,7 @@ IMAGES = {"bench": (), "plain": ("--image-feature", "layering", "--image-feature
 
 
 class OverUnix(Side):
-    """A server at a unix socket."""
+    """A server on a unix socket."""
 
     def start(self):
         sock = self.scratch("sock")
@@ -60,7 +60,7 @@ class FioRbd(Side):
 
 
 class OursNbd(Ours):
-    """rtrs on an nbdkit of its own."""
+    """rtrs on its own nbdkit."""
 
     name = "rtrs-nbdkit"
 
@@ -124,7 +124,7 @@ def run(args):
     try:
         command("scripts/ceph.sh", "start", directory, free_port(), seconds_max=300)
         with open(f"{directory}/ceph.conf", "a") as conf:
-            # For all sides. Our server never has a cache.
+            # Applies to all sides, because our server never has a cache.
             conf.write("[client]\nrbd cache = false\n")
         os.environ["CEPH_CONF"] = f"{directory}/ceph.conf"
         args.cluster = []

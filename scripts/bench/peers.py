@@ -1,5 +1,5 @@
-"""rtrs beside nbdkit, qemu-nbd and nbd-server: the same file, the same fio jobs, TCP loopback. The
-sessions without NBD have a server and a file of their own."""
+"""rtrs beside nbdkit, qemu-nbd and nbd-server: the same file, the same fio jobs, TCP loopback.
+Sessions without NBD use a separate server and file."""
 
 import argparse
 import os
@@ -133,7 +133,7 @@ def measure_place(args, place, rows):
             path = os.path.join(place, f"{kind.name if kind in SESSIONS else 'shared'}.img")
             if not os.path.exists(path):
                 make_file(path, args.size)
-            # Others have the file open too, and qemu-nbd locks it.
+            # Other servers have the file open too, and qemu-nbd locks it.
             sides[kind.name] = kind(args, f"{path},no-lock" if kind is Ours else path)
     return judge(rows, measure(args, rows, sides), sides)
 

@@ -40,7 +40,7 @@ DEPTH = 32
 
 
 class Row(NamedTuple):
-    """A figure of its own, without another side."""
+    """A figure that is not compared with another side."""
 
     id: str
     title: str
@@ -132,7 +132,7 @@ class Server:
 
 
 class Crowd(Process):
-    """Many sessions in one process that executes orders."""
+    """Many sessions in one process that executes commands."""
 
     def __init__(self, args, server):
         argv = [f"{args.bin_dir}/rtrs-crowd", "--path", f"127.0.0.1:{server.port}", *args.crowd]

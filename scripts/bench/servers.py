@@ -1,4 +1,4 @@
-"""Sides that several comparisons share, and the loads on them: fio, and `rtrs-client bench`."""
+"""Sides shared by several comparisons, and their loads: fio and `rtrs-client bench`."""
 
 import os
 import resource
@@ -12,10 +12,10 @@ EXPORT = "bench"
 
 
 class Side:
-    """A server with what fio opens (`uri`). Its first process is the server itself."""
+    """A server and the URI that fio opens (`uri`). Its first process is the server itself."""
 
     name = ""
-    # Whether fio has threads that work for this side.
+    # Whether some threads of fio do work of this side.
     load_has_threads = False
 
     def __init__(self, args, target=None):
@@ -120,7 +120,7 @@ class Ours(Side):
             self.start_client(*self.path_flags, *self.bench_flags)
 
     def start_client(self, *flags):
-        """Attaches the export, so that fio can open it at a unix socket."""
+        """Attaches the export, so that fio can open it through a Unix socket."""
         sock = self.scratch("sock")
         self.uri = f"nbd+unix:///{EXPORT}?socket={sock}"
         self.launch(f"{self.args.bin_dir}/rtrs-client", "attach", EXPORT, "--socket", sock,
@@ -135,8 +135,8 @@ class OursSession(Ours):
 
 
 def run_load(side, name, argv, seconds_max):
-    """Runs a load to its end. Returns its output, the CPU seconds of all processes of the side, of
-    its server and of the load, and the share of the machine that others used."""
+    """Runs a load to completion. Returns its output, the CPU seconds of all processes of the side,
+    of its server and of the load, and the share of the machine that others used."""
     def usage():
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return (cpu_seconds(side.pids()), cpu_seconds(side.pids()[:1]),

@@ -1,6 +1,7 @@
 //! `rtrs-server`, or `rtrs-client` if the first argument is `attach`, with an allocation counter;
-//! only for `tests/system/allocations.rs`. It accepts the flags of either. Each connection to the
-//! unix socket `RTRS_COUNTED` receives the number of allocations so far, in decimal.
+//! only for `tests/system/allocations.rs`. It accepts the flags of the selected program. Each
+//! connection to the unix socket `RTRS_COUNTED` receives the number of allocations so far, in
+//! decimal.
 #![forbid(unsafe_code)]
 
 use std::alloc::System;

@@ -5,9 +5,9 @@
 //! | file | made by | means |
 //! |---|---|---|
 //! | `hold` | the test | hold the next write to the first MiB |
-//! | `armed` | this program, instead of `hold` | the next write from now on is held |
-//! | `holding` | this program, instead of `armed` | a write is held; all other IO runs |
-//! | `release` | the test | release it; removed with `holding` once the write is submitted |
+//! | `armed` | this program, in place of `hold` | the next write will be held |
+//! | `holding` | this program, in place of `armed` | a write is held; all other IO proceeds |
+//! | `release` | the test | release the write; removed with `holding` once the write is submitted |
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -23,7 +23,7 @@ use rtrs_core::block::{BlockSource, IoOp};
 use rtrs_server::backend::layer::{PauseHandle, pause};
 use rtrs_server::{Error, ErrorKind, LowArgs, Plan, serve_over};
 
-/// Offset below which a write must begin to be held.
+/// Only writes that begin below this offset are held.
 const HELD_BYTES: u64 = 1 << 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 

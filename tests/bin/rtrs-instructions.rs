@@ -1,10 +1,10 @@
 //! Counts the instructions of hot paths with valgrind, and compares them with a stored baseline: a
 //! measure of speed that does not depend on other load on the machine.
 //!
-//! A scene runs in a process of its own under callgrind, once with few requests and once with more;
-//! the difference is the cost of the requests. The baseline (`tests/golden/instructions.json`)
-//! holds one set of counts for each compiler, C library and kind of processor, since all of these
-//! affect the counts.
+//! A scene runs in its own process under callgrind, once with few requests and once with more; the
+//! difference is the cost of the requests. The baseline (`tests/golden/instructions.json`) holds
+//! one set of counts for each compiler, C library and kind of processor, since all of these affect
+//! the counts.
 //!
 //! Exit codes: 0 all counts agree, 1 a count differs or a scene failed, 2 wrong usage, 3 this
 //! machine cannot be compared: valgrind is missing, or the baseline does not know this toolchain.
@@ -59,10 +59,10 @@ enum Format {
 /// Requests whose instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scene {
-    /// Engines of client and server: permits, retries, checks, immediate data.
+    /// Engines of the client and the server: permits, retries, checks, immediate data.
     SessionRead,
     SessionWrite,
-    /// NBD front end with its requests to the session.
+    /// NBD front end, with its requests to the session.
     NbdRead,
     NbdWrite,
     /// iWARP over TCP on loopback, both ends: a write with immediate data, with CRC32C.

@@ -1,4 +1,4 @@
-//! Tests of the backend `nbd:` in use: a copy reaches the server behind it.
+//! Tests of the `nbd:` backend in use: a copy reaches the server behind the backend.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

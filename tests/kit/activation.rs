@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::proc::Proc;
 
-/// Shell script that moves its sockets to descriptors 3 and 4 and runs the command after their
-/// names. The log of the program goes to standard output.
+/// Shell script that moves its sockets to descriptors 3 and 4 and runs the command that follows
+/// their names. The program's log goes to standard output.
 const PASS_ONE: &str = "exec 3<&0 </dev/null 2>&1;";
 const PASS_TWO: &str = "exec 3<&0 </dev/null 4<&2 2>&1;";
 const RUN: &str = "LISTEN_PID=$$ LISTEN_FDS=$0 LISTEN_FDNAMES=\"$1\"; shift; \
@@ -21,7 +21,7 @@ const RUN: &str = "LISTEN_PID=$$ LISTEN_FDS=$0 LISTEN_FDNAMES=\"$1\"; shift; \
 pub struct Activation(Vec<(String, Arc<OwnedFd>)>);
 
 impl Activation {
-    /// Adds any descriptor, with this name.
+    /// Adds a descriptor of any kind, with this name.
     #[must_use]
     pub fn descriptor(mut self, name: &str, socket: impl Into<OwnedFd>) -> Self {
         self.0.push((name.to_owned(), Arc::new(socket.into())));

@@ -1,6 +1,6 @@
 //! Two hosts on this machine, joined by cables that can be pulled: two network namespaces, each
-//! held by a sleeping process, and veth pairs. Requires root; everything is removed with the
-//! handle.
+//! held by a sleeping process, and veth pairs. Requires root; everything is removed when the handle
+//! is dropped.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Strict parser of the text format of Prometheus, version 0.0.4, and scrape client. Written from
-//! the format's specification, independently of the code that writes it. The parser is stricter
+//! Strict parser of the Prometheus text format, version 0.0.4, and scrape client. Written from the
+//! format's specification, independently of the code that produces the text. The parser is stricter
 //! than the format: it also refuses text that Prometheus accepts but conventions forbid.
 
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
-//! NBD client that sends arbitrary bytes, valid or not; the hostile tests use it against the front.
-//! Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice project),
-//! deliberately independent of the bridge's own code. [`Innocent`] is the other client on the same
-//! front, which must not be affected.
+//! NBD client that sends arbitrary bytes, valid or not; the hostile tests use it against the front
+//! end. Written from the NBD protocol document (doc/proto.md of the NetworkBlockDevice project),
+//! deliberately independent of the bridge's own code. [`Innocent`] is a well-behaved client on the
+//! same front end, which must not be affected.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -193,7 +193,7 @@ impl RawNbd {
     /// Reads the head of a simple reply and checks its cookie.
     ///
     /// # Panics
-    /// Panics when there is another reply, or none.
+    /// Panics when a different reply or no reply arrives.
     pub fn simple_reply(&mut self, cookie: u64) -> Reply {
         let mut head = [0; 16];
         if !self.receive(&mut head) {
@@ -208,7 +208,7 @@ impl RawNbd {
     /// `bytes`.
     ///
     /// # Panics
-    /// Panics when there is another reply, or none, or an error.
+    /// Panics when a different reply, an error or no reply arrives.
     pub fn take_replies(&mut self, cookies: &[u64], bytes: &mut [u8]) {
         let mut waiting = cookies.to_vec();
         while !waiting.is_empty() {

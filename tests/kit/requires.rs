@@ -51,7 +51,7 @@ pub fn is_root() -> bool {
 /// before the intended program does.
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// Returns a TCP port that was free a moment ago at all IPv4 addresses of this host. For programs
+/// Returns a TCP port that was free a moment ago on all IPv4 addresses of this host. For programs
 /// that cannot use port 0.
 ///
 /// # Panics
@@ -62,8 +62,8 @@ pub fn free_port() -> u16 {
         let random = RandomState::new().build_hasher().finish();
         PORTS.start + u16::try_from(random % PORTS.len() as u64).expect("less than all ports")
     };
-    // The socket does not listen. A process that another thread starts meanwhile has a copy of it
-    // for a moment, which would keep the port from the program otherwise.
+    // The socket does not listen. If it did, a process that another thread starts meanwhile would
+    // briefly hold a copy of it, which would keep the program from using the port.
     let is_free = |port: &u16| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_reuse_address(true).expect("an option");

@@ -16,7 +16,7 @@ export LAB_SHARE=/run/lab LAB_ROLE=${2:-one}
 # shellcheck source=tests/lab/kernel_faults.sh
 . tests/lab/kernel_faults.sh
 
-# Lines of the kernel's log that fail any scenario.
+# Lines in the kernel's log that fail any scenario.
 KERNEL_FAULTS='WARNING: |BUG: |BUG at |Oops|general protection|blocked for more than|refcount_t'
 KERNEL_FAULTS+='|UBSAN|KASAN|Kernel panic|detected stall|recursive locking|list_(add|del) corr'
 KERNEL_FAULTS+='|(rtrs|rnbd)[-_].*([Uu]nexpected|Unknown IMM)'
@@ -32,7 +32,7 @@ guest_prepare() {
     echo 60 >/proc/sys/kernel/watchdog_thresh
     echo 45 >/proc/sys/kernel/hung_task_timeout_secs
     echo -1 >/proc/sys/kernel/hung_task_warnings
-    # Warnings and worse to the console, which the host keeps.
+    # Sends warnings and worse to the console, whose output the host keeps.
     dmesg -n warn
     ip link set lo up
     ulimit -c 0

@@ -10,7 +10,7 @@ sk_attach() { # device paths argument...
     for ((path = 0; path < paths; path++)); do
         arguments+=(--path "ip:10.0.$path.1@ip:10.0.$path.2")
     done
-    # An earlier session of the same name has left its log.
+    # An earlier session of the same name may have left its log.
     SK_LOG_FROM[$device]=$(stat -c %s "$(sk_log_file "$device")" 2>/dev/null || echo 0)
     timeout 90 rtrs-client attach "$device" "${arguments[@]}" --session-name "sk-${device##*/}" \
         --heartbeat "${LAB_HEARTBEAT_MS:-2000}ms" --buffer-size 58M "$@" </dev/null || return 1

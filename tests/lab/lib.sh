@@ -41,7 +41,7 @@ fail() { # text [detail] [class]
 }
 
 # Records the class of the failure: `data` if data is wrong, `hang` if something never ended. A bug
-# of the guest's kernel never excuses `data` (scripts/lab-verdict.sh). Shown once the scenario has
+# in the guest's kernel never excuses `data` (scripts/lab-verdict.sh). Shown once the scenario has
 # failed.
 class() { # data|hang
     echo "$1" >>"$LAB_HOME/classes"
@@ -216,7 +216,7 @@ server_listens() { # portals
     [ "$(grep -c '^listening on ' "$LAB_WORK/server.out")" -ge "$(($1 > 0 ? $1 : 1))" ]
 }
 
-# Sends SIGTERM; returns the status of the server.
+# Sends SIGTERM to the server, and returns its exit status.
 stop_server() {
     local tries
     kill -TERM "$LAB_SERVER" || return 1
@@ -334,7 +334,7 @@ nvmet_up() { # rdma|tcp address port name device
         ln -s "$system" "$port/subsystems/$4"
 }
 
-# Removes the exports of nvmet_up from the kernel's NVMe target.
+# Removes the exports that nvmet_up added to the kernel's NVMe target.
 nvmet_down() {
     local root=/sys/kernel/config/nvmet item
     [ -d "$root" ] || return 0

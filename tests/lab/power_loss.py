@@ -35,7 +35,7 @@ import sys
 MAGIC = 0x6A736677736872
 FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
 BLOCK = 4096
-# Blocks of the raw load, blocks that each of its rounds writes, and blocks of the file `direct`.
+# Blocks of the raw load, blocks written in each of its rounds, and blocks of the file `direct`.
 RAW_BLOCKS, RAW_WRITES = 512, 24
 DIRECT_BLOCKS = 32
 
@@ -44,7 +44,7 @@ DIRECT_BLOCKS = 32
 
 
 def block_of(number, generation):
-    """The contents of a block; a sector of another write in it can be detected."""
+    """The contents of a block, such that a sector of a different write can be detected in it."""
     sector = b"block %8d generation %8d " % (number, generation)
     return (sector * (512 // len(sector) + 1))[:512] * (BLOCK // 512)
 
@@ -122,7 +122,7 @@ def write_synced(path, data):
 
 
 def load_files(folder, logged, rounds):
-    """In each round, durably writes a file, replaces one, writes a block of one; puts a mark."""
+    """In each round, durably writes a file, replaces one and writes a block; then puts a mark."""
     direct = os.path.join(folder, "direct")
     write_synced(direct, b"".join(block_of(n, 0) for n in range(DIRECT_BLOCKS)))
     sync_folder(folder)
@@ -130,7 +130,7 @@ def load_files(folder, logged, rounds):
     fd = os.open(direct, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
     mark(logged, "round-0")
     for at in range(1, rounds + 1):
-        # Never synced itself; it fills the other pages of the journal.
+        # This file is never synced; it fills the other pages of the journal.
         with open(os.path.join(folder, "noise"), "ab") as noise:
             noise.write(os.urandom(50_000))
         write_synced(os.path.join(folder, f"file{at}"), file_of(at))
@@ -186,7 +186,7 @@ class Log:
         image.flush()
 
     def rounds(self):
-        """For each entry the last round that was durable before it; None before the first mark."""
+        """For each entry, the last round that was durable before it; None before the first mark."""
         last, found = None, []
         for *_, text in self.entries:
             if text.startswith("round-"):
@@ -196,7 +196,7 @@ class Log:
 
 
 def evenly(points, most):
-    """At most that many of the points, evenly distributed, including the last."""
+    """At most `most` of the points, evenly distributed, including the last."""
     if len(points) <= most:
         return points
     return [points[(len(points) - 1) * at // (most - 1)] for at in range(most)]

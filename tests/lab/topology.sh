@@ -8,7 +8,7 @@
 # Called by guest.sh and by scenarios that take a network down and up.
 
 # Both ends are addresses of one machine, but packets must cross the veth: without these settings,
-# ARP between the two is not answered.
+# ARP requests between the two go unanswered.
 topology_sysctls() {
     sysctl -qw net.core.netdev_max_backlog=100000
     sysctl -qw net.ipv4.conf.all.accept_local=1 net.ipv4.conf.default.accept_local=1 \
@@ -18,8 +18,8 @@ topology_sysctls() {
 
 # Packets of a queue pair that two CPUs send wait in two queues and overtake each other, and a full
 # queue drops them. On rdma_rxe of Linux 6.1 either can break a queue pair of the kernel's
-# modules: a retransmission runs REG_MR and LOCAL_INV a second time, which fails, and then nothing
-# is sent and nothing reported (rxe_req.c, req_retry and rxe_requester). So one CPU receives the
+# modules: a retransmission runs REG_MR and LOCAL_INV a second time, which fails; after that,
+# nothing is sent or reported (rxe_req.c, req_retry and rxe_requester). So one CPU receives the
 # packets of a link, in order, from a long queue.
 topology_order() { # device
     echo 1 >"/sys/class/net/$1/queues/rx-0/rps_cpus"
@@ -90,7 +90,7 @@ topology_up() { # paths
     done < <(topology_sides "$paths")
 }
 
-# Adds an address to one side of a path, which the other reaches over the cable: 10.0.PATH.HOST.
+# Adds the address 10.0.PATH.HOST to one side of a path; the other side reaches it over the cable.
 topology_address() { # path side host
     local table=1000 other=2
     if [ "$2" = a ]; then table=2000 other=1; fi
@@ -104,9 +104,9 @@ topology_address() { # path side host
         "$(printf 'ffff:0a00:%02x%02x' "$1" "$3")" -r "/sys/class/infiniband/rx$2$1/ports/1/gids"
 }
 
-# Makes a cable lose everything that this end sends, while the link is up at both ends, and repairs
-# it. Unlike `ip link set down` this has no lasting effect: rdma_rxe of Linux 6.1 never reconnects
-# over a port that was down when it had something to send.
+# topology_cut makes a cable lose everything that this end sends, while the link is up at both ends;
+# topology_mend repairs it. Unlike `ip link set down`, a cut has no lasting effect: rdma_rxe of
+# Linux 6.1 never reconnects over a port that was down when it had something to send.
 topology_cut() { # device
     modprobe sch_netem && tc qdisc add dev "$1" root netem loss 100%
 }

@@ -10,13 +10,13 @@ use rtrs_tests::{
 
 use crate::capture::{PATIENT, can_capture, capture_to};
 
-/// Whether there is a tshark with Lua; prints the reason if not.
+/// Whether a tshark with Lua is installed; prints the reason if not.
 fn has_lua() -> bool {
     if !requires(&["tshark"]) {
         return false;
     }
     let version = run("tshark", &["--version"], COMMAND_TIME_MAX).ok().stdout;
-    // The output contains line breaks at any position.
+    // The output may contain line breaks at any position.
     let version = version.split_whitespace().collect::<Vec<_>>().join(" ");
     let has = version.contains("with Lua");
     if !has {
@@ -184,7 +184,7 @@ fn a_session_over_tcp_with_our_own_peers() {
         for _ in 0..10 {
             nbd.write_all(&[0xa5; 4096]).expect("write");
         }
-        // Longer than a frame.
+        // The write is longer than a frame.
         nbd.seek(SeekFrom::Start(1 << 20)).expect("seek");
         nbd.write_all(&vec![0x5a; 200 << 10]).expect("write");
         nbd.seek(SeekFrom::Start(8192)).expect("seek");

@@ -1,9 +1,9 @@
-//! Tests of `always-invalidate` from the view of a hand-driven peer: with it on, the key of a chunk
-//! is valid for one request, and a peer that reuses it loses its path without having changed any
-//! data; with it off, keys stay valid.
+//! Tests of `always-invalidate` from the point of view of a hand-driven peer: with it on, the key
+//! of a chunk is valid for one request, and a peer that reuses it loses its path without having
+//! changed any data; with it off, keys stay valid.
 //!
-//! Runs over TCP loopback, or over an RDMA device where `RTRS_TEST_RDMA` names one: the lab's
-//! scenario `invalidate` runs it there.
+//! Runs over TCP loopback, or over the RDMA device that `RTRS_TEST_RDMA` names, as in the lab's
+//! scenario `invalidate`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use rtrs_core::wire::{AccessMode, IoHeader, Rw, errno};
 use rtrs_tests::{Peer, PeerOptions, Server, wait_for};
 
-/// Maximum time of a refusal, long before the heartbeat would have ended the path.
+/// Maximum wait for a refusal, long before heartbeats would have ended the path.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK: u32 = 512;
 /// Connection and permit that the test uses.
@@ -30,7 +30,7 @@ fn server(always_invalidate: &str) -> (Server, SocketAddr) {
 /// Opens a session that has the export open for writing.
 fn peer(server: SocketAddr, number: u8) -> Peer {
     let mut peer = Peer::up(server, PeerOptions::new(number, number), &format!("peer{number}"));
-    // The previous session may have ended a moment ago.
+    // The previous session may have only just ended.
     let opened = wait_for("the export to be free", PATIENCE, || {
         match peer.open("vol0", AccessMode::ReadWrite) {
             Err(errno::EPERM) => None,

@@ -26,7 +26,8 @@ use rtrs_tests::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Queue depth that is not a power of two: the nonexistent permits 24 to 31 fit the immediate.
+/// Queue depth that is not a power of two: the immediate can encode the nonexistent permits 24 to
+/// 31.
 const DEPTH: u16 = 24;
 const CHUNK: usize = 64 << 10;
 /// Handshake timeout of the servers here over TCP, for start-up steps and handshakes.
@@ -64,7 +65,7 @@ impl Scene {
         Self::with_handshakes(handshake(), args)
     }
 
-    /// Starts a scene with another handshake timeout.
+    /// Starts a scene with a different handshake timeout.
     fn with_handshakes(within: Duration, args: &[&str]) -> Self {
         let server = Server::builder()
             .export("vol0=mem:16M")
@@ -103,7 +104,7 @@ impl Scene {
     /// Returns a path like [`Self::peer`], with `vol1` open for writing as device 0.
     fn writer(&mut self) -> Peer {
         let mut peer = self.peer();
-        // The previous path may have ended a moment ago, and its session with it.
+        // The previous path may have ended a moment ago, taking its session with it.
         let opened = wait_for("the export to be free", PATIENCE, || {
             match peer.open("vol1", AccessMode::ReadWrite) {
                 Err(errno::EPERM) => None,
@@ -121,8 +122,8 @@ impl Scene {
         peer.ended(what, at_once())
     }
 
-    /// Checks that the innocent session was not disturbed and that the server's resources are as
-    /// before, then ends both.
+    /// Checks that the innocent session was not disturbed and that the server uses as many
+    /// resources as before, then ends both.
     fn end(mut self) {
         self.stand.server.check_alive();
         let pid = self.stand.server.pid();

@@ -45,7 +45,7 @@ use operator::Exports;
 use second::Second;
 use servers::OtherServers;
 
-/// Maximum number of rounds at one moment; with more, the clock counts as stopped.
+/// Maximum number of rounds at the same time; beyond this, the clock counts as stopped.
 const SPINS_MAX: u32 = 20_000;
 
 /// State of a run.
@@ -103,7 +103,7 @@ pub(super) struct Cluster {
 }
 
 /// Makes connections take a while to end at the server in some runs, and in half of these also at
-/// the client. Nothing is drawn for it, so that other runs do not change. Runs that kill clients
+/// the client. Nothing is drawn for this, so that other runs do not change. Runs that kill clients
 /// are left out: a killed client would keep its memory registered for that time, and the memory
 /// bound, which is for one client, would not apply.
 fn linger(world: &World, options: &Options) {
@@ -258,7 +258,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the client's process; with `power`, by a power failure. Its workloads stay.
+    /// Ends the client's process; with `power`, by a power failure. The workloads remain.
     fn stop_client(&mut self, power: bool) {
         if power {
             self.world.crash(self.nodes[0]);
@@ -344,7 +344,7 @@ impl Cluster {
         self.stop_other_servers();
         self.beside.end_rival();
         self.restore_at = self.options.operated.then(|| self.now());
-        // Drop actions that remain when the load has ended early.
+        // Drop actions that remain if the load has ended early.
         self.plan.retain(|(_, act)| !matches!(act, Act::Reconnect { .. } | Act::RemoveExport));
     }
 

@@ -1,6 +1,6 @@
 //! Many unproved paths of an attacker that knows the UUIDs of a session and of its paths. They
-//! connect before the session's client and after it, with the numbers of its next connects and
-//! another queue depth, and stay as long as the server allows.
+//! connect before the session's client and after it, with the numbers of its next connects and a
+//! different queue depth, and stay as long as the server allows.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use rtrs_core::tests::{PathOptions, PlayedClient};
 use rtrs_core::time::{Duration, Instant};
 use rtrs_core::wire::ClientExtensions;
 
-/// Maximum number of such paths at a time: more than a session has room for.
+/// Maximum number of unproved paths at a time: more than a session has room for.
 const PATHS_MAX: usize = 48;
 /// Longest pause before the next path.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
@@ -35,7 +35,7 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Creates the paths of this session, from two addresses of a node to a server.
+    /// Creates the crowd of paths for this session, from two addresses of a node to a server.
     pub(super) fn new(
         node: NodeId,
         from: [IpAddr; 2],

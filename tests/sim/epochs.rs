@@ -1,13 +1,14 @@
-//! State directory of the simulated server, where it keeps the export's epoch for the next server.
+//! State directory in which the simulated server keeps the export's epoch for the next server.
 //!
 //! As in `rtrs-server/src/state.rs`, one thread saves, one job after another, and queued jobs are
 //! saved together. A save has two moments. At the first, the number is written, so that a server
 //! that starts after this one was killed finds it. At the second, it is durable, and requests that
-//! wait for it are answered. Unless a seed draws otherwise, both coincide.
+//! wait for it are answered. Unless the seed draws otherwise, both coincide.
 //!
 //! The file is the server's own (`rtrs-server/src/engine/epoch_file.rs`), over a medium that in
 //! some runs refuses writes and tears them. Clearing the file always works here: a medium that
-//! refuses this too hides a loss from the next server, as docs/explanation/fence.md says.
+//! refuses to clear the file too hides a loss from the next server, as docs/explanation/fence.md
+//! says.
 
 use std::io;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ struct State {
     stats: EpochStats,
 }
 
-/// Content of the file, which refuses changes if a seed draws that.
+/// Content of the file, which refuses changes if the seed draws that.
 #[derive(Clone, Debug)]
 struct SimFile {
     content: Option<Vec<u8>>,
@@ -95,9 +96,9 @@ impl Medium for SimFile {
 /// Counters of saves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EpochStats {
-    /// Saves that took time.
+    /// Number of saves that took time.
     pub(super) late: u64,
-    /// Servers that ended before a save did.
+    /// Number of servers that ended before a save did.
     pub(super) cut: u64,
 }
 
@@ -143,7 +144,7 @@ impl KeptEpoch {
         self.0.lock().stats
     }
 
-    /// Makes saves take no time from now on.
+    /// Makes all further saves take no time.
     pub(super) fn calm(&self) {
         let state = &mut *self.0.lock();
         (state.saves, state.kill_at) = (None, None);

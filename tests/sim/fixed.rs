@@ -57,7 +57,7 @@ fn settings(nbd: bool) -> Options {
 /// time, through an NBD front end if `nbd` is set.
 ///
 /// # Errors
-/// The violation that a checker of the simulator detected.
+/// Returns the violation that a checker of the simulator detected.
 pub fn run_fixed(nbd: bool, op: IoOp, count: u64) -> Result<(), Failure> {
     let options = settings(nbd);
     let mut cluster = Cluster::new(&options, Plant::None, &Log::new(None));

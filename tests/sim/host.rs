@@ -1,4 +1,4 @@
-//! Cores of both ends as the cluster keeps them, with their messages and settings.
+//! Cores of both ends as held by the cluster, with their messages and settings.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -228,7 +228,7 @@ pub(super) fn session_config(
     identity: Option<Identity>,
 ) -> SessionConfig {
     SessionConfig {
-        // A client that returns before the previous one has ended has another name.
+        // A client that returns before the previous one has ended uses a different name.
         name: if options.renamed { format!("sim{client}") } else { "sim".into() },
         volumes: vec![VolumeConfig {
             access: match options.guest {

@@ -3,12 +3,12 @@
 //! support for idle heartbeats.
 //!
 //! - *Idle*: no path ends, however long the session is idle.
-//! - *A link dies* without notice. The first IO moves to another path within the time that it has
-//!   under load; with only one path, it continues when the link is back.
-//! - *The server is killed* and starts again. The first IO continues when it is back.
+//! - *A link dies* without notice. The first IO moves to another path as soon as it would under
+//!   load; with only one path, it continues once the link is back.
+//! - *The server is killed* and starts again. The first IO continues once the server is back.
 //! - *The client's host dies* just after its first IO. The server detects it within its usual time.
 //! - *The client's host dies* while idle, and another client opens the export, or connects with the
-//!   same name. It does not wait for the slow idle heartbeat.
+//!   same name. The other client does not wait for the slow idle heartbeat.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::block::IoOp;
@@ -32,8 +32,8 @@ const IO_MAX: Duration = Duration::from_millis(10 * 100 + 500);
 /// Maximum time from a server's start, or a link's return, to the end of all IO: detection of the
 /// silent path, its end, and the next attempt.
 const BACK_MAX: Duration = Duration::from_secs(6);
-/// Maximum time from the start of the next client to its open device: the dead client is detected,
-/// its session ends, and the next attempt follows.
+/// Maximum time from the start of the next client until its device is open: the dead client is
+/// detected, its session ends, and the next attempt follows.
 const NEXT_MAX: Duration = Duration::from_millis(4 * 500 + 1500);
 
 /// Event after a long idle time.
@@ -58,7 +58,8 @@ fn settings(seed: u64, what: What, prng: &mut Prng) -> Options {
     options.unmix();
     (options.extra, options.renamed) = (Extra::default(), prng.chance(Ratio::new(1, 2)));
     let long = Duration::from_secs(30);
-    // An earlier version does not announce idle heartbeats, nor does one that has them turned off.
+    // An earlier version does not announce idle heartbeats, nor does an end that has them turned
+    // off.
     let (client, server) = match prng.below(6) {
         0 => (Duration::ZERO, long),
         1 => (long, Duration::ZERO),
@@ -120,7 +121,7 @@ fn pass(cluster: &mut Cluster, time: Duration) -> Result<(), Failure> {
     cluster.run_until(cluster.now() + time, |_| false).map(|_| ())
 }
 
-/// Performs an IO on one core or two within a time limit.
+/// Performs an IO on one or two cores, within a time limit.
 fn io(
     cluster: &mut Cluster,
     options: &Options,
@@ -232,7 +233,7 @@ fn link_dies(cluster: &mut Cluster, options: &Options, prng: &mut Prng) -> Resul
         _ => (vec![one, other], vec![back, forth]),
     };
     dies.into_iter().try_for_each(|fault| cluster.act(Act::World(fault)))?;
-    // A heartbeat may be due before.
+    // A heartbeat may be due before then.
     pass(cluster, prng.duration(Duration::ZERO..=20_000 * MS))?;
     order(cluster, options, prng);
     if options.paths > 1 {

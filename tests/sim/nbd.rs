@@ -2,7 +2,7 @@
 //!
 //! nbd-bridge works on the core's ring, so a core with a front has a real ring, and a socket pair
 //! in one thread. The bridge has one end, like a core's connection of /dev/nbdX; the other end is
-//! here, and does the kernel's part with requests and replies. No virtual time passes between the
+//! here and plays the kernel's part, with requests and replies. No virtual time passes between the
 //! two: a turn of the core runs both until neither has work. The byte positions at which messages
 //! are cut follow from the seed. Bridge, ring and sockets end together with a process.
 //!
@@ -73,11 +73,11 @@ const HELLO: &[u8] = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x03";
 const WELCOME: usize = 18 + 10;
 /// Maximum connections of a core, including closed ones that have writes in flight.
 const CONNECTIONS_MAX: usize = 12;
-/// Maximum rounds of one turn; beyond it bridge and socket count as looping.
+/// Maximum rounds of one turn; beyond this, bridge and socket count as looping.
 const ROUNDS_MAX: u32 = 100_000;
 const HALF: Ratio = Ratio::new(1, 2);
 
-/// End of an NBD connection.
+/// One end of an NBD connection.
 #[derive(Debug)]
 pub(super) struct End(UnixStream);
 
@@ -192,7 +192,7 @@ impl Front {
         End(std::mem::replace(&mut self.socket, ours))
     }
 
-    /// Draws the number of bytes to transfer at once.
+    /// Draws the number of bytes to transfer at a time.
     fn cut(&mut self, len: usize) -> usize {
         if self.prng.chance(HALF) { len } else { 1 + self.prng.index(len) }
     }
@@ -309,7 +309,8 @@ impl BlockDevice for Front {
             IoOp::WriteZeroes => cmd::WRITE_ZEROES,
             IoOp::Extents => cmd::BLOCK_STATUS,
         };
-        // Only offered flags are used: the kernel flushes after such a write.
+        // Only offered flags are used: without an offered FUA flag, the kernel flushes after such a
+        // write.
         let flags = if io.flags.fua { cmd_flags::FUA } else { 0 };
         if let Some(stalls) = self.stalls.as_mut().filter(|_| io.op == IoOp::Write) {
             stalls.submit_extra(&mut self.out);

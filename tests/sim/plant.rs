@@ -15,20 +15,20 @@ pub enum Plant {
     LostWrite,
     /// The backend repeats a write of a path that died, after newer ones.
     GhostWrite,
-    /// The backend does a write that was reported as failed at any later time, although the server
-    /// makes other writes wait for it.
+    /// The backend performs a write that was reported as failed, at any later time, although the
+    /// server makes other writes wait for it.
     LateError,
     /// The server lets the next client write while the backend still has writes of the dead one.
     EarlyOpen,
     /// The backend answers a read with data from before the last write.
     StaleRead,
-    /// The client does not close the window of an answered read, and the server writes to it once
-    /// more.
+    /// The client does not close the window of an answered read, and the server writes through the
+    /// window once more.
     OpenWindow,
     /// The fabric reports the end of a connection to the client while the connection can still
-    /// reach its memory.
+    /// reach the client's memory.
     EarlyClosed,
-    /// The backend does half of a write.
+    /// The backend performs half of a write.
     TornWrite,
     /// The backend ignores flushes.
     NoFlush,
@@ -38,17 +38,17 @@ pub enum Plant {
     Twice,
     /// The device forgets an IO.
     Never,
-    /// The server does not notice that connections ended, when the session is detached.
+    /// The server does not notice that connections ended when the session was detached.
     LostClose,
     /// The device ends an IO with an error without a cause.
     BadStatus,
-    /// The server's answer to a request is lost on a connection that stays.
+    /// The server's answer to a request is lost on a connection that stays open.
     LostAnswer,
     /// A link stays down after the faults stopped.
     DeadLink,
     /// The server does not report that its host was restarted.
     SameLife,
-    /// Another server, with another disk, reports the identity of the session's server.
+    /// A different server, with a different disk, reports the identity of the session's server.
     SameIdentity,
     /// Each connection leaves registered memory behind.
     Leak,

@@ -1,5 +1,5 @@
-//! Fabric as the engines see it: the simulated one, with queue pairs that go into error at a work
-//! request drawn from the seed, and with planted bugs.
+//! Fabric as the engines see it: the simulated fabric, with queue pairs that fail at a work request
+//! drawn from the seed, and with planted bugs.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -32,13 +32,13 @@ const RARE: Ratio = Ratio::new(1, 50);
 pub(super) struct PortFaults {
     /// Number of work requests until a queue pair goes into error.
     pub(super) fail_after: Option<u32>,
-    /// Whether receives are counted instead.
+    /// Whether `fail_after` counts receives instead of sends and binds.
     pub(super) at_receive: bool,
     /// Number of memory registrations that fail from now on.
     pub(super) no_memory: u32,
-    /// Maximum time of registering memory; none if memory is not pinned.
+    /// Maximum time to register memory; None if memory is not pinned.
     pub(super) pinned: Option<Duration>,
-    /// Whether data of answered reads is sometimes written once more.
+    /// Whether data of answered reads is sometimes written a second time.
     pub(super) late_data: bool,
     /// Whether durable writes get PREFLUSH.
     pub(super) preflush: bool,
@@ -138,13 +138,13 @@ pub(super) struct Port {
     faults: SharedFaults,
     /// Queue pairs that go into error once their posted requests have been sent.
     failing: Vec<(QpNum, bool)>,
-    /// Queue pairs whose end was reported and that stay alive until then, for a planted bug.
+    /// Queue pairs whose end was reported but that stay alive until this time, for a planted bug.
     undead: Vec<(QpNum, Instant)>,
     /// Events to report before the fabric's, for a planted bug.
     reported: VecDeque<FabricEvent>,
-    /// Windows that stay open until then.
+    /// Windows of queue pairs that may become undead, for a planted bug.
     windows: Vec<(QpNum, Arc<dyn Window>)>,
-    /// Work request to post once more after a number of others, for a planted bug.
+    /// Work request to post again after this many others, for a planted bug.
     twice: Option<(QpNum, WorkRequest, u32)>,
     /// Memory that is being registered, and when each registration ends.
     registering: Vec<(Instant, u64, ToRegister)>,

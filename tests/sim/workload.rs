@@ -37,7 +37,7 @@ struct Pending {
     /// Oracle's number of a write, or start of a flush.
     mark: u64,
     since: Instant,
-    /// Time at which it is repeated, after its client died.
+    /// Time at which the IO is repeated, after its client has died.
     again_at: Option<Instant>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct WorkStats {
     pub(super) beyond: u64,
     /// IOs that failed because their export had been removed.
     pub(super) removed: u64,
-    /// Longest IO.
+    /// Duration of the longest IO.
     pub(super) time_max: Duration,
 }
 
@@ -77,7 +77,7 @@ pub(super) enum Mode {
     Rest,
     /// Random IO.
     Load,
-    /// One read of the whole disk, from this sector on.
+    /// One read of the whole disk, continuing at this sector.
     ReadBack(u32),
 }
 
@@ -120,11 +120,11 @@ pub(super) struct Workload {
     buffers: Buffers,
     free: Vec<usize>,
     pending: BTreeMap<u64, Pending>,
-    /// Writes that ended for lack of a path, and when.
+    /// Writes that ended for lack of a path, with the times of their ends.
     given_up: Vec<(Instant, u32)>,
-    /// Time of the removal of its export, until it has another device.
+    /// Time at which the export was removed, until the workload has a new device.
     removed_at: Option<Instant>,
-    /// Sectors of writes that failed since the last query, for a planted bug.
+    /// Sectors of writes that have failed since the last query, for a planted bug.
     pub(super) failed: Vec<(u32, u32)>,
     /// IOs to be done in any mode: operation, sector, count, FUA.
     orders: VecDeque<(IoOp, u32, u32, bool)>,
@@ -185,7 +185,7 @@ impl Workload {
         }
     }
 
-    /// Moves the workload to the sectors from `base` on.
+    /// Moves the workload to the sectors starting at `base`.
     pub(super) fn based_at(self, base: u32) -> Self {
         Self { base, ..self }
     }
@@ -319,7 +319,7 @@ impl Workload {
         self.orders.push_back((op, sector, count, fua));
     }
 
-    /// Returns when it submits next.
+    /// Returns when the workload next submits IO.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let front = match &self.device {
             Some(Used::Session(device)) => device.deadline(),
@@ -332,12 +332,12 @@ impl Workload {
         earliest(front, own.filter(|_| self.device.is_some()))
     }
 
-    /// Returns the bytes of its buffers.
+    /// Returns the total size of the workload's buffers in bytes.
     pub(super) fn bytes(&self) -> usize {
         if self.nbd { buffer_bytes(self.way) } else { self.buffers.region().len() }
     }
 
-    /// Checks that free buffers are unchanged since their return.
+    /// Checks that free buffers have not changed since they were returned.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
         self.buffers.check()
     }

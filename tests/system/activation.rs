@@ -10,7 +10,7 @@ use rtrs_tests::{
     Activation, COMMAND_TIME_MAX, Client, Front, RawNbd, Reply, STOP_TIME_MAX, Scratch, Server, bin,
 };
 
-/// Returns the `activated` fields of the listeners of a server.
+/// Returns the `activated` field of each of a server's listeners.
 fn activated(server: &Server) -> Vec<bool> {
     let status = server.command(&["status", "-o", "json"]).ok().json();
     let listeners = status["listeners"].as_array().expect("a list");
@@ -22,7 +22,7 @@ fn a_session_outlives_a_restart_on_the_sockets_of_the_manager() {
     let (manager, v4) = Activation::default().tcp("v4.socket", "127.0.0.1");
     let (manager, v6) = manager.tcp("v6.socket", "::1");
     let portal = |address: SocketAddr| format!("tcp://{address}");
-    // Without an ID, each start would be another volume.
+    // Without an ID, the export would be a different volume after each start.
     let builder = || Server::builder().export("vol0=null:16M,id=vol0").activated(&manager, 2);
     let server = builder().start();
     assert_eq!(server.portals(), [portal(v4), portal(v6)]);
@@ -101,7 +101,7 @@ fn nbd_clients_use_the_socket_of_the_manager() {
     let path = scratch.path("nbd.sock");
     let manager = Activation::default().unix("rtrs-client@vol0.socket", &path);
     let front = Front::Unix(path.clone());
-    // The client that starts the process has connected before.
+    // The client whose connection starts the process has already connected.
     let mut first = UnixStream::connect(&path).expect("a connection");
     first.set_read_timeout(Some(COMMAND_TIME_MAX)).expect("a timeout");
     for round in 0..2 {
@@ -141,7 +141,7 @@ fn a_volume_without_a_configured_socket_is_served_at_the_only_one() {
     let _ = process.terminate(STOP_TIME_MAX).ok();
 
     let _ = attach(&[]).wait(COMMAND_TIME_MAX).code(2).says("add --foreground");
-    // The warning about a socket of another address.
+    // The warning is about a socket with a different address.
     let mut process = attach(&["--foreground", "--listen", "127.0.0.1:0"]);
     let _ = process.wait_lines("ready ", 1, COMMAND_TIME_MAX);
     let output = process.terminate(STOP_TIME_MAX).ok();

@@ -124,7 +124,7 @@ fn the_status_counts_exports_sessions_and_paths() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// A loss that no client flushes must not keep a server from ending forever.
+/// A loss that no client flushes must not block the end of a server forever.
 #[test]
 fn a_drain_is_refused_after_a_loss_unless_forced() {
     let scratch = Scratch::new();
@@ -280,7 +280,7 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
     assert_eq!(raw.write(0, 0, &[1; 4096]), Reply::Error(0));
     let _ = server.command(&["session", "evict", "sess"]).ok().says("sess evicted");
     assert_eq!(server.sessions(), [] as [Value; 0]);
-    // The error comes at once, although IO would wait for a path without limit.
+    // The error arrives immediately, although IO would wait for a path without limit.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     let got = client.status();
     assert!(got.to_string().contains("operator evicted this session"), "{got}");
@@ -296,7 +296,7 @@ fn an_evicted_session_fails_at_once_and_stays_away() {
     // Another session of the same name opens the export for writing.
     let second = attach(server.portals(), &[]);
     assert_eq!(RawNbd::go(second.front(), "vol0").write(0, 0, &[3; 4096]), Reply::Error(0));
-    // Time for ten further attempts. Both paths may have made some until one had the answer.
+    // Time for ten further attempts. Both paths may have made attempts before one got the answer.
     std::thread::sleep(Duration::from_secs(3));
     let refused = refusals(&server);
     assert!((1..=6).contains(&refused), "{refused} attempts to come back");
@@ -316,7 +316,7 @@ fn an_export_is_taken_over_from_a_hanging_client() {
     let mut old = RawNbd::go(dead.front(), "vol0");
     assert_eq!(old.write(0, 0, &[1; 4096]), Reply::Error(0));
     dead.signal("STOP");
-    // As after a restart of the client's machine that the server has not noticed.
+    // As if the client's machine had restarted without the server noticing.
     let words = ["--session-name", "sess"];
     let (_refused, done) = Client::attach("vol0").path(&portals[0]).args(&words).try_start();
     let done =
@@ -363,7 +363,7 @@ fn a_hanging_backend_blocks_no_other_client() {
     };
     wait_for("its write", COMMAND_TIME_MAX, || (hung()["io"]["inflight"] == 1).then_some(()));
     let _ = server.command(&["session", "disconnect", "hung"]).ok();
-    // The path is back while its write still runs.
+    // The path is back while its write is still running.
     wait_for("its path to be back", COMMAND_TIME_MAX, || (up(&hung()).len() == 1).then_some(()));
     let states: Vec<Value> = hung()["paths"].as_array().expect("paths").clone();
     assert!(states.iter().any(|path| path["state"] == "draining"), "{states:?}");

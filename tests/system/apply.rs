@@ -125,7 +125,7 @@ fn a_file_can_be_applied_repeatedly() {
     }
     assert_eq!(host.pids(), pids, "no new process");
 
-    // Settings that can change online do so under load.
+    // Settings that can change online are changed under load.
     let innocent = Innocent::start(&Front::Unix(host.client.run_dir().join("vol0.sock")), "vol0");
     let online = "  policy: round-robin\n  no-path: queue\n";
     let file = [host.entry("vol0", &[1, 2], online), file[1].clone()];
@@ -196,7 +196,7 @@ fn a_mistyped_address_removes_no_connected_path() {
         };
         host.paths[..2].iter().all(is_up).then_some(())
     });
-    // The right address replaces them all.
+    // The correct address replaces all paths.
     let _ = host.with(&[host.entry("vol0", &[2], "")], &["apply"]).ok();
     let paths = host.status("vol0")["paths"].clone();
     assert_eq!(paths.as_array().map(Vec::len), Some(1), "{paths}");
@@ -238,7 +238,7 @@ fn all_volumes_of_a_session_are_reattached_together() {
     let changed = file("  crc: off\n");
     assert_eq!(of(&host.with(&changed, &["apply"]).code(1), "action"), all("needs-reattach"));
 
-    // None is detached while one is in use.
+    // No volume is detached while one is in use.
     let raw = RawNbd::go(&Front::Unix(socket("vol1")), "vol1");
     let refused = host.with(&changed, &["apply", "--reattach"]).code(1);
     let _ = refused.says("cannot reattach it: ").says("is served to NBD clients");
@@ -285,7 +285,7 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
         assert!(result == "null" && error.contains(&expected), "{error}");
         assert!(error.contains("ENOENT"), "{error}");
     };
-    // None can be opened: each has its own reason.
+    // If no volume can be opened, each has its own reason.
     let none = [host.entry("gone", &[0], "") + &later("lost", socket("lost"))];
     let done = host.with(&none, &["apply"]).code(1);
     results(&done).iter().zip(["gone", "lost"]).for_each(|(row, name)| is_missing(row, name));
@@ -301,12 +301,12 @@ fn a_missing_volume_blocks_no_other_of_its_session() {
     let session = host.status("vol1")["session"].as_str().expect("a name").to_owned();
     assert!(session.ends_with("-gone"), "named after the first: {session}");
     assert_eq!(host.status("vol1")["volumes"], json!(["vol0", "vol1"]));
-    // Another apply does not interrupt those that run.
+    // Another apply does not interrupt the volumes that are attached.
     let again = host.with(&file, &["apply", "--reattach"]).code(1);
     is_missing(&results(&again)[0], "gone");
     assert_eq!(host.pids(), pids);
 
-    // The missing volumes join the session that runs.
+    // The missing volumes join the running session.
     let server = host.server.as_ref().expect("a server");
     for name in ["gone", "lost"] {
         let _ = server.command(&["export", "add", &format!("{name}=mem:16M")]).ok();
@@ -427,7 +427,7 @@ fn unlisted_volumes_stay_unless_pruned() {
     host.end();
 }
 
-/// Sessions that are pruned have the export or the socket of one that is attached.
+/// The pruned sessions have the export or the socket of a session that is then attached.
 #[test]
 fn a_pruned_session_makes_room_for_others() {
     let host = Host::new();
@@ -442,7 +442,7 @@ fn a_pruned_session_makes_room_for_others() {
         pairs([("new", "attach"), ("vol2", "attach"), ("vol0", "detach"), ("vol1", "detach")]);
     let refused = host.with(&after, &["apply", "--dry-run"]).code(1);
     let _ = refused.says("vol1.sock is in use by another process");
-    // A session in use that holds the place is a difference, and an obstacle of apply.
+    // A session in use that holds the export or the socket is a difference, and blocks apply.
     let raw = RawNbd::go(&Front::Unix(host.client.run_dir().join("vol1.sock")), "vol1");
     let differs = host.with(&after, &["diff", "--prune"]).code(1);
     assert_eq!(of(&differs, "action"), actions);

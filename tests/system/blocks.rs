@@ -1,12 +1,12 @@
-//! Tests of the command lines in documents: each has commands, options and values that our programs
-//! know. Lines that start a daemon are also run with `--print-config`, which shows that their
+//! Tests of the command lines in documents: our programs know all commands, options and values in
+//! them. Lines that start a daemon are also run with `--print-config`, which shows that their
 //! settings fit together, opens nothing and works on any machine.
 //!
 //! The tests check fenced blocks, code spans that begin with the name of a program and an option or
 //! command, and the examples of manual pages. In a block with prompts, only the lines with a prompt
-//! are command lines. They do not run other commands, which need a daemon or a machine of their
-//! own, lines with `--config` or `--session`, which need a file or session of the reader, and lines
-//! that attach several volumes, whose settings do not form one file.
+//! are command lines. The tests do not run other commands, which need a daemon or a dedicated
+//! machine, lines with `--config` or `--session`, which need a file or session of the reader, and
+//! lines that attach several volumes, whose settings do not form one file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -109,7 +109,7 @@ fn script(block: &str) -> String {
     if prompts.is_empty() { block.to_owned() } else { prompts.join("\n") }
 }
 
-/// Splits the text of a shell into commands, and those into words. Expansions become `1`.
+/// Splits shell text into commands, and commands into words. Expansions become `1`.
 fn split(script: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -158,7 +158,7 @@ fn split(script: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// Returns the part of a command from the name of our program on, without its directory.
+/// Returns the part of a command that starts with our program's name, without its directory.
 fn own(command: &[String]) -> Option<Vec<String>> {
     let is_before = |word: &&String| {
         ["sudo", "exec", "do", "then"].contains(&word.as_str())
@@ -196,7 +196,7 @@ fn relaxed(command: Command) -> Command {
     command.mut_args(of_arg).mut_subcommands(relaxed)
 }
 
-/// Checks a command line. `is_part` accepts one that is not complete.
+/// Checks a command line. With `is_part`, an incomplete one is accepted.
 fn check(words: &[String], is_part: bool) -> Result<(), String> {
     let words: Vec<String> = words.iter().map(|word| without_notation(word)).collect();
     let Some(definition) = definition(&words[0]) else {

@@ -45,7 +45,7 @@ fn ios(server: &Server, export: &str) -> f64 {
 #[test]
 fn a_file_goes_to_a_volume_and_back() {
     let scratch = Scratch::new();
-    // An odd size, data at both ends, and a hole between them.
+    // The file has an odd size, data at both ends, and a hole between them.
     let places = [(0, 3 << 20), (20 * MIB + 4096, 300_000), (31 * MIB, (1 << 20) - 1000)];
     file_with_data(&scratch.path("a"), 32 * MIB - 1000, &places);
     let (a, b) = (scratch.text("a"), scratch.text("b"));
@@ -53,7 +53,7 @@ fn a_file_goes_to_a_volume_and_back() {
     let server = Server::builder().export(format!("vol0={}", scratch.text("vol0.img"))).start();
     let volume = uri(&server, "vol0");
     let copied = client(&["copy", &a, &volume, "--verify", "-o", "json"]).ok();
-    // All after the last block of 512 bytes.
+    // The bytes after the last whole block that the file covers.
     let said = format!("its last {} bytes have not changed", 16 * MIB + 512);
     assert!(copied.stderr.contains(&said), "{copied:?}");
     let copied = copied.json();
@@ -97,7 +97,7 @@ fn holes_of_a_large_volume_cost_few_requests() {
     assert!(bytes("data_bytes") < 8 * MIB && bytes("zero_bytes") == 0, "{copied}");
     assert_eq!(bytes("skipped_bytes") + bytes("data_bytes"), TIB, "{copied}");
     let _ = client(&["compare", words[0], words[1]]).ok();
-    // Extents of 2 GiB in each of three passes, and the data.
+    // Expected requests: extents of 2 GiB in each of three passes, and the data.
     let counts = ["a", "b"].map(|name| ios(&server, name));
     assert!(counts.iter().all(|count| (1.0..2000.0).contains(count)), "{counts:?}");
     let taken = fs::metadata(scratch.path("b.img")).expect("b").blocks() * 512;

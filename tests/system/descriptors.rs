@@ -1,4 +1,5 @@
-//! Tests of daemons that run out of descriptors: they log it, and serve again when some are free.
+//! Tests of daemons that run out of descriptors: they log the shortage, and serve again once
+//! descriptors are free.
 
 use std::fs;
 use std::net::TcpStream;
@@ -82,7 +83,7 @@ fn a_server_without_free_descriptors_logs_that_at_a_limited_rate() {
     // The pending accept began under the old limit. Closing that connection frees too little.
     let _admitted = TcpStream::connect(server.address()).expect("a connection");
     let _ = server.wait_output("cannot accept a connection");
-    // Time for further attempts.
+    // Leave time for further attempts.
     std::thread::sleep(Duration::from_millis(500));
     let log = server.output();
     let count = log.lines().filter(|line| line.contains("accept")).count();

@@ -1,4 +1,4 @@
-//! Tests of a client that was away while another one wrote: its old requests change nothing.
+//! Tests of a client that was away while another client wrote: its old requests change nothing.
 
 use std::fs;
 use std::path::Path;
@@ -60,7 +60,7 @@ fn return_after_another_writer(restarts: bool) {
     first.signal("STOP");
     let cookie = late.send_request(0, WRITE, 0, BLOCK as u32);
     late.send(&[4; BLOCK]);
-    // Attaches when the server has ended the session of the first.
+    // Attaches once the server has ended the session of the first client.
     let second = attach(&server, "second");
     write(&second, 8);
     second.detach();
@@ -85,7 +85,7 @@ fn return_after_another_writer(restarts: bool) {
     again.detach();
 }
 
-/// The server does not know in which order the sides of a migration return to it.
+/// The server cannot know in which order the two sides of a migration return.
 #[test]
 fn a_restart_during_a_migration_ends_neither_side() {
     let scratch = Scratch::new();

@@ -22,7 +22,7 @@ fn formats(program: &str) -> &'static [&'static str] {
     }
 }
 
-/// Returns the page of a program itself.
+/// Returns the name of the page about the program itself.
 fn root_page(program: &str) -> String {
     format!("{program}.{}", if program == "rds" { 1 } else { 8 })
 }
@@ -96,7 +96,7 @@ fn section<'a>(page: &'a str, name: &str) -> &'a str {
 
 #[test]
 fn each_page_has_all_its_sections() {
-    // Placeholder of a required value, of an optional one, and value of a key.
+    // Starts of a value: a placeholder, and the value of a key.
     let values = ["\\fI", ": "];
     for program in PROGRAMS {
         let scratch = documents(program);

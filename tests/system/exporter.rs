@@ -80,7 +80,7 @@ fn a_hung_or_dead_session_is_shown_as_down() {
     });
     assert_eq!(all.value("rtrs_client_up", &[("volume", "vol0")]), 1.0);
     assert_eq!(all.count("rtrs_client_up"), 1, "vol1 has no other samples");
-    // The command prints the same, and names the session.
+    // The command prints the same metrics, and names the session.
     let printed = host.client.command(&["metrics"]).ok().says("vol1: the reply took longer than");
     assert_eq!(up(&parse(&printed.stdout), "vol1"), 0.0);
 
@@ -96,7 +96,7 @@ fn a_hung_or_dead_session_is_shown_as_down() {
         is_down = !is_down;
     }
 
-    // A scrape shows no earlier state, even if there was another one just before.
+    // A scrape shows the current state, even right after another scrape.
     let _ = scraped(at);
     signal("KILL", &pid);
     let socket = host.client.run_dir().join("vol1.ctl");
@@ -139,7 +139,7 @@ fn the_socket_of_the_service_manager_is_used_and_stays_open() {
     let manager_of_file = Activation::default().descriptor("file", file);
     let refused = exporter(&manager_of_file, &[]).wait(COMMAND_TIME_MAX);
     let _ = refused.code(1).says("descriptor 3 (\"file\"), which LISTEN_FDS passes");
-    // Without that socket, the address of another process is an error.
+    // Without that socket, an address in use by another process is an error.
     let words = ["exporter", "--listen", &at];
     let _ = host.client.command(&words).code(1).says(&format!("cannot serve metrics at {at}"));
     let _ = host.client.command(&["exporter", "-o", "json"]).code(2).says("drop -o json");

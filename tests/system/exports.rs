@@ -89,7 +89,7 @@ fn exports_are_added_and_removed_alongside_others() {
     let _ = server.command(&["export", "set", "vol1", "bolck-size=512"]).code(2).says("did you");
     let _ = server.command(&["export", "remove", "vol1"]).ok().says("vol1 removed");
     let _ = server.command(&["export", "remove", "vol1"]).code(1).says("there is no export");
-    // The lock of its file is free, and the written data is there.
+    // The file's lock is free, and the written data is there.
     let _ = server.command(&["export", "add", &format!("new={target}")]).ok();
     assert_eq!(fs::read(scratch.path("a.img")).expect("the file")[..4096], [1; 4096]);
     assert_eq!(export(&server, "new")["id"], vol1["id"], "the same file");
@@ -120,7 +120,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     let _ = removed.says("vol0 removed\n").says(ended);
     let second = format!("vol0={},id=another", scratch.text("b.img"));
     let _ = server.command(&["export", "add", &second]).ok();
-    // The errors come at once, although IO would wait for a path without limit.
+    // The errors come immediately, although IO would wait for a path indefinitely.
     assert_eq!(raw.write(0, 4096, &[2; 4096]), Reply::Error(EIO));
     assert_eq!(raw.write(0, 4096, &[3; 4096]), Reply::Error(EIO));
     let reported = client.command(&["status", "vol0", "-o", "json"]).code(3).json();
@@ -128,7 +128,7 @@ fn a_forced_removal_fails_the_client_permanently() {
     assert_eq!(reported["io_fails"], true, "{reported}");
     assert_eq!(fs::read(scratch.path("b.img")).expect("a file")[..8192], [0; 8192]);
     assert_eq!(fs::read(scratch.path("a.img")).expect("a file")[..4096], [1; 4096]);
-    // The file is closed, and a new session gets the export that has the name now.
+    // The file is closed, and a new session gets the export that now has the name.
     let _ = server.command(&["export", "add", &format!("old={}", scratch.text("a.img"))]).ok();
     drop(raw);
     client.detach();
@@ -274,7 +274,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
         assert_eq!(RawNbd::go(client.front(), "vol0").read(0, &mut found), Ok(()));
         found[0]
     };
-    // The next session gets the new file at once, even if nothing has checked the file before.
+    // The next session gets the new file immediately, even if nothing has checked the file before.
     for byte in [2, 3, 4] {
         put(byte);
         let client = attach(&server, "vol0", &[]);
@@ -337,7 +337,7 @@ fn a_replaced_file_is_exported_once_no_session_has_the_old_one() {
     let _ = server.stop(STOP_TIME_MAX);
 }
 
-/// One missing file must not keep the other exports down, and is served once it appears.
+/// A missing file must not keep the other exports from being served, and is served once it appears.
 #[test]
 fn a_missing_export_does_not_keep_the_others_down() {
     let scratch = Scratch::new();
@@ -394,12 +394,12 @@ fn a_hanging_target_delays_no_other_target() {
     let port = free_port();
     let server = Server::builder()
         .export("vol0=mem:16M")
-        // Refused at startup, because nothing listens there yet.
+        // Refused at startup, because nothing is listening there yet.
         .export(format!("hang=nbd://127.0.0.1:{port}/x,connect-timeout=10m"))
         .export(format!("late={}", scratch.text("late.img")))
         .start();
     let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port");
-    // From now on the attempt for `hang` waits for the greeting of an NBD server.
+    // The attempt for `hang` now waits for the greeting of an NBD server.
     let (_held, _) = listener.accept().expect("an attempt");
     sparse_file(&scratch.path("late.img"), MIB);
     let state = |name: &str| export(&server, name)["state"].clone();
@@ -543,7 +543,7 @@ fn a_memory_export_keeps_its_data_when_its_size_changes() {
     assert_eq!(RawNbd::go(client.front(), "vol0").read(0, &mut found), Ok(()));
     assert_eq!(found, bytes);
     client.detach();
-    // Follows the hint in the error.
+    // Follow the hint in the error.
     let _ = server.command(&["export", "resize", "vol0", "--size", "2M"]).ok();
     write("mem:2M");
     assert_eq!(server.command(&["reload", "-o", "json"]).ok().json()["unchanged"], 1);

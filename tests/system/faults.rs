@@ -1,9 +1,8 @@
 //! Tests of faults in real daemons on loopback, under load: a server that is stopped or killed,
-//! networks that drop, delay, cut and corrupt messages, and a disk that holds a write. No IO ends
-//! with an error within the time of the no-path policy, and every read returns the acknowledged
-//! data.
+//! networks that drop, delay, cut and corrupt messages, and a disk that holds a write. No IO fails
+//! within the time limit of the no-path policy, and every read returns the acknowledged data.
 //!
-//! The tests assert outcomes, counts and order. The duration of IO stalls is only printed, as a
+//! The tests assert outcomes, counts and order. The duration of IO stalls is only printed, as one
 //! line of a table for each fault:
 //! `cargo test -p rtrs-tests --test system faults:: -- --nocapture`. With `RTRS_FAULT_ROUNDS=9`
 //! each fault strikes nine times as often.
@@ -27,8 +26,8 @@ use super::online::lost_paths;
 const SECOND: Duration = Duration::from_secs(1);
 const EIO: u32 = 5;
 
-/// Checks that nothing was answered since then, except IO whose answers were on their way. The load
-/// has at most 8 requests in flight, and a busy machine may count their answers late.
+/// Checks that nothing beyond `answered` was answered, except IO whose answers were in transit. The
+/// load has at most 8 requests in flight, and a busy machine may count their answers late.
 fn check_unanswered(scene: &Scene, answered: u64) {
     let since = scene.load.good() - answered;
     assert!(since <= 8, "{since} answers without a server");
@@ -94,7 +93,7 @@ fn a_server_kill_and_restart_causes_only_a_pause() {
     scene.end();
 }
 
-/// Shuts the first of two paths in these directions until it is given up, then reopens it.
+/// Blocks the first of two paths in these directions until it is given up, then unblocks it.
 fn silent(ways: &[Way], what: &str) {
     let scene = Scene::proxied(2, &[]);
     let mut longest = Vec::new();
@@ -196,7 +195,7 @@ fn a_late_path_is_abandoned_if_the_server_answers_on_another() {
     scene.end();
 }
 
-/// Returns every place of a frame in both directions; one per direction in quick runs.
+/// Returns every place in a frame for both directions; in quick runs, one place per direction.
 fn strikes() -> Vec<(Way, Place)> {
     let all = BOTH.iter().flat_map(|way| PLACES.map(|place| (*way, place)));
     let once: Vec<_> = all.filter(|(_, place)| !quick() || *place == Place::Payload).collect();
@@ -244,7 +243,7 @@ fn a_corrupted_byte() {
         scene.proxies[0].harm(way, Harm::Corrupt(place));
         scene.wait_reconnected(0, round);
         let stood = scene.load.longest();
-        // A length that increased makes the receiver wait for that many bytes.
+        // An increased length makes the receiver wait for that many bytes.
         if place == Place::Length { &mut lengths } else { &mut longest }.push(stood);
         assert_eq!(scene.reconnects(0), round, "{way:?} {place:?}");
         assert!(scene.failovers(0) > failovers, "{way:?} {place:?}: what was lost is resent");

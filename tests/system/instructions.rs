@@ -4,7 +4,8 @@ use std::process::Command;
 
 use rtrs_tests::{bin, skip};
 
-/// A change that makes a path faster or slower updates the baseline: `rtrs-instructions --update`.
+/// After a change that makes a path faster or slower, update the baseline with `rtrs-instructions
+/// --update`.
 #[test]
 fn hot_paths_cost_as_many_instructions_as_before() {
     let output = Command::new(bin("rtrs-instructions")).output().unwrap();

@@ -49,7 +49,7 @@ impl Host {
     }
 }
 
-/// Moves a file with this content to the place of an export's file.
+/// Replaces an export's file with a new file that has this content.
 fn put(scratch: &Scratch, name: &str, content: &str) {
     let fresh = scratch.path("fresh.img");
     fs::write(&fresh, content.repeat(MIB as usize)).expect("a file");
@@ -84,7 +84,7 @@ fn a_deleted_file_is_closed_only_by_force() {
     fs::remove_file(scratch.path("a.img")).expect("a file");
     fs::remove_file(scratch.path("b.img")).expect("a file");
     assert_eq!((host.state("a"), host.state("b")), ("missing".into(), "missing".into()));
-    // Neither a new file at the path nor another configuration closes it.
+    // Neither a new file at the path nor a changed configuration closes the deleted file.
     put(scratch, "a", "x");
     fs::remove_file(scratch.path("exports.d/b.yaml")).expect("a file");
     for words in [&["reload", "--dry-run", "-o", "json"][..], &["reload", "-o", "json"]] {

@@ -57,7 +57,7 @@ impl Volume {
         RawNbd::go(self.client.front(), "vol0")
     }
 
-    /// Leaves a write of a process that dies, and a user that waits for the next process.
+    /// Leaves behind a write of a process that dies, and a user that waits for the next process.
     fn die_with_a_write(&self) {
         self.attach();
         let mut user = self.nbd();
@@ -75,7 +75,7 @@ impl Volume {
         self.client.wait_gone(COMMAND_TIME_MAX);
     }
 
-    /// Returns the words of an attach with a path that it requires and that does not exist.
+    /// Returns the arguments of an attach that requires a path that does not exist.
     fn words_without_a_path(&self, more: &[&str]) -> Vec<String> {
         let down = format!("tcp://127.0.0.1:{}", free_port());
         let required = ["--path", &down, "--require-paths", "all"];
@@ -124,13 +124,14 @@ impl Volume {
     }
 }
 
-/// Disconnects a user in order.
+/// Disconnects a user cleanly.
 fn leave(mut user: RawNbd) {
     let _ = user.send_request(0, consts::CMD_DISC, 0, 0);
     user.expect_closed();
 }
 
-/// Ways in which an attach ends before its volume is served, or before its users have come.
+/// Ends an attach, in the way `way`, before its volume is served or before its users have
+/// connected.
 fn fail_an_attach(volume: &Volume, way: &str) {
     match way {
         "no path" => {
@@ -160,7 +161,7 @@ fn fail_an_attach(volume: &Volume, way: &str) {
             let silent = format!("tcp://{}", silent.local_addr().expect("an address"));
             let attach = volume.client.spawn(&volume.words(&["--path", &silent]));
             volume.wait_open();
-            // The attach waits a second for the silent path, and may have succeeded before.
+            // The attach waits a second for the silent path, and may already have succeeded.
             let _ = send_signal("KILL", &attach.pid().to_string());
             volume.end("TERM");
         }
@@ -188,7 +189,7 @@ fn a_loss_is_reported_after_an_attach_that_failed() {
     for way in WAYS {
         let mut volume = Volume::new();
         volume.die_with_a_write();
-        // Before and after the loss.
+        // An attach fails both before and after the loss.
         fail_an_attach(&volume, way);
         volume.restart_server();
         fail_an_attach(&volume, way);
@@ -248,7 +249,7 @@ fn an_unreported_loss_outlasts_a_detach() {
     let _ = volume.detach(&[]).ok();
     volume.check_flushes(true, "a detach");
 
-    // Its users are done with what was not lost by then.
+    // Users that have disconnected cleanly get no report of a later loss.
     volume.attach();
     let mut user = volume.nbd();
     assert_eq!(user.write(0, 0, &[7; 4096]), Reply::Error(0));

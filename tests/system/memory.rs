@@ -31,7 +31,7 @@ fn session(server: &Server, name: &str) -> Value {
 
 #[test]
 fn under_memory_pressure_new_sessions_get_less_and_old_ones_reconnect() {
-    // Memory for the chunks of one path, and six groups more.
+    // Memory for the chunks of one path and six more groups.
     let server = server("5572k").start();
     let first = attach(&server, "vol0");
     let innocent = Innocent::start(first.front(), "vol0");
@@ -46,7 +46,7 @@ fn under_memory_pressure_new_sessions_get_less_and_old_ones_reconnect() {
     let shown = server.command(&["session", "list"]).ok().stdout;
     assert!(shown.contains(" of 5.4 MiB (memory-max)"), "{shown}");
 
-    // A peer without our extension writes to eight groups: no path of the full depth fits anymore.
+    // A peer without our extension writes to eight groups: a path of the full depth no longer fits.
     let address: SocketAddr = server.address().parse().expect("an address");
     let mut greedy = Peer::up(address, PeerOptions::new(9, 9), "greedy");
     greedy.open("vol1", rtrs_core::wire::AccessMode::ReadOnly).expect("open vol1");

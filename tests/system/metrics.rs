@@ -21,7 +21,7 @@ use rtrs_tests::{
 
 use super::settings::{holds, root};
 
-/// Page that says what to do about each alert.
+/// Page that describes what to do about each alert.
 const MONITOR: &str = "docs/how-to/monitor.md";
 /// Pages that name metrics.
 const PAGES: &[&str] = &[

@@ -58,7 +58,7 @@ fn exports_with_the_same_name_at_two_servers_are_attached_side_by_side() {
     let _ = host.attach(&two, &["vol0", "--as", "a"]).code(1).says("--as NAME");
     let _ = host.attach(&two, &["vol0", "--as", ""]).code(2).says("--as \"\" is empty");
     let _ = host.attach(&two, &["vol0", "--as", "b"]).ok().says("b attached");
-    // Attach export x, which has no local name yet, as another volume of the session of a.
+    // Attach export x, which has no local name yet, as another volume of a's session.
     let socket = host.0.text("c.nbd");
     let _ = host.run(&["attach", "x", "--as", "c", "--session", "a", "--socket", &socket]).ok();
     let all =

@@ -66,7 +66,7 @@ impl Place {
         (object, format!("driver=nbd,{server},export=vol0,tls-creds=t"))
     }
 
-    /// Waits for a line of the session's log and returns it.
+    /// Waits for a line in the session's log and returns it.
     fn says(&self, text: &str) -> String {
         wait_for(&format!("{text:?} in the log"), COMMAND_TIME_MAX, || {
             let log = self.client.command(&["logs", "vol0"]).ok().stdout;
@@ -195,13 +195,13 @@ fn clients_without_a_valid_certificate_are_refused() {
     let place = Place::new("require");
     let tls = place.scratch.path("tls");
     let _ = place.nbdinfo("tls").ok();
-    // A certificate of another CA; the client itself trusts the right one.
+    // A certificate from a different CA; the client itself trusts the right CA.
     fs::create_dir_all(place.scratch.path("other")).expect("a directory");
     fs::copy(tls.join("ca-cert.pem"), place.scratch.path("other/ca-cert.pem")).expect("the CA");
     Authority::new().issue(&place.scratch.path("other"), &Wanted::CLIENT);
     let _ = fails(place.nbdinfo("other"));
     let _ = place.says("is not signed by the CA in ca-cert.pem");
-    // A client of another CA altogether does not trust the server.
+    // A client that uses only a different CA does not trust the server.
     fs::create_dir_all(place.scratch.path("foreign")).expect("a directory");
     let _ = certificates(&place.scratch.path("foreign"));
     let _ = fails(place.nbdinfo("foreign"));
@@ -221,7 +221,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     place.authority.revoke(&tls, &[]);
     wait_admitted(true);
     fs::remove_file(tls.join("ca-crl.pem")).expect("the list");
-    // The server needs time to reread it.
+    // The server needs time to reread the revocation list.
     std::thread::sleep(Duration::from_millis(1100));
     let _ = place.nbdinfo("tls").ok();
     place.finish();

@@ -1,6 +1,6 @@
 //! Tests of changes to the paths and policy of an attached session by real commands under load: no
-//! IO fails. Also events that must not change them: a machine without a free processor, a server
-//! that pauses.
+//! IO fails. Also tests events that must not change the paths: a machine without a free processor,
+//! a server that pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,8 +80,8 @@ fn stats_of(client: &Client) -> Value {
     client.command(&["stats", "vol0", "-o", "json"]).ok().json()
 }
 
-/// Waits until the paths are in these states. The server may refuse a path that was removed and is
-/// added again until it has released the old one; the client tries again then.
+/// Waits until the paths are in these states. The server may refuse a path that was removed and
+/// added again until it has released the old path; the client then tries again.
 fn are(session: &Changed, wanted: [Option<&str>; 3]) {
     wait_for(&format!("paths in the states {wanted:?}"), COMMAND_TIME_MAX, || {
         let states = session.states();
@@ -137,7 +137,8 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let session = Changed::start();
     let _ = session.path("remove", 0, &[]).ok();
     let _ = session.path("remove", 1, &[]).code(1).says("last path of the session");
-    // A path that is down at this moment, after a stall of the machine, may be disconnected.
+    // If a path is down at this moment, after a stall of the machine, the other may be
+    // disconnected.
     let refused = wait_for("a refused disconnect", COMMAND_TIME_MAX, || {
         let done = session.path("disconnect", 1, &[]);
         if done.code == Some(0) {
@@ -161,7 +162,7 @@ fn the_last_path_is_removed_only_by_force_and_io_waits_for_the_next() {
     let wrong = session.client.command(&["path", "add", "vol0", "tcp://127.0.0.1:1"]);
     let _ = wrong.ok().says("not connected yet");
     let _ = session.path("add", 2, &[]).ok().says("connected");
-    // A shard that is busy may not report in time, and the volume is unresponsive then.
+    // A busy shard may not report in time; the volume is then `unresponsive`.
     wait_for("the state of the volume", COMMAND_TIME_MAX, || {
         (session.client.status()["state"] == "degraded").then_some(())
     });
@@ -284,7 +285,7 @@ fn a_starved_machine_keeps_its_paths_with_the_default_settings() {
         .flat_map(paths_of)
         .filter_map(|path| path["reconnects"].as_u64())
         .sum();
-    // A path that was lost a moment ago has not reconnected.
+    // A path that was lost a moment ago has not reconnected yet.
     let lost = [lost_paths(&idle), lost_paths(&session.client)].concat();
     assert!(reconnects <= lost.len() as u64, "{reconnects} reconnects: {lost:?}");
     idle.detach();

@@ -124,7 +124,7 @@ fn a_shrink_is_refused_while_open_and_no_loss_is_silent() {
     let _ = refused
         .says("cannot resize \"vol0\": its target has 16777216 bytes, ")
         .says("and data beyond 8388608 bytes would be lost; it is open; use --force");
-    // The export is also found by another spelling of its name.
+    // The export is also found by a different spelling of its name.
     let slash = ["export", "resize", "/vol0", "--size", "8M"];
     let _ = server.command(&slash).code(1).says("would be lost; it is open; use --force");
     assert_eq!(fs::metadata(&path).expect("the file").len(), 16 * MIB);
@@ -179,8 +179,7 @@ fn an_idle_export_is_truncated_only_by_force() {
     assert_eq!(resize(&server, &["--size", "8M"])["size"], 8 * MIB);
     set_len(&path, 4 * MIB);
     assert_eq!(resize(&server, &[])["size"], 4 * MIB);
-    // A file that was truncated and has grown again is not truncated to the size of its export
-    // either.
+    // Nor is a file that was truncated and has grown again truncated to the size of its export.
     set_len(&path, 2 * MIB);
     wait_for("the cut", COMMAND_TIME_MAX, || (export(&server)["state"] == "cut").then_some(()));
     set_len(&path, 32 * MIB);
@@ -236,7 +235,7 @@ fn exports_in_memory_are_resized_by_command() {
     await_size(&client, 2 * MIB);
     assert_eq!(export(&server)["backing"], "mem:2M");
     let _ = server.command(&["export", "save"]).ok().says("mem:2M");
-    // Within the former last chunk, and beyond it.
+    // Offsets within the former last chunk, and beyond it.
     for offset in [1000 << 10, 2 * MIB - 4096] {
         let mut bytes = [9; 4096];
         assert_eq!(raw.read(offset, &mut bytes), Ok(()));

@@ -115,7 +115,7 @@ fn the_size_of_a_memory_export_is_saved() {
     };
     assert_eq!((size("disk"), size("mem1")), (Some(3 << 20), Some(2 << 20)), "{list}");
 
-    // Refused before the size changes.
+    // The resize is refused before the size changes.
     fs::remove_dir_all(host.scratch.path("exports.d")).expect("a directory");
     let words = ["export", "resize", "mem1", "--size", "4M", "--save"];
     let _ = server.command(&words).code(1).says("nothing changed");
@@ -198,7 +198,7 @@ fn a_change_that_could_not_be_saved_is_reported() {
     let host = Host::new("export: ['base=null:1M']\n");
     let server = host.start();
     // Files may grow to one block of 512 or 1024 bytes, and the entry is larger: as on a full disk,
-    // the command can create a file but write only a part of it.
+    // the command can create a file but write only part of its text.
     let full = "trap '' XFSZ; ulimit -f 1";
     let deep = format!("deep/{}", "d".repeat(200));
     let deep = vec![deep; 6].join("/");
@@ -248,7 +248,7 @@ fn the_next_start_is_not_open_to_more_clients() {
     // The list was removed without --save: saving another change would open the next start.
     let _ = server.command(&["export", "set", "a", "access=", "--force"]).ok();
     let _ = server.command(&["export", "set", "a", "ro", "--save"]).code(1).says("would be open");
-    // With another list, the next start stays closed.
+    // With an access list, the next start stays closed.
     let _ = server.command(&["export", "set", "b", "access=db1:rw", "--save"]).ok();
     let _ = server.command(&["export", "remove", "a", "--save"]).ok();
     let running = (saved(&server), unlisted(&server));
@@ -274,7 +274,7 @@ fn unapplied_changes_to_a_file_are_not_overwritten() {
         let _ = refused.says("a.yaml has changes to this export that the server has not applied");
         assert_eq!(host.read("exports.d/a.yaml"), edited);
     }
-    // An entry that was never read.
+    // An entry that the server has never read.
     let new = "name: b\ntarget: mem:1M\nmigration: deny\n";
     fs::write(host.scratch.path("exports.d/b.yaml"), new).expect("a file");
     let _ = server.command(&["export", "add", "b=mem:2M", "--save"]).code(1).says("not applied");
@@ -301,11 +301,12 @@ fn a_command_that_saves_and_a_reload_wait_for_each_other() {
     let mode = lock.metadata().expect("its metadata").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "only those who may use the control socket can lock it");
 
-    // Held exclusively, as by a command: a reload proceeds after some seconds, and logs that.
+    // The lock is held exclusively, as by a command: a reload proceeds after some seconds, and logs
+    // that.
     lock.lock().expect("the lock");
     let _ = server.command(&["reload"]).ok();
     let _ = server.wait_output("reload without the lock");
-    // Held shared, as by a reload: a command waits for it, and then gives up.
+    // The lock is held shared, as by a reload: a command waits for the lock, and then gives up.
     lock.unlock().expect("the lock");
     lock.lock_shared().expect("the lock");
     let refused = server.command(&["export", "set", "a", "ro", "--save"]).code(1);

@@ -72,7 +72,8 @@ fn a_session_in_the_foreground_notifies_readiness() {
     let _ = manager.wait_message("STOPPING=1");
     assert_eq!(manager.next_message(), None, "no watchdog was requested");
 
-    // The service belongs to the command that has started it.
+    // The notification socket is meant for the command, not for the background process that it
+    // starts.
     let background = Client::attach("vol0")
         .path(server.portal())
         .env("NOTIFY_SOCKET", manager.address())

@@ -120,7 +120,7 @@ fn the_setting_tables_match_the_declarations() {
     }
 }
 
-/// Returns a Markdown table of the exit codes of all programs; equal ones share a row.
+/// Returns a Markdown table of the exit codes of all programs; equal codes share a row.
 fn exit_codes() -> String {
     let programs = [
         ("rtrs-server", rtrs_server::ErrorKind::EXIT_STATUSES),

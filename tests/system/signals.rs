@@ -1,6 +1,6 @@
-//! Tests of a daemon and its environment: signals with a function, those that must not end a
-//! daemon, what a program inherits from its starter, and what a session in the background keeps of
-//! its caller.
+//! Tests of a daemon and its environment: signals with a function, signals that must not end a
+//! daemon, what a program inherits from its starter, and what a background session retains from its
+//! caller.
 
 use std::fs;
 use std::io::Read;
@@ -179,7 +179,7 @@ fn a_session_whose_attach_command_was_killed_at_its_start_ends() {
     let run_dir = client.run_dir().display().to_string();
     let words = ["attach", "vol0", "--path", &portal, &front[0], &front[1]];
     let mut daemon = Command::new(bin("rtrs-client"));
-    // Started like this by an attach command that ends before the daemon notices.
+    // The daemon is started as by an attach command that ends before the daemon notices.
     daemon.args(words).args(["--retry-for", "10m", "--run-dir", &run_dir]);
     daemon.env("RTRS_CLIENT_BACKGROUND_LOG", client.run_dir().join("vol0.log"));
     daemon.env("RTRS_CLIENT_STARTER", "1");

@@ -73,7 +73,7 @@ fn a_hanging_read_is_reported_and_eventually_answered() {
 fn a_hanging_disk_fails_io_and_keeps_the_paths() {
     let (server, client) = slow_disk("10m", &["--slow-io", "fail"]);
     let mut raw = RawNbd::go(client.front(), "vol0");
-    // More operations than the four paths that a server allows to end slowly.
+    // More operations than four, the number of paths that a server allows to end slowly.
     for at in 1..=6 {
         let mut bytes = [0; 4096];
         assert_eq!(raw.read(at * 4096, &mut bytes), Err(Reply::Error(EIO)));

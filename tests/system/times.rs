@@ -20,8 +20,8 @@ fn server(export: &str, args: &[&str]) -> Server {
     Server::builder().export(export).args(args).start()
 }
 
-/// Attaches a session of one shard over this path and reads; `slow` runs before the reads. Also
-/// returns the time of all reads together.
+/// Attaches a session of one shard over this path and reads; `slow` runs before the reads. Returns
+/// the client and the total time of all reads.
 fn read_over(path: &str, slow: impl FnOnce()) -> (Client, Duration) {
     let client = Client::attach("vol0").path(path).args(&["--shards", "1"]).start();
     let mut raw = RawNbd::go(client.front(), "vol0");
@@ -126,7 +126,7 @@ fn each_path_has_separate_times() {
         paths.iter().all(|path| path["state"] == "connected").then_some(())
     });
     let mut raw = RawNbd::go(client.front(), "vol0");
-    // Long enough that a busy machine does not make the other path just as slow.
+    // Long enough that the other path is not just as slow on a busy machine.
     let delay = Duration::from_millis(500);
     proxy.delay(delay);
     for at in 0..6 {

@@ -33,8 +33,8 @@ fn done(client: &Client) -> [f64; 3] {
 }
 
 /// Checks that the rates cover a part, and not a tiny one, of the time between the two snapshots of
-/// the counters. The server counts an IO before its answer arrives at the client, which has one in
-/// flight.
+/// the counters. The server counts an IO before its answer arrives at the client, which has one IO
+/// in flight.
 fn agrees(view: &Value, row: &Value, before: [f64; 3], after: [f64; 3]) {
     let seconds = number(row, "interval_s");
     for ((key, one_io), (before, after)) in

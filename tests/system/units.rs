@@ -46,7 +46,8 @@ fn units(drop_in: bool) -> Scratch {
     scratch
 }
 
-/// Makes systemd rate a unit, from 0.0 (nothing is exposed) to 10.0; it fails above 3.0.
+/// Makes systemd rate a unit's exposure, from 0.0 (nothing is exposed) to 10.0; the command fails
+/// above 3.0.
 fn rate(unit: &Path) -> Finished {
     let unit = unit.to_str().expect("a plain path");
     run(

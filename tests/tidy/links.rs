@@ -1,5 +1,5 @@
-//! Links of documents: their targets and anchors exist. Pages in docs/ are short, and its index
-//! names all of them.
+//! Checks that the targets and anchors of links in documents exist, that pages in docs/ are short,
+//! and that the index of docs/ names all of them.
 //!
 //! Code blocks and code spans contain no links. Targets with a scheme are not checked.
 
@@ -12,11 +12,11 @@ const INDEX: &str = "docs/README.md";
 
 const PAGE_LINES_MAX: usize = 400;
 
-/// Pages above [`PAGE_LINES_MAX`] lines, and the reasons.
+/// Pages longer than [`PAGE_LINES_MAX`] lines, and the reasons.
 const LONG_PAGES: &[(&str, &str)] =
     &[("docs/PROTOCOL.md", "reference of all bytes on the wire; scripts write its tables")];
 
-/// Text before and character after a target: of a Markdown link, and of pictures in HTML.
+/// Text before a target and character after it, for Markdown links and HTML pictures.
 const TARGETS: &[(&str, char)] = &[("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')];
 
 /// Returns the lines outside of code blocks, with their numbers from 1.
@@ -72,8 +72,8 @@ fn shown(heading: &str) -> String {
     text + rest
 }
 
-/// Returns the anchor of a heading as GitHub makes it: lower case, hyphens for spaces, letters,
-/// digits, hyphens and underscores only.
+/// Returns the anchor of a heading as GitHub makes it: in lower case, with hyphens for spaces, and
+/// without other punctuation except underscores.
 fn slug(heading: &str) -> String {
     let mut slug = String::new();
     for c in shown(heading).trim().chars() {
@@ -87,7 +87,7 @@ fn slug(heading: &str) -> String {
     slug
 }
 
-/// Returns the anchors of a page. Equal headings get a number from the second on.
+/// Returns the anchors of a page. Repeated headings get a number, starting with the second.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for (_, line) in unfenced(text) {

@@ -30,8 +30,8 @@ fn without_tests(code: &str) -> &str {
     &code[..end.unwrap_or(code.len())]
 }
 
-/// Returns every path in the code before its test module: expanded `use` trees, and others that
-/// begin with `crate::`, `self::` or `super::`.
+/// Returns every path in the code before its test module: expanded `use` trees, and other paths
+/// that begin with `crate::`, `self::` or `super::`.
 fn paths_in(text: &str) -> Vec<Vec<String>> {
     let code = code_of(text);
     let code = without_tests(&code);

@@ -1,9 +1,9 @@
 //! Memory of a client that does not read its replies.
 //!
-//! When another client waits for memory, the data of finished reads that are not being sent is
-//! dropped. It is reread, a limited amount at a time, once the client has read what was sent
-//! before; until then, no further requests of the client are taken. The data of a read may date
-//! from any time before its reply, so this is invisible to the client.
+//! While another client waits for memory, the data of finished reads whose replies are not being
+//! sent is dropped. The data is reread, a limited amount at a time, once the client has read what
+//! was sent before; until then, no further requests from the client are taken. The data of a read
+//! may date from any time before its reply, so this is invisible to the client.
 
 use rtrs_core::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::shared::Shared;
 
 /// Time for which a send must have been running before its client counts as one that does not read.
 const STALLED_AFTER: Duration = Duration::from_millis(200);
-/// Number of buffers for which dropped data is reread at once.
+/// Maximum number of buffers into which dropped data is reread at a time.
 const AGAIN_MAX: usize = 16;
 
 impl Conn {
@@ -24,7 +24,8 @@ impl Conn {
         self.link.send_began().map(|began| began + STALLED_AFTER)
     }
 
-    /// Drops the data of reads that are not being sent. Returns true when there was such data.
+    /// Drops the data of reads whose replies are not being sent. Returns true if there was such
+    /// data.
     pub(crate) fn drop_data(&mut self, now: Instant, shared: &mut Shared) -> bool {
         let Self { output, memory, .. } = self;
         let replies = output.drop_data(|row| shared.drop_data(row, memory));
@@ -44,7 +45,7 @@ impl Conn {
         true
     }
 
-    /// Reads dropped data again, if the client has read what was sent. Returns true when a read
+    /// Reads dropped data again, if the client has read what was sent. Returns true if a read
     /// began.
     pub(super) fn read_again(&mut self, shared: &mut Shared) -> bool {
         let mut any = false;

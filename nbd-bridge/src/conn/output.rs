@@ -15,8 +15,8 @@ const REPLIES_MAX: usize = 64;
 /// Maximum number of slices per system call: a 32 MiB piece of a read in parts, or many small
 /// reads.
 const SLICES_MAX: usize = 320;
-/// Number of bytes after which a send gets no further reply. A client that does not read keeps the
-/// memory of a send.
+/// Number of bytes after which no further reply is added to a send. A client that does not read
+/// ties up the memory of a send.
 const SEND_MAX: usize = 4 << 20;
 /// Bytes of handshake replies that may be queued before further options are processed.
 const GREETING_MAX: usize = 64 * 1024;
@@ -24,7 +24,7 @@ const GREETING_MAX: usize = 64 * 1024;
 /// Replies that wait to be sent, and those of the send in progress.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// Slices of the next send; None while a send has them.
+    /// Slices of the next send; None while a send is using them.
     vecs: Option<Box<IoVecs>>,
     /// Memory of handshake bytes and of heads of replies.
     staging: MemSlice,
@@ -41,8 +41,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Creates the output of a connection to a shard with this number of rows. The client already
-    /// has `sent_before` bytes of the first reply.
+    /// Creates the output of a connection to a shard with this number of rows. The client has
+    /// already received `sent_before` bytes of the first reply.
     pub(super) fn new(greeting: Vec<u8>, rows: usize, sent_before: usize) -> std::io::Result<Self> {
         Ok(Self {
             vecs: Some(IoVecs::new(SLICES_MAX)),
@@ -71,7 +71,7 @@ impl Output {
         &mut self.greeting
     }
 
-    /// Whether the handshake bytes that wait exceed their limit. Further options then wait too.
+    /// Whether the waiting handshake bytes exceed their limit. Further options then wait too.
     pub(super) fn is_greeting_full(&self) -> bool {
         self.greeting.len() > GREETING_MAX
     }
@@ -92,7 +92,7 @@ impl Output {
         let Self { replies, dropped, cut_short, .. } = self;
         let before = replies.len();
         replies.retain(|row| {
-            // The rest of a simple reply can no longer fail.
+            // Once a simple reply has been sent in part, it can no longer fail.
             let drops = *cut_short != Some(*row) && drop(*row);
             dropped.extend(drops.then_some(*row));
             !drops

@@ -137,11 +137,11 @@ impl Conn {
         }
     }
 
-    /// Starts a valid request. Returns false when it has to wait, or was the last one.
+    /// Starts a valid request. Returns false if it has to wait, or was the last one.
     fn start_request(&mut self, request: Validated, port: &Port, shared: &mut Shared) -> bool {
         if request.op == Op::Disconnect {
             self.in_order = true;
-            // The client has received the reports of losses if it waits for no reply.
+            // A client that is waiting for no reply has received all reports of losses.
             if self.rows == 0 {
                 self.reports.leave(shared.losses.as_deref());
             }
@@ -172,7 +172,7 @@ impl Conn {
     }
 
     /// Takes the memory of a read, of the extents or of the fragments. Returns the length of the
-    /// pieces of a read; None when memory is short.
+    /// pieces of a read, or None if memory is short.
     fn take_memory(&mut self, command: &Command, row: u32, shared: &mut Shared) -> Option<u64> {
         let (op, block, whole) = (command.op(), command.cut().block, command.whole_len());
         let bytes = match op {
@@ -191,7 +191,7 @@ impl Conn {
         shared.take_read(self.id.slot, row, bytes, &mut self.memory)
     }
 
-    /// Takes the memory of a piece of a read. Returns the length of the piece; None when memory is
+    /// Takes the memory of a piece of a read. Returns the length of the piece, or None if memory is
     /// short.
     pub(super) fn take_piece(&mut self, row: u32, of: Piece, shared: &mut Shared) -> Option<u64> {
         let piece_of = |most: usize| {
@@ -202,12 +202,12 @@ impl Conn {
         if self.take_bytes(row, piece, shared) {
             return Some(piece);
         }
-        // After its first piece, a simple reply cannot report an error anymore.
+        // A simple reply can no longer report an error once its first piece has been sent.
         if self.form() == Form::Simple || of.one_chunk {
             return None;
         }
-        // Other bridges hold the memory that a long piece would need, or a client that does not
-        // read its replies does.
+        // The memory for a long piece is held by other bridges, or by a client that does not read
+        // its replies.
         let mut smaller = piece_of(shared.buffers.guaranteed_piece());
         if smaller >= piece && shared.first_reader.beside_unread && self.memory.is_empty() {
             smaller = piece_of(shared.buffers.available_piece());
@@ -215,7 +215,7 @@ impl Conn {
         (smaller < piece && self.take_bytes(row, smaller, shared)).then_some(smaller)
     }
 
-    /// Submits a new row to the device, or finishes it when the device has nothing to do.
+    /// Submits a new row to the device, or finishes it if the device has nothing to do.
     fn begin_row(&mut self, row: u32, piece: u64, shared: &mut Shared) {
         let entry = shared.requests.row(row);
         let (op, len) = (entry.command.op(), entry.command.len());

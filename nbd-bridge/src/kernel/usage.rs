@@ -1,9 +1,9 @@
 //! Users of a device: mounts, swap, devices stacked on it, and processes that have it open.
 //!
-//! Reads only /proc and /sys and never opens the device, so it ends soon whatever the device does.
-//! The scan sees what the caller may see: root sees all of its PID namespace. A kernel user that
+//! A scan reads only /proc and /sys and never opens the device, so it ends soon whatever the device
+//! does. It sees what the caller may see: root sees all of its PID namespace. A kernel user that
 //! leaves no trace there (a target exporting the device) is found by opening the device
-//! exclusively, which a process that may be left behind must do. Called before a detach and to
+//! exclusively, which must be left to a process that may hang. Scans run before a detach and to
 //! explain why a device is busy.
 
 use std::collections::HashSet;
@@ -20,9 +20,9 @@ pub enum DeviceUse {
     Mounted(String),
     /// Swap space.
     Swap,
-    /// Part of this device, such as dm-0 or md0.
+    /// Underlies this device, such as dm-0 or md0.
     Held(String),
-    /// Open in a process: its ID and its name.
+    /// Open in a process, given by ID and name.
     Open(u32, String),
 }
 
@@ -78,8 +78,8 @@ fn processes(places: &Places) -> impl Iterator<Item = (u32, PathBuf)> {
     entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
 }
 
-/// Finds mounts in every mount namespace that has a process. File systems with device numbers of
-/// their own, such as btrfs, are recognized by their source.
+/// Finds mounts in every mount namespace that has a process. File systems with their own device
+/// numbers, such as btrfs, are recognized by their source.
 fn mounts(places: &Places, numbers: &[String], nodes: &[PathBuf], found: &mut Vec<DeviceUse>) {
     let mut namespaces = HashSet::new();
     let own = std::iter::once((0, places.proc.join("self")));

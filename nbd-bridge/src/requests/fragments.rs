@@ -49,7 +49,8 @@ impl Fragment {
 #[derive(Debug)]
 pub(crate) struct Fragments {
     states: [Fragment; 2],
-    /// The device rejected a partial write, so blocks are read, modified and written back.
+    /// Whether the device has rejected a partial write, so that blocks are read, modified and
+    /// written back.
     whole_blocks: bool,
     /// Two blocks for each fragment: the block, and the new bytes at their position in the block.
     memory: Option<Part>,
@@ -123,7 +124,8 @@ impl Fragments {
         part(at, block as usize).zip(part(at + block as usize + from, len))
     }
 
-    /// Merges the new bytes of a fragment into its block. Returns false if they are outside.
+    /// Merges the new bytes of a fragment into its block. Returns false if they lie outside the
+    /// block.
     pub(crate) fn merge(&self, cut: &Cut, which: usize) -> bool {
         let from = cut.rest[which].start % cut.block;
         let Some((block, bytes)) = self.slices(cut, which) else { return false };

@@ -5,7 +5,7 @@ use rtrs_core::status::IoStatus;
 use crate::proto::wire::NbdError;
 use crate::status::{nbd_error, reason};
 
-/// Tracks whether a request exceeded the time limit of its device.
+/// State of a request with respect to its device's time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Late {
     /// Within the limit.

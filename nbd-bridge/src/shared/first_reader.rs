@@ -5,7 +5,7 @@
 pub(crate) struct FirstReader {
     /// Connection whose read waits for memory.
     slot: Option<usize>,
-    /// Whether other clients meanwhile do not read their replies.
+    /// Whether other clients are not reading their replies meanwhile.
     pub(crate) beside_unread: bool,
 }
 

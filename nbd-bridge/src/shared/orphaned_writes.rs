@@ -48,8 +48,8 @@ impl OrphanedWrites {
         }
     }
 
-    /// Ends the wait of the first row, at or after place `at` of the list, whose bytes no orphaned
-    /// write can change anymore. Advances `at` to the place of that row.
+    /// Ends the wait of the first row, at or after position `at` in the list, whose bytes no
+    /// orphaned write can change anymore. Advances `at` to that row's position.
     pub(super) fn release(&mut self, at: &mut usize, requests: &mut Requests) -> Option<u32> {
         while let Some(&index) = self.deferred.get(*at) {
             let row = requests.row(index);
@@ -64,7 +64,7 @@ impl OrphanedWrites {
     }
 
     /// Adds a row to the orphaned writes if the device may still change bytes for it. Returns true
-    /// when it was added.
+    /// if it was added.
     pub(super) fn add(&self, index: u32, row: &mut NbdRow) -> bool {
         let bytes = row.may_change().filter(|_| !row.overlaps.is_orphaned());
         let Some(bytes) = bytes else { return false };

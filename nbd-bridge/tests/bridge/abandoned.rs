@@ -1,5 +1,5 @@
-//! Tests of requests that the device gives up on: their clients get an error at once, and later
-//! effects of the device on them do no harm.
+//! Tests of requests that the device gives up on: their clients get an error immediately, and
+//! whatever the device still does with the requests is harmless.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -91,7 +91,7 @@ fn an_overdue_request_completing_with_its_reply_unread_is_answered_once() {
     const LEN: u32 = 4 << 20;
     let (mut two, mut client) = held(config());
     two.shards[0].hold(false);
-    // More than a socket buffer holds, so that later replies wait behind it.
+    // The reply exceeds a socket buffer, so that later replies wait behind it.
     client.send(READ, 0, 1, 0, LEN);
     two.settle();
     two.shards[0].hold(true);
@@ -188,7 +188,7 @@ fn a_client_closing_around_an_error_reply_leaves_nothing() {
 #[test]
 fn an_overdue_write_is_answered_once_its_payload_arrived() {
     let (mut two, mut client) = held(config());
-    // Longer than a buffer, so the device gets the beginning before the rest has arrived.
+    // The write is longer than a buffer, so the device gets its beginning before the rest arrives.
     let data = vec![7; 1 << 20];
     let mut bytes = crate::client::request(crate::client::WRITE, 0, 1, 0, 1 << 20);
     bytes.extend(&data);
@@ -249,7 +249,7 @@ fn an_overdue_write_with_only_a_blocked_part_completes() {
 fn a_bogus_device_completion_ends_one_connection() {
     let mut two = Two::new();
     let (mut client, mut other) = (two.shards[0].client(), two.shards[0].client());
-    // First requests wait until both shards have checked their connections.
+    // The first requests wait until both shards have checked their connections.
     other.send_write(0, 1, 8192, &NEW);
     client.send(READ, 0, 1, 0, 4096);
     two.settle();

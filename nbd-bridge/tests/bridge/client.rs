@@ -267,8 +267,8 @@ impl Client {
         is_closed(&mut self.stream)
     }
 
-    /// Disconnects at once. Closing the socket is not enough while another test starts a program:
-    /// the child has a copy until it calls exec.
+    /// Disconnects immediately. Closing the socket is not enough while another test starts a
+    /// program: the child has a copy until it calls exec.
     pub(crate) fn leave(self) {
         self.stream.shutdown(Shutdown::Both).unwrap();
     }

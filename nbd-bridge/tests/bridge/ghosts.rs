@@ -1,5 +1,6 @@
-//! Tests of writes of closed connections: none lands after a newer request was answered. Two shards
-//! of one device, turned by hand, so that every step happens in the order that the test wants.
+//! Tests of writes that closed connections left behind: none lands after a newer request was
+//! answered. Two shards of one device, turned by hand, so that every step happens in the order that
+//! the test wants.
 
 use std::io::{ErrorKind, Write};
 use std::mem::MaybeUninit;
@@ -184,7 +185,7 @@ impl Two {
     }
 }
 
-/// Whether a reply has arrived, after the shards have turned as far as they can.
+/// Whether a reply has arrived, after the shards have turned until nothing happens.
 pub(crate) fn is_answered(client: &mut Client, len: usize) -> bool {
     // A kernel socket may contain only the first bytes of a reply.
     let mut head = [const { MaybeUninit::uninit() }; 16];
@@ -256,7 +257,7 @@ fn late_data_on_a_dead_socket_is_discarded() {
     old.write_all(&request(WRITE, 0, 1, 0, 4096)).unwrap();
     old.write_all(&OLD).unwrap();
     drop(old);
-    // Another connection replaces the old one before its shard has that socket.
+    // A new connection replaces the old one before the old one's shard has its socket.
     let mut new = two.shards[1].kernel();
     new.send_write(0, 2, 0, &NEW);
     two.settle();
@@ -310,7 +311,7 @@ fn the_first_request_waits_for_every_shards_check() {
     assert_eq!(two.group.orphaned_writes(), 1);
     two.shards[1].settle();
     assert!(is_answered(&mut new, 4096));
-    // From then on the connection waits for no others.
+    // From now on the connection does not wait for other shards.
     new.send(READ, 0, 3, 1 << 20, 4096);
     two.shards[1].settle();
     assert!(is_answered(&mut new, 4096));
@@ -434,7 +435,7 @@ fn a_blocked_request_ends_with_its_client() {
     two.leave_behind(old);
     let mut second = two.shards[1].client();
     second.send_write(0, 2, 0, &[3; 4096]);
-    // Also a large write, of which a part has arrived.
+    // The same for a large write that has only partly arrived.
     let len = 1 << 20;
     second.stream.write_all(&request(WRITE, 0, 3, 0, len)).unwrap();
     two.feed(&mut second, &vec![3; 600_000]);

@@ -40,14 +40,14 @@ fn holes_are_reported_from_the_requested_offset() {
     fixture.finish();
 }
 
-/// The device's list goes beyond the range that it is asked for.
+/// The device's list of extents goes beyond the requested range.
 #[test]
 fn one_answer_covers_as_much_as_the_protocol_can_express() {
     const TIB: u64 = 1 << 40;
     let fixture = Fixture::with(Geometry { size: 15 * TIB, ..geometry() }, config());
     let most = (1u64 << 32) - (1 << 16);
     let mut narrow = client(&fixture);
-    // As many as cover the range; the last one goes beyond it.
+    // As many extents as cover the range; the last one ends beyond it.
     let len = u32::MAX - 4095;
     let part = u32::try_from(most).unwrap();
     fixture.switches.extents.store(3, SeqCst);

@@ -32,14 +32,14 @@ fn a_wrong_magic_closes_the_connection() {
         let mut client = fixture.client(false);
         client.stream.write_all(&[0x55; 28]).unwrap();
         assert!(client.is_closed());
-        // With requests in flight.
+        // Requests are in flight.
         fixture.switches.hold.store(true, SeqCst);
         let mut client = fixture.client(true);
         client.send(READ, 0, 1, 0, 1 << 20);
         client.send_write(0, 2, 1 << 20, &pattern(1, 64 << 10));
         client.stream.write_all(&[0; 28]).unwrap();
         fixture.wait("two requests", |report| report.inflight == 2);
-        // The bytes after them have been read when a later handshake is complete.
+        // Once a later handshake is complete, the bytes after the requests have been read.
         fixture.client(false).disconnect();
         fixture.switches.hold.store(false, SeqCst);
         assert!(client.is_closed());
@@ -88,7 +88,7 @@ fn invalid_requests_are_refused() {
         assert_eq!(client.error_of(READ, 0, u64::MAX - 511, 512), EINVAL);
         assert_eq!(client.error_of(FLUSH, 0, 0, 1), EINVAL);
         assert_eq!(client.error_of(ZEROES, 0x8000, 0, 4096), EINVAL);
-        // More requests at once than there are rows.
+        // More simultaneous requests than there are rows.
         let flood: Vec<u8> = (0..300).flat_map(|cookie| request(99, 0, cookie, 0, 0)).collect();
         client.stream.write_all(&flood).unwrap();
         for cookie in 0..300 {
@@ -138,7 +138,7 @@ fn the_stream_may_end_at_any_byte() {
             let mut socket = fixture.socket();
             socket.write_all(&bytes[..end]).unwrap();
             if end % 2 == 0 {
-                // Only the sending side: the bridge answers, then closes.
+                // Only the sending side is closed: the bridge answers, then closes.
                 socket.shutdown(Shutdown::Write).unwrap();
                 let mut rest = Vec::new();
                 socket.read_to_end(&mut rest).unwrap();

@@ -6,7 +6,7 @@
 # groups: rds ours
 # guest: spoiled
 
-# Prints the names of results that differ between two outputs, or are in only one.
+# Prints the names of results that differ between two outputs, or are in only one of them.
 different() { # output output
     awk '/^#/ { next } FNR == NR { of[$1] = $2; next } { there[$1] }
         of[$1] != $2 { print $1 } END { for (name in of) if (!(name in there)) print name }' \
@@ -29,9 +29,10 @@ scenario() {
     assert_true "namespaces are connected, and the kernel has RDS" rds_up
     assert_true "our nodes start" eval "RDS_PEER_PORT=$RDS_PORT rds_node ru 10.9.0.1 10.9.0.9"
     assert_true "the checks compile" timeout 60 gcc -O1 -o "$LAB_WORK/api" rds/lab/api.c
-    # In Linux 6.1 a bind to a port in use never releases its transport, a module (rds_bind).
+    # In Linux 6.1 a bind to a port in use never releases its reference to the transport's module
+    # (rds_bind).
     RDS_HELD=1
-    # Written to files in the run's logs, where they are kept.
+    # The results are written to files that are kept in the run's logs.
     rds_in rk timeout 120 "$LAB_WORK/api" 10.9.0.5 10.9.0.6 /run/netns/rk2 >"$kernel" \
         2>"$LAB_WORK/api.log"
     expect_eq "the checks run over the kernel" $? 0

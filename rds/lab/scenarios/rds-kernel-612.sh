@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: the checks of rds-kernel with the node of Linux 6.12
+# lab: the checks of rds-kernel against Linux 6.12
 # topology: one
 # paths: 1
 # limit: 360

@@ -14,7 +14,7 @@ for port in range(20000, 20064):
     s = socket.socket(21, socket.SOCK_SEQPACKET)
     s.bind(("10.9.0.5", port))
     sockets.append(s)
-# With blocking calls: an unanswered probe would block some of them forever.
+# Blocking calls: an unanswered probe would block some of the sends forever.
 for s in sockets:
     for number in range(4):
         s.sendto(b"%d" % number, (sys.argv[1], 4000))
@@ -36,7 +36,7 @@ assert all(numbers == [0, 1, 2, 3] for numbers in seen.values()), seen
 END
 }
 
-# Reads a port once its senders are blocked, and everything they have sent.
+# Reads from a port, once its senders are blocked, everything that they have sent.
 slow_reader() { # how address
     "rds_$1" "$(side_of "$1")" timeout 90 python3 - "$2" <<'END'
 import os, socket, struct, sys, time

@@ -13,19 +13,19 @@ pub(crate) const SOL_RDS: c_int = 276;
 pub(crate) const CONG_UPDATE: c_int = 5;
 /// Control message type of the latencies of a message.
 pub(crate) const RXPATH_LATENCY: c_int = 11;
-/// Control message types of operations on remote memory: a transfer, and memory for one.
+/// Control message types of operations on remote memory: a transfer, and a registration.
 const RDMA_ARGS: c_int = 1;
 const RDMA_MAP: c_int = 3;
 /// First and last type of atomic operations.
 const ATOMIC_FIRST: c_int = 6;
 const ATOMIC_LAST: c_int = 9;
-/// Lengths of their contents.
+/// Lengths of the contents of these control messages.
 const RDMA_ARGS_LEN: usize = 56;
 const RDMA_MAP_LEN: usize = 32;
 const ATOMIC_LEN: usize = 72;
 /// Position of the number of local buffers in a transfer.
 const LOCAL_COUNT: usize = 32;
-/// Control message types of zero-copy sends: the cookie of a message, and those that are complete.
+/// Control message types of zero-copy sends: the cookie of a message, and completed cookies.
 const ZCOPY_COOKIE: c_int = 12;
 pub(crate) const ZCOPY_COMPLETION: c_int = 13;
 

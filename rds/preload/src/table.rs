@@ -22,7 +22,7 @@ use crate::memory::borrow;
 
 /// Prefix of the abstract names of our sockets.
 const NAME: &[u8] = b"rds-preload-";
-/// Descriptors from this number on always require a table lookup.
+/// Lowest descriptor that always requires a table lookup.
 const MARKS: usize = 4096;
 
 /// Options that a program may set before its socket is bound.
@@ -94,7 +94,7 @@ impl Entry {
         self.zerocopy.load(Ordering::Relaxed)
     }
 
-    /// Returns the latencies of received messages that the program wants: their number, and the
+    /// Returns which latencies of received messages the program wants: their number, and the
     /// position of each.
     pub(crate) fn traces(&self) -> [u8; 4] {
         self.traces.load(Ordering::Relaxed).to_ne_bytes()
@@ -142,10 +142,10 @@ impl Entry {
     }
 }
 
-/// Descriptors that may be RDS sockets, so that others cost only one check.
+/// Descriptors that may be RDS sockets, so that all others cost only one check.
 static MARKED: [AtomicBool; MARKS] = [const { AtomicBool::new(false) }; MARKS];
 static ENTRIES: RwLock<BTreeMap<i32, Arc<Entry>>> = RwLock::new(BTreeMap::new());
-/// Nodes by the inode of their board, so that all sockets of a node share one mapping.
+/// Nodes, keyed by the inode of their board, so that all sockets of a node share one mapping.
 static NODES: Mutex<BTreeMap<u64, Arc<Access>>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -314,7 +314,7 @@ pub(crate) fn node_of(fd: i32) -> Option<PathBuf> {
 /// Finds a socket that another process has bound.
 fn join(fd: i32) -> Option<Binding> {
     let way = AtPath(node_of(fd)?);
-    // An error if it is being bound right now.
+    // Fails if the socket is being bound right now.
     let (control, bound) = Control::open(borrow(fd)).ok()?;
     let access = share(Access::with_board(Box::new(way), bound.board).ok()?).ok()?;
     access.set_control(control);

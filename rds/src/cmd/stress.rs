@@ -19,7 +19,7 @@ use crate::stress::{
     over_sockets, serve_tcp, tcp_round_trips, tcp_stream,
 };
 
-/// Number of consecutive ports at which a server listens.
+/// Number of consecutive ports on which a server listens.
 const SERVER_PORTS: u16 = 16;
 /// Buffer size of all sockets in bytes, if the node or the system allows it.
 const BUFFER: usize = 4 << 20;
@@ -122,7 +122,7 @@ struct Summary {
     answered: u64,
     lost: u64,
     wrong: u64,
-    /// The part of `wrong` that are requests, as reported by the server.
+    /// Portion of `wrong` that are requests, as reported by the server.
     wrong_at_server: u64,
     congested: u64,
     send_buffer_full: u64,
@@ -162,7 +162,7 @@ pub(super) fn run(args: &StressArgs, output: Output) -> Result<(), Error> {
 }
 
 /// Runs a state machine on a node of its own, or over sockets of a running node. Calls `bound` once
-/// a running node has its sockets, or before its own node starts.
+/// the running node has the sockets, or before the machine's own node starts.
 fn drive<M: Machine + std::fmt::Debug>(
     args: &StressArgs,
     to: Option<IpAddr>,
@@ -198,7 +198,7 @@ fn bind_all(node: &Node, ports: Vec<u16>) -> Result<Vec<RdsSocket>, Error> {
 }
 
 fn serve(args: &StressArgs) -> Result<(), Error> {
-    // Required by the command line.
+    // The command line requires an address.
     let local = args.via.local.map_or_else(|| [127, 0, 0, 1].into(), |local| local.0);
     let first = args.port.get();
     let at = SocketAddr::new(local, first);

@@ -85,7 +85,7 @@ impl ViaArgs {
         Ok(Via::Own(Box::new(options)))
     }
 
-    /// Opens the node that [`Self::find`] returns, starting it if it does not run.
+    /// Opens the node that [`Self::find`] returns, starting it if it is not running.
     pub(super) fn open(&self, to: Option<IpAddr>) -> Result<Node, Error> {
         match self.find(to)? {
             Via::Running(node) => Ok(node),
@@ -145,7 +145,7 @@ impl ViaArgs {
     }
 }
 
-/// Returns the error for a node that does not run.
+/// Returns the error for a node that is not running.
 pub(super) fn not_running(address: IpAddr) -> Error {
     let text = format!("no node {address} runs; start it with `rds node --address {address}`");
     Error::new(ErrorKind::Node, text)

@@ -18,7 +18,7 @@ use crate::proto::{Shares, Use, UserId};
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     answers: usize,
-    /// Bytes of memory passed with them.
+    /// Bytes of memory passed with unread answers.
     bytes: usize,
 }
 

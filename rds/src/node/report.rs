@@ -20,9 +20,9 @@ pub struct ClientReport {
     pub pid: u32,
     /// User ID of that process.
     pub uid: u32,
-    /// Payload that its reader has not taken.
+    /// Received payload that the user has not read.
     pub unread_bytes: usize,
-    /// Payload sent and not acknowledged.
+    /// Payload that was sent but not acknowledged.
     pub unacked_bytes: usize,
     /// Seconds for which the port has been congested: peers must not send to it.
     pub congested_seconds: Option<u64>,
@@ -72,7 +72,7 @@ pub struct PeerReport {
     pub stuck_seconds: Option<u64>,
     /// Congested ports of the peer.
     pub congested_ports: Vec<CongestedPort>,
-    /// Paths to the peer, which each have a connection.
+    /// Paths to the peer, each with its own connection.
     pub paths: Vec<PathReport>,
 }
 
@@ -134,7 +134,7 @@ pub struct NodeReport {
     pub unread_bytes: usize,
     /// Bytes that users have sent and peers have not acknowledged.
     pub unacked_bytes: usize,
-    /// Limit of `unread_bytes` and of `unacked_bytes`.
+    /// Limit on each of `unread_bytes` and `unacked_bytes`.
     pub memory_max: usize,
     /// Sockets of the node's users.
     pub sockets: Vec<ClientReport>,

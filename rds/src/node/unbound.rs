@@ -8,7 +8,7 @@ use crate::proto::UserId;
 const UNBOUND_MAX: usize = 256;
 
 /// Connections without a socket, at most 256. Beyond that, the oldest connection of the user with
-/// the most is to be closed.
+/// the most connections must be closed.
 #[derive(Debug, Default)]
 pub(super) struct UnboundClients {
     /// Oldest first.
@@ -17,7 +17,7 @@ pub(super) struct UnboundClients {
 }
 
 impl UnboundClients {
-    /// Adds a new connection. Returns the one to close for it.
+    /// Adds a new connection. Returns the connection to close to make room.
     pub(super) fn add(&mut self, id: ClientId, user: UserId) -> Option<ClientId> {
         if self.clients.insert(id, user).is_none() {
             *self.counts.entry(user).or_default() += 1;

@@ -14,7 +14,7 @@ pub struct SocketId {
 /// A message to send.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Node that gets the message.
+    /// Destination node of the message.
     pub to: IpAddr,
     /// Port at that node.
     pub port: u16,
@@ -31,7 +31,7 @@ impl Outgoing {
     }
 }
 
-/// A TCP connection, from the order to connect or from the accept on.
+/// A TCP connection, starting with the order to connect or with the accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkId(pub(super) u64);
 
@@ -100,7 +100,7 @@ pub enum BindError {
     /// The port is in use.
     #[error("port {0} is in use")]
     InUse(u16),
-    /// The limit of sockets is reached.
+    /// The limit on sockets is reached.
     #[error("the node has {0} sockets already, its limit (sockets-max)")]
     TooMany(usize),
 }
@@ -131,7 +131,7 @@ pub enum SendError {
     /// The destination port is congested; [`Event::Congestion`] follows.
     #[error("the destination port is congested")]
     Congested,
-    /// The limit of peers is reached.
+    /// The limit on peers is reached.
     #[error("the node has {0} peers already, its limit (peers-max)")]
     TooManyPeers(usize),
 }

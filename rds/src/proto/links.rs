@@ -25,7 +25,7 @@ impl Links {
         id
     }
 
-    /// Adds a connection for a path to a peer and orders it.
+    /// Adds a connection for a path to a peer, and queues the order to connect.
     pub(super) fn connect(&mut self, peer: IpAddr, path: usize, role: Role) -> LinkId {
         let link = self.add(peer, role);
         if let Some(added) = self.links.get_mut(&link) {
@@ -35,7 +35,7 @@ impl Links {
         link
     }
 
-    /// Orders the end of a connection, which [`remove`](Self::remove) may have removed.
+    /// Queues the order to close a connection, which [`remove`](Self::remove) may have removed.
     pub(super) fn order_close(&mut self, id: LinkId) {
         self.orders.push_back(Order::Close(id));
     }

@@ -24,8 +24,8 @@ use super::stats::Stats;
 ///
 /// The driver moves bytes between the node and TCP connections, carries out [`Order`]s and passes
 /// [`Event`](super::Event)s to users. Before the first bytes of an accepted connection it reads
-/// what is left of the [`predecessors`](Peers::predecessors), and before the next accept what is
-/// left of the [`candidates`](Peers::candidates). It reports how much of the written data the
+/// the remaining data of the [`predecessors`](Peers::predecessors), and before the next accept that
+/// of the [`candidates`](Peers::candidates). It reports how much of the written data the
 /// peer's system has acknowledged.
 #[derive(Debug)]
 pub struct Node {
@@ -47,13 +47,13 @@ pub struct AckProgress {
     pub acked: u64,
     /// Whether a user, or a peer that pings, waits for more acknowledgments.
     pub is_awaited: bool,
-    /// Whether so much is unacknowledged that each write is followed by a check.
+    /// Whether so many bytes are unacknowledged that each write is followed by a check.
     pub is_much: bool,
 }
 
 // Connections.
 impl Node {
-    /// Creates a node without sockets and connections.
+    /// Creates a node without sockets or connections.
     pub fn new(config: Config) -> Self {
         let mut prng = Prng::new(config.seed);
         let limits = PortLimits {
@@ -165,7 +165,7 @@ impl Node {
         }
     }
 
-    /// Sends our changed map to all peers. `cleared` are the groups of ports that may have been
+    /// Sends our changed map to all peers. `cleared` names the groups of ports that may have been
     /// cleared.
     fn map_changed(&mut self, cleared: u64) {
         self.ports.congestion_changed(self.config.address, cleared);
@@ -177,13 +177,13 @@ impl Node {
 
 // Output.
 impl Node {
-    /// Returns the next connection with data to write. It is returned again when there is more.
+    /// Returns the next connection with data to write. It is returned again when it has more data.
     pub fn next_ready(&mut self) -> Option<LinkId> {
         self.peers.links.next_ready()
     }
 
-    /// Collects the bytes to write to a connection, as far as there is room for slices. Returns the
-    /// number of slices, 0 if there is nothing to write.
+    /// Collects the bytes to write to a connection in as many slices as fit. Returns the number of
+    /// slices, 0 if there is nothing to write.
     pub fn output<'a>(&'a mut self, id: LinkId, room: &mut [IoSlice<'a>]) -> usize {
         let generation = self.config.sent_generation();
         let (paths, congested) = (self.config.paths(), self.ports.congested());

@@ -38,7 +38,7 @@ pub(super) enum Evicted {
     Away,
     /// The peer is new, and has not sent anything valid yet.
     Fresh,
-    /// The peer has sent messages, and has been away for long.
+    /// The peer has sent messages, and has been away for a long time.
     LongAway,
 }
 
@@ -93,7 +93,7 @@ impl Peer {
         &mut self.paths[index]
     }
 
-    /// Adds paths up to this number.
+    /// Adds paths until there are this many.
     pub(super) fn grow(
         &mut self,
         count: usize,
@@ -121,7 +121,7 @@ impl Peer {
     }
 
     /// Returns the path whose sequence numbers apply to messages received on a connection. A peer
-    /// that has restarted with fewer paths has taken the connection for its only one.
+    /// that has restarted with fewer paths treats the connection as its only one.
     pub(super) fn numbering(&self, index: usize) -> usize {
         if self.count.is_none_or(|count| index < count) { index } else { 0 }
     }
@@ -138,7 +138,7 @@ impl Peer {
         self.spread.is_some()
     }
 
-    /// Spreads messages over this number of paths. Messages that were sent before must be gone.
+    /// Spreads messages over this number of paths. No earlier message may still be in flight.
     pub(super) fn spread(&mut self, count: usize, seed: u32) {
         if self.spread.replace(count) == Some(count) {
             return;
@@ -176,12 +176,12 @@ impl Peer {
             let has_first = self.paths[0].connection.up().is_some();
             return is_known && has_first && (self.connects() || outbound.has_messages());
         }
-        // Only another map can report that its ports are no longer congested.
+        // Only a new map can report that the peer's ports are no longer congested.
         self.has_messages() || connection.is_restored() || self.inbound.has_congestion()
     }
 
     /// Whether the peer can be forgotten without losing anything: it has never sent valid data, or
-    /// it is absent, for long enough if it has sent messages to users.
+    /// it is absent and, if it has sent messages to users, has been so for long enough.
     pub(super) fn may_be_forgotten(&self, now: Instant) -> bool {
         let is_idle = !self.has_messages() && self.inbound.held() == 0;
         let is_away = self.up().next().is_none()
@@ -213,7 +213,7 @@ impl Peer {
         self.inbound.is_proven()
     }
 
-    /// Whether the peer was absent long enough to be forgotten even if its slot is not needed.
+    /// Whether the peer has been absent long enough to be forgotten even if its slot is not needed.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         let is_away = self.up().next().is_none() && now.since(self.since()) >= STALE;
         is_away && !self.inbound.has_sent() && self.may_be_forgotten(now)

@@ -1,4 +1,4 @@
-//! Rate limit of log lines about peers: for each peer, and in total.
+//! Rate limit on log lines about peers: for each peer, and in total.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ const LINES_MAX: u32 = 64;
 /// Length of a period.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Rate limit of one kind of lines.
+/// Rate limit on one kind of line.
 #[derive(Debug, Default)]
 pub(crate) struct PeerLog {
     peers: LogLimits<IpAddr>,
@@ -20,8 +20,8 @@ pub(crate) struct PeerLog {
 }
 
 impl PeerLog {
-    /// Decides whether to log a line. Returns None to suppress it; otherwise the number of
-    /// suppressed lines: those of this peer, and those of all peers beyond the total.
+    /// Decides whether to log a line. Returns None to suppress it, otherwise the number of lines
+    /// suppressed so far: those of this peer, and those of all peers beyond the total.
     pub(crate) fn admit(&mut self, now: Instant, peer: IpAddr) -> Option<u64> {
         let of_peer = self.peers.admit(now, peer)?;
         if self.ends_at.is_none_or(|at| at <= now) {

@@ -14,7 +14,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Adds the counts of another user. Users can write any number.
+    /// Adds the counts of another user. A user may report any number.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             queue_full: self.queue_full.wrapping_add(other.queue_full),

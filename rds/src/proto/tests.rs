@@ -1,4 +1,4 @@
-//! Two or more nodes, and connections between them that deliver bytes at once.
+//! Tests of two or more nodes whose connections deliver bytes immediately.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -19,7 +19,7 @@ fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 9, 0, last).into()
 }
 
-/// One end of a connection: the node, its link, the bytes written and not delivered, and the total
+/// One end of a connection: the node, its link, the bytes written but not delivered, and the total
 /// number written.
 #[derive(Clone, Debug)]
 struct End {
@@ -34,7 +34,7 @@ struct Net {
     nodes: BTreeMap<u8, Node>,
     pipes: Vec<[End; 2]>,
     now: Instant,
-    /// Written bytes reach the other end.
+    /// Whether written bytes reach the other end.
     delivers: bool,
     /// Nodes to which attempts to connect fail.
     unreachable: Vec<u8>,
@@ -63,7 +63,7 @@ impl Net {
         self.at(node).send(now, from, Outgoing::new(to, port, payload.to_vec())).unwrap();
     }
 
-    /// Reads the messages that wait for a socket: source port and payload of each.
+    /// Reads the messages waiting for a socket: source port and payload of each.
     fn read(&mut self, node: u8, id: SocketId) -> Vec<(u16, Vec<u8>)> {
         let each = |received: Received| (received.port, received.payload);
         std::iter::from_fn(|| self.at(node).receive(id)).map(each).collect()
@@ -168,7 +168,7 @@ impl Net {
         self.pipes.push([end(from, link), end(to, other)]);
     }
 
-    /// Passes the end of a connection, closed at one end, to the other.
+    /// Notifies the other end of a connection that was closed at one end.
     fn end(&mut self, node: u8, link: LinkId) {
         let is_it = |pipe: &[End; 2]| pipe.iter().any(|end| end.node == node && end.link == link);
         let Some(at) = self.pipes.iter().position(is_it) else { return };
@@ -191,7 +191,7 @@ impl Net {
         }
     }
 
-    /// Breaks all connections. Bytes written and not delivered are lost.
+    /// Breaks all connections. Bytes written but not delivered are lost.
     fn cut(&mut self) {
         let now = self.now;
         for end in std::mem::take(&mut self.pipes).into_iter().flatten() {

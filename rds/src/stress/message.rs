@@ -18,11 +18,11 @@ const SHIFTS: u64 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) is_answer: bool,
-    /// The bytes behind the head are to be checked.
+    /// Whether the receiver must check the bytes after the head.
     pub(super) is_checked: bool,
     /// Distinguishes runs of clients.
     pub(super) session: u32,
-    /// Counts from 0 for each socket of a client.
+    /// Number of the request, counted from 0 for each socket of a client.
     pub(super) number: u64,
     /// Length of the answer.
     pub(super) answer_len: u32,
@@ -42,7 +42,7 @@ fn pattern() -> &'static [u8] {
     })
 }
 
-/// Returns the bytes behind the head of a message of this length.
+/// Returns the bytes after the head of a message of this length.
 fn body(number: u64, len: usize) -> &'static [u8] {
     #[allow(clippy::cast_possible_truncation, reason = "below SHIFTS")]
     let at = (number % SHIFTS) as usize;

@@ -15,9 +15,9 @@ pub enum WireError {
 
 /// TCP port of RDS, for both address families.
 pub const TCP_PORT: u16 = 16385;
-/// Length of a header in bytes.
+/// Header length in bytes.
 pub const HEADER_LEN: usize = 48;
-/// Maximum length of a payload in bytes.
+/// Maximum payload length in bytes.
 pub const PAYLOAD_MAX: usize = 1 << 20;
 /// Port of pings; answers to pings come from this port.
 pub const PING_PORT: u16 = 0;
@@ -91,7 +91,7 @@ impl Header {
     /// Returns the kind of the message. A map is a message whose flags are exactly [`CONG_BITMAP`].
     ///
     /// # Errors
-    /// A length that this kind cannot have.
+    /// Returns an error if a message of this kind cannot have the header's length.
     pub fn kind(&self) -> Result<Kind, WireError> {
         match (self.flags, self.len as usize) {
             (CONG_BITMAP, MAP_LEN) => Ok(Kind::Map),

@@ -1,4 +1,4 @@
-//! Tests of the results of the socket API over the library, compared with those of the kernel.
+//! Tests that compare the results of the socket API over the library with those of the kernel.
 
 use std::collections::BTreeMap;
 

@@ -4,8 +4,8 @@
         volume.pwrite(b"hello".ljust(4096), 0, fua=True)
         print(volume.size, volume.pread(0, 4096))
 
-The module rtrs.aio has the same for asyncio, with many requests in flight. The library is loaded
-from RTRS_LIBRARY, or else by its name, librtrs.so.0.
+The module rtrs.aio provides the same for asyncio, with many requests in flight. The library is
+loaded from RTRS_LIBRARY if set, otherwise by its name, librtrs.so.0.
 """
 
 from ._library import Error, PermissionDenied, TimedOut, library_version

@@ -18,11 +18,11 @@ from ._requests import Limits, Queue
 from ._types import Event, Geometry, Stats, event, geometry, stats
 
 Value = str | int | bool | os.PathLike[str]
-# Setting of a volume. A sequence is for one that may be repeated, and None for the default.
+# Value of a volume's setting: a sequence for a setting that may be repeated, None for the default.
 Setting = Value | Sequence[Value] | None
 
 _IDENTITY_MAX = 1024
-# Longest time until calls return after the end of their session, in seconds.
+# Maximum time until calls return after their session has ended, in seconds.
 _CALLS_END_MAX = 30.0
 
 
@@ -32,7 +32,7 @@ class _State(enum.Enum):
     FREED = enum.auto()
 
 
-# All volumes, and those that the library could not free.
+# All volumes, and the volumes that the library could not free.
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 _unfreed: list[Handle] = []
 
@@ -112,7 +112,7 @@ class Handle:
     def check_process(self) -> None:
         """Fails in a child of the process that opened the volume."""
         if not self.is_mine():
-            # Locks may be held forever here. The library needs none to refuse a call.
+            # Locks may be held forever here. The library refuses a call without taking any.
             check(lib.rtrs_queue_count(self._pointer))
 
     def __enter__(self) -> Handle:
@@ -159,7 +159,7 @@ class Handle:
             return geometry(found)
 
     def identity(self) -> str | None:
-        """Returns the identity of server and export, or None if the server reports none."""
+        """Returns the identity of the server and the export, or None if the server reports none."""
         with self:
             text = ffi.new("char[]", _IDENTITY_MAX)
             check(lib.rtrs_get_identity(self._pointer, text, _IDENTITY_MAX))
@@ -173,7 +173,7 @@ class Handle:
             return stats(found)
 
     def next_event(self, timeout: float) -> Event | None:
-        """Returns the next event, or None if there is none in time."""
+        """Returns the next event, or None if none occurs within the timeout."""
         end = time.monotonic() + timeout
         found = ffi.new("struct rtrs_event *")
         while True:
@@ -245,7 +245,7 @@ class Handle:
             self.close_at_once()
 
     def close_at_once(self) -> None:
-        """Ends the session at once and frees the volume. A failure is a warning."""
+        """Ends the session immediately and frees the volume. A failure only causes a warning."""
         try:
             self.close(0)
         except OSError as error:

@@ -19,11 +19,11 @@ from ._types import Event, Extent, Geometry, Stats
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Seconds for which a call stays within the library, where no signal handler of Python runs.
+# Seconds for which a call stays within the library, where no Python signal handler runs.
 _SLICE = 0.2
 # Longest range of one request for extents.
 EXTENTS_MAX = 1 << 30
-# Time for requests in flight when a volume is closed.
+# Seconds that requests in flight have to finish when a volume is closed.
 GRACE = 10.0
 
 
@@ -145,7 +145,7 @@ class Volume(BaseVolume):
         self._run(self._handle.limits.read(_requests.writable(buffer), offset))
 
     def pwrite(self, data: Buffer, offset: int, *, fua: bool = False) -> None:
-        """Writes all bytes of a buffer. They are durable after a flush, or at once with fua."""
+        """Writes all bytes of a buffer. They are durable after a flush, or immediately with fua."""
         self._run(self._handle.limits.write(data, offset, fua))
 
     def flush(self) -> None:

@@ -92,8 +92,8 @@ impl BenchArgs {
         BenchPlan::new(&self.name, settings, global.output)
     }
 
-    /// Takes export and session from the attached volume of this name, if there is one. Access
-    /// remains that of the benchmark.
+    /// Takes export and session from the attached volume of this name, if there is one. The access
+    /// mode remains the benchmark's.
     fn use_attached(&self, settings: &mut Settings, global: &GlobalArgs) -> Result<(), Error> {
         let session = Session::find(&self.name, global)?;
         let status = match session.status() {
@@ -190,7 +190,7 @@ fn measure(plan: &BenchPlan) -> Result<(), Error> {
     let live = plan.output == Output::Text && io::stderr().is_terminal();
     let outcome = follow(plan, &work, &inbox, &finished, live);
     if live {
-        // Ends the progress line, whatever ended the run.
+        // End the progress line, whatever ended the run.
         progress("\n");
     }
     // After Ctrl-C, the wait for answers is short.

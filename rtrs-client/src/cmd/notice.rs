@@ -23,8 +23,8 @@ pub(super) struct Awaited<T> {
 }
 
 impl<T: Fn() -> String + Send> Awaited<T> {
-    /// Calls `wait`. If that takes long, prints the event and the time limit. Prints nothing with
-    /// JSON output, because programs then read stderr too.
+    /// Calls `wait`. If the call takes long, prints the event and the time limit. Prints nothing
+    /// with JSON output, because programs then read stderr too.
     pub(super) fn with_notice<R>(self, output: Output, wait: impl FnOnce() -> R) -> R {
         if output == Output::Json {
             return wait();
@@ -40,7 +40,7 @@ impl<T: Fn() -> String + Send> Awaited<T> {
                     remark(format_args!("waiting for {what}, for at most {seconds} s"));
                 }
             };
-            // If no thread can be started, there is no notice.
+            // If no thread can be started, no notice is printed.
             drop(thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, print));
             let result = wait();
             drop(waiting);

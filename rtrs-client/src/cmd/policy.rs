@@ -1,4 +1,4 @@
-//! `policy`.
+//! The command `policy`.
 
 use clap::Args;
 use serde_json::json;

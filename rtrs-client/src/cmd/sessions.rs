@@ -17,9 +17,9 @@ use crate::control_protocol::{Request, SessionState, Status};
 use crate::daemon::saved::left_without_socket;
 use crate::error::Error;
 
-/// Time for one session's reply.
+/// Time limit for one session's reply.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(4);
-/// Time for the replies of all sessions, as long as each has [`REPLY_MIN`].
+/// Time limit for the replies of all sessions, as long as each has at least [`REPLY_MIN`].
 const ALL_TIMEOUT: Duration = Duration::from_secs(5);
 const REPLY_MIN: Duration = Duration::from_millis(200);
 /// Number of simultaneous requests. Each takes a descriptor.
@@ -28,7 +28,7 @@ const AT_ONCE: usize = 256;
 /// Session of a run directory.
 #[derive(Debug, Serialize)]
 pub(super) struct Found {
-    /// Owner, where sessions of all users are listed.
+    /// Owner, present when sessions of all users are listed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) uid: Option<u32>,
     /// Answer of the session.
@@ -79,7 +79,7 @@ impl Answer {
     }
 }
 
-/// Finds all sessions of these directories.
+/// Finds all sessions in these directories.
 ///
 /// # Errors
 /// Fails on a directory that cannot be read.
@@ -104,7 +104,7 @@ pub(super) fn find(dirs: &[(Option<u32>, RunDir)], output: Output) -> Result<Vec
 /// Number of sessions that a notice names.
 const NAMED_MAX: usize = 3;
 
-/// Formats the names of sessions, the first of them if there are many.
+/// Formats the names of sessions, or of the first ones if there are many.
 fn names_text(names: &BTreeSet<&str>) -> String {
     let named: Vec<String> = names.iter().take(NAMED_MAX).map(|name| format!("{name:?}")).collect();
     let named = named.join(", ");
@@ -114,7 +114,7 @@ fn names_text(names: &BTreeSet<&str>) -> String {
     }
 }
 
-/// Finds all sessions of a directory, and the volumes that dead processes left without a control
+/// Finds all sessions in a directory, and the volumes that dead processes left without a control
 /// socket.
 ///
 /// # Errors
@@ -123,7 +123,7 @@ pub(super) fn find_with_left(run_dir: &RunDir, output: Output) -> Result<Vec<Fou
     let left = left_without_socket(run_dir)?;
     let mut found = find(&[(None, run_dir.clone())], output)?;
     for (name, _) in left {
-        // Meanwhile it may have been attached.
+        // The volume may have been attached meanwhile.
         if found.iter().all(|found| found.answer.name() != name) {
             let reason = "its process has ended, and its control socket is gone".to_owned();
             let silent = Silent { name, state: SessionState::Dead, reason, pid: None };
@@ -133,8 +133,8 @@ pub(super) fn find_with_left(run_dir: &RunDir, output: Output) -> Result<Vec<Fou
     Ok(found)
 }
 
-/// Calls `one` for each session, many at the same time, with the time that it may take. The results
-/// have the order of `all`.
+/// Calls `one` for each session, many at the same time, with its time limit. The results are in the
+/// order of `all`.
 pub(super) fn each<T: Sync, R: Send>(all: &[T], one: impl Fn(&T, Duration) -> R + Sync) -> Vec<R> {
     let deadline = Instant::now() + ALL_TIMEOUT;
     at_once(all, AT_ONCE, |session| {
@@ -171,7 +171,7 @@ pub(super) struct Reply<T> {
 }
 
 /// Sends a request to all sessions of a run directory, many at the same time, each with the time
-/// limit that `timeout` returns for its name. The replies have the order of the names. Sessions
+/// limit that `timeout` returns for its name. The replies are in the order of the names. Sessions
 /// that ended cleanly are omitted.
 ///
 /// # Errors
@@ -230,7 +230,7 @@ mod tests {
     fn sessions_are_queried_concurrently() {
         const COUNT: usize = 20;
         let scratch = Scratch::new("many");
-        // Each replies once all have been asked.
+        // Each session replies once all have been asked.
         let barrier = Arc::new(Barrier::new(COUNT));
         let sockets: Vec<_> = (0..COUNT)
             .map(|number| {

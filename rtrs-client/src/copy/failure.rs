@@ -1,4 +1,4 @@
-//! Errors of requests to an end.
+//! Errors of requests to either end of a copy.
 
 use std::fmt;
 use std::io;

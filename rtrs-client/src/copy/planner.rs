@@ -9,18 +9,18 @@ const EXTENTS_RANGE: u64 = 1 << 31;
 /// Number of known ranges below which more extents are requested.
 const RANGES_LOW: usize = 64;
 
-/// Known extents of an end, from the position of the planner on.
+/// Known extents of an end, starting at the planner's position.
 #[derive(Debug)]
 pub(super) struct ExtentMap {
     /// Number of bytes that the map covers.
     size: u64,
-    /// Holes begin and end at multiples of this.
+    /// Alignment in bytes of the starts and ends of holes.
     align: u64,
     /// Ends of ranges, in order, and whether they are holes. Neighbors differ.
     ranges: VecDeque<(u64, bool)>,
-    /// Everything before this offset is known, or was before it was forgotten.
+    /// Everything before this offset is known, or was known until it was forgotten.
     end: u64,
-    /// A request for extents is in flight.
+    /// Whether a request for extents is in flight.
     requested: bool,
 }
 
@@ -151,7 +151,7 @@ impl Planner {
         Some(Piece { offset, len, source_hole, destination_hole })
     }
 
-    /// Ends the range earlier.
+    /// Makes the range end at `limit`, if it would end later.
     pub(super) fn end_at(&mut self, limit: u64) {
         self.limit = self.limit.min(limit);
     }

@@ -1,4 +1,5 @@
-//! Standard input and output as ends: one thread each, requests in the order of their offsets.
+//! Standard input and output as ends of a copy: one thread each, requests in the order of their
+//! offsets.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,16 +12,16 @@ use super::failure::Failure;
 use super::side::{Answer, Limits, Op, Request, Results, Setup, Side};
 use crate::error::{Error, system};
 
-/// Memory of zeroes that are written.
+/// Size of the memory from which zeroes are written.
 const ZEROES_LEN: usize = 256 << 10;
 
-/// Stream as an end.
+/// Stream as an end of a copy.
 #[derive(Debug)]
 pub(super) struct StreamSide {
     limits: Limits,
     jobs: mpsc::Sender<Request>,
     results: Results,
-    /// Requests that have to wait for an earlier offset.
+    /// Requests that wait for those at earlier offsets.
     waiting: BTreeMap<u64, Request>,
     /// Offset of the next request.
     next: u64,

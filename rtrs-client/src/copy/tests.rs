@@ -113,7 +113,7 @@ fn the_lowest_difference_is_found() {
     }
     let (one, two) = (dir.path("a"), dir.path("b"));
     assert_eq!(compare(&one, &two, Some(77_777)).unwrap().difference, None);
-    // One is longer; then a hole against zeroes and against data.
+    // First, one file is longer; then a hole is compared with zeroes and with data.
     let two = dir.write("b", &data[..123_456]);
     assert_eq!(compare(&one, &two, None).unwrap().difference, Some(123_456));
     assert_eq!(compare(&two, &one, None).unwrap().difference, Some(123_456));
@@ -170,7 +170,7 @@ struct Memory(Arc<Mutex<Content>>);
 struct Content {
     limits: Limits,
     bytes: Vec<u8>,
-    /// Whether the content is a stream: reads end at its end.
+    /// Whether the content is a stream: reads stop at the end of the content.
     is_stream: bool,
     extents: Result<Vec<Extent>, IoStatus>,
     /// Offset at which a bit of a write is inverted.
@@ -300,7 +300,7 @@ fn holes_and_zeroes_are_not_written_where_the_destination_has_them() {
             Extent { len: (200 << 10) - to, hole: false },
         ]
     };
-    // The source knows of half of its zeroes, the destination of the other half.
+    // The source reports half of the zeroes as a hole, the destination the other half.
     let source = Memory::new(data.clone()).with(|one| one.extents = Ok(hole(64 << 10, 96 << 10)));
     let mut old = vec![9; 200 << 10];
     old[96 << 10..128 << 10].fill(0);

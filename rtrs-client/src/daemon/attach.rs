@@ -42,12 +42,12 @@ use crate::session_log::{has_starter_ended, is_in_background};
 pub(crate) const READY: &str = "ready ";
 pub(crate) const NONE: &str = "none ";
 pub(crate) const FAILED: &str = "failed ";
-/// Time for the start of the devices: connecting, partitions, udev.
+/// Time allowed for starting the devices: connecting, partitions, udev.
 const DEVICE_TIME: Duration = Duration::from_secs(60);
-/// Time added to the limits of a start for the service manager.
+/// Time added to the start limits for the service manager.
 const START_MARGIN: Duration = Duration::from_secs(60);
 
-/// Maximum time for the start of a session with the volumes of a plan.
+/// Maximum start time of a session with the volumes of a plan.
 pub(crate) fn start_max(plan: &AttachPlan) -> Duration {
     let has_device = plan.volumes().any(|volume| matches!(volume.front, Front::Device(_)));
     let of_devices = if has_device { DEVICE_TIME } else { Duration::ZERO };
@@ -65,7 +65,7 @@ pub(crate) fn run(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Erro
 /// rings of the shards.
 ///
 /// # Errors
-/// The same as those of a start.
+/// Returns the same errors as a start.
 pub(crate) fn check(plan: &AttachPlan) -> Result<(), Error> {
     open_files::prepare(plan)?;
     let _metrics = plan.settings.metrics.as_ref().map(Scraped::bind).transpose()?;
@@ -73,8 +73,8 @@ pub(crate) fn check(plan: &AttachPlan) -> Result<(), Error> {
     check_rings(plan.session.shards()).map_err(system("cannot start the shards"))
 }
 
-/// Reports the failure to the command that started this process in the background. The log also
-/// contains it, if its disk has room.
+/// Reports the failure to the command that started this process in the background. The failure is
+/// also in the log, if there is room on its disk.
 fn report_failure(error: &Error) {
     if is_in_background() {
         let why = error.chain().to_string().replace('\n', " ");
@@ -116,7 +116,7 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
     let _forwarding = serve_signals(wakes.clone(), shards.clone(), Arc::clone(&roster))?;
     if background {
         end_with_starter(true).map_err(system("cannot end with the attach command"))?;
-        // If the command ended before that, no signal reports it.
+        // If the command had already ended, no signal reports it.
         check_starter()?;
     }
     let _metrics = scraped.map(|scraped| scraped.serve(&roster, &shards)).transpose()?;
@@ -138,8 +138,8 @@ fn attach(plan: &AttachPlan, passed: &[PassedSocket]) -> Result<(), Error> {
             None => ended,
         };
     }
-    // Not before this point: until now, Ctrl-C in the terminal of the attach also ends this
-    // process, and so does the end of the command.
+    // Detach only now: until this point, Ctrl-C in the terminal of the attach, or the end of the
+    // command, also ends this process.
     if background {
         end_with_starter(false).map_err(system("cannot outlive the attach command"))?;
         become_daemon().map_err(system("cannot leave the terminal"))?;
@@ -168,7 +168,7 @@ fn warn_of_unused(plan: &AttachPlan, passed: &[PassedSocket]) {
 }
 
 /// Returns warnings about paths that lead to the same address as an earlier one. They are not
-/// errors: a volume must be attached at boot even if two names have become one host.
+/// errors: a volume must be attached at boot even if two names now refer to the same host.
 fn duplicates(paths: &[PathTarget]) -> impl Iterator<Item = String> {
     paths.iter().enumerate().filter_map(|(at, path)| {
         let first = paths[..at].iter().find(|first| path.duplicates(first))?;
@@ -208,7 +208,7 @@ fn prepare_all<'a>(
 }
 
 /// Reports the failures of several volumes to the command that started this process in the
-/// background. If a volume has none, the failure of the session is reported instead.
+/// background. For a volume without a failure of its own, the session's failure is reported.
 fn report_failures(plan: &AttachPlan, failures: &[Failure]) {
     if plan.more.is_empty() || !is_in_background() {
         return;

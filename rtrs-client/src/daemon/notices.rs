@@ -57,7 +57,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 struct Known {
     device: DeviceIndex,
     failed: bool,
-    /// None until its front end has the device.
+    /// Size of the device; None until the front end has the device.
     size: Option<u64>,
     saved_epoch: Option<u64>,
     export: Option<UsedExport>,
@@ -105,7 +105,7 @@ pub(crate) struct Notices {
     next_look: Instant,
     /// Whether a check was skipped.
     skipped: bool,
-    /// Progress of the paths when the process began to watch them, until it changes.
+    /// Progress of the paths when the process began to watch them; None once it has changed.
     watched: Option<Vec<PathProgress>>,
 }
 
@@ -153,7 +153,7 @@ impl Notices {
         self.skipped.then_some(self.next_look)
     }
 
-    /// Returns the changes of these devices' volumes, and whether a path has made progress.
+    /// Returns the changes to these devices' volumes, and whether a path has made progress.
     pub(crate) fn changes(
         &mut self,
         now: Instant,
@@ -171,7 +171,7 @@ impl Notices {
             return events;
         }
         self.next_look = now + LOOK_EVERY;
-        // A reused device number starts without a known state.
+        // Drop other states: a reused device number starts without a known state.
         self.volumes.retain(|known| devices.clone().any(|device| device == known.device));
         for device in devices {
             self.known(device).look(engine, &mut events);

@@ -26,16 +26,16 @@ impl Providers {
     /// Creates the providers that the session's initial paths need.
     ///
     /// # Errors
-    /// Fails when the system has no resources for one of them.
+    /// The system's error if it lacks resources for a provider.
     pub(crate) fn new(registry: Arc<FabricRegistry>, ring: &Rc<Ring>) -> io::Result<Self> {
         let (schemes, fabrics) = registry.first(ring)?.into_iter().unzip();
         Ok(Self { registry, ring: Rc::clone(ring), fabrics, schemes })
     }
 
-    /// Returns this scheme's provider, and creates it if there is none.
+    /// Returns this scheme's provider, creating it if there is none.
     ///
     /// # Errors
-    /// Returns the reason why it cannot be created.
+    /// Returns the reason why the provider cannot be created.
     pub(crate) fn provide(&mut self, scheme: Scheme) -> Result<ProviderIndex, String> {
         if let Some(provider) = provider_of(&self.schemes, scheme) {
             return Ok(provider);

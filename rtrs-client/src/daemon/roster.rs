@@ -14,10 +14,10 @@ use super::saved::SavedVolume;
 use crate::engine::{Change, HeartbeatSettings};
 use crate::plan::{AttachPlan, SessionPlan};
 
-/// Settings from which the timeout of the transports is computed, when a session is attached.
+/// Settings from which the transports' timeout is computed when a session is attached.
 const OF_TRANSPORT: [&str; 3] = ["connect-timeout", "heartbeat", "heartbeat-missed-max"];
 
-/// Describes the transport timeouts in use, if a new attach would have others.
+/// Describes the transport timeouts in use, if a new attach would use different ones.
 fn transport_note(plan: &SessionPlan, registry: &FabricRegistry) -> Option<String> {
     let kept = schemes(plan).into_iter().filter_map(|scheme| {
         let in_use = registry.transport_timeout(scheme);
@@ -71,7 +71,7 @@ impl Roster {
         Some(SavedVolume { session, name: name.to_owned(), settings })
     }
 
-    /// Settings of a volume. Those that the transports do not follow have a note.
+    /// Settings of a volume. Those that differ from what the transports use have a note.
     pub(crate) fn values(&self, name: &str, registry: &FabricRegistry) -> Vec<SettingValue> {
         let members = self.0.lock();
         let member = members.iter().find(|member| member.identity.name == name);

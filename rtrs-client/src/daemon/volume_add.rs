@@ -13,7 +13,8 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::Front;
 
 impl AttachedSession {
-    /// Begins to attach another volume. The command gets a reply when it is served or has failed.
+    /// Begins to attach another volume. The command gets a reply once the volume is served or has
+    /// failed.
     pub(super) fn on_add(&mut self, add: Add) {
         match self.begin(&add) {
             Ok(()) => {
@@ -61,7 +62,7 @@ impl AttachedSession {
         let is_device = matches!(plan.front, Front::Device(_));
         let (volume, fronts) = Volume::new(&plan, prepared, identity, READY_TIMEOUT);
         let added = self.add(volume, plan);
-        // Called after `add`, which makes the place for the saved state.
+        // Called after `add`, which creates the entry for the saved state.
         self.shards.add_fronts(index, &name, is_device, fronts);
         if added.is_err() {
             self.leave(self.volumes.len() - 1, Duration::ZERO);

@@ -18,7 +18,7 @@ pub(crate) struct Served {
     pub(crate) device: DeviceIndex,
     /// Number of the device at the server, on this path.
     pub(crate) device_id: u32,
-    /// Cache epoch in which the path opened it; 0 if the server does not report one.
+    /// Cache epoch in which the path opened the volume; 0 if the server does not report one.
     pub(crate) cache_id: u64,
 }
 
@@ -35,9 +35,9 @@ pub(crate) enum ShardMessage {
     Serves { path: PathId, epoch: u32, served: Served },
     /// Stop using a connected path for this volume.
     Leaves { path: PathId, epoch: u32, device: DeviceIndex },
-    /// End this shard's connection of the path, at once or in order.
+    /// End this shard's connection of the path, immediately or in order.
     Disconnect { path: PathId, epoch: u32, in_order: bool },
-    /// Tracker of writes and flushes, for a server that reports losses.
+    /// Track writes and flushes with this watch, because the server reports losses.
     Cache(DeviceIndex, Arc<CacheWatch>),
     /// Check the flushes that wait for syncs of other shards.
     Wake,
@@ -56,7 +56,7 @@ pub(crate) enum ShardMessage {
     CloseDevice(DeviceIndex),
     /// Add a path, in a new slot or in that of a removed path.
     AddPath { path: PathId, target: Box<PathTarget> },
-    /// Give this path no more requests, and report when it has none.
+    /// Give this path no more requests, and report when none is in flight.
     Retire { path: PathId, epoch: u32 },
     /// Use this configuration from now on.
     Config(Arc<SessionConfig>),

@@ -1,8 +1,8 @@
 //! Mutual authentication of client and server on paths without TLS.
 //!
 //! The control shard does this inline: it creates one signature and verifies one per attempt of a
-//! path (docs/explanation/security-model.md gives the cost). The engine has no random numbers of
-//! its own; [`Nonces`] provides them.
+//! path (docs/explanation/security-model.md gives the cost). The engine generates no random numbers
+//! itself; [`Nonces`] provides them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub trait Nonces: fmt::Debug + Send + Sync {
     /// Returns bytes that have never been used before.
     ///
     /// # Errors
-    /// Fails when the system cannot provide random numbers.
+    /// The system cannot provide random numbers.
     fn next(&self) -> Result<[u8; 32], ProofError>;
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum AuthError {
     /// The server is not the intended one.
     #[error("the server is not the intended one: {0}")]
     Impostor(ProofError),
-    /// The server refused this client. `asked` says that the client was waiting for the server's
+    /// The server refused this client. `asked` means that the client was waiting for the server's
     /// proof.
     #[error("{}", describe_refusal(*.errno, *.asked))]
     Refused { errno: u16, asked: bool },

@@ -1,4 +1,4 @@
-//! Front end for NBD clients at a unix or TCP socket.
+//! Front end for NBD clients on a unix or TCP socket.
 //!
 //! Shard 0 accepts clients once the volume is attached, and hands them to all shards in turn.
 //! Clients that connect earlier wait: the attach may still fail, and their IO with it.
@@ -28,13 +28,13 @@ use crate::error::{Error, ErrorKind};
 use crate::plan::AttachPlan;
 use crate::settings::give_socket;
 
-/// Interval for checks whether the connections of clients with TLS have ended.
+/// Interval between checks of whether the connections of clients with TLS have ended.
 const RECHECK: Duration = Duration::from_millis(10);
 
 /// Listens on a unix socket for the clients of the plan's volume.
 ///
 /// # Errors
-/// Fails if the path is in use, or the socket cannot get its owner and mode.
+/// Fails if the path is in use, or the owner and mode of the socket cannot be set.
 pub(super) fn at_socket(
     plan: &AttachPlan,
     path: &Path,

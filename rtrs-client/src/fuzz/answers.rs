@@ -91,7 +91,7 @@ pub(super) fn challenge_rsp(
     Some((bytes, Asked { exchange, spoiled: spoil > 0 }))
 }
 
-/// Panics when the client accepts a spoiled proof, or gives none itself.
+/// Panics if the client accepts a spoiled proof, or provides none itself.
 pub(super) fn check_auth(asked: &Asked, proof: &[u8]) {
     assert!(!asked.spoiled, "the client trusts a server that has proved nothing");
     config().check(&asked.exchange, proof).expect("a good proof of the client");

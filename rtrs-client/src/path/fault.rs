@@ -7,7 +7,7 @@ use rtrs_core::wire::{NameError, WireError, errno_name};
 /// Protocol violation by the server, or an error of the local transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConnectionFault {
-    /// Invalid message of this name.
+    /// Invalid message with this name.
     #[error("bad {0}: {1}")]
     Message(&'static str, WireError),
     /// Answer with invalid bytes.
@@ -19,7 +19,7 @@ pub(crate) enum ConnectionFault {
     /// Answer for a permit that the service connection is not using.
     #[error("answer for permit {0} on the service connection")]
     Permit(PermitId),
-    /// Message of this name before the connect response.
+    /// Message with this name before the connect response.
     #[error("{0} before the connect response")]
     BeforeAccept(&'static str),
     /// Message before INFO_REQ.
@@ -52,7 +52,7 @@ pub(crate) enum ConnectionFault {
     /// Export name that cannot be sent.
     #[error("export name: {0}")]
     ExportName(NameError),
-    /// Error of the local transport while posting a receive again.
+    /// Error of the local transport while reposting a receive.
     #[error("receive not reposted: {0}")]
     Receive(String),
     /// Error of the local transport.
@@ -61,12 +61,12 @@ pub(crate) enum ConnectionFault {
 }
 
 impl ConnectionFault {
-    /// Returns the fault of an invalid message of this name, for `map_err`.
+    /// Returns the fault for an invalid message with this name, for `map_err`.
     pub(crate) fn message(name: &'static str) -> impl Fn(WireError) -> Self {
         move |error| Self::Message(name, error)
     }
 
-    /// Returns the fault of a receive that cannot be posted again.
+    /// Returns the fault for a receive that cannot be reposted.
     pub(crate) fn receive(error: &FabricError) -> Self {
         Self::Receive(error.to_string())
     }

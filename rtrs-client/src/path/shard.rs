@@ -27,7 +27,7 @@ use crate::engine::device_table::NO_DEVICE;
 use crate::engine::message::{Connect, Served};
 use crate::engine::session::{Granted, PathShared, PathTarget};
 
-/// Region with IO buffers, as registered for this connection.
+/// Region of IO buffers, as registered for this connection.
 #[derive(Debug)]
 struct DataRegion {
     registration: Arc<dyn MemoryRegistration>,
@@ -93,7 +93,7 @@ pub(crate) struct PathShard {
     range: Range<u16>,
     /// Requests of this shard in flight on this path.
     inflight: u32,
-    /// Set when the path gets no more requests, and the control shard waits until it has none.
+    /// Set once the path gets no new requests and the control shard waits until none is in flight.
     retiring: Retiring,
     header_region: Option<Arc<Region>>,
     recv_region: Option<Arc<Region>>,
@@ -146,7 +146,7 @@ impl PathShard {
         self.inflight -= 1;
     }
 
-    /// Records a request. Returns true once if the path was idle.
+    /// Records a request. Returns true if the path was idle, but only once.
     pub(crate) fn ends_idle(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.shared.ends_idle())
     }
@@ -301,7 +301,7 @@ impl PathShard {
         self.epoch == epoch
     }
 
-    /// Serves this device from now on, if the connection belongs to this epoch.
+    /// Starts serving this device, if the connection belongs to this epoch.
     pub(crate) fn serve(&mut self, epoch: u32, served: Served) {
         if self.epoch != epoch {
             return;
@@ -333,7 +333,7 @@ impl PathShard {
         }
     }
 
-    /// Ends the connection at once, for this reason.
+    /// Ends the connection immediately, for this reason.
     pub(crate) fn abort(&mut self, now: Instant, why: CloseReason, fabric: &mut dyn Fabric) {
         if let Some(connection) = self.connection.as_mut()
             && !std::mem::replace(&mut connection.ending, true)
@@ -527,7 +527,7 @@ impl PathShard {
                     return Err(ConnectionFault::receive(&error));
                 }
                 let Some(imm) = wc.imm else {
-                    // A send with invalidate on its own, which this client never requests.
+                    // A standalone send with invalidate, which this client never requests.
                     return Ok(PathEvent::Nothing);
                 };
                 let Some(answer) = Answer::decode(imm, &bytes[..len], connection.timed)? else {

@@ -21,7 +21,7 @@ pub struct BenchPlan {
     pub settings: BenchSettings,
     /// Bytes per request, a multiple of 512.
     pub block_bytes: u32,
-    /// Run directory, which only `attach` uses.
+    /// Run directory, used only by `attach`.
     pub run_dir: RunDir,
     /// Output format, for people or programs.
     pub output: Output,

@@ -14,9 +14,9 @@ use super::session::{NAME_BYTES_MAX, SessionPlan, default_session_name};
 use crate::error::{Error, usage};
 use crate::settings::{Access, SessionSettings};
 
-/// Maximum number of requests in flight of a queue: those that a shard takes.
+/// Maximum number of requests in flight on a queue: as many as a shard takes.
 pub const EMBED_DEPTH_MAX: u16 = 1024;
-/// Minimum and maximum size of the memory of a request.
+/// Minimum and maximum size of a request's memory.
 const IO_MAX: std::ops::RangeInclusive<u32> = 4096..=32 << 20;
 /// Settings of a session that concern its process.
 const OF_PROCESS: [&str; 2] = ["log", "log-format"];
@@ -35,16 +35,17 @@ static PLANNED: AtomicU32 = AtomicU32::new(0);
 pub struct EmbedOptions {
     /// Number of queues; each has a shard.
     pub queues: u16,
-    /// Maximum number of requests in flight of each queue, 1 to [`EMBED_DEPTH_MAX`].
+    /// Maximum number of requests in flight on each queue, 1 to [`EMBED_DEPTH_MAX`].
     pub queue_depth: u16,
     /// Maximum size of the memory of a request, 4 KiB to 32 MiB.
     pub io_max: u32,
-    /// Time for attempts to open a volume that the server does not let this session open yet.
+    /// Time for which to retry opening a volume that the server does not let this session open yet.
     pub retry_for: Duration,
 }
 
 impl EmbedOptions {
-    /// Takes the value of a setting that concerns these options. Returns false for other settings.
+    /// Assigns the value of a setting that is one of these options. Returns false for other
+    /// settings.
     fn take(&mut self, name: &str, value: &str) -> Result<bool, Error> {
         match name {
             QUEUES => self.queues = parse(name, value)?,
@@ -122,7 +123,7 @@ fn unknown(name: &str) -> String {
 }
 
 /// Default session name: unique among the sessions of this host, because several processes may open
-/// an export, and each of them several times.
+/// the same export, and each of them several times.
 fn unique_session_name(export: &str) -> String {
     let number = PLANNED.fetch_add(1, Ordering::Relaxed);
     let suffix = format!("-{}-{number}", std::process::id());

@@ -20,7 +20,7 @@ use crate::tls::TlsSources;
 /// Maximum length of a name on the wire: 255 bytes including the NUL (kernel rtrs-pri.h,
 /// `NAME_MAX`).
 pub(super) const NAME_BYTES_MAX: usize = 254;
-/// Maximum number of shards of a path: its connections without the service connection.
+/// Maximum number of shards of a path: its connections, not counting the service connection.
 const fn shards_max(scheme: Scheme) -> u16 {
     match scheme {
         Scheme::Tcp => TCP_CONNS_PER_PATH_MAX - 1,
@@ -42,8 +42,8 @@ pub struct SessionPlan {
     pub access: Access,
     /// Threads that carry IO, and connections on each path besides the service connection.
     pub shards: Shards,
-    /// Settings, with name and access as above. No path appears twice; the check before a start
-    /// rejects an empty list.
+    /// Settings, including the name and access above. No path appears twice; the check before a
+    /// start rejects an empty list.
     pub settings: SessionSettings,
 }
 
@@ -113,7 +113,7 @@ impl SessionPlan {
 
     /// Heartbeats for `rtrs-server`: over TCP a silent path is noticed within 400 ms. An RDMA
     /// device may take half a second to repeat a lost packet, and the timeout must cover that: 700
-    /// ms if the server answers on another path, otherwise 900 ms. In the lab, 600 ms were too
+    /// ms if the server answers on a different path, otherwise 900 ms. In the lab, 600 ms were too
     /// short: a starved server was mistaken for a dead path.
     pub(crate) fn own_heartbeat(&self, scheme: Scheme) -> HeartbeatSettings {
         if self.settings.heartbeat != Auto::Auto {
@@ -135,8 +135,8 @@ impl SessionPlan {
         self.settings.heartbeat_missed_max.get().map_or(usual, Int::get)
     }
 
-    /// Time for which the transport repeats unacknowledged data before it ends a connection. It is
-    /// longer than the heartbeats' limit, so that heartbeats decide first, but bounded.
+    /// Time for which the transport retransmits unacknowledged data before it ends a connection. It
+    /// is longer than the heartbeat limit, so that heartbeats decide first, but bounded.
     fn transport_timeout(&self) -> Duration {
         let silence = self.heartbeat().silence_max();
         (silence * 4 / 3).clamp(Duration::from_secs(1), Duration::from_secs(4))
@@ -163,7 +163,7 @@ impl SessionPlan {
         schemes.map(shards_max).min().unwrap_or(u16::MAX)
     }
 
-    /// Number of shards to run: at least one, and at most what every path can carry.
+    /// Number of shards to run: at least one, and no more than every path can carry.
     pub(crate) fn shards(&self) -> u16 {
         self.shards.count().min(self.shards_max())
     }
@@ -209,7 +209,7 @@ impl SessionPlan {
     /// Opens RDMA, if a path needs it.
     ///
     /// # Errors
-    /// Fails with [`ErrorKind::Path`] and what is missing here.
+    /// Returns [`ErrorKind::Path`], with what is missing on this host.
     pub(crate) fn open_rdma(&self) -> Result<Option<Rdma>, Error> {
         match self.settings.path.iter().find(|path| path.scheme() == Scheme::Rdma) {
             None => Ok(None),

@@ -18,7 +18,7 @@ pub struct VolumeUri {
 impl FromStr for VolumeUri {
     type Err = Error;
 
-    /// Separates the parts of a URI. Only its form is checked.
+    /// Splits a URI into its parts, checking only its form.
     fn from_str(text: &str) -> Result<Self, Error> {
         parse(text)
     }

@@ -47,7 +47,7 @@ choices! {
 }
 
 choices! {
-    /// Time at which requests of a dead path are resent to a server without FENCE (a kernel's).
+    /// When requests of a dead path are resent to a server without FENCE (a kernel's).
     #[derive(Default)]
     pub enum Failover as "failover" {
         /// Once this end of the path is closed, like the kernel client. A write that the server
@@ -130,7 +130,7 @@ pub enum NoPath {
     /// IO waits for at most this time without a connected path, 100 ms to 24 h. Afterwards all IO
     /// fails until a path returns.
     QueueFor(Duration),
-    /// IO fails at once.
+    /// IO fails immediately.
     Fail,
 }
 
@@ -168,7 +168,7 @@ impl fmt::Display for NoPath {
     }
 }
 
-/// Number of paths that an attach needs: a number from 1, or `all`.
+/// Number of paths that an attach needs: at least 1, or `all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequirePaths {
     /// At least this number.
@@ -178,7 +178,7 @@ pub enum RequirePaths {
 }
 
 impl RequirePaths {
-    /// Returns the required number for a session with this number of paths.
+    /// Returns the number of paths required of a session with this many paths.
     #[must_use]
     pub const fn of(self, paths: usize) -> usize {
         match self {
@@ -375,7 +375,7 @@ mod tests {
     proptest! {
         #[test]
         fn values_print_as_they_are_read(address in any::<SocketAddr>()) {
-            // Flow and scope have no place in the text of the library's address.
+            // The library's text form of an address cannot express flow and scope.
             let address = NbdAddress(SocketAddr::new(address.ip(), address.port()));
             prop_assert_eq!(address.to_string().parse(), Ok(address));
         }

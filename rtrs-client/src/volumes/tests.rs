@@ -178,7 +178,7 @@ fn running_volumes_are_written_as_they_are_read() {
     ] {
         let text = format!("sessions: [{{{session}, volumes: [{{export: v.1, {volume}}}]}}]");
         let wanted = plan_wanted(&read(&text, "v.yaml").unwrap()[0]);
-        // As a daemon in the background reports them.
+        // The values as reported by a daemon in the background.
         let mut values = wanted.values();
         values
             .iter_mut()
@@ -208,7 +208,7 @@ fn plans_wanted(session: &Volume) -> Vec<AttachPlan> {
     plans
 }
 
-/// Session of a few volumes that share it, each with its own place and access.
+/// Plans of a few volumes that share a session, each with its own place and access.
 fn some_session(prng: &mut Prng, at: usize) -> Vec<AttachPlan> {
     let pick = |prng: &mut Prng, from: &[&str]| from[prng.index(from.len())].to_owned();
     let own = |prng: &mut Prng, name: &str| {
@@ -227,7 +227,7 @@ fn some_session(prng: &mut Prng, at: usize) -> Vec<AttachPlan> {
         pick(prng, &["", &format!(", session-name: 's {at}'")]),
     ];
     let mut names: Vec<String> = (0..=prng.index(5)).map(|n| format!("v{at}.{n}")).collect();
-    // Names that need quotes, and one that looks like a number.
+    // Some names need quotes, and one looks like a number.
     names.extend((at == 0).then(|| "7".to_owned()));
     names.extend((at == 1).then(|| "pool/a: b".to_owned()));
     let mut entries: Vec<String> = names

@@ -23,7 +23,7 @@ const HEADER_LEN: usize = 12;
 pub(crate) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Returns the channel, if the next message passes it. The message stays unread.
+    /// Returns the channel if the next message passes one. The message stays unread.
     pub(crate) fn passed(stream: &UnixStream) -> Option<Self> {
         let mut header = [0; HEADER_LEN];
         // Without room for descriptors, none is copied.

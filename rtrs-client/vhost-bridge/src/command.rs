@@ -1,4 +1,4 @@
-//! Commands of the thread that serves the socket to the shards.
+//! Commands to the shards from the thread that serves the socket.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,14 +1,14 @@
 //! Settings: how they are declared, read and printed.
 //!
 //! A daemon declares each setting once, in a struct of [`settings!`](crate::settings!): name, type
-//! with its range, default, help. The flag ([`Flags`]), the key of the configuration file
+//! with its range, default and help. The flag ([`Flags`]), the key of the configuration file
 //! ([`Keys`]), `--print-config` ([`print()`]) and the tables of the documents ([`describe`]) are
 //! derived from that.
 //!
-//! The types of values: [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
+//! The value types are [`ByteSize`], [`Time`], [`Int`], [`Auto`], [`Portal`], [`Switch`],
 //! [`AutoSwitch`], [`Shards`], and those that a daemon adds. Each parses from text, prints a text
-//! that parses back to the same value, and reads the same from a flag and from a file. The rest
-//! is common to both daemons: validating the words of a log filter, the output of a command
+//! that parses back to the same value, and reads the same from a flag and from a file. The rest is
+//! common to both daemons: validating the words of a log filter, the output of a command
 //! ([`Output`]), and the error that ends it.
 //!
 //! No parser panics or allocates without bound, and every error says what was read, which value was

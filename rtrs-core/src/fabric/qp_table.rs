@@ -13,7 +13,7 @@ use crate::time::Instant;
 struct Slot<C> {
     generation: u16,
     conn: Option<Box<C>>,
-    /// Entry in the timer table.
+    /// Deadline of the queue pair's entry in the timer table, if it has one.
     armed: Option<Instant>,
 }
 

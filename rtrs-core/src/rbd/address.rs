@@ -1,4 +1,4 @@
-//! Addresses of images, facts about open ones, and errors of opening them.
+//! Addresses of images, facts about open images, and errors from opening images.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Errors of certificates and keys that cannot be used.
+//! Errors about certificates and keys that cannot be used.
 
 use std::io;
 use std::path::PathBuf;

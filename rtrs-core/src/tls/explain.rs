@@ -15,7 +15,7 @@ const UNKNOWN: &str = "our key is not known to the peer";
 /// One end has keys and the other certificates, or they have no cipher in common.
 const NO_COMMON_KIND: &str = "the two ends have no cipher or kind of certificate in common";
 
-/// Describes the error of a handshake to an end with raw keys or with certificates.
+/// Describes a handshake error to an end with raw keys or with certificates.
 pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
     match error {
         Error::AlertReceived(alert) => alert_text(*alert, raw_keys, None),
@@ -42,7 +42,7 @@ pub(super) fn error_text(error: &Error, raw_keys: bool) -> String {
 }
 
 impl ProofError {
-    /// Creates the proof error for the error of a handshake at an end with certificates.
+    /// Creates the proof error for a handshake error at an end with certificates.
     #[must_use]
     pub fn with_certificates(error: &Error) -> Self {
         Self::new(kind(error), error_text(error, false))
@@ -142,7 +142,7 @@ fn certificate(error: &CertificateError) -> String {
     }
 }
 
-/// Rewords the error of a handshake for the server, if it is about a client.
+/// Rewords a handshake error for the server, if the error is about a client.
 pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     match (error.kind() == UNKNOWN, raw_keys) {
         (false, _) => error,
@@ -153,8 +153,8 @@ pub(super) fn at_server(error: ProofError, raw_keys: bool) -> ProofError {
     }
 }
 
-/// Describes an alert from the peer to an end with raw keys, including its own key if known, or
-/// with certificates.
+/// Describes an alert from the peer to an end with raw keys or with certificates. For raw keys,
+/// includes the end's own key if known.
 pub(crate) fn alert_text(
     alert: AlertDescription,
     raw_keys: bool,
@@ -196,8 +196,8 @@ fn known_alert(alert: AlertDescription, raw_keys: bool) -> Option<&'static str> 
     Some(what)
 }
 
-/// Returns advice for a failed TLS connection; `text` is the reason that a connection attempt
-/// returned.
+/// Returns advice for a failed TLS connection; `text` is the reason returned by the connection
+/// attempt.
 #[must_use]
 pub fn hint(text: &str) -> Option<&'static str> {
     const HINTS: [(&str, &str); 20] = [

@@ -1,9 +1,9 @@
 //! Body of the fuzz target `tls`: the handshakes. The body for records is
 //! `fabric/iwarp/tests/fuzz_records.rs`.
 //!
-//! The first byte of the input selects the kind: the rest is either sent by a client, in pieces, or
+//! The first byte of the input selects the kind: the rest either is sent by a client, in pieces, or
 //! is a list of changes to the messages of two conforming ends. The target fails on a panic, and if
-//! an end completes the handshake with a peer other than the one that it knows.
+//! an end completes the handshake with a peer that it does not know.
 
 use std::sync::{Arc, OnceLock};
 

@@ -13,9 +13,9 @@ use super::names::name_of;
 /// Files from which a configuration was created.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
-    /// Certificate, with its path.
+    /// Own certificate, with the path of its file.
     pub(super) certificate: Option<(CertificateDer<'static>, PathBuf)>,
-    /// The local chain yields a name for its certificate.
+    /// Whether the local chain yields a name for the certificate.
     pub(super) is_named: bool,
     /// Names of the files, and hashes of their contents.
     pub(super) files: Vec<(&'static str, [u8; 32])>,

@@ -22,7 +22,7 @@ use crate::tests::certificates::{Authority, TestDir, Wanted, certificates, write
 
 mod chains;
 
-/// Treats four bytes as a request.
+/// Treats every four bytes as a request.
 fn request_len(_: &[u8]) -> Option<usize> {
     Some(4)
 }
@@ -249,7 +249,7 @@ fn raw_keys_identify_both_ends() {
     let ours = TlsClientConfig::with_keys(&client, &[server.public()]).unwrap();
     let (_, at_server) = handshake(&ours, &known);
     assert_eq!(at_server.unwrap().session.peer.who, Who::Key("db1".into()));
-    // The server is a different one, or the client is unknown.
+    // The server is not the pinned one, or the client is unknown.
     let pinned = TlsClientConfig::with_keys(&client, &[other.public()]).unwrap();
     let text = failure(handshake(&pinned, &known).1);
     assert_eq!(text, "the client does not know the key of this server: its server-key differs");

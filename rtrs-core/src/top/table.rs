@@ -12,7 +12,7 @@ enum Shown {
     Paths,
     Number(fn(&Row) -> Option<f64>),
     Count(fn(&Row) -> Option<u64>),
-    /// Average of a part of the time, shown if any row has parts.
+    /// Average duration of a part of the time, shown if any row has parts.
     Part(&'static str),
 }
 
@@ -81,7 +81,7 @@ pub struct Layout {
     sort: char,
     /// Whether paths are shown too.
     pub with_paths: bool,
-    /// If not all columns fit, prefer the times to the loads.
+    /// Whether times take precedence over loads if not all columns fit.
     pub times_first: bool,
     /// Number of characters per line.
     pub width: usize,

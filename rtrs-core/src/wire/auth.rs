@@ -3,9 +3,9 @@
 //! A server that requires it announces that in CON_RSP
 //! ([`Extensions`](super::Extensions::authenticate)), to a client that announced support in CON_REQ
 //! ([`ClientExtensions`](super::ClientExtensions::authenticates)). CHALLENGE is sent as the user
-//! message of a READ, and the answer contains the server's proof; AUTH is sent as that of a WRITE,
-//! whose data is the client's proof. `tls/proof.rs` defines the signed data; this module checks no
-//! signatures.
+//! message of a READ, and the answer contains the server's proof; AUTH is sent as the user message
+//! of a WRITE, whose data is the client's proof. `tls/proof.rs` defines the signed data; this
+//! module checks no signatures.
 
 use super::bytes::{expect_type, fixed, put, u16_at};
 use super::error::WireError;
@@ -38,7 +38,7 @@ codes! {
     pub enum CredentialKind {
         /// A raw public key: one SubjectPublicKeyInfo.
         RawKey = 1,
-        /// A chain of X.509 certificates, its own first.
+        /// A chain of X.509 certificates, starting with the end's own.
         Certificates = 2,
     }
 }
@@ -56,8 +56,8 @@ impl Credential {
     /// Maximum number of certificates in a chain.
     pub const CHAIN_MAX: usize = 8;
 
-    /// Encodes the kind, the number, then each element with its length: the form in which it is
-    /// sent and hashed.
+    /// Encodes the kind, the number of elements, then each element with its length: the form in
+    /// which a credential is sent and hashed.
     pub fn bytes(&self) -> Vec<u8> {
         let count = u8::try_from(self.chain.len()).unwrap_or(u8::MAX);
         let mut out = vec![self.kind.to_wire(), count];
@@ -103,8 +103,8 @@ impl SignedProof {
     /// Reads a proof at the start of `bytes`.
     ///
     /// # Errors
-    /// Too short or too long, an unknown kind, or a number of keys or certificates that does not
-    /// fit the kind.
+    /// Input too short or too long, an unknown kind, or a number of keys or certificates that does
+    /// not fit the kind.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         let kind = CredentialKind::from_wire(head[0]).ok_or_else(|| {
@@ -176,7 +176,7 @@ impl ChallengeRsp {
     /// Reads the message. The caller must validate the version.
     ///
     /// # Errors
-    /// Short message, wrong type, or an invalid proof.
+    /// A short message, a wrong type, or an invalid proof.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let head: &[u8; Self::HEAD] = fixed(Self::NAME, bytes)?;
         expect_type(Self::NAME, head, Self::EXPECTED)?;

@@ -99,7 +99,7 @@ impl ChunkLayout {
     }
 }
 
-/// RTRS message of a request.
+/// RTRS message in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The answer is written to the client's memory, or there is none (flush).
@@ -297,7 +297,7 @@ impl ChunkRequest {
                 self.check_size(io.bi_size)?;
                 self.check_desc()?;
             }
-            // The size is that of the range, not of the answer.
+            // The size in the header is that of the range, not of the answer.
             RwOp::Extents => self.check_answer_room(extents::LEN_MIN)?,
             RwOp::Write | RwOp::PartialWrite => {
                 self.check_size(io.bi_size)?;

@@ -66,7 +66,8 @@ impl ConnReq {
     /// Decodes and validates the private data of a connect.
     ///
     /// # Errors
-    /// Short data, magic, major version, connection count or number.
+    /// If the data is too short, or the magic number, major version, connection count or connection
+    /// number is invalid.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         check_magic(Self::NAME, bytes, 2)?;
@@ -125,7 +126,7 @@ impl ConnRsp {
     }
 
     /// Creates a reject with this positive errno. 0 becomes ECONNRESET, because the kernel's client
-    /// ignores a reject without an error and waits for its timeout of 30 s.
+    /// ignores a reject without an error and waits for its 30 s timeout.
     pub fn reject(errno: u16) -> Self {
         let errno = match errno::fit(i32::from(errno)) {
             0 => errno::ECONNRESET,
@@ -145,7 +146,7 @@ impl ConnRsp {
     /// [`ConnRsp::chunk_size`], since only connection 0 has them.
     ///
     /// # Errors
-    /// Short data, magic, major version.
+    /// If the data is too short, or the magic number or major version is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         check_magic(Self::NAME, bytes, 0)?;
@@ -157,7 +158,7 @@ impl ConnRsp {
     /// of two.
     ///
     /// # Errors
-    /// Returns the limit that is not usable.
+    /// If a limit is not usable; the error names it.
     pub fn chunk_size(&self) -> Result<u32, WireError> {
         if self.queue_depth == 0 {
             return Err(WireError::value(Self::NAME, 6, "queue_depth", 0, "1 to 65535"));

@@ -79,9 +79,9 @@ impl AccessMode {
 pub struct Open {
     /// Access mode.
     pub access: AccessMode,
-    /// The client had the device open at this server before, and may have requests and data from
-    /// that time. An extension: valid only with room for the long [`OpenRsp`], since a kernel's
-    /// client does not set these bytes.
+    /// The client had the device open at this server before, and may still hold requests and data
+    /// from that time. An extension: valid only with room for the long [`OpenRsp`], since a
+    /// kernel's client does not set these bytes.
     pub returns: bool,
     /// Name of the device; the server defines the meaning of names.
     pub dev_name: Name,
@@ -160,8 +160,8 @@ message! {
         /// The device has a volatile cache (cache policy bit 1). Without one, no flush and no FUA
         /// arrives, and each write must be durable when it is answered.
         45 & 2 write_cache: bool,
-        /// Epoch of the cache: acknowledged writes that were not flushed survive as long as it does
-        /// not change; 0 if unknown. An extension: valid only with
+        /// Epoch of the cache: acknowledged writes that were not flushed survive as long as the
+        /// epoch does not change; 0 if unknown. An extension: valid only with
         /// [`Extensions::cache_id`](super::Extensions::cache_id), since a kernel's server leaves
         /// these bytes uninitialized.
         48 cache_id: u64,
@@ -191,7 +191,7 @@ pub struct OpenRspTail {
     pub secret: EvictionSecret,
     /// State of the server as a gateway, if the export can move between servers. A client that does
     /// not support this ([`ClientExtensions::gateways`](super::ClientExtensions::gateways)) can
-    /// open only active ones.
+    /// open an export only at its active gateway.
     pub standing: Option<Standing>,
 }
 
@@ -223,7 +223,7 @@ impl OpenRspTail {
     /// Decodes the part that follows the short message.
     ///
     /// # Errors
-    /// Short message.
+    /// The message is too short.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LONG_LEN] = fixed(Self::NAME, bytes)?;
         let id = ExportId::from_bytes(take(bytes, 56), bytes[72] & Self::WEAK != 0);

@@ -38,7 +38,7 @@ impl PingInfo {
         out
     }
 
-    /// Decodes a message of the right length; any content is valid.
+    /// Decodes a message of the correct length; any content is valid.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl PingMode {
     }
 }
 
-/// Private data of a ping's connect: the client's intention.
+/// Private data of a ping's connect: what the client intends to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PingHello {
     /// Measurement to run.
@@ -182,7 +182,7 @@ pub enum PingStatus {
     Good,
     /// The server answers no pings.
     Off,
-    /// The maximum number of pings is running.
+    /// The maximum number of pings is already running.
     Busy,
     /// The server does not support a value in the hello.
     Unusable,
@@ -228,7 +228,7 @@ impl PingReply {
     /// Decodes private data of an accept or a reject.
     ///
     /// # Errors
-    /// Short data, magic or version.
+    /// Short data, a wrong magic, or an unknown version.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let bytes: &[u8; Self::LEN] = fixed(Self::NAME, bytes)?;
         if bytes[..8] != REPLY_MAGIC {
@@ -244,7 +244,7 @@ impl PingReply {
     }
 }
 
-/// Minimum data length of rping: its text needs that much.
+/// Minimum data length of rping, required by its text.
 pub const RPING_SIZE_MIN: u32 = 23;
 /// Maximum data length of rping.
 pub const RPING_SIZE_MAX: u32 = 65535;

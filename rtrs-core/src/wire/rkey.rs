@@ -43,10 +43,10 @@ impl TimedRkeyRsp {
 }
 
 impl RkeyRsp {
-    /// Compares the message with the permit in the immediate it arrived with.
+    /// Compares the message's permit with the permit in the immediate that it arrived with.
     ///
     /// # Errors
-    /// They differ: the path can no longer be trusted.
+    /// The permits differ: the path can no longer be trusted.
     pub fn check(&self, permit: PermitId) -> Result<(), WireError> {
         if self.permit == permit {
             return Ok(());

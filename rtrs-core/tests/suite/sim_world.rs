@@ -156,7 +156,7 @@ fn a_write_of_a_dead_path_arrives_late() {
     let mut s = Setup::new(1, WorldOptions::default());
     let (old, _) = s.connect(0);
     let (new, server_new) = s.connect(1);
-    // The first path becomes silent; its write has been sent, and its owner gives up on it.
+    // The first path becomes silent after its write was sent, and its owner gives up on it.
     s.world.silence(sim_ip(11), sim_ip(1));
     s.write(old, 0, 100, 1);
     s.run(Duration::from_millis(10));
@@ -336,7 +336,7 @@ fn links_reorder_but_queue_pairs_keep_their_order() {
     assert!((20..90).contains(&overtakes), "{overtakes}");
 }
 
-/// Runs two paths that write while links break; returns all events with their times.
+/// Runs writes on two paths while links break; returns all events with their times.
 fn run_of(seed: u64) -> Vec<String> {
     let mut s = Setup::new(seed, WorldOptions::default());
     let faults = FaultOptions::new(vec![(sim_ip(1), sim_ip(11)), (sim_ip(2), sim_ip(12))]);

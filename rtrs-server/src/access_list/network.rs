@@ -20,8 +20,8 @@ pub(super) struct Network {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Zone {
     name: String,
-    /// Index of the interface when the rule was read; None if there was none of this name. A
-    /// recreated interface has another index.
+    /// Index of the interface when the rule was read; None if no interface had this name. A
+    /// recreated interface has a different index.
     index: Option<u32>,
 }
 
@@ -56,7 +56,7 @@ impl Network {
         self.net.contains(&address.to_canonical()) && self.zone.as_ref().is_none_or(is_at)
     }
 
-    /// Interface of the network, if there was none of this name when the rule was read.
+    /// Name of the network's interface, if no interface had this name when the rule was read.
     pub(super) fn missing_interface(&self) -> Option<&str> {
         let zone = self.zone.as_ref().filter(|zone| zone.index.is_none())?;
         Some(&zone.name)

@@ -1,10 +1,10 @@
 //! A sparse memory device.
 //!
-//! The content is stored in chunks of 64 KiB that are allocated on their first write; unwritten
+//! The content is stored in chunks of 64 KiB that are allocated when first written; unwritten
 //! ranges read as zeroes and use no memory. Discard and write zeroes free every chunk that they
 //! cover completely. The memory in use therefore never exceeds the device's size, and a large
 //! device with little content is small. All shards share the chunks; a lock guards each of 256
-//! stripes, neighboring chunks are in different stripes, and a lock is held for one copy within one
+//! stripes, with neighboring chunks in different stripes, and is held only for one copy within one
 //! chunk. IOs complete within `submit`. An IO that crosses chunks is not atomic with respect to
 //! others, as on a disk.
 

@@ -1,4 +1,5 @@
-//! Tests of memory, null and the layers, and runs of the suite on each.
+//! Tests of the memory and null backends and of the layers, and runs of the conformance suite on
+//! each.
 
 use std::collections::VecDeque;
 use std::io;

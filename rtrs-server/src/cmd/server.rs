@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind};
 /// Time limit for IO requests.
 pub(super) type Within = Time<0, { 10 * MINUTE }>;
 
-/// Maximum time for a server to open and close files.
+/// Maximum time for requests in which the server opens and closes files.
 pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time for a reply that does not depend on other work.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
@@ -54,7 +54,7 @@ pub(super) fn warnings_text<'a>(warnings: impl IntoIterator<Item = &'a String>) 
     warnings.into_iter().map(|why| format!("warning: {}\n", printable(why))).collect()
 }
 
-/// Notice on stderr that the server does not answer yet, unless dropped before it is due.
+/// Notice on stderr that the server has not answered yet, unless dropped before it is due.
 struct SlowNotice {
     _answered: mpsc::Sender<()>,
 }
@@ -64,7 +64,7 @@ impl SlowNotice {
         let (answered, wait) = mpsc::channel::<()>();
         let (path, limit) = (socket.display(), REPLY_TIMEOUT.as_secs());
         let text = format!("the server at {path} does not answer yet; waiting up to {limit} s");
-        // Without a thread, only the final error reports it.
+        // If no thread can be started, only the final error reports the delay.
         let _ = thread::Builder::new().name("slow-notice".into()).spawn(move || {
             if wait.recv_timeout(NOTICE_AFTER) == Err(RecvTimeoutError::Timeout) {
                 // Ignored if stderr is closed.
@@ -78,7 +78,7 @@ impl SlowNotice {
 /// A running server.
 pub(super) struct Server {
     socket: PathBuf,
-    /// Whether commands report that the server does not answer yet.
+    /// Whether commands report that the server has not answered yet.
     notices: bool,
 }
 
@@ -99,7 +99,7 @@ impl Server {
         let shown = run_dir.path().display().to_string();
         let mut dirs = vec![run_dir];
         if args.run_dir.is_none() {
-            // Included only for users who may connect there.
+            // The server's directory is included only for users who may connect there.
             let of_user = RunDir::new(Some(RunDir::OF_SERVER.into()))?;
             dirs.extend(Some(of_user).filter(|dir| dir.check_to_connect().is_ok()));
         }

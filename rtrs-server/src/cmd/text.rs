@@ -8,10 +8,10 @@ use rtrs_core::settings::printable;
 use crate::control_protocol::Losses;
 use crate::stats::Revoked;
 
-/// Line of a dry run about a change that must be forced.
+/// Line of a dry run for a change that would need `--force`.
 pub(super) const NEEDS_FORCE: &str = "it would be refused without --force\n";
 
-/// Formats a size in the largest unit in which it is at least one.
+/// Formats a size in the largest unit that gives a value of at least one.
 pub(super) fn bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = bytes as f64;

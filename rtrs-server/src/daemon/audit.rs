@@ -1,4 +1,4 @@
-//! The audit log: one JSON object per line, in a file or in the journal.
+//! Audit log: one JSON object per line, in a file or in the journal.
 //!
 //! A separate thread writes, so that a slow disk delays no other work. Its queue is bounded: events
 //! that do not fit are counted, and a line with their number precedes the next event. When a file
@@ -40,7 +40,7 @@ const END_MAX: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
-/// A line with its time.
+/// A line of the log, with its time.
 #[derive(Serialize)]
 struct Line {
     time: String,
@@ -73,8 +73,8 @@ impl Drop for AuditThread {
     }
 }
 
-/// Opens the audit log of the settings and starts its thread. Without the setting nothing is
-/// recorded.
+/// Opens the audit log that the settings name and starts its thread. Without that setting, nothing
+/// is recorded.
 ///
 /// # Errors
 /// [`ErrorKind::System`] for a file or journal that cannot be opened.
@@ -151,7 +151,7 @@ fn cannot_open(to: &AuditLog) -> String {
     format!("cannot open the audit log {to} (audit-log)")
 }
 
-/// Writes until the end, or until the last sink is dropped.
+/// Writes lines until [`Job::End`], or until the last sink is dropped.
 fn write_all(out: Out, queue: &Receiver<Job>, gate: &Gate) {
     let mut writer = Writer { out, gate, is_failing: false };
     let mut next_check = Instant::now() + POLL_INTERVAL;
@@ -217,7 +217,7 @@ impl Out {
     fn journal(socket: &Path) -> io::Result<Self> {
         let journal = UnixDatagram::unbound()?;
         journal.connect(socket)?;
-        // If the journal does not read, lines are lost and counted; the thread does not wait.
+        // If the journal does not read, the thread does not wait: lines are lost and counted.
         journal.set_nonblocking(true)?;
         Ok(Self::Journal(journal))
     }
@@ -272,7 +272,7 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
 
 fn open_with(path: &Path, create: bool) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
-    // Neither follows a link nor waits for the other end of a FIFO.
+    // The open neither follows a link nor waits for the other end of a FIFO.
     let options = options.append(true).create(create).mode(0o600);
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let meta = file.metadata()?;
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!((before.len(), now.len()), (80, 80));
         assert!(before.starts_with('6') && now.starts_with('8'), "{before} {now}");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // An existing file is continued.
+        // An existing file is appended to.
         let mut out = Out::file(&path, 100).unwrap();
         out.write("last\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap().len(), 85);
@@ -455,7 +455,7 @@ mod tests {
         for number in 0..100_000 {
             sink.record(|| opened("intruder", number));
         }
-        // Waits longer than a stop does.
+        // This waits longer than a stop does.
         let (queue, writing) = thread.0.take().unwrap();
         queue.send(Job::End).unwrap();
         writing.join().unwrap();

@@ -1,5 +1,5 @@
-//! Authentication of clients of a running server: threads of the TLS endpoint compute the proofs,
-//! with the certificates or keys in use at the time.
+//! Authentication of clients of a running server: threads of the TLS endpoint compute the proofs
+//! with the certificates or keys currently in use.
 
 use std::sync::Arc;
 

@@ -37,10 +37,10 @@ pub(crate) struct Running {
     pub(crate) holds: Vec<String>,
     #[serde(skip)]
     portals: Vec<String>,
-    /// Address of its metrics.
+    /// Address of the server's metrics.
     #[serde(skip)]
     metrics: Option<String>,
-    /// Names and targets of its exports.
+    /// Names and targets of the server's exports.
     #[serde(skip)]
     exports: Vec<(String, String)>,
 }
@@ -123,7 +123,7 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
         let mut spec = spec.clone();
         if running.as_ref().is_some_and(|running| running.has(&spec)) {
             holds.push(format!("export {:?}", spec.name()));
-            // A target that it has locked can still be examined read-only.
+            // A target that the running server has locked can still be examined read-only.
             spec.ro = true;
         }
         let source = open_target(&spec).map_err(failed(ErrorKind::Export, text))?;
@@ -137,7 +137,7 @@ pub(crate) fn check_start(plan: &Plan) -> Result<Checked, Error> {
     let _opened = Partial::open(set, open).all()?;
     let held = running.as_ref().map_or(&[][..], |running| &running.portals);
     let metrics_held = running.as_ref().and_then(|running| running.metrics.as_deref());
-    // Kept bound: the portals must have other addresses.
+    // Kept bound: the portals must have different addresses.
     let _metrics = bind_metrics(set, user.as_ref(), metrics_held)?;
     portals.check(held)?;
     holds.extend(portals.held_by(held));

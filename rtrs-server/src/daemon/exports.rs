@@ -61,7 +61,7 @@ pub(super) enum Followed {
     Reopened,
     /// The path leads elsewhere, but the export keeps its target for this reason.
     Kept(String),
-    /// The export keeps a file that was deleted before another one took its path, for this reason.
+    /// The export keeps a file that was deleted before another file took its path, for this reason.
     /// Only a forced reload closes it.
     Orphan(String),
     /// Neither target could be exported, for this reason. The export has failed.
@@ -196,7 +196,7 @@ impl Exports {
         SavedExports { exports: all.into_values().collect() }
     }
 
-    /// Lists links of `exports-dir` that lead nowhere as failed exports, named as their files, and
+    /// Lists dangling links in `exports-dir` as failed exports, named after their files, and
     /// forgets those listed before.
     pub(super) fn note_dangling(&self, links: &[PathBuf]) {
         self.failed.forget_unread();
@@ -325,8 +325,8 @@ impl Exports {
     }
 }
 
-/// Whether an export of the table has its name from the configuration or a command. One that is
-/// being removed may have the same name as a newer one.
+/// Whether an export of the table has its name from the configuration or a command. An export that
+/// is being removed may have the same name as a newer one.
 fn is_named(export: &ExportSnapshot) -> bool {
     !export.found && export.state != ExportState::Removing
 }

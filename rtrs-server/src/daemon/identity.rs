@@ -31,9 +31,9 @@ pub(crate) struct Sources {
     udev: PathBuf,
     /// /etc/machine-id
     machine_id: PathBuf,
-    /// Number of the host's current boot, if known.
+    /// Number that identifies the host's current boot, if known.
     boot: Option<u64>,
-    /// Number of this process.
+    /// Number that identifies this process.
     process: u64,
     /// Number of exports in memory so far.
     in_memory: Arc<AtomicU64>,
@@ -57,7 +57,7 @@ impl Key {
         Self { kind, parts, stable: false }
     }
 
-    /// Key of a part of this object.
+    /// Returns the key of a part of this object.
     fn within(mut self, kind: &'static str, parts: impl IntoIterator<Item = String>) -> Self {
         let mut all = vec![self.kind.to_owned()];
         all.append(&mut self.parts);
@@ -165,8 +165,8 @@ impl Sources {
             Target::Rbd(_) => None,
             // The target behind the URL is unknown.
             Target::Nbd(url) => Some(Key::weak("nbd", vec![url.to_string()])),
-            // The content is lost when the export is removed, at the latest with the process: the
-            // next export is a different one, even under the same name.
+            // The content is lost when the export is removed or the process ends: the next export
+            // is a different one, even under the same name.
             Target::Memory(_) | Target::Null(_) => {
                 let number = self.in_memory.fetch_add(1, Ordering::Relaxed);
                 let parts = [self.process.to_string(), name.to_owned(), target.to_string()];
@@ -273,7 +273,7 @@ impl Sources {
             return Some(Key::stable("serial", vec![id]));
         }
         let name = dir.file_name()?.to_string_lossy().into_owned();
-        // Counts the disks that the kernel has had since boot.
+        // `diskseq` counts the disks that the kernel has had since boot.
         let diskseq = read_text(&dir.join("diskseq")).unwrap_or_default();
         Some(Key::weak("device", vec![name, numbers, diskseq]))
     }
@@ -303,7 +303,7 @@ fn uevent(dir: &Path, key: &str) -> Option<String> {
     values.next().filter(|value| !value.is_empty()).map(str::to_owned)
 }
 
-/// Formats a UUID like the system call: digits only.
+/// Formats a UUID as the system call does: digits only.
 fn undashed(uuid: &str) -> String {
     uuid.replace('-', "").to_lowercase()
 }

@@ -1,7 +1,7 @@
-//! The limit of open descriptors, raised at startup and compared with the needs of the settings.
+//! Limit on open descriptors, raised at startup and compared with what the settings require.
 //!
 //! A server without free descriptors cannot accept the reconnect of an existing session. The client
-//! chooses the number of a path's connections, so the need of a session is an estimate, and a
+//! chooses the number of connections per path, so the number a session needs is an estimate, and a
 //! shortage causes only a warning.
 
 use std::fmt;
@@ -96,7 +96,7 @@ fn shortage(need: Need, limit: u64) -> Option<String> {
     })
 }
 
-/// Raises the limit of open descriptors, and logs a warning if it is too low for the settings.
+/// Raises the limit on open descriptors, and logs a warning if it is too low for the settings.
 pub(super) fn prepare(set: &Settings, shards: u16) {
     match raise_open_files() {
         Ok(limit) => {

@@ -10,11 +10,11 @@ use crate::settings::ExportSpec;
 
 /// Maximum time between checks of the list of failed exports, which a reload may change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Time between checks while there are none. A change that fails wakes the thread.
+/// Time between checks while there are no failed exports. A change that fails wakes the thread.
 const LOOK_IDLE: Duration = Duration::from_secs(30);
 
-/// Adds the exports that a start could not open, and starts the thread. The thread ends some time
-/// after the exports are dropped.
+/// Adds the exports that could not be opened at startup, and starts the thread. The thread ends
+/// some time after the exports are dropped.
 pub(super) fn watch(
     changes: &Arc<Changes>,
     failures: Vec<(ExportSpec, OpenError)>,

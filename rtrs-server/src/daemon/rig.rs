@@ -1,5 +1,5 @@
-//! The daemon's side of export changes, for tests of the engine: commands and reloads of a server
-//! whose control shard the test runs.
+//! The daemon's side of changes to exports, for tests of the engine: commands and reloads of a
+//! server whose control shard the test runs.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::plan::Plan;
 use crate::settings::{ExportSpec, Settings};
 use crate::state::StateDir;
 
-/// Called by a reload that has read the configuration.
+/// Callback of a reload that has read the configuration.
 type AfterReading = Box<dyn FnOnce() + Send>;
 
 /// A server that has read a configuration.

@@ -1,10 +1,10 @@
 //! The search path: exports that clients name without any configuration.
 //!
 //! Owns [`Searcher`], a [`Finder`] with its own thread, because looking up and opening a path may
-//! block and the control shard must not wait. It answers each search with a message to the control
-//! shard, in order. It remembers the exports that it opened as long as they are in use, so that two
-//! sessions that name the same file get the same export, even under different names. If a name
-//! leads to another file meanwhile, it is opened as another export.
+//! block and the control shard must not wait. The thread answers each search with a message to the
+//! control shard, in order. It remembers the exports that it opened as long as they are in use, so
+//! that two sessions that name the same file get the same export, even under different names. If a
+//! name has come to lead to a different file, that file is opened as a separate export.
 //!
 //! Names cannot leave the search path: the control shard refuses names with `..`, and the target of
 //! a symbolic link must be below the path, with all links of the path itself resolved. The resolved
@@ -60,7 +60,7 @@ impl Searcher {
     /// Starts the thread, which ends when the searcher is dropped.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// The system's error if it cannot create a thread.
     pub(crate) fn start(
         path: SearchPath,
         sources: Sources,
@@ -261,7 +261,7 @@ struct Found {
 }
 
 impl Found {
-    /// Path that leads to exactly this file, as long as `self` lives.
+    /// Path that leads to exactly this file for the lifetime of `self`.
     fn link(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
@@ -401,7 +401,7 @@ mod tests {
         let second = shelf.look(b"s", &name(b"dir/b")).unwrap();
         assert!(Arc::ptr_eq(&first, &second), "the link is the same file");
         drop((first, second));
-        // The file was locked while it was used.
+        // The file was locked while it was in use.
         let again = shelf.look(b"t", &name(b"dir/b")).unwrap();
         assert_eq!(shelf.known.len(), 1);
         drop(again);

@@ -3,9 +3,9 @@
 //! A file or disk that grows enlarges its export automatically (`backend/file/watch.rs`). A thread
 //! compares the sizes of all exports once a second, at the cost of one load and a copy each, and
 //! reports changes to the control shard, which informs the clients (`engine/control/announce.rs`).
-//! Truncating a target needs `--force`. Accepting a target that was truncated from outside needs it
-//! only while the export is open. Both raise the export's epoch, so that a flush of each session
-//! reports its unflushed writes as lost.
+//! Truncating a target needs `--force`. Accepting a target that was truncated from outside needs
+//! `--force` only while the export is open. Both raise the export's epoch, so that a flush of each
+//! session reports its unflushed writes as lost.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -25,7 +25,7 @@ use crate::export::{Export, ExportIndex, ExportTable};
 /// Interval between comparisons.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Starts the thread, which ends soon after the table is dropped.
+/// Starts the thread that compares sizes. It ends soon after the table is dropped.
 pub(super) fn watch(table: &Arc<ExportTable>, control: ControlShard) -> std::io::Result<()> {
     let table = Arc::downgrade(table);
     thread::Builder::new().name("export-sizes".into()).spawn(move || look(&table, &control))?;
@@ -53,7 +53,7 @@ fn announce(export: &Export, at: ExportIndex, control: &ControlShard) {
 }
 
 impl ExportCommands {
-    /// Changes the size of an export to the given one, or to that of its target.
+    /// Changes the size of an export to the given size, or to the size of its target.
     pub(crate) fn resize(
         &self,
         name: &str,
@@ -88,7 +88,7 @@ impl ExportCommands {
         if let Some(why) = wrong {
             return Err(cannot(why));
         }
-        // A target of a fixed size refuses any other size, forced or not.
+        // A target with a fixed size refuses any other size, forced or not.
         let is_refused = target.is_fixed && to != bytes;
         if !force && !is_refused {
             let losses = Losses { had, to, target };
@@ -239,7 +239,7 @@ mod tests {
     struct Growing {
         size: AtomicU64,
         looks: AtomicU64,
-        /// Whether its size cannot change.
+        /// Whether the file's size cannot change.
         is_fixed: bool,
     }
 

@@ -1,9 +1,9 @@
-//! Exports whose path now leads to another file or device.
+//! Exports whose path now leads to a different file or device.
 //!
 //! Once a second, a thread reopens unused exports by their path, each on its own thread, because
-//! targets can hang. Other threads do that before the first session opens an export
-//! ([`Examiner`]), so that no session starts on the old file. The backend examines the target of
-//! the path (`backend/file/watch.rs`) on threads that may block; the wait for that is bounded.
+//! targets can hang. Other threads do so before the first session opens an export ([`Examiner`]),
+//! so that no session starts on the old file. The backend examines the target of the path
+//! (`backend/file/watch.rs`) on threads that may block; the wait for that is bounded.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Weak};
@@ -25,7 +25,7 @@ const EXAMINED_MAX: usize = 64;
 /// Maximum number of exports that are reopened at the same time.
 const REOPENED_MAX: usize = 64;
 
-/// An open that waits until the target is examined.
+/// An open that waits until the target has been examined.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     reply_to: ReplyTo,
@@ -70,7 +70,7 @@ fn look(changes: &Weak<Changes>) {
                 break;
             }
             let named = thread::Builder::new().name("export-reopen".into());
-            // Without a thread, the next check tries again.
+            // If no thread can be started, the next check tries again.
             let _ = named.spawn(move || {
                 let _one = one;
                 of_thread.exports.reopen_unused(&name);
@@ -79,7 +79,8 @@ fn look(changes: &Weak<Changes>) {
     }
 }
 
-/// Examines the targets of opens, each on its own thread: one that hangs delays no other.
+/// Examines the targets of opens, each on its own thread, so that a target that hangs delays no
+/// other.
 fn take_opens(inbox: &Receiver<Waiting>, changes: &Weak<Changes>, control: &ControlShard) {
     let running = Arc::new(());
     for open in inbox {

@@ -6,7 +6,7 @@
 //! session has acknowledged writes that no successful flush has covered since (`engine/ledger.rs`).
 //!
 //! A successful sync is answered only when the results of all syncs that began before its end are
-//! known, because another one may have consumed the error (`rtrs_core::sync_order`,
+//! known, because one of those may have consumed the error (`rtrs_core::sync_order`,
 //! `engine/io/sync.rs`).
 //!
 //! The epoch is part of the cache ID in OPEN_RSP, so that a client in a new session notices a
@@ -31,7 +31,7 @@ pub struct EpochState {
 }
 
 impl EpochState {
-    /// Epoch after `rises` rises. Wraps, because a saved epoch may be any number.
+    /// Epoch after `rises` rises. The sum wraps, because a saved epoch may be any number.
     fn number_at(&self, rises: u32) -> u64 {
         self.base.wrapping_add(u64::from(rises))
     }
@@ -44,7 +44,7 @@ impl EpochState {
         (self.number_at(rises), rises)
     }
 
-    /// Records that the epoch from `begin_save` was saved, or cannot be.
+    /// Records that the epoch from `begin_save` was saved, or cannot be saved.
     pub fn end_save(&self, rises: u32) {
         self.saved.fetch_max(rises, Ordering::SeqCst);
     }
@@ -138,7 +138,8 @@ impl SyncEpoch {
     }
 
     /// Records that everything is flushed, and that no more writes follow. Does nothing if a failed
-    /// sync is not saved or another flush still runs: the next process could not learn of a loss.
+    /// sync is not saved or another flush is still running: the next process could not learn of a
+    /// loss.
     pub fn note_clean_stop(&self) {
         if let Some(stop) = &self.stop
             && self.flushing.load(Ordering::SeqCst) == 0
@@ -164,7 +165,7 @@ impl SyncEpoch {
     }
 
     /// Whether a sync of the export has failed since the mark was set, or may have failed: an
-    /// export of the search path that is found again is another object, with the saved number.
+    /// export of the search path that is found again is a new object, with the saved number.
     pub fn has_risen_since(&self, mark: &EpochMark) -> bool {
         let rises = mark.state.rises.load(Ordering::Acquire);
         let same = Arc::ptr_eq(&self.state, &mark.state);
@@ -197,7 +198,7 @@ impl SyncEpoch {
     pub fn cache_id(&self, instance: u64, rises: u32) -> u64 {
         let epoch = self.state.number_at(rises);
         match (instance, epoch, self.salt) {
-            // The instance is unknown.
+            // An unknown instance.
             (0, ..) => 0,
             (_, 0, 0) => instance,
             _ => mix(mix(instance ^ self.salt) ^ epoch).max(1),

@@ -222,7 +222,7 @@ fn newest(content: &[u8]) -> Option<(u64, u64)> {
     Some(first.max(second))
 }
 
-/// Returns the epoch of a file of an earlier version: a line with a number.
+/// Returns the epoch from a file in the format of earlier versions: a line with a number.
 fn plain_number(content: &[u8]) -> Option<u64> {
     std::str::from_utf8(content).ok()?.strip_suffix('\n')?.parse().ok()
 }

@@ -39,7 +39,7 @@ pub struct ChunkPool {
     windows: Box<[Arc<dyn Window>]>,
 }
 
-/// Memory of a pool, not covered by any key that a peer ever had.
+/// Memory of a pool, not covered by any key that a peer has ever had.
 #[derive(Debug)]
 pub struct ChunkMemory {
     /// The chunks and the gaps between them.
@@ -53,7 +53,7 @@ impl ChunkPool {
     /// committed when touched or pinned, and counted by the meter accordingly.
     ///
     /// # Errors
-    /// If the system refuses the memory.
+    /// The system refused the memory.
     pub fn fresh(
         limits: Limits,
         pd: &Arc<dyn ProtectionDomain>,
@@ -181,7 +181,7 @@ impl ChunkPool {
     }
 }
 
-/// Buffers for the small messages of one path's connections, in registered memory of their own.
+/// Buffers for the small messages of one path's connections, in separately registered memory.
 ///
 /// `[INFO_REQ, 272 bytes, in 512][RKEY_RSP, 16 bytes per chunk][INFO_RSP]`. Each RKEY_RSP belongs
 /// to its chunk: it is written when the chunk gets a new key and may be overwritten when the peer
@@ -199,7 +199,7 @@ impl MessageBuffers {
     /// Maps and registers the buffers.
     ///
     /// # Errors
-    /// If the system refuses them.
+    /// The system refused the memory or its registration.
     pub fn new(queue_depth: u16, pd: &Arc<dyn ProtectionDomain>) -> Result<Self, FabricError> {
         let depth = usize::from(queue_depth);
         let len = Self::REQUEST_ROOM + Self::KEY_ROOM * depth + InfoRsp::len_for(depth);

@@ -1,9 +1,9 @@
 //! Handshake of a path: connections arrive, then INFO_REQ, then requests are served.
 //!
 //! [`Joining`] collects the connections of one path; [`Joining::admit`] takes INFO_REQ, which must
-//! not arrive before all connections (rtrs-srv.c, post_recv_path), and returns the session's name.
-//! Names are validated here; the session table checks whether a name is taken. If INFO_REQ is
-//! refused, a client that supports it learns the reason and closes the path.
+//! not arrive before all connections are up (rtrs-srv.c, post_recv_path), and returns the session's
+//! name. Names are validated here; the session table checks whether a name is taken. If INFO_REQ is
+//! refused, a client that accepts refusals learns the reason and closes the path.
 
 use rtrs_core::ids::ConnIndex;
 use rtrs_core::time::Instant;
@@ -27,9 +27,9 @@ pub enum JoinError {
     /// The number of connections differs from the path's.
     #[error("it announces {found} connections, but the path has {expected}")]
     Count {
-        /// Number from this connection.
+        /// Number that this connection announced.
         found: u16,
-        /// Number from the first connection.
+        /// Number that the first connection announced.
         expected: u16,
     },
     /// The connection already exists.
@@ -67,7 +67,7 @@ impl Joining {
     /// Checks whether a connection can be added.
     ///
     /// # Errors
-    /// If it does not fit the path.
+    /// If the connection does not fit the path.
     pub fn check(&self, cid: ConnIndex, cid_num: u16) -> Result<(), JoinError> {
         let expected = u16::try_from(self.seen.len()).unwrap_or(u16::MAX);
         if cid_num != expected {
@@ -93,7 +93,7 @@ impl Joining {
     /// Processes INFO_REQ.
     ///
     /// # Errors
-    /// If it is malformed or early, or its name is refused. The path must then end.
+    /// If INFO_REQ is malformed or early, or its name is refused. The path must then end.
     pub fn admit(&self, bytes: &[u8]) -> Result<Name, InfoError> {
         if self.missing > 0 {
             return Err(InfoError::Early(self.missing));

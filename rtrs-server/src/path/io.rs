@@ -4,7 +4,8 @@
 //! send_io_resp_imm). A kernel client depends on these rules: an answer uses the connection of its
 //! request; with fresh keys every answer, errors included, is a SEND_WITH_IMM that carries
 //! RKEY_RSP, without them a zero-length RDMA_WRITE_WITH_IMM; exactly when the request asked for an
-//! invalidation, failed reads included, a SEND_WITH_INV precedes it and the immediate has the flag.
+//! invalidation, failed reads included, a SEND_WITH_INV precedes the answer and the immediate has
+//! the flag.
 
 use rtrs_core::fabric::{Fabric, FabricError, RemoteMem, Sge, SgeList, WorkRequest, WrOp};
 use rtrs_core::ids::{PermitId, QpNum, Rkey};
@@ -36,10 +37,10 @@ impl Answer {
         1 + self.data.is_some() as u32 + self.invalidate.is_some() as u32
     }
 
-    /// Posts the chain. `signaled` is whether its last work request is signaled.
+    /// Posts the chain. `signaled` tells whether its last work request is signaled.
     ///
     /// # Errors
-    /// Those of the fabric. Part of the chain may have been posted, so the path must end.
+    /// Returns the fabric's error. Part of the chain may have been posted, so the path must end.
     pub fn post(
         self,
         fabric: &mut dyn Fabric,
@@ -105,7 +106,7 @@ pub struct SendQueue {
 impl SendQueue {
     /// Number of work requests after which a completion is requested.
     pub const SIGNAL_EVERY: u32 = 32;
-    /// Maximum number of work requests of an answer.
+    /// Maximum number of work requests per answer.
     pub const ANSWER_MAX: u32 = 3;
 
     /// Creates a queue for the answers of `queue_depth` requests.

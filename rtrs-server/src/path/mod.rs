@@ -1,7 +1,7 @@
 //! A path at the server: the state that its connections share across shards.
 //!
 //! The control shard owns the state of a path (`state.rs`, `handshake.rs`); `end.rs` has the
-//! reasons for its end. Each shard with a connection of the path owns that connection and the
+//! reasons why a path ends. Each shard with a connection of the path owns that connection and the
 //! requests that arrived over it. `io.rs` posts answers.
 
 pub mod chunks;
@@ -41,7 +41,8 @@ pub struct PathShared {
     pub pd: Arc<dyn ProtectionDomain>,
     /// Whether each request gets a fresh key for its chunk.
     pub fresh_keys: bool,
-    /// Whether answers carry the time that their requests took here; only with fresh keys.
+    /// Whether answers carry the time that their requests took on this server; only with fresh
+    /// keys.
     pub times: bool,
     /// Buffers of its small messages.
     pub messages: MessageBuffers,
@@ -60,8 +61,8 @@ pub struct PathShared {
 struct ProofGate {
     /// Identity of the client, once proved.
     identity: OnceLock<PeerIdentity>,
-    /// Permits of requests that arrive before the proof: they cannot conflict with those of another
-    /// path.
+    /// Permits of requests that arrive before the proof; kept apart, so that they cannot conflict
+    /// with another path's permits.
     permits: PermitTable,
 }
 
@@ -82,9 +83,9 @@ pub struct PathOrigin {
     pub local: SocketAddr,
     /// Whether the client accepts CHANGED.
     pub takes_changed: bool,
-    /// Whether the client accepts exports that are standby here.
+    /// Whether the client accepts exports for which this server is standby.
     pub takes_standby: bool,
-    /// Whether the client accepts the time that its requests took here.
+    /// Whether the client accepts answers with the time that its requests took on this server.
     pub takes_times: bool,
     /// Whether the client supports refusals in INFO_RSP.
     pub takes_info_refusals: bool,
@@ -147,7 +148,7 @@ impl PathShared {
         proved.unwrap_or(&self.origin.identity)
     }
 
-    /// Whether the client must still authenticate. Until then no other request is answered.
+    /// Whether the client must still authenticate. Until it has, no other request is answered.
     pub fn is_unproved(&self) -> bool {
         self.gate.as_ref().is_some_and(|gate| gate.identity.get().is_none())
     }
@@ -203,7 +204,7 @@ impl PathShared {
 pub const HEARD_EVERY: Duration = Duration::from_millis(1);
 
 /// Shard of connection `cid` of a session's paths: service connections are on shard 0, the others
-/// round-robin from the session's first shard on.
+/// round-robin, starting at the session's first shard.
 pub fn core_of(cid: ConnIndex, first: CoreIndex, cores: u16) -> CoreIndex {
     let turn = cid.0.checked_sub(1).map_or(0, |turn| u32::from(turn) + u32::from(first.0));
     CoreIndex(u16::try_from(turn % u32::from(cores.max(1))).unwrap_or(0))

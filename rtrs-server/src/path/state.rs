@@ -55,7 +55,7 @@ impl Moves for PathState {
 }
 
 impl PathState {
-    /// Returns the state with a number.
+    /// Returns the state with this number.
     pub const fn from_u8(value: u8) -> Self {
         match value {
             0 => Self::Connecting,

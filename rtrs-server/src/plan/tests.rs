@@ -1,4 +1,5 @@
-//! Tests of every validation of a plan, by message, and of the round trip through printed settings.
+//! Tests of every validation of a plan, with its message, and of the round trip through printed
+//! settings.
 
 use super::*;
 use crate::settings::OnMissing;

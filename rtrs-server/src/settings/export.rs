@@ -287,7 +287,7 @@ impl ExportSpec {
             0 => refuse("is empty".into()),
             len if len > NAME_BYTES_MAX => refuse(format!("is {len} bytes long")),
             _ if name.contains('\0') => refuse("contains a NUL".into()),
-            // OPEN refuses it, as the kernel does (rnbd-srv.c:process_msg_open).
+            // OPEN refuses such a name, as the kernel does (rnbd-srv.c:process_msg_open).
             _ if name.contains("..") => refuse("contains .., and no client can open that".into()),
             _ => Ok(name),
         }
@@ -308,7 +308,7 @@ fn file_name(path: &Path) -> Result<String, ValueError> {
 /// A character of the text form, and whether it was preceded by a backslash.
 type Written = (char, bool);
 
-/// Splits at commas without a backslash.
+/// Splits at unescaped commas.
 fn split_fields(text: &str) -> Result<Vec<Vec<Written>>, ValueError> {
     let mut fields = vec![Vec::new()];
     let mut chars = text.chars();

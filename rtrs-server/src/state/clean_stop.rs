@@ -43,7 +43,8 @@ impl CleanStop {
     fn take(&self) -> io::Result<u64> {
         let _as = files_as(self.owner.as_ref())?;
         let text = fs::read_to_string(&self.path)?;
-        // Removed, because otherwise a killed process would leave the number too.
+        // The file is removed, because otherwise a killed process would also leave the number
+        // behind.
         fs::remove_file(&self.path)?;
         let number = text.strip_suffix('\n').and_then(|number| number.parse().ok());
         number.filter(|number| *number != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -51,10 +52,10 @@ impl CleanStop {
 }
 
 impl StateDir {
-    /// Ties the cache IDs of an export to this process, or to an earlier one if all stops since
-    /// were clean.
+    /// Ties the cache IDs of an export to this process, or to an earlier process if all stops since
+    /// then were clean.
     pub(crate) fn tie_to_process(&self, key: &str, epoch: Arc<SyncEpoch>) -> Arc<SyncEpoch> {
-        // Without a store, each process has cache IDs of its own.
+        // Without a store, each process has its own cache IDs.
         let Some(files) = &self.store else { return epoch };
         let (path, owner) = (files.path(key).with_extension("clean"), self.owner.clone());
         let mut stop = CleanStop { path, number: 0, owner };

@@ -51,7 +51,7 @@ impl Medium for DiskFile {
     fn replace(&mut self, content: &[u8]) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
         let written = File::create(&fresh).and_then(|file| {
-            // Not supported everywhere; otherwise the sync below detects a full disk.
+            // Not supported everywhere; where it is not, the sync below detects a full disk.
             let _ = blkdev::fallocate(&file, 0, 0, content.len() as u64);
             file.write_all_at(content, 0)?;
             file.sync_all()?;

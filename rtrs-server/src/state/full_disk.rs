@@ -64,7 +64,7 @@ fn an_epoch_that_cannot_be_kept_is_not_used_by_a_later_server() {
     symlink("/dev/full/x", &lock).unwrap();
     let error = File::options().write(true).create(true).truncate(false).open(&lock);
     assert!(error.is_err_and(|e: io::Error| e.kind() == io::ErrorKind::NotADirectory));
-    // Not saved: a later server must not continue with the epoch from before.
+    // Not saved: a later server must not continue with the earlier epoch.
     state.epoch("vol", false).unwrap().raise();
     fs::remove_file(&lock).unwrap();
     assert_ne!(state.epoch("vol", false).unwrap().number(), before);

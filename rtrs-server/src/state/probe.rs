@@ -1,4 +1,4 @@
-//! Checks whether a server can write to its directories, at its start and for `--check`.
+//! Checks whether a server can write to its directories, at startup and for `--check`.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,14 +29,14 @@ pub(super) fn try_write(dir: &Path) -> io::Result<()> {
     let path = dir.join(format!(".probe-{}", std::process::id()));
     File::create(&path).map_err(named)?;
     match fs::remove_file(&path) {
-        // Another server that shares the directory may have the same number in its container.
+        // Another server that shares the directory may have the same PID in its container.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(named(error)),
         _ => Ok(()),
     }
 }
 
-/// Checks whether files can be created in the subdirectory `below` of a directory. A start creates
-/// both if they do not exist; as root, it creates the directory for its owner.
+/// Checks whether files can be created in the subdirectory `below` of a directory. At startup the
+/// server creates both if they do not exist; as root, it creates the directory for its owner.
 ///
 /// # Errors
 /// The system's error, with the directory.

@@ -19,7 +19,7 @@ use rtrs_core::time::Duration;
 const SIZE: usize = 4096;
 /// Writes in flight.
 const DEPTH: u64 = 8;
-/// Maximum time of a scene; valgrind is slow.
+/// Maximum time for a scene; valgrind is slow.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
 struct End {

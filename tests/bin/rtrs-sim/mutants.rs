@@ -13,7 +13,7 @@ use serde::Serialize;
 
 /// Default seeds; a mutant that none of them catches has survived.
 const SEEDS: Range<u64> = 0..3000;
-/// Mutants that `quick` runs: each loses data silently, and survived the simulator once.
+/// Mutants that `quick` runs: each loses data silently, and has survived the simulator in the past.
 const QUICK: [Mutant; 9] = [
     Mutant::ResendBeforeFence,
     Mutant::SecondWriter,

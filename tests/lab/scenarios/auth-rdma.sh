@@ -16,7 +16,7 @@ try() { # session
     ks_answer "sessname=$1" "$(ks_paths 1)" device_path=vol access_mode=rw 2>/dev/null
 }
 
-# Prints the error of our client when it may not attach.
+# Prints our client's error when it may not attach.
 refused() { # file argument...
     local out=$LAB_WORK/$1.out
     shift

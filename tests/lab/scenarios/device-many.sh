@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lab: twelve /dev/nbdX at once on busy cores: each answers every CPU
+# lab: twelve /dev/nbdX at the same time on busy cores: each answers every CPU
 # topology: one
 # paths: 1
 # limit: 170

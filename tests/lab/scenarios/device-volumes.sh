@@ -15,7 +15,7 @@ attach_session() { # names
     timeout 60 rtrs-client attach "$@" "${SESSION[@]}"
 }
 
-# The device of a volume.
+# Prints the device of a volume.
 device_of() { # name
     rtrs-client status "$1" -o json | jq -r .device
 }

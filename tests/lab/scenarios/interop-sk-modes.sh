@@ -50,7 +50,7 @@ scenario() {
         '(session-name|is already attached|already)'
     for session in a c d; do assert_true "$session detaches" close_as $session "$disk"; done
     assert_true "rw is granted again" open_as b rw "$disk"
-    # The same name as a session that is open, from somewhere else.
+    # A second session with the name of an open one, from a different client.
     expect_false "a session name is unique" timeout 60 rtrs-client attach "$disk" \
         --session-name b --run-dir /run/rtrs-f --path ip:10.0.0.1@ip:10.0.0.2 --shards 1 \
         --buffer-size 58M --access ro --socket "$LAB_WORK/f"

@@ -13,7 +13,7 @@ delete_link() { # text device
     local pid
     rdma link delete "$2" &
     pid=$!
-    # A process that waits in the kernel cannot be killed.
+    # Checked first, because a process that waits in the kernel cannot be killed.
     assert_within 5 "$1: rdma link delete $2 returns" eval "! kill -0 $pid 2>/dev/null"
     wait $pid
     expect_eq "$1: rdma link delete $2 succeeds" $? 0
@@ -37,7 +37,7 @@ scenario() {
     assert_true "the volume attaches over two paths" faults_attach vol /dev/nbd0
     assert_within 30 "both paths are connected" are_connected vol 2
 
-    # Memory kept for the next connect of a dead path does not keep the device either.
+    # Memory kept for the next connect of a dead path must not hold the device either.
     assert_true "the cable of path 0 is cut" topology_cut vb0
     assert_within 30 "path 0 is reported as dead" are_connected vol 1
     for device in rxb0 rxa0; do

@@ -5,8 +5,8 @@
 # limit: 120
 # groups: ours
 
-# ca, server and client in $LAB_WORK/pki, as docs/how-to/tls.md makes them. RSA, because nbd-client
-# 3.24 does not show a certificate with an Ed25519 key.
+# Creates ca, server and client in $LAB_WORK/pki, as in docs/how-to/tls.md. They use RSA, because
+# nbd-client 3.24 does not present a certificate with an Ed25519 key.
 certificates() {
     local name pki=$LAB_WORK/pki
     mkdir -p "$pki" && cd "$pki" || return 1

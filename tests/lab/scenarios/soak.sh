@@ -93,7 +93,7 @@ scenario() {
     done
     faults_end soak "$rounds rounds"
     for fault in "${!struck[@]}"; do note "$fault: ${struck[$fault]} times"; done
-    # A round may be over before any IO is.
+    # A round may be over before any IO has completed.
     faults_longest soak >"$LAB_WORK/longest" || true
     for fault in "${!struck[@]}"; do
         note "longest IO at $fault: $(sed -n "s/^[0-9]*-$fault //p" "$LAB_WORK/longest" |

@@ -159,7 +159,7 @@ fn other_accesses_to_the_servers_memory() {
             }
         }
     }
-    // An answer into memory that the client has not offered ends only the client's path.
+    // An answer to memory that the client has not offered ends only the client's path.
     let _ = scene.fatal("a result for a wrong key", |peer| {
         let desc = SgDesc { key: Rkey(0x1234_5678), ..peer.result_desc(512) };
         let message = read_message(IoHeader::LEN, Some(desc), false);

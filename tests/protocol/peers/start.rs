@@ -1,5 +1,5 @@
-//! Tests of the start of a connection on the wire: invalid MPA start-up frames, silence at each
-//! step, and more of both than the server has room for.
+//! Tests of connection setup on the wire: invalid MPA start-up frames, silence at each step, and
+//! more of both than the server has room for.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -80,12 +80,12 @@ fn silence_at_each_step() {
             raw
         })
         .into();
-    // A complete request, without the first frame that the server waits for.
+    // A complete request, but not the first frame that the server waits for afterwards.
     let mut raw = RawMpa::connect(scene.server);
     raw.write(&whole);
     assert_eq!(&raw.read_exact(20)[..16], REPLY_KEY);
     silent.push(raw);
-    // All connections but no INFO_REQ; and only one of two connections.
+    // All connections but no INFO_REQ, and then only one of two connections.
     let mut mute = Peer::connected(scene.server, scene.options());
     let mut half = Peer::new(scene.server, scene.options());
     half.connect(0).expect("connection 0");
@@ -105,7 +105,7 @@ fn silence_at_each_step() {
 fn trickle(server: SocketAddr, whole: &[u8]) -> Duration {
     let start = Instant::now();
     let mut slow = connect_from(1, server).expect("a connection");
-    // The whole takes longer than the timeout, although the server may accept late.
+    // Sending everything takes longer than the timeout, even if the server accepts late.
     let pause = (SHORT + PATIENCE) / whole.len() as u32;
     slow.set_read_timeout(Some(pause)).expect("a timeout");
     for byte in whole {
@@ -121,7 +121,7 @@ fn trickle(server: SocketAddr, whole: &[u8]) -> Duration {
     panic!("a trickle extends the timeout");
 }
 
-/// Raises this process's own limit of descriptors as far as allowed, and returns the new limit.
+/// Raises this process's own limit on descriptors as far as allowed, and returns the new limit.
 fn raise_descriptors(wanted: u64) -> u64 {
     let limits = || {
         let text = std::fs::read_to_string("/proc/self/limits").expect("own limits");
@@ -148,8 +148,8 @@ fn connect_from(host: u8, server: SocketAddr) -> Option<TcpStream> {
     Some(socket.into())
 }
 
-/// Unproven sessions hold the maximum number of connections, at both steps of a handshake. A
-/// session that has an export open reconnects nevertheless.
+/// A session with an open export reconnects even while unproven sessions hold the maximum number of
+/// connections, at both steps of a handshake.
 #[test]
 fn a_session_reconnects_amid_a_thousand_handshakes() {
     const COUNT: usize = 1024;
@@ -213,7 +213,7 @@ fn ten_thousand_half_open_connections() {
         }
     }
     eprintln!("{count} connections in {:?}, the server had {most_open}", start.elapsed());
-    // The limit of half-open connections is 1024: one more closes the oldest of its source.
+    // The limit on half-open connections is 1024: one more closes the oldest of its source.
     assert!(most_open < scene.descriptors + 1024 + 200, "{most_open} descriptors");
     let grown = resident_memory(pid).saturating_sub(scene.memory);
     assert!(grown < 32 * MIB, "{count} half-open connections took {grown} bytes");
@@ -262,7 +262,7 @@ fn paths_come_and_go() {
             scene.peer()
         };
         if round % 3 == 2 {
-            // The client ends in the middle of requests.
+            // The client goes away while requests are in flight.
             peer.open("slow", AccessMode::ReadOnly).expect("open slow");
             for permit in 0..DEPTH {
                 peer.send_read((1, permit), io(Rw::READ, 0, 512));
@@ -292,7 +292,7 @@ fn a_server_without_free_descriptors() {
     let now = descriptors(pid);
     // The pending accept began under the old limit.
     assert!(now <= bound + 1, "{now} descriptors with a bound of {bound}");
-    // They stay open, and a client is admitted nevertheless.
+    // The half-open connections stay open, and a client is admitted nevertheless.
     let mut peer = Peer::new(scene.server, PeerOptions::new(250, 250));
     peer.connect(0).expect("connection 0");
     peer.connect(1).expect("connection 1");

@@ -29,7 +29,7 @@ impl IdleCore {
         earliest(self.core.deadline(), self.inbox.deadline())
     }
 
-    /// Runs a turn as its driver would. Returns its messages, and whether anything happened.
+    /// Runs a turn as the core's driver would. Returns its messages, and whether anything happened.
     fn turn(&mut self, now: Instant) -> (Vec<(CoreIndex, ClientMessage)>, bool) {
         let Self { core, fabrics, inbox } = self;
         let mut busy = take_arrived(now, core, fabrics, inbox);
@@ -48,13 +48,14 @@ impl IdleCore {
 pub(super) struct Beside {
     /// Sessions that are being detached.
     leaving: Vec<Vec<IdleCore>>,
-    /// Session that asks to write while another session does.
+    /// Session that asks to write while another session is writing.
     rival: Vec<IdleCore>,
     /// Session whose host sleeps.
     asleep: Vec<IdleCore>,
     /// Session whose host has woken up.
     returned: Vec<IdleCore>,
-    /// Whether there were any: registered memory then belongs to more than one client.
+    /// Whether there have been any such sessions: registered memory then belongs to more than one
+    /// client.
     pub(super) any: bool,
 }
 
@@ -94,7 +95,7 @@ impl Cluster {
         cores
     }
 
-    /// Stops the client's host with all IO in flight. The next user of the device is another
+    /// Stops the client's host with all IO in flight. The next user of the device is a different
     /// session.
     pub(in super::super) fn put_to_sleep(&mut self) {
         self.beside.asleep = self.take_client(self.now());
@@ -126,7 +127,7 @@ impl Cluster {
         self.beside.leaving.push(cores);
     }
 
-    /// Detaches the client with all its IO in flight. The next user of the device is another
+    /// Detaches the client with all its IO in flight. The next user of the device is a different
     /// session.
     pub(super) fn leave_client(&mut self) {
         let now = self.now();

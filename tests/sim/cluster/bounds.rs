@@ -40,14 +40,14 @@ impl Cluster {
         self.act(Act::World(Fault::LinkDown(a, b)))
     }
 
-    /// Returns the number of slow saves of epochs, and of saves that the server's end has cut
-    /// short.
+    /// Returns the number of slow epoch saves, and of saves that were cut short when the server
+    /// ended.
     pub(in super::super) fn saves(&self) -> (u64, u64) {
         let stats = self.kept.stats();
         (stats.late, stats.cut)
     }
 
-    /// Returns the number of writes of the second session.
+    /// Returns the number of writes by the second session.
     pub(in super::super) fn guest_writes(&self) -> u64 {
         self.guest.as_ref().and_then(|guest| guest.work()).map_or(0, |work| work.stats.writes)
     }
@@ -87,7 +87,8 @@ impl Cluster {
         sessions.iter().map(|session| session.io.blocked).sum()
     }
 
-    /// Returns the sessions, connections, requests and block IO that the server still has.
+    /// Returns the numbers of sessions, connections, requests and block IOs that the server still
+    /// has.
     pub(in super::super) fn left_at_server(&self) -> (usize, usize, u64, usize) {
         let sessions = self.server.first().map_or(0, |host| host.core.snapshot(self.now()).len());
         let shards = || self.server.iter().map(|host| host.core.shard());
@@ -97,20 +98,20 @@ impl Cluster {
         (sessions, connections, shards().map(|s| s.inflight()).sum(), block)
     }
 
-    /// Returns the IOs and permits that the client still has.
+    /// Returns the numbers of IOs and permits that the client still has.
     pub(in super::super) fn left_at_client(&self) -> (usize, usize) {
         let cores = || self.client.iter().map(|host| &host.core);
         (cores().map(ClientEngine::inflight).sum(), cores().map(ClientEngine::permits_held).sum())
     }
 
-    /// Returns the bytes registered at client and server.
+    /// Returns the numbers of bytes registered at the client and at the server.
     pub(in super::super) fn registered(&self) -> (usize, usize) {
         (self.world.registered(self.nodes[0]), self.world.registered(self.nodes[1]))
     }
 
-    /// Checks that registered memory and the server's requests stay within bounds. For the server
-    /// these are the chunks of all possible paths, dead ones included; for the client each core's
-    /// buffers, once for each path.
+    /// Checks that registered memory and the server's requests stay within bounds. The memory bound
+    /// is, for the server, the chunks of all possible paths, dead ones included; for the client,
+    /// each core's buffers once per path.
     pub(super) fn check_memory(&mut self) -> Result<(), Failure> {
         let (client, server) = self.registered();
         self.registered_max = self.registered_max.max(server);
@@ -177,7 +178,7 @@ impl Cluster {
     }
 
     /// Checks that each session has half the queue depth if the server has little memory, from its
-    /// first connect on and after any restart.
+    /// first connect and after any restart.
     fn check_depth(&self) -> Result<(), Failure> {
         let Some(control) = self.server.first().filter(|_| self.options.extra.little_memory) else {
             return Ok(());

@@ -2,9 +2,9 @@
 //!
 //! In some runs the server's operator removes the session's export by force under load, in half of
 //! these gives its name to another disk, and exports the first one again after the session has
-//! ended; another session follows. After the removal no IO of the session succeeds. The session has
-//! to learn of the removal, end, release everything and never return; the server has to release the
-//! disk. A neighbor, with its own export at the same server, must not be affected.
+//! ended; a different session follows. After the removal no IO of the session succeeds. The session
+//! has to learn of the removal, end, release everything and never return; the server has to release
+//! the disk. A neighbor, with its own export at the same server, must not be affected.
 
 use std::sync::{Arc, Weak};
 
@@ -39,7 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Exports {
     /// Disk of a neighbor, exported under another name.
     neighbor: Option<Disk>,
-    /// Disk that gets the name of the removed export.
+    /// Disk that is exported under the name of the removed export.
     heir: Option<Disk>,
     table: Arc<ExportTable>,
     /// The session's export, while the server holds a reference.
@@ -62,8 +62,8 @@ impl Exports {
         }
     }
 
-    /// Returns the exports of a server that starts with this one for the session, and perhaps
-    /// another.
+    /// Returns the exports of a server that starts with this export for the session, and perhaps a
+    /// second one.
     pub(super) fn of(&mut self, export: Export, second: Option<Export>) -> Arc<ExportTable> {
         self.table = ExportTable::new(Vec::new());
         self.add(export);
@@ -144,7 +144,7 @@ impl Cluster {
         self.change(now, change);
     }
 
-    /// Changes the session. Returns false if it refuses.
+    /// Changes the session. Returns false if the session refuses the change.
     pub(super) fn change(&mut self, now: Instant, change: Change) -> bool {
         let Some(home) = self.client.first_mut() else { return false };
         let done = home.core.change(now, change, &mut home.fabrics);

@@ -2,9 +2,9 @@
 //! with workloads on all cores of the client.
 //!
 //! The volume shares connections and permits with the first one. Its user sometimes leaves with all
-//! IO in flight, and returns; the server sometimes lacks its export, while the other volume
-//! continues. Unfinished writes of a user have happened by the time the next user has the volume,
-//! or never will.
+//! IO in flight, and returns; the server sometimes lacks its export, while IO on the other volume
+//! continues. An unfinished write of a user takes effect before the next user has the volume, or
+//! never.
 
 use std::sync::Arc;
 
@@ -27,13 +27,13 @@ use super::super::workload::{Mode, Rules, Workload};
 use super::super::{Failure, Plant};
 use super::Cluster;
 
-/// Name of its export.
+/// Name of the volume's export.
 const NAME: &str = "vol2";
 /// Index of the volume in the session.
 const INDEX: DeviceIndex = DeviceIndex(1);
-/// Number of sectors of its disk.
+/// Number of sectors on the volume's disk.
 const SECTORS: u32 = 64;
-/// Numbers of its cores in the log, after those of the first volume.
+/// First number of the volume's cores in the log, after those of the first volume.
 const CORES: usize = 0x40;
 /// Delay before the next attempt to add the volume.
 const RETRY: Duration = Duration::from_millis(20);
@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(in super::super) struct Second {
     disk: Disk,
-    /// State that a server keeps of its export for the next one.
+    /// State of the export that a server keeps for the next server.
     kept: Arc<KeptEpoch>,
     pub(super) oracle: Oracle,
     works: Vec<Workload>,
@@ -50,7 +50,7 @@ pub(in super::super) struct Second {
     is_there: bool,
     /// Whether a core of its current user has the volume open.
     is_used: bool,
-    /// Whether servers start without its export.
+    /// Whether servers start without the volume's export.
     is_hidden: bool,
     /// Time at which the volume is added again.
     retry_at: Option<Instant>,
@@ -108,7 +108,7 @@ impl Second {
         self.user_gone(now, takeover);
     }
 
-    /// Ends its user; with `takeover`, another user takes over.
+    /// Ends the volume's user; with `takeover`, another user takes over.
     fn user_gone(&mut self, now: Instant, takeover: bool) {
         for work in &mut self.works {
             work.abandon(now, &mut self.oracle, takeover);
@@ -117,7 +117,7 @@ impl Second {
         (self.is_there, self.is_used) = (false, false);
     }
 
-    /// Returns the export for a server that starts, if it has the volume.
+    /// Returns the export for a starting server, if that server has the volume.
     pub(super) fn export(&self) -> Option<Export> {
         (!self.is_hidden).then(|| self.exported())
     }
@@ -159,7 +159,7 @@ impl Second {
         self.disk.set_now(now);
     }
 
-    /// Returns the number of operations of its disk that have not ended.
+    /// Returns the number of operations on the volume's disk that have not ended.
     pub(super) fn block_inflight(&self) -> usize {
         self.disk.inflight()
     }
@@ -174,7 +174,7 @@ impl Second {
         self.works.get(core).and_then(Workload::deadline)
     }
 
-    /// Runs a turn of its workload on a core. Returns whether anything happened.
+    /// Runs a turn of the volume's workload on a core. Returns whether anything happened.
     pub(super) fn turn(
         &mut self,
         now: Instant,
@@ -259,7 +259,7 @@ impl Cluster {
         self.wake_all();
     }
 
-    /// Ensures that the session has its second volume from now on, exported by the server.
+    /// Ensures that the server exports the second volume and that the session has it until the end.
     pub(super) fn calm_second(&mut self) {
         let now = self.now();
         self.show_second();

@@ -1,10 +1,11 @@
 //! Servers of a run: the session's own server, and others under the same name.
 //!
 //! While the server is down, on one of its addresses after a restart, or on one that moves while it
-//! runs, another server answers with another disk. The session must use none of these, and has to
-//! continue with its own server once that has all addresses again. There are no others before the
-//! session has opened its device for the first time, since the session belongs to the first server
-//! that opens it. Later clients are configured with that server's identity.
+//! is running, a different server answers with a different disk. The session must use none of
+//! these, and has to continue with its own server once that has all addresses again. No other
+//! server appears before the session has opened its device for the first time, since the session
+//! belongs to the first server that opens it. Later clients are configured with that server's
+//! identity.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -34,30 +35,30 @@ use super::second::Second;
 /// Other servers of a run.
 #[derive(Debug)]
 pub(super) struct OtherServers {
-    /// Whether there are others, in runs that have them until the faults stop.
+    /// Whether other servers may appear; in some runs they may until the faults stop.
     on: bool,
-    /// Identity that the session's own server reports; none in runs without others.
+    /// Identity that the session's own server reports; None in runs without other servers.
     home: Option<Identity>,
     /// Separate generator, so that the rest of a run does not depend on it.
     prng: Prng,
-    /// Whether others claim to be the session's server, for a planted bug.
+    /// Whether other servers claim to be the session's, for a planted bug.
     alike: bool,
-    /// The other server that runs, and its disk.
+    /// The other server that is running, and its disk.
     host: Option<(ServerHost, Disk)>,
     /// Path whose address the session's server has lost to the other one.
     path: Option<usize>,
     /// Number of processes of the session's server that ran alongside the first.
     twins: u64,
-    /// Identity that the last client to die had saved for the next one.
+    /// Identity that the most recently ended client had saved for the next one.
     kept: Option<Identity>,
-    /// Identities that servers report, in runs in which not all report both ids.
+    /// Identities that servers report, in runs in which not all report both IDs.
     ids: Option<Ids>,
     /// Identity that the session's own server reports after its next start.
     reported: ReportedIds,
-    /// Identity of its server that the session knows.
+    /// Identity by which the session knows its server.
     known: Identity,
-    /// Whether others are held back until the session knows what its restarted server reports: the
-    /// session accepts the first server that it reaches.
+    /// Whether other servers are held back until the session knows what its restarted server
+    /// reports: the session accepts the first server that it reaches.
     learns: bool,
 }
 
@@ -87,8 +88,8 @@ impl OtherServers {
         self.home
     }
 
-    /// Returns the identity that a client must find: none for the first client, which accepts any
-    /// server, and for later ones the identity that the first has found.
+    /// Returns the identity that a client must find: None for the first client, which accepts any
+    /// server, and for later clients the identity that the first one found.
     pub(super) fn identity(&self, client: u8) -> Option<Identity> {
         self.kept.or(self.home).filter(|_| client > 1)
     }
@@ -134,12 +135,13 @@ impl OtherServers {
         self.on && !self.learns
     }
 
-    /// Whether only the first path distinguishes the session's server from others; it has to stay.
+    /// Whether only the first path, which then has to stay, distinguishes the session's server from
+    /// others.
     fn is_beside(&self) -> bool {
         self.ids.is_some_and(|ids| ids.is_beside() && self.reported == ids.home[0])
     }
 
-    /// Draws the identity of another server, in runs in which not all servers report both ids.
+    /// Draws the identity of another server, in runs in which not all servers report both IDs.
     fn draw_less(&mut self) -> Identity {
         let by = if self.is_beside() && self.prng.below(4) > 0 {
             Evidence::Beside
@@ -193,7 +195,7 @@ impl Cluster {
         export
     }
 
-    /// Starts the server that is down; another server may have one of its addresses from now on.
+    /// Starts the server that is down; another server may now hold one of its addresses.
     pub(super) fn start_again(&mut self) {
         self.learn();
         self.end_other_servers();
@@ -255,7 +257,7 @@ impl Cluster {
         self.beside.is_empty() && self.other_sizes().is_empty()
     }
 
-    /// Returns a description of the client's shards that have a wrong size of the device.
+    /// Describes the client's shards that have the wrong size for the device.
     pub(in super::super) fn other_sizes(&self) -> String {
         let size = self.disk.size();
         let wrong = self.client.iter().filter_map(|host| host.core.size(DeviceIndex::FIRST));
@@ -283,7 +285,7 @@ impl Cluster {
         saved
     }
 
-    /// Kills the server while it saves an epoch, in some runs, and restarts it soon.
+    /// In some runs, kills the server while it is saving an epoch, and restarts it soon.
     pub(super) fn kill_while_saving(&mut self, now: Instant) -> Result<(), Failure> {
         if self.kept.kills(now) && !self.server.is_empty() {
             self.act(Act::StopServer { power: false })?;
@@ -294,7 +296,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Gives some or all addresses of the server that is down to another server, in some cases.
+    /// In some cases, gives some or all addresses of the server that is down to another server.
     pub(super) fn start_other_servers_in_its_place(&mut self) {
         self.learn();
         if self.other_servers.chance(2, 3) {
@@ -334,7 +336,7 @@ impl Cluster {
         }
     }
 
-    /// Notes when the session knows the identity that its server reports.
+    /// Records that the session knows the identity that its server reports, once it does.
     fn learn(&mut self) {
         if self.other_servers.learns && self.pinned() == Some(self.other_servers.next_identity()) {
             (self.other_servers.learns, self.other_servers.known) =
@@ -359,7 +361,7 @@ impl Cluster {
     }
 
     /// Checks that the first path stays up while only it distinguishes the server from others.
-    /// Otherwise the session may legitimately switch to another, and the run proves nothing.
+    /// Otherwise the session may legitimately switch to another server, and the run proves nothing.
     pub(super) fn check_first_path(&self) -> Result<(), Failure> {
         let stays = self.other_servers.is_on() && self.other_servers.is_beside() && self.is_loaded;
         if !stays
@@ -451,7 +453,7 @@ impl Cluster {
     }
 
     /// Starts a second process of the server, which has the same disk and this path's address; or
-    /// ends it and gives the address back to the first one.
+    /// ends that process and gives the address back to the first one.
     pub(super) fn twin(&mut self, path: Option<usize>) {
         self.take_back();
         let up = self.server.first_mut().filter(|host| !host.core.is_stopping());

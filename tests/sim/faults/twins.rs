@@ -15,7 +15,7 @@ const LATE: Duration = Duration::from_millis(700);
 const BACK: Duration = Duration::from_millis(600);
 
 /// Draws, in chronological order, when a second process has an address, and when the path to the
-/// first one is dead only for the client: requests sent over that path still arrive.
+/// first process is dead only for the client: requests sent over that path still arrive.
 pub(in super::super) fn twins(
     links: &[(IpAddr, IpAddr)],
     from: Instant,

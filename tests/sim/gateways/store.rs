@@ -1,5 +1,5 @@
 //! Store that two gateways share: blocks on a few OSDs, a lock, a blocklist that reaches OSDs late,
-//! and the gateways' part of the protocol. Each write is checked when it takes effect.
+//! and the gateways' part of the protocol. Each write is checked as it takes effect.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -20,7 +20,7 @@ use crate::sim::options::MS;
 pub(super) const BLOCKS: usize = 8;
 pub(super) const BLOCK: u32 = 4096;
 const OSDS: usize = 3;
-/// Maximum IO in flight at a gateway.
+/// Maximum number of IOs in flight at a gateway.
 const ROOM: usize = 64;
 
 /// Client of the store.
@@ -67,13 +67,13 @@ pub(super) struct Store {
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Times that the lock was taken.
+    /// Number of times that the lock was taken.
     pub terms: u64,
-    /// Times that the previous owner was blocklisted to take the lock.
+    /// Number of times that the previous owner was blocklisted to take the lock.
     pub forced: u64,
-    /// Late IO of a former owner that was refused.
+    /// Number of late IOs of former owners that were refused.
     pub late: u64,
-    /// Answers to the user.
+    /// Number of answers to the user.
     pub ios: u64,
 }
 
@@ -191,7 +191,7 @@ enum State {
 /// Next step of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Job {
-    /// Find the lock's owner, and have it refused.
+    /// Find the lock's owner, and make the OSDs refuse it.
     Break,
     /// Take the lock, if it is free or owned by this client.
     Take(Option<Rados>),

@@ -1,5 +1,5 @@
-//! Payloads that arrive in pieces, one much later than the other, and writes of parts of blocks
-//! that share blocks with others, to bytes that are never read.
+//! Payloads that arrive in two pieces, one much later than the other, and writes of parts of blocks
+//! that share blocks with other writes, to bytes that are never read.
 //!
 //! A user stops in the middle of a payload for up to some seconds, at most one at a time, which
 //! delays all its later requests. Before some writes it submits extra writes to separate sectors,

@@ -1,9 +1,9 @@
-//! Additions to a share of the runs that hunt for nothing else: a disk slower than `io-timeout`, a
-//! backing file that is truncated, a device that grows and shrinks, epochs that are saved late, a
-//! second session that writes, an export that is removed by force, a front end with requests for
-//! parts of blocks, a second volume, rate limits.
+//! Additions to a share of the runs that do not hunt for anything specific: a disk slower than
+//! `io-timeout`, a backing file that is truncated, a device that grows and shrinks, epochs that are
+//! saved late, a second session that writes, an export that is removed by force, a front end with
+//! requests for parts of blocks, a second volume, rate limits.
 //!
-//! Each is drawn by a separate generator, and runs that hunt for something do not change.
+//! Each addition is drawn by a separate generator, and runs that hunt for something do not change.
 
 use rtrs_client::{NoPath, SlowIo};
 use rtrs_core::prng::{Prng, Ratio};
@@ -40,7 +40,7 @@ pub struct Extra {
     pub removal: Option<Removal>,
     /// Slow saves of the epoch of an export at the server.
     pub saves: Option<Saves>,
-    /// Whether the second session writes to its own sectors, after those of the others.
+    /// Whether the second session writes to its own sectors, after those of the workloads.
     pub guest_writes: bool,
     /// Whether both sessions change parts of a block that has sectors of both.
     pub mixed: bool,
@@ -82,7 +82,7 @@ impl Default for IdleMax {
 /// Course of a truncation of the backing file.
 #[derive(Clone, Copy, Debug)]
 pub struct Truncation {
-    /// Whether the file gets its old length back, and the server is restarted.
+    /// Whether the file is restored to its old length, and the server is restarted.
     pub regained: bool,
     /// Whether the server also starts while the file is short, and exports what is left.
     pub short_export: bool,
@@ -91,16 +91,16 @@ pub struct Truncation {
 /// Circumstances of the removal of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Whether another disk gets the export's name.
+    /// Whether a different disk is exported under the export's name.
     pub has_heir: bool,
     /// Whether all paths are down at that time.
     pub unseen: bool,
 }
 
-/// Behavior of saving epochs.
+/// Behavior of epoch saves.
 #[derive(Clone, Copy, Debug)]
 pub struct Saves {
-    /// Longest time of a save.
+    /// Maximum duration of a save.
     pub time_max: Duration,
     /// Time for which half of the saves hang.
     pub hang: Option<Duration>,
@@ -196,8 +196,8 @@ impl Options {
         self.extra.guest_writes |= loses && writer && half(own);
     }
 
-    /// Gives the server little memory, in runs with one session at a time and one path, since no
-    /// other fits, and with a depth of which half is the minimum that a server gives.
+    /// Gives the server little memory, in runs with one session at a time and one path, since there
+    /// is no memory for more, and with twice the minimum depth that a server grants.
     fn draw_memory(&mut self) {
         let Self { faults, guest, kernel, rival, .. } = self;
         let others = faults.client_restart + faults.client_leave > 0 || *rival;
@@ -249,7 +249,7 @@ impl Options {
     }
 
     /// Makes it likely that the front end gives up a write while the backend has it and its path is
-    /// up, and that the write is repeated at once, over any connection.
+    /// up, and that the write is repeated immediately, over any connection.
     fn add_hanging_disk(&mut self, prng: &mut Prng) {
         (self.slow_io, self.nbd, self.pinned) = (SlowIo::Fail, true, None);
         (self.io_timeout, self.load_time) = (pick(prng, &[100, 300]) * MS, 6000 * MS);

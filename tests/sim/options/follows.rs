@@ -19,8 +19,9 @@ impl Options {
     }
 
     /// Returns how long a write that ended with an error for lack of a path may still take effect
-    /// once its core is served again: by then its requests are fenced off, and only operations that
-    /// the backend had begun continue. None if the backend or a core may be slow.
+    /// once the write's core is served again: by then the core's earlier requests are fenced off,
+    /// and only operations that the backend had begun continue. None if the backend or a core may
+    /// be slow.
     pub(in super::super) fn given_up_for(&self) -> Option<Duration> {
         let quick = self.disk.slow.num == 0 && self.disk.stuck.num == 0;
         (quick && self.faults.core_stall == 0).then_some(self.disk.latency_max + 2 * MS)

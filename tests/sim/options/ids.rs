@@ -1,5 +1,5 @@
-//! Identities that servers report, in half of the runs with other servers: some report fewer than
-//! both ids, as a kernel server and our earlier versions do.
+//! Identities that servers report, in half of the runs with other servers: some servers report
+//! fewer than both ids, as kernel servers and our earlier versions do.
 //!
 //! Drawn by a separate generator, so that the other runs do not change.
 
@@ -67,7 +67,7 @@ impl Ids {
 pub(in super::super) enum Evidence {
     /// The identity that the session knows.
     Known,
-    /// A connected path to its own server, which reported another identity.
+    /// A connected path to its own server, which reported a different identity.
     Beside,
 }
 
@@ -128,7 +128,7 @@ impl Options {
         self.extra.ids = Some(ids);
     }
 
-    /// Excludes faults that could end the first path, and makes it likely that the others end.
+    /// Excludes faults that could end the first path, and makes it likely that the other paths end.
     fn keep_first_path(&mut self, prng: &mut Prng) {
         self.faults = FaultMix {
             gap_max: pick(prng, &[50, 100, 200]) * MS,

@@ -1,5 +1,5 @@
-//! Runs for rare sequences: a power cut between the parts of a write; and a second process of the
-//! server at a disk without a lock, which cannot fence off a path that led to the first.
+//! Runs for rare sequences: a power cut between the parts of a write; and a second server process
+//! on a disk without a lock, which cannot fence a path that led to the first process.
 //!
 //! Each is drawn by a separate generator, from runs that have no other additions.
 
@@ -30,7 +30,7 @@ impl Options {
         self.extra.unlocked = own.chance(Ratio::new(1, 4));
     }
 
-    /// Whether only a usual mix is drawn for the run.
+    /// Whether the run is a usual mix without additions.
     fn is_plain(&self) -> bool {
         let extra = &self.extra;
         let changes = extra.removal.is_some() || extra.truncation.is_some() || extra.resizes;
@@ -39,8 +39,8 @@ impl Options {
         self.is_ordinary() && !changes && !more && lasts && !self.operated && !self.nbd
     }
 
-    /// Makes it likely that a path leads to another process of the server when a path to the first
-    /// dies with writes in transit, which still arrive there.
+    /// Makes it likely that a path leads to a second server process when a path to the first dies
+    /// with writes in transit, which still arrive at the first.
     fn hunt_twins(&mut self, prng: &mut Prng) {
         (self.extra.twin, self.extra.unlocked) = (true, true);
         (self.paths, self.heartbeat, self.server_heartbeat) = (2, 50 * MS, DEAF);
@@ -60,8 +60,9 @@ impl Options {
         (work.flushes, work.depth) = (Ratio::ZERO, 16);
     }
 
-    /// Makes it likely that a write of several requests loses the first to a power cut, while the
-    /// others are in flight, and that a flush reports the cut before the whole write has ended.
+    /// Makes it likely that a write of several requests loses its first request to a power cut
+    /// while the others are in flight, and that a flush reports the cut before the whole write has
+    /// ended.
     fn hunt_part_losses(&mut self, prng: &mut Prng) {
         self.hunt_old_answers(prng);
         (self.preflush, self.late_data, self.client_cores) = (false, false, 2);

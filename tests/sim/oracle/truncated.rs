@@ -1,4 +1,4 @@
-//! Backing file that is truncated while it is exported.
+//! Model of a backing file that is truncated while it is exported.
 //!
 //! All data beyond the cut is lost, including durable data: if the file gets its length back, it
 //! holds zeroes there, as if they had been written at the cut, not the old data. Until the file
@@ -32,7 +32,7 @@ pub(super) struct Length {
     /// Cores that received reports of failed durable writes after the file was exported again, and
     /// the time of the first report.
     reported: BTreeMap<usize, Instant>,
-    /// Writes that were acknowledged, not flushed, and cut off, with no failed flush since.
+    /// Acknowledged but unflushed writes that were cut off, with no failed flush since.
     cut: Vec<u32>,
     /// For each core, the time at which a flush last failed, perhaps for the cut, and the number of
     /// consecutive failures.
@@ -49,12 +49,12 @@ struct Short {
     from: u32,
     /// Time of the cut, in the order of submissions and completions.
     since: u64,
-    /// Time at which the file was exported again in its old length, if it was.
+    /// Time at which the file was exported again at its old length, if it was.
     until: Option<Instant>,
 }
 
 impl Oracle {
-    /// Records that the file ends before this sector from now on.
+    /// Records that the file now ends before this sector.
     pub(in super::super) fn truncated(&mut self, from: u32) -> Result<(), Failure> {
         let cut = (1u32..).zip(&self.writes[1..]).filter(|(_, write)| {
             write.is_acked() && !write.durable && write.sector + write.count > from
@@ -82,7 +82,7 @@ impl Oracle {
         one == cut && in_flight(other) || other == cut && in_flight(one)
     }
 
-    /// Records that the file is exported again, in its old length.
+    /// Records that the file is exported again, at its old length.
     pub(in super::super) fn regained(&mut self, now: Instant) {
         if let Some(short) = &mut self.file.short {
             short.until = Some(now);

@@ -41,7 +41,7 @@ pub(in super::super) struct Rules {
     pub(in super::super) stalls: bool,
     /// Whether users occasionally drop their connections.
     pub(in super::super) nbd_drops: bool,
-    /// Whether the memory of the front is shared with that of another volume.
+    /// Whether the memory of the front end is shared with another volume.
     pub(in super::super) shares: bool,
     /// Whether durable writes flush before they are done.
     pub(in super::super) preflush: bool,

@@ -37,7 +37,7 @@ fn a_write_of_a_closed_nbd_connection_does_not_overwrite_a_newer_one() {
         wait_whole(&client);
         let (old, new) = ([2 * round + 1; BLOCK], [2 * round + 2; BLOCK]);
         proxies[0].shut(&BOTH);
-        // Connections are assigned in turn: the second to another shard, the third to the first's.
+        // Connections are assigned to shards in turn: the third shares the first's shard.
         let mut first = RawNbd::go(client.front(), "vol0");
         for block in 0..BLOCKS {
             let offset = block * BLOCK as u64;

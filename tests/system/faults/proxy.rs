@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// Damage to the next large frame.
+/// Damage to apply to the next large frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
     /// Flips a bit of this byte.

@@ -13,10 +13,11 @@ use serde_json::Value;
 use super::load::Load;
 use super::proxy::Proxy;
 
-/// Maximum time to detect a dead path, or to reconnect it: many times what it needs.
+/// Maximum time to detect a dead path or to reconnect it: many times what is needed.
 pub(crate) const PATH_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Number of the next scene; scenes of one process differ by it, those of others by process id.
+/// Number of the next scene. It distinguishes scenes of one process; the process ID distinguishes
+/// those of different processes.
 static SCENES: AtomicU8 = AtomicU8::new(1);
 
 /// Scene under load.
@@ -33,7 +34,7 @@ pub(crate) struct Scene {
     scratch: Scratch,
 }
 
-/// Returns addresses of 127.0.0.0/8 that no other scene of this machine has.
+/// Returns addresses of 127.0.0.0/8 that no other scene on this machine has.
 pub(crate) fn addresses(count: usize) -> Vec<String> {
     let scene = SCENES.fetch_add(1, Ordering::Relaxed);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -203,8 +204,8 @@ fn server(scratch: &Scratch, listens: &[String]) -> ServerBuilder {
     listens.iter().fold(builder, |builder, listen| builder.listen(listen))
 }
 
-/// Returns how often a fault strikes: usually this often, once in quick runs, or more often when
-/// the environment asks for a table.
+/// Returns how often a fault strikes: `usual` times, once in quick runs, or more often if the
+/// environment asks for a table.
 pub(crate) fn rounds(usual: usize) -> usize {
     let asked = std::env::var("RTRS_FAULT_ROUNDS").ok();
     let more = asked.map_or(1, |n| n.parse().expect("RTRS_FAULT_ROUNDS: a number"));

@@ -132,7 +132,7 @@ fn golden_export_name() {
     assert_eq!(out, b"\0\0\0\0\x10\0\0\0\0\x0d");
     assert_eq!(left, 28);
     assert!(!terms(outcome).terms.structured_replies);
-    // Without the flag, and for a client of the original newstyle, 124 zeroes follow.
+    // Without the no-zeroes flag, and for a client of the original newstyle, 124 zeroes follow.
     for flags in [FIXED, 0] {
         let (out, outcome, _) = run(&client(flags, std::slice::from_ref(&name)));
         assert_eq!(out, [&b"\0\0\0\0\x10\0\0\0\0\x0d"[..], &[0; 124]].concat());
@@ -509,7 +509,7 @@ fn memory_per_client_is_bounded() {
     assert!(handshake.buf.capacity() <= 64);
 }
 
-/// Generates options that are mostly well formed, some with wrong lengths or contents.
+/// Generates options: most are well formed, some have wrong lengths or contents.
 fn any_option() -> impl Strategy<Value = Vec<u8>> {
     let names = prop_oneof![Just("vol0"), Just("vol1"), Just(""), Just("nope")];
     let info = (names, proptest::collection::vec(0..6u16, 0..5))
@@ -552,7 +552,7 @@ proptest! {
     #[test]
     fn any_bytes_are_handled(data in proptest::collection::vec(any::<u8>(), 0..200)) {
         fuzz_handshake(&data);
-        // Again with valid flags, so that the first 4 bytes do not end the handshake.
+        // Run again with valid flags, so that the first 4 bytes do not end the handshake.
         fuzz_handshake(&[&[3, 0, 0, 0, 3][..], b"IHAVEOPT", &data[..]].concat());
     }
 }

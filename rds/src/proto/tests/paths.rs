@@ -1,5 +1,5 @@
-//! Several connections between two nodes: how many, which messages they carry, and what a broken
-//! one affects.
+//! Several connections between two nodes: their number, the messages that they carry, and the
+//! effect of a broken connection.
 
 use super::*;
 use crate::proto::ConnectionState;
@@ -99,7 +99,7 @@ fn a_map_announces_its_path_and_the_number_of_paths() {
     let headers = first(8);
     assert_eq!(headers[0].flags, CONG_BITMAP);
     assert_eq!(headers[0].extensions, [5, 0, 8, 6, 1, 2, 3, 4, 8, 0, 0, 0, 0, 0, 0, 0]);
-    // Kernels see a node with one connection.
+    // To a kernel, this announces a node with one connection.
     assert_eq!(headers[1].extensions, [5, 0, 1, 6, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(first(1)[0].extensions, [6, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
@@ -115,7 +115,7 @@ fn a_broken_path_affects_only_its_own_messages() {
             pair.net.settle();
             let (own, to) = (pair.from, pair.to);
             let link = pair.net.at(own).peers().established(address(to))[path];
-            // Bytes of this path are lost, those of others are not.
+            // Only bytes of this path are lost.
             pair.net.end(own, link);
             let now = pair.net.now;
             pair.net.at(own).lost(now, link);
@@ -267,8 +267,8 @@ fn paths_beyond_the_limit_are_refused() {
     assert_eq!(closed(&mut node), [link]);
 }
 
-/// A connection for another path reaches a peer that has restarted with a single one. The peer
-/// considers it its only connection, and repeats messages on the next one.
+/// A connection for a second path reaches a peer that has restarted with only one path. The peer
+/// takes the connection for its only one, and repeats messages on the next connection.
 #[test]
 fn a_peer_with_fewer_paths_repeats_messages_on_another_connection() {
     let mut node = node(1, 1, 8);

@@ -36,13 +36,13 @@ impl Attempts {
         Self { reconnect, network: NetworkRetry::default(), until: now }
     }
 
-    /// Makes the next attempt due now, as if it were the first.
+    /// Makes an attempt due now, as if it were the first.
     pub(super) fn begin_anew(&mut self, now: Instant) {
         self.until = now;
         self.reconnect.forget_failures();
     }
 
-    /// Makes the first of this number of other addresses due now.
+    /// Replaces the addresses with this many new ones, the first of which is due now.
     pub(super) fn use_addresses(&mut self, now: Instant, addresses: usize) {
         self.until = now;
         self.reconnect.set_addresses(addresses);

@@ -1,7 +1,7 @@
 //! Closes volumes, and ends a session: its volumes are closed first, then every path ends.
 //!
-//! A single volume is closed once its IO has ended. A close uses the same permit as all opens, so
-//! it waits for an open in progress. It is sent over one path, after which the server may reuse the
+//! An individual volume is closed once its IO has ended. A close uses the same permit as all opens,
+//! so it waits for an open in progress. It is sent over one path; the server may then reuse the
 //! volume's number. If that path dies, the close is therefore repeated only once the path is fenced
 //! off, and no other volume is opened in the meantime. A volume that no path serves anymore may
 //! still be open at the server: it is opened once more and then closed.

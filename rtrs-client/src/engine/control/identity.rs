@@ -3,16 +3,16 @@
 //!
 //! The first path that opens a volume pins server and export. Every other path, and every
 //! reconnect, must find the same two. Otherwise a reused address or a name that resolves to several
-//! hosts could connect the session to another disk, which answers as if nothing had happened. A
-//! server that reports no ID where one is pinned counts as another server. The server's ID is
+//! hosts could connect the session to a different disk, which answers as if nothing had happened. A
+//! server that reports no ID where one is pinned counts as a different server. The server's ID is
 //! checked before a volume is opened there, the export's ID afterwards. Kernel servers report no
-//! IDs, so only the device's geometry can be compared. Another server is of no use to the session;
-//! another export is of no use to its volume.
+//! IDs, so only the device's geometry can be compared. The session cannot use a different server,
+//! and the volume cannot use a different export.
 //!
-//! A server that reports an ID for the first time, or has another boot ID, may be the same server
-//! after an upgrade or a restart. In that case no earlier path to it is still connected. While an
-//! older path is connected, they count as two servers and the new path stays down: otherwise one
-//! volume would be striped over two disks.
+//! A server that reports an ID for the first time, or has a different boot ID, may be the same
+//! server after an upgrade or a restart. In that case no earlier path to it is still connected.
+//! While an older path is connected, the two count as different servers and the new path stays
+//! down: otherwise one volume would be striped over two disks.
 //!
 //! This module also keeps the eviction secret: a reject with ESTALE ends the session only when it
 //! repeats the secret that the server sent with OPEN_RSP.
@@ -23,7 +23,7 @@ use rtrs_core::identity::{Comparison, EvictionSecret, ExportId, ServerId, Server
 
 use crate::engine::device_table::OpenDevice;
 
-/// Remedy for a path that leads to another server or export.
+/// Remedy for a path that leads to a different server or export.
 const HINT: &str = "check the path's address; if the volume was moved, detach it (rtrs-client \
                     detach NAME) and attach it again; if the file for apply sets its identity, \
                     change it there";
@@ -31,20 +31,20 @@ const HINT: &str = "check the path's address; if the volume was moved, detach it
 /// Difference between the server or export of a path and the pinned one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
-    /// Another server, or one that reports no ID.
+    /// A different server, or one that reports no ID.
     Server { reported: Option<ServerId>, pinned: ServerId },
     /// Server with an ID that the connected paths did not report.
     NewServer,
-    /// Another disk or file, or one without an ID.
+    /// A different disk or file, or one without an ID.
     Export { reported: Option<ExportId>, pinned: ExportId },
     /// Export with an ID that the connected paths did not report.
     NewExport,
-    /// Device with another size, and without an ID that proves that it is the same.
+    /// Device with a different size, and without an ID that proves that it is the same.
     Size { size: u64, had: u64 },
 }
 
 impl Mismatch {
-    /// Whether it is a different server, which no volume of the session can use.
+    /// Whether the mismatch concerns the server, so that no volume of the session can use the path.
     pub(super) fn is_of_server(self) -> bool {
         matches!(self, Self::Server { .. } | Self::NewServer)
     }
@@ -235,9 +235,9 @@ pub(super) struct ReportedServer<'a> {
 /// Use of the session's other paths while a path opens a volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OtherPaths {
-    /// Whether one is connected.
+    /// Whether another path is connected.
     pub(super) connected: bool,
-    /// Whether one has the volume.
+    /// Whether another path has the volume open.
     pub(super) serving: bool,
 }
 

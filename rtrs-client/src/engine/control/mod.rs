@@ -4,9 +4,9 @@
 //! their shards, by message), sends INFO_REQ, receives its chunks, opens a volume and then carries
 //! IO while it opens the others. Every path opens every volume, not only the first path: a server
 //! that lost the session while another path seemed alive (a restart behind a silent link) must not
-//! get IO for a volume it does not know. When the last path that serves a volume ends, the volume
-//! counts as closed. When a path ends, all its connections are ended on all shards; then it waits
-//! for a backoff with jitter and starts over.
+//! receive IO for a volume that it does not know. When the last path that serves a volume ends, the
+//! volume counts as closed. When a path ends, all its connections are ended on all shards; then it
+//! waits for a backoff with jitter and starts over.
 //!
 //! Each part owns its state and knows nothing about the others; this file connects them:
 //!
@@ -15,13 +15,15 @@
 //!   `heartbeat.rs`), `path_volumes.rs` (`path_fence.rs` and `terms.rs`: the terms agreed on for
 //!   each volume, with `reopen.rs`), `attempts.rs` (`reconnect.rs` and `network.rs`),
 //!   `path_proof.rs` and `leave.rs`;
-//! - `fence.rs`, `silence.rs` and `path_admin.rs`: decisions about a path that depend on others;
+//! - `fence.rs`, `silence.rs` and `path_admin.rs`: decisions about a path that depend on other
+//!   paths;
 //! - `volumes.rs`: the set of volumes; `volume.rs`: one volume, made of `identity.rs` (the server
 //!   and export it is pinned to), `cache_epoch.rs` (the epoch of the server's cache) and
 //!   `no_path.rs` (how long its IO waits);
 //! - `routes.rs`: the paths and the volumes, and which path serves which volume;
-//! - `opening.rs`: the order in which paths open volumes, and their answers; `closing.rs`: closing
-//!   of volumes and the end of the session; `steps.rs`: what these and fences do to other parts;
+//! - `opening.rs`: the order in which paths open volumes, and the answers to opens; `closing.rs`:
+//!   closing of volumes and the end of the session; `steps.rs`: what these and fences do to other
+//!   parts;
 //! - `change.rs`: changes on request; `checks.rs`: when a turn checks what is due;
 //! - `gateways.rs`: selection of the server for a volume that moves; `moving.rs`: its location;
 //! - `hosts.rs`: host names that the process resolves;
@@ -168,7 +170,7 @@ impl SessionControl {
         if !is_close && !self.routes.volumes.were_open() {
             return Err(ChangeError::Attaching);
         }
-        // No path is tried anymore, so a change would have no effect.
+        // No path is tried after a failure, so a change would have no effect.
         if let Some(failure) = self.failure() {
             return Err(ChangeError::Failed(failure.clone()));
         }
@@ -589,8 +591,8 @@ impl SessionControl {
     }
 
     /// Fails a session whose paths have all failed, on each of their addresses, before a volume was
-    /// ever open: the attach fails at once with the reasons instead of waiting for a server that
-    /// may never come.
+    /// ever open: the attach fails immediately with the reasons instead of waiting for a server
+    /// that may never come up.
     fn check_attach(&mut self, now: Instant) {
         if !self.is_running() {
             return;
@@ -609,8 +611,8 @@ impl SessionControl {
         self.checks.deadlines().unwrap_or_else(|| self.deadlines(None)).first
     }
 
-    /// Current deadlines. That of opens is taken from `known`, if nothing has happened since it was
-    /// found.
+    /// Current deadlines. The deadline of opens is taken from `known`, if nothing has happened
+    /// since `known` was determined.
     fn deadlines(&self, known: Option<Deadlines>) -> Deadlines {
         let detaching = self.closing.is_detaching();
         let no_path = self.routes.volumes.no_path_deadline().filter(|_| !detaching);

@@ -1,16 +1,16 @@
-//! Network changes on this host that may help: paths that are down are tried at once.
+//! Network changes on this host that may help: paths that are down are tried immediately.
 //!
-//! A link has regained its carrier, or an address or a route was added. Only an attempt shows
-//! whether that helps a path. So every waiting path is tried, and its backoff starts over. An
-//! attempt in progress is replaced by a new one: its packets may be lost, and TCP or RDMA CM repeat
-//! them only after seconds. Changes may come in any number, from a link that flaps or from links
-//! that have nothing to do with the server, so the reaction is limited:
+//! Such a change is a link that has regained its carrier, or a new address or route. Only an
+//! attempt shows whether that helps a path. So every waiting path is tried, and its backoff starts
+//! over. An attempt in progress is replaced by a new one: its packets may be lost, and TCP or RDMA
+//! CM repeat them only after seconds. Changes may come in any number, from a link that flaps or
+//! from links that have nothing to do with the server, so the reaction is limited:
 //!
 //! - Reactions of a path are `SPACING_MIN` apart, doubling each time up to `SPACING_MAX`, until
-//!   there was no change for `QUIET`. A change that comes too early is handled later.
+//!   there has been no change for `QUIET`. A change that comes too early is handled later.
 //! - An attempt runs for at least `ATTEMPT_MIN`, and the replacement of an abandoned attempt is
 //!   never abandoned itself: a server that is slow to answer still gets connected.
-//! - No attempt is abandoned before the device was ever open: a failed attempt may end the attach.
+//! - No attempt is abandoned before the device has been open: a failed attempt may end the attach.
 //!
 //! Paths over RDMA are excluded. Changes are reported before a device is ready to send what an
 //! attempt needs, and an abandoned attempt is answered late: on rdma_rxe of Linux 6.1, packets that
@@ -31,11 +31,11 @@ pub(in crate::engine) const ATTEMPT_MIN: Duration = Duration::from_millis(300);
 /// Reactions of a path to network changes.
 #[derive(Debug)]
 pub(super) struct NetworkRetry {
-    /// Time of the next reaction, and a description of its change.
+    /// Time of the pending reaction, and a description of the change that caused it.
     due: Option<(Instant, String)>,
-    /// Time of the last change that counted.
+    /// Time of the last reaction, including a pending one.
     last: Option<Instant>,
-    /// Minimum time from that change to the next reaction.
+    /// Minimum time from that reaction to the next.
     spacing: Duration,
     /// Epoch of the attempt that was abandoned last.
     given_up: Option<u32>,

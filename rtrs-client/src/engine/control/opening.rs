@@ -52,7 +52,7 @@ fn first(path: &Path, volumes: &Volumes) -> Option<DeviceIndex> {
     quick.or_else(|| untried().next()).map(Volume::index)
 }
 
-/// Whether a connecting path still has to open a volume, now or once a close is answered.
+/// Whether a connecting path still has a volume to open, now or once a close is answered.
 fn is_untried(path: &Path, volumes: &Volumes) -> bool {
     let wanted =
         |volume: &Volume| volume.is_wanted() && !path.volumes.terms.is_tried(volume.index());
@@ -91,8 +91,8 @@ pub(super) fn next_connected(routes: &Routes, now: Instant) -> Option<(PathId, D
     next.filter(|_| may_open(routes))
 }
 
-/// Time at which a connected path is due to open a volume. None while no path may open one; an
-/// event ends that state.
+/// Time at which a connected path is due to open a volume. None while no path may open a volume;
+/// that state is ended by an event.
 pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
     let free = routes.paths.iter().filter(|path| path.is_free());
     let due = free.filter_map(|path| due(path, &routes.volumes)).map(|(at, _)| at).min();
@@ -100,7 +100,7 @@ pub(super) fn deadline(routes: &Routes) -> Option<Instant> {
 }
 
 /// Returns whether the device in the answer on a connected path is the one that was opened `last`,
-/// perhaps with another size. Returns false if its size differs and no ID proves that it is the
+/// perhaps with a different size. Returns false if its size differs and no ID proves that it is the
 /// same; the known size then applies, since the connection is alive.
 ///
 /// # Errors
@@ -112,7 +112,7 @@ fn judge_again(
     last: &OpenDevice,
     device: &OpenDevice,
 ) -> Result<bool, PathEnd> {
-    // These do not change while a connection is alive.
+    // These properties do not change while a connection is alive.
     let agreed =
         (path.volumes.terms.device_id(volume.index()), path.volumes.terms.cache_id(volume.index()));
     if agreed != (Some(device.device_id), Some(device.cache_id)) {
@@ -166,7 +166,7 @@ pub(super) enum Next {
     CheckAttach,
 }
 
-/// Opens of a session, and the server that the answers must come from.
+/// Opens of a session, and the server from which the answers must come.
 #[derive(Debug)]
 pub(super) struct Opening {
     server: PinnedServer,
@@ -303,8 +303,8 @@ impl Opening {
         if let Some(mismatch) = mismatch {
             return Some(mismatch.into());
         }
-        // An export can have two names, such as one with and one without a slash. Closing one would
-        // close the other.
+        // An export can have two names, such as one with and one without a slash. Closing the
+        // volume of one name would close the other's.
         let same = |other: &&Volume| {
             path.volumes.terms.device_id(other.index()) == Some(device.device_id)
                 && other.index() != at
@@ -316,7 +316,7 @@ impl Opening {
         Some(failure.into())
     }
 
-    /// Pins server and export to those of a device that was opened and not refused. With `moves`,
+    /// Pins server and export to those of a device that was opened and accepted. With `moves`,
     /// a server that is already pinned is kept.
     fn pin(&mut self, answer: OpenAnswer<'_>, routes: &mut Routes, moves: bool) {
         let OpenAnswer { path, asked: Asked { volume: at, .. }, opened } = answer;

@@ -117,7 +117,7 @@ impl Path {
         self.last_end.as_ref()
     }
 
-    /// Whether the path is waiting after each of its addresses was tried without success.
+    /// Whether the path is waiting because all its addresses were tried without success.
     pub(super) fn has_failed(&self) -> bool {
         self.state == PathState::Waiting && self.attempts.reconnect.has_tried_all()
     }
@@ -136,8 +136,8 @@ impl Path {
             && self.channel.is_using(permit)
     }
 
-    /// Starts an attempt. `first_conn` says that the server may create the session; `queue_depth`
-    /// is the session's, 0 if there is none yet.
+    /// Starts an attempt. `first_conn` means that the server may create the session; `queue_depth`
+    /// is the session's, 0 if it has none yet.
     pub(super) fn start(
         &mut self,
         first_conn: bool,
@@ -283,7 +283,7 @@ impl Path {
         self.volumes.open(volume, until, &mut self.channel, ctx)
     }
 
-    /// Takes the request that the received answer belongs to.
+    /// Takes the request to which the received answer belongs.
     pub(super) fn answered(&mut self) -> Result<Asked, PathEnd> {
         let asked = self.volumes.terms.answered();
         asked.ok_or_else(|| self.channel.internal_error("an answer without a request"))
@@ -316,7 +316,7 @@ impl Path {
         };
         tracing::info!(path = %self.channel.name(), "path connected");
         self.state.advance(PathState::Connected);
-        // A leaving path reconnected only to prove that none of its requests is left.
+        // A leaving path reconnects only to prove that none of its requests is left.
         if !self.is_leaving() {
             self.attempts.reconnect.connected();
             self.last_end = None;
@@ -487,8 +487,8 @@ impl Path {
         true
     }
 
-    /// Ends the connections on all shards. Returns false when there are none or they are ending
-    /// already.
+    /// Ends the connections on all shards. Returns false if there are no connections or they are
+    /// already ending.
     pub(super) fn end(&mut self, end: End, detaching: bool, ctx: &mut Ctx<'_>) -> bool {
         if !self.state.is_up() {
             return false;
@@ -542,7 +542,7 @@ impl Path {
         false
     }
 
-    /// Adopts the addresses that the host has now. A waiting path tries new ones at once.
+    /// Adopts the host's current addresses. A waiting path tries new ones immediately.
     pub(super) fn resolved(&mut self, now: Instant, found: Resolved) {
         if self.channel.target_mut().resolved(found) {
             let target = self.channel.target();
@@ -551,8 +551,8 @@ impl Path {
         }
     }
 
-    /// Ends the path with its session, unless it has connections. Returns whether they have to be
-    /// ended first.
+    /// Ends the path with its session, unless it has connections. Returns whether its connections
+    /// have to be ended first.
     pub(super) fn detach(&mut self) -> bool {
         if matches!(self.state, PathState::Waiting | PathState::Disconnected) {
             self.state.advance(PathState::Gone);

@@ -17,7 +17,7 @@ pub(super) struct Carried {
     pub(super) volumes: DeviceSet,
 }
 
-/// Last epoch in which a path carried IO, while its requests may still be delivered.
+/// Last epoch in which a path carried IO; kept while its requests may still be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lost {
     epoch: u32,
@@ -38,7 +38,7 @@ pub(super) struct PathFence {
     held: Option<Arc<[RemoteMem]>>,
     /// Whether the shards were notified that they may use the path.
     carries: bool,
-    /// Volumes opened since then that the shards were not notified of yet.
+    /// Volumes opened since that notification of which the shards have not been notified yet.
     unreported: DeviceSet,
     lost: Option<Lost>,
 }
@@ -54,8 +54,8 @@ impl PathFence {
         self.held.is_some()
     }
 
-    /// Lets the path carry IO over the returned chunks. Returns None if it already does, or must
-    /// not.
+    /// Lets the path carry IO over the returned chunks. Returns None if the path already carries IO
+    /// or must not.
     pub(super) fn release(&mut self) -> Option<Arc<[RemoteMem]>> {
         let chunks = self.held.take()?;
         (self.carries, self.unreported) = (true, DeviceSet::default());
@@ -135,7 +135,7 @@ impl PathFence {
         }
     }
 
-    /// Forgets a volume that has ended: its requests were answered or are not needed anymore.
+    /// Forgets a volume that has ended: its requests were answered or are no longer needed.
     pub(super) fn forget(&mut self, volume: DeviceIndex) {
         self.unreported.remove(volume);
         if let Some(lost) = &mut self.lost {

@@ -1,4 +1,4 @@
-//! CHALLENGE and AUTH on a path without TLS: proves the client's identity and checks the server's
+//! CHALLENGE and AUTH on a path without TLS: prove the client's identity and check the server's
 //! before the path opens the device.
 
 use rtrs_core::ids::SessionId;

@@ -105,8 +105,8 @@ impl Routes {
         }
     }
 
-    /// Stops serving a removed volume over a path that has it open. Returns whether the path is
-    /// useless after that.
+    /// Stops serving a removed volume over a path that has it open. Returns whether a connected
+    /// path is then of no use.
     pub(super) fn withdraw(
         &mut self,
         id: PathId,

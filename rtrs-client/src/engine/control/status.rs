@@ -24,7 +24,7 @@ pub struct VolumeStatus {
     pub open: bool,
     /// Whether the volume has failed.
     pub failed: bool,
-    /// Reason for the failure, or the problem found when it was last tried.
+    /// Reason for the failure, or the problem found when the volume was last tried.
     pub obstacle: Option<SessionFailure>,
     /// Treatment of IO while no path carries it.
     pub(crate) no_path: Option<NoPathWait>,
@@ -87,7 +87,8 @@ pub struct PathStatus {
     pub(crate) ends: u64,
     /// Last heartbeat round trip in microseconds; absent while unknown.
     pub(crate) heartbeat_us: Option<u64>,
-    /// Longest silence of a path that counts as alive; absent while it is not connected.
+    /// Longest silence after which the path still counts as alive; absent while the path is not
+    /// connected.
     pub(crate) silence_max_ms: Option<u64>,
     /// Heartbeats sent by this end.
     pub(crate) heartbeats: HeartbeatCount,

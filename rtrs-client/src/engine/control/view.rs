@@ -65,7 +65,7 @@ impl<'a> SessionView<'a> {
         self.volumes.get(volume).is_some_and(Volume::is_memory)
     }
 
-    /// Epoch of the server's cache, saved for the process that takes over if this one dies.
+    /// Epoch of the server's cache, saved for the process that takes over if this process dies.
     pub(crate) fn saved_epoch(self, volume: DeviceIndex) -> Option<u64> {
         self.volumes.get(volume)?.cache.kept()
     }

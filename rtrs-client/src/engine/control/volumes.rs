@@ -134,7 +134,7 @@ impl Volumes {
     }
 
     /// Whether a close has yet to be sent or answered. Until then the server may give the number of
-    /// that volume to another.
+    /// that volume to a different one.
     pub(super) fn are_closing(&self) -> bool {
         self.iter().any(Volume::is_closing)
     }
@@ -157,7 +157,7 @@ impl Volumes {
     }
 
     /// Saves the epochs that are due, and returns the volumes whose IO has waited too long for a
-    /// path. With `detaching`, there are none of these.
+    /// path. With `detaching`, returns none.
     pub(super) fn poll(&mut self, now: Instant, detaching: bool) -> Vec<DeviceIndex> {
         let mut expired = Vec::new();
         for volume in self.iter_mut() {

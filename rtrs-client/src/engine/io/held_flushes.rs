@@ -10,8 +10,8 @@ use super::waiting::IoRow;
 use crate::engine::cache_epoch::CacheWatch;
 
 impl Ios {
-    /// Records that the result of a sync is known, or that the sync was not sent. Returns its place
-    /// in the order.
+    /// Records that the result of a sync is known, or that the sync was not sent. Returns the
+    /// sync's place in the order.
     pub(super) fn return_sync(&mut self, row: IoRow) -> Option<Sync> {
         let taken = self.requests.io_mut(row);
         let (sync, cache) = taken.sync.take().zip(self.devices.cache(taken.device))?;

@@ -4,7 +4,7 @@
 //! own: on rdma_rxe of Linux 6.1, a queue pair of the kernel server may stop sending permanently,
 //! or until it has something new to send, without an error at either end (docs/PROTOCOL.md). So
 //! when requests wait and nothing has been received on their connection for a heartbeat period, the
-//! shard sends a request that every server answers at once: the close of a device that was never
+//! shard sends a request that every server answers immediately: the close of a device never
 //! opened. It uses no memory of the client and does not reach a disk. If it stays unanswered for
 //! longer than a heartbeat may, the connection is ended together with its path, well before the
 //! time limit of the requests. A slow disk does not cause this: the answer does not wait for it.
@@ -112,7 +112,7 @@ impl Probes {
         freed.map(|one| one.permit).collect()
     }
 
-    /// Number of permits that probes hold.
+    /// Number of permits held by probes.
     pub(super) fn permits_held(&self) -> usize {
         usize::from(self.current.is_some()) + self.late.len()
     }

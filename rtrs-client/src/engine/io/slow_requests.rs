@@ -1,5 +1,5 @@
-//! Slow requests: those that the server does not answer within the IO timeout, on a path that is
-//! alive.
+//! Slow requests: requests that the server does not answer within the IO timeout although their
+//! path is alive.
 //!
 //! In this case the disk hangs, not the path. Closing the path would not help: the request would
 //! hang again on the next path, and all other requests of this path would have to move. So the
@@ -14,7 +14,7 @@ use rtrs_core::time::Duration;
 pub(super) struct Episode {
     /// Number of requests that became slow.
     pub(super) requests: u64,
-    /// Longest time of those that have ended.
+    /// Longest duration of a slow request that has ended.
     pub(super) longest: Duration,
     /// Number of slow requests that have not ended.
     open: usize,
@@ -23,11 +23,11 @@ pub(super) struct Episode {
 /// Slow requests of a device on a shard, for its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlowReport {
-    /// Current number.
+    /// Current number of slow requests.
     pub(crate) now: usize,
     /// Total since the session began.
     pub(crate) total: u64,
-    /// Time since the oldest current one was sent.
+    /// Time since the oldest slow request was sent.
     pub(crate) oldest: Option<Duration>,
 }
 
@@ -47,7 +47,7 @@ impl SlowRequests {
         self.paths.resize(paths.max(self.paths.len()), Episode::default());
     }
 
-    /// Counts a request that became slow. Returns whether it is the only one of this path.
+    /// Counts a request that became slow. Returns whether it is the only slow request on this path.
     pub(super) fn began(&mut self, path: PathId) -> bool {
         let episode = &mut self.paths[path.index()];
         episode.requests += 1;
@@ -55,8 +55,8 @@ impl SlowRequests {
         episode.open == 1
     }
 
-    /// Records the end of a slow request of this age, by its answer or with its connection. Returns
-    /// the episode after the last one.
+    /// Records the end of a slow request of this age: it was answered, or its connection ended.
+    /// Returns the episode if no slow request of the path is left.
     pub(super) fn ended(&mut self, path: PathId, age: Duration) -> Option<Episode> {
         let episode = &mut self.paths[path.index()];
         episode.open -= 1;

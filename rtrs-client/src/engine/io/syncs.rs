@@ -23,20 +23,20 @@ pub(super) struct Sync {
     number: u64,
     /// Number of syncs that had ended without an answer when this one was sent.
     unanswered: u64,
-    /// Whether its failure was reported because the disk is slow.
+    /// Whether the sync's failure was reported because the disk is slow.
     given_up: bool,
 }
 
 impl Sync {
-    /// Records that its failure is reported because the disk is slow.
+    /// Records that the sync's failure is reported because the disk is slow.
     pub(super) fn give_up(&mut self, cache: &CacheWatch) {
         if !std::mem::replace(&mut self.given_up, true) {
             cache.count_given_up(true);
         }
     }
 
-    /// Result of a successful flush whose overlapping syncs have ended. It fails if a sync ended
-    /// without an answer, which may have reported a loss.
+    /// Result of a successful flush whose overlapping syncs have ended. The flush fails if a sync
+    /// ended without an answer, because that answer may have reported a loss.
     pub(super) fn verdict(self, cache: &CacheWatch) -> IoStatus {
         if cache.unanswered() == self.unanswered { IoStatus::Ok } else { IoStatus::TimedOut }
     }
@@ -68,7 +68,7 @@ pub(super) struct Syncs {
     /// Outstanding syncs by device.
     outstanding: Vec<ShardSyncs>,
     held: Vec<HeldFlush>,
-    /// Whether a sync has ended for which other shards may hold back flushes.
+    /// Whether a sync has ended on account of which other shards may hold back flushes.
     wakes_others: bool,
 }
 
@@ -78,7 +78,7 @@ impl Syncs {
         Self { shard, outstanding: Vec::new(), held, wakes_others: false }
     }
 
-    /// Makes room for a device. An earlier one with this number has no syncs left.
+    /// Makes room for a device. An earlier device with this number has no syncs left.
     pub(super) fn add_device(&mut self, device: DeviceIndex) {
         let count = device.index() + 1;
         if self.outstanding.len() < count {

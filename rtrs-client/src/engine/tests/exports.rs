@@ -14,7 +14,7 @@ pub(super) struct Export {
     pub(super) disk: Vec<u8>,
     /// Device ID while it is open.
     pub(super) device: Option<u32>,
-    /// Device ID for the next open; None for one that no device had before.
+    /// Device ID for the next open; None for an ID that no device has had before.
     pub(super) next_id: Option<u32>,
     /// Error for opens; 0 for none.
     pub(super) open_errno: u16,
@@ -22,7 +22,7 @@ pub(super) struct Export {
     pub(super) io_errno: u16,
     /// Error for flushes; 0 for none.
     pub(super) flush_errno: u16,
-    /// Epoch of its cache; 0 for that of the server.
+    /// Epoch of the export's cache; 0 for the server's epoch.
     pub(super) cache_id: u64,
     pub(super) export_id: Option<ExportId>,
     /// Number of opens and closes.

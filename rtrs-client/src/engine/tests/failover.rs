@@ -199,14 +199,16 @@ fn nothing_is_resent_before_the_fence_is_answered() {
     fixture.until("the fence", SEC, |s| s.server.held.len() == 10);
     fixture.run(500 * MS);
     assert_eq!(sectors(&fixture).len(), 9, "nothing before the answer");
-    // The path that carries the fence request dies as well: the third path carries it, for both.
+    // The path that carries the fence request dies as well: the third path carries the request, for
+    // both dead paths.
     fixture.server.how.hold_control = false;
     lose(&mut fixture, 1);
     fixture.until("everything on the third", SEC, |s| s.spread()[2] == 9);
     let mut fenced: Vec<u8> = fixture.server.fences.iter().map(|f| f.path.0[0]).collect();
     fenced.sort_unstable();
     assert_eq!(fenced, [0xa0, 0xa1]);
-    // In the order in which they were first sent: 0, 3, 6 on path 0 and 1, 4, 7 on path 1.
+    // Requests are resent in the order in which they were first sent: 0, 3, 6 on path 0 and 1, 4, 7
+    // on path 1.
     let again = sectors(&fixture).split_off(9);
     let order: Vec<u64> = again.iter().map(|sector| sector / 16).collect();
     for path in [[0, 3, 6], [1, 4, 7]] {
@@ -274,7 +276,8 @@ fn io_waits_a_limited_time_for_unanswered_fences() {
     let tag = submit(&mut fixture, 0, IoOp::Write, 0);
     fixture.until("the write", SEC, |s| s.server.held.len() == 1);
     lose(&mut fixture, 0);
-    // The others carry the request in turn and come back, so that one is connected at any time.
+    // The other paths carry the request in turn and come back, so that one path is connected at any
+    // time.
     fixture.until("both asked in vain", 25 * SEC, |s| {
         s.client.control.view().paths()[1..].iter().all(|path| path.ends > 0)
     });

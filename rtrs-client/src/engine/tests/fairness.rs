@@ -15,7 +15,7 @@ fn held(fixture: &Fixture, device: u32) -> usize {
     fixture.server.held.iter().filter(of).count()
 }
 
-/// Opens a session of two volumes on one shard, whose server holds all IO.
+/// Opens a session of two volumes on one shard, with a server that holds all IO.
 fn fixture(queue_depth: u16) -> (Fixture, Users, Users) {
     let mut fixture = with_second(|s| {
         s.config.shards = 1;

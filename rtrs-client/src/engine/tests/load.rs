@@ -23,7 +23,7 @@ struct Model {
     unknown: BTreeSet<u64>,
 }
 
-/// IO in flight, over blocks that no other IO uses in the meantime.
+/// IO in flight, on blocks that no other IO uses in the meantime.
 #[derive(Debug)]
 struct Flying {
     shard: usize,

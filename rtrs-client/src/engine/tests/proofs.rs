@@ -1,4 +1,4 @@
-//! Tests of missing proofs: an end that requires one ends the path without it. Proofs themselves
+//! Tests of missing proofs: an end that requires a proof ends a path without one. Proofs themselves
 //! are tested in `tests/sim/proofs.rs`, with the real server.
 
 use std::sync::Arc;

@@ -71,7 +71,7 @@ impl Path {
         self.info_req_at() + 512
     }
 
-    /// Checks that a round trip has passed since each accept, so the client has received it.
+    /// Checks that a round trip has passed since each accept, so that the client has received it.
     fn check_accepts(&self, now: Instant) {
         let heard = |con: &Con| now.since(con.accepted) >= ROUND_TRIP;
         assert!(self.cons.iter().all(heard), "one after the other");
@@ -90,7 +90,7 @@ pub(super) struct Server {
     pub(super) seen: Vec<Seen>,
     pub(super) disk: Vec<u8>,
     pub(super) held: Vec<Request>,
-    /// Device ID while it is open.
+    /// ID of the device while the device is open.
     pub(super) device: Option<u32>,
     /// Other exports.
     pub(super) more: More,
@@ -473,7 +473,7 @@ impl Server {
                     return 13;
                 }
                 if self.device.is_none() {
-                    // A different ID each time, so that a stale one is noticed.
+                    // The ID differs each time, so that a stale one is noticed.
                     self.device = Some(self.opens);
                     self.opens += 1;
                 }
@@ -571,7 +571,7 @@ impl Server {
         let Some(index) = self.path_of(request) else { return };
         let desc = request.parsed.desc().expect("a read");
         let path = &self.paths[index];
-        // Not from the request's own chunk, whose data may not have been sent yet.
+        // Not taken from the request's own chunk, whose data may not have been sent yet.
         let data = path.sge(0, desc.len as usize);
         data.slice.fill(0x66);
         let remote = RemoteMem { addr: desc.addr, rkey: desc.key };

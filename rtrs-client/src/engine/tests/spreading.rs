@@ -39,7 +39,7 @@ fn min_inflight_fills_the_emptier_path() {
     // So do single IOs.
     load_apart(&mut fixture, 10, 1);
     assert_eq!(fixture.spread(), [35, 35]);
-    // Requests stuck on one path move others to the other one, run by run.
+    // Requests stuck on one path shift later runs to the other path.
     fixture.server.how.hold = true;
     load_held(&mut fixture, 4);
     fixture.server.how.hold = false;
@@ -143,7 +143,7 @@ fn a_far_slower_path_is_excluded_tried_and_readmitted() {
         assert!(fixture.now().since(begin) >= 2 * SEC, "{policy:?}: not at the first late answer");
         assert_eq!(fixture.client.path_slow(1), [false; 2], "a shard judges what it sees");
 
-        // The path is left out except for at least ten requests a second.
+        // The path is excluded, but still gets at least ten requests a second.
         let (before, begin) = (fixture.spread(), fixture.now());
         while fixture.now().since(begin) < 5 * SEC {
             load(&mut fixture, 1, 4);

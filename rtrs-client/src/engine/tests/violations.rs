@@ -37,7 +37,7 @@ fn unexpected_answers_are_ignored() {
         ];
         for imm in garbage {
             fixture.server.immediate(0, 2, imm);
-            // The same on the other shard's connection, where this permit is not in use.
+            // Repeat this on the other shard's connection, where the permit is not in use.
             fixture.server.immediate(0, 1, imm);
             fixture.server.immediate(0, 1, response(permit, 0, false));
             fixture.server.plain_send(0, 2);
@@ -192,7 +192,8 @@ fn a_late_write_to_a_closed_window_is_refused() {
 
 #[test]
 fn a_late_write_does_not_reach_the_next_user_of_the_buffer() {
-    // Same permit, same buffer, next read: the old key is invalid, and the new one differs.
+    // The next read has the same permit and buffer: the old key is invalid, and the new one
+    // differs.
     let mut fixture = Fixture::open(|s| (s.how.queue_depth, s.how.hold) = (3, true));
     fixture.submit(0, IoOp::Read, 0, 4096);
     fixture.until("the request", SEC, |s| s.server.held.len() == 1);
@@ -250,7 +251,8 @@ fn a_read_ends_when_its_window_is_closed_and_not_before() {
         let request = fixture.server.held.pop().expect("held");
         fixture.server.serve(&request);
         fixture.server.immediate(0, 1, response(request.permit.0, 0, false));
-        // Directly after two answers: it may arrive before the window is closed, or be refused.
+        // A late write directly after two answers may arrive before the window is closed, or be
+        // refused.
         fixture.server.write_late(&request);
         fixture.until("the end", SEC, |s| s.client.status(tag).is_some());
         assert_eq!(fixture.client.status(tag), Some(IoStatus::Ok));

@@ -70,7 +70,7 @@ fn names_of(names: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the number of descriptors that these values of LISTEN_PID and LISTEN_FDS pass to the
-/// process `own`. Values for another process are inherited from its parent and mean nothing.
+/// process `own`. Values for a different process were inherited and mean nothing.
 fn passed(pid: Option<String>, count: Option<String>, own: u32) -> io::Result<RawFd> {
     let (Some(pid), Some(count)) = (pid, count) else { return Ok(0) };
     if pid != own.to_string() {

@@ -286,7 +286,7 @@ pub enum RequestError {
     #[error("{0}")]
     Refused(String),
     /// System error: `TimedOut` if the daemon does not reply in time, `UnexpectedEof` if it ends
-    /// without a reply, `InvalidData` for a reply of another version.
+    /// without a reply, `InvalidData` for a reply of a different version.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -397,7 +397,7 @@ mod tests {
         let long = "x".repeat(2 * REQUEST_MAX);
         send(&long, limit).unwrap_err();
         assert_eq!(send("again", limit).unwrap(), "got again");
-        // Another version may send and expect other types.
+        // A different version may send and expect different types.
         let error = send("no", limit).unwrap_err();
         assert!(matches!(&error, RequestError::Refused(why) if why == "no"), "{error}");
         let error = request::<String>(&path, &[1], limit).unwrap_err();
@@ -430,7 +430,7 @@ mod tests {
             assert_eq!(asked().unwrap().0, "x");
             assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         }
-        // A file in its place stays.
+        // A file that has taken its place stays.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
         renewal.renew();

@@ -1,8 +1,8 @@
 //! Small files in the run directory that outlive the process that writes them.
 //!
 //! [`OwnFiles`] holds the checked run directory open. Names are looked up in that directory, even
-//! if its path has been replaced, and symbolic links are not followed, neither for files that are
-//! read nor for the temporary files that replace them.
+//! if its path has been replaced. Symbolic links are followed neither for files that are read nor
+//! for the temporary files that replace them.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -77,11 +77,11 @@ impl OwnFiles {
     pub fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         let fresh = self.at(&format!("{name}.new"));
         remove(&fresh)?;
-        // O_EXCL ensures that a new file is written.
+        // O_EXCL (`create_new`) ensures that a new file is written.
         let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
         let written = file.write_all(text.as_bytes());
         written.and_then(|()| fs::rename(&fresh, self.at(name))).inspect_err(|_| {
-            // The first failure is the one to report.
+            // Report the first failure.
             let _ = remove(&fresh);
         })
     }

@@ -1,4 +1,4 @@
-//! Paths of the file system: the run directory and unix socket paths.
+//! Paths in the file system: the run directory and Unix socket paths.
 //!
 //! [`RunDir`] determines the location and names of control sockets. The checks of a socket path
 //! cover its length and whether a process listens on it. Problems are reported as a [`PlaceError`],
@@ -200,7 +200,7 @@ impl RunDir {
         dirs
     }
 
-    /// Creates the directory, for this user only, unless it exists, and checks it.
+    /// Creates the directory, for this user only, if it does not exist, and checks it.
     ///
     /// # Errors
     /// [`PlaceProblem::System`] if it cannot be created, and those of [`check`](Self::check).
@@ -328,7 +328,7 @@ fn stem(name: &str) -> String {
     stem
 }
 
-/// Returns the name encoded in a path by [`stem`], as far as it can be recovered.
+/// Returns the name that [`stem`] encoded in a path; a truncated name stays truncated.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().as_bytes();
     let hex = |at: usize| {
@@ -353,7 +353,7 @@ fn default_run_dir(uid: u32, xdg: Option<std::ffi::OsString>) -> PathBuf {
     }
 }
 
-/// FNV-1a with 64 bits: distinguishes file names, not for security.
+/// Computes the 64-bit FNV-1a hash. It distinguishes file names and is not for security.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -437,7 +437,7 @@ pub fn socket_state(path: &Path) -> Result<SocketState, PlaceError> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     match socket.connect(&SockAddr::unix(path).map_err(failed)?) {
-        // A full backlog (EAGAIN) also means that there is a listener.
+        // A full backlog (EAGAIN) also means that a process listens.
         Ok(()) => Ok(SocketState::InUse),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(SocketState::InUse),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(SocketState::Stale),

@@ -53,7 +53,7 @@ impl ServiceManager {
         Ok(Self { socket: Some(Arc::new(socket)), watchdog })
     }
 
-    /// Requests up to `within` for the start-up, if that is longer than the manager's limit.
+    /// Asks the manager to allow up to `within` for the start-up, if that is longer than its limit.
     pub fn starting(&self, within: Duration) {
         self.send(&format!("EXTEND_TIMEOUT_USEC={}", within.as_micros()));
     }

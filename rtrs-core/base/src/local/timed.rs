@@ -9,7 +9,7 @@ use socket2::SockRef;
 use crate::settings::Time;
 use crate::time::Duration;
 
-/// Deadline of an operation, with a name for it.
+/// Deadline of an operation, with the operation's name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     what: &'static str,

@@ -4,7 +4,7 @@
 //! hide a field. So a value is quoted unless all its characters are printable and none is a space,
 //! `=`, a quote or a backslash. A message is quoted if it contains a `=` or begins with a quote, so
 //! the first `=` outside quotes belongs to the first field. Control and format characters, such as
-//! those that change the direction of a text, are escaped everywhere.
+//! those that change the text direction, are escaped everywhere.
 
 use std::fmt::{self, Debug, Write as _};
 
@@ -21,7 +21,7 @@ use crate::settings::LogFormat;
 
 /// Suffix of event targets to which no limit applies, because an operator requested the lines.
 const UNLIMITED: &str = "::state_dump";
-/// Names with another meaning in the JSON format; fields with such a name get a prefix.
+/// Names with a different meaning in the JSON format; fields with such a name get a prefix.
 const RESERVED: [&str; 4] = ["timestamp", "level", "message", "target"];
 
 /// Line before it is formatted.
@@ -192,7 +192,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    /// An error drops the event.
+    /// Formats an event; an error drops it.
     fn format_event(
         &self,
         _context: &FmtContext<'_, S, N>,

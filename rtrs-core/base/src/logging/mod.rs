@@ -49,7 +49,7 @@ pub fn log_to_stderr(filter: &LogFilter, format: LogFormat) -> io::Result<Settle
     Ok(SettleAtEnd(log))
 }
 
-/// Selects other lines for the log of this process from now on.
+/// Replaces the filter that selects lines for this process's log.
 ///
 /// # Errors
 /// Fails in a process that has not started its log with [`log_to_stderr`].

@@ -4,8 +4,8 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// Continues a CRC32C over more bytes; a sum of 0 starts one. `crc32c_append(crc32c(a), b)` is the
-/// sum of `a` followed by `b`.
+/// Extends a CRC32C over more bytes; a sum of 0 starts a new CRC. `crc32c_append(crc32c(a), b)` is
+/// the sum of `a` followed by `b`.
 #[must_use]
 #[allow(clippy::cast_possible_truncation, reason = "a 32-bit sum in a 64-bit word")]
 pub fn crc32c_append(sum: u32, bytes: &[u8]) -> u32 {

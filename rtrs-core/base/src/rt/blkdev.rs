@@ -4,8 +4,8 @@
 //! that O_DIRECT requires, the lookup of a file below a directory, and the flags for opening. Each
 //! call is a safe function on a descriptor that the caller holds; no state is kept between calls. A
 //! discard blocks until the device is done, and a search for holes may wait for the file system, so
-//! these must run on threads of their own, never on a shard. Used by the server's file backend when
-//! it opens a target, and by those threads.
+//! these must run on separate threads, never on a shard. Used by the server's file backend when it
+//! opens a target, and by those threads.
 
 use std::ffi::CString;
 use std::fmt;
@@ -38,8 +38,8 @@ pub struct OpenMode {
 /// Opens an existing file or device.
 ///
 /// # Errors
-/// The system's error; `InvalidInput` (EINVAL) if O_DIRECT is not supported there, `EBUSY` if the
-/// device is claimed and `exclusive` is set.
+/// The system's error; `InvalidInput` (EINVAL) if the file does not support O_DIRECT, `EBUSY` if
+/// the device is claimed and `exclusive` is set.
 pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
     let direct = if mode.direct { libc::O_DIRECT } else { 0 };
     let exclusive = if mode.exclusive { libc::O_EXCL } else { 0 };
@@ -136,7 +136,7 @@ pub fn physical_block(fd: impl AsFd) -> io::Result<u32> {
     Ok(bytes)
 }
 
-/// Discards a range of a block device (BLKDISCARD), and waits for it.
+/// Discards a range of a block device (BLKDISCARD) and waits for completion.
 ///
 /// # Errors
 /// The system's error; `EOPNOTSUPP` if the device does not support discard.
@@ -146,7 +146,7 @@ pub fn discard(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::_IO(0x12, 119), range.as_ptr()) })
 }
 
-/// Runs `fallocate` and waits for it; used to probe the capabilities of a file system.
+/// Runs `fallocate` and waits for completion; used to probe the capabilities of a file system.
 ///
 /// # Errors
 /// The system's error; `EOPNOTSUPP` if the file system does not support the mode.
@@ -169,7 +169,7 @@ fn byte_lock(kind: libc::c_int, offset: u32) -> io::Result<libc::flock64> {
 }
 
 /// Takes a shared lock on one byte for the open file description (F_OFD_SETLK), without waiting.
-/// Its last descriptor releases the lock when it is closed.
+/// The lock is released when the last descriptor of the description is closed.
 ///
 /// # Errors
 /// The system's error; `WouldBlock` if another open file description holds an exclusive lock.
@@ -220,7 +220,7 @@ pub fn lives_in_memory(fd: impl AsFd) -> io::Result<bool> {
 }
 
 /// Returns true if a read can fail instead of blocking (RWF_NOWAIT). Where it cannot, as on FUSE
-/// and NFS, io_uring may block while it submits a read or write. Does not block itself.
+/// and NFS, io_uring may block while it submits a read or write. This function does not block.
 pub fn tells_blocking(fd: impl AsFd) -> bool {
     let mut byte = 0u8;
     let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -309,7 +309,7 @@ pub fn direct_align(fd: impl AsFd) -> io::Result<Option<DirectAlign>> {
 /// number is reused.
 ///
 /// # Errors
-/// The system's error; `ENOTTY` if the file system has none.
+/// The system's error; `ENOTTY` if the file system has no generations.
 pub fn file_generation(fd: impl AsFd) -> io::Result<u32> {
     // The request number encodes a long, but the kernel stores an int and nothing beyond the long.
     let request = libc::_IOR::<libc::c_long>(u32::from(b'v'), 1);
@@ -323,7 +323,7 @@ pub fn file_generation(fd: impl AsFd) -> io::Result<u32> {
 /// EXT4_IOC_GETFSUUID, Linux 6.0).
 ///
 /// # Errors
-/// The system's error; `ENOTTY` if it has none or does not support the request.
+/// The system's error; `ENOTTY` if the file system has no UUID or does not support the request.
 pub fn filesystem_uuid(fd: impl AsFd) -> io::Result<[u8; 16]> {
     let fd = fd.as_fd().as_raw_fd();
     let mut uuid = [0u8; 17];
@@ -393,7 +393,7 @@ impl fmt::Debug for FileFacts {
 }
 
 /// Returns the position of the first byte of a file at or after `at` that is not in a hole; None if
-/// there is none before its end. Moves the file's position, and may wait for the file system.
+/// only a hole follows. Moves the file's position, and may wait for the file system.
 ///
 /// # Errors
 /// The system's error; `InvalidInput` if the file system does not support holes.
@@ -402,7 +402,7 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
 }
 
 /// Returns the position of the first byte of a file at or after `at` that is in a hole; the end of
-/// the file counts as one. None if `at` is beyond it. Otherwise like [`next_data`].
+/// the file counts as a hole. None if `at` is beyond the end. Otherwise like [`next_data`].
 ///
 /// # Errors
 /// See [`next_data`].
@@ -474,7 +474,7 @@ mod tests {
         let here = File::open("/proc/self/exe").unwrap();
         assert_eq!(file_generation(&here).ok(), file_generation(&here).ok());
         assert_eq!(filesystem_uuid(&here).ok(), filesystem_uuid(&here).ok());
-        // /proc has neither.
+        // /proc has neither generations nor UUIDs.
         let none = File::open("/proc/self/stat").unwrap();
         assert!(file_generation(&none).is_err() && filesystem_uuid(&none).is_err());
     }

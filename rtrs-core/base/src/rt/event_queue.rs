@@ -1,4 +1,4 @@
-//! Queue from a shard to a thread without a ring: bounded, lock-free, with an eventfd.
+//! Bounded, lock-free queue from a shard to a thread that has no ring, with an eventfd.
 //!
 //! The receiver sleeps on the eventfd, or passes it to its own poll loop. The sender writes it only
 //! when the receiver watches the queue, so values for a receiver that is busy cost no system call.
@@ -36,7 +36,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Sending end, of which there is one. Dropping it closes the queue.
+/// The only sending end. Dropping it closes the queue.
 pub struct EventSender<T> {
     shared: Arc<Shared<T>>,
 }
@@ -83,7 +83,7 @@ impl<T> EventReceiver<T> {
         self.shared.queue.pop()
     }
 
-    /// Returns true if the sender was dropped; values that it has sent may still be queued.
+    /// Returns true if the sender was dropped; values that it sent may still be queued.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire)
     }
@@ -93,7 +93,7 @@ impl<T> EventReceiver<T> {
     pub fn watch(&mut self) {
         let shared = &*self.shared;
         let drain = || {
-            // Nothing to read is no failure.
+            // An empty eventfd is not a failure.
             let _ = rustix::io::read(&shared.event, &mut [0u8; 8]);
         };
         if !shared.flag.prepare_sleep(drain, || shared.is_quiet()) {
@@ -118,7 +118,7 @@ impl<T> EventReceiver<T> {
             let left = left.map(Timespec::try_from).and_then(Result::ok);
             let event = &mut [PollFd::new(&self.shared.event, PollFlags::IN)];
             match poll(event, left.as_ref()) {
-                // A write that belongs to an earlier value.
+                // The eventfd was readable because of an earlier value.
                 Ok(1..) if self.shared.is_quiet() => {}
                 Ok(ready) => return Ok(ready > 0),
                 Err(rustix::io::Errno::INTR) => {}

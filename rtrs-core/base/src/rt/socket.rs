@@ -13,12 +13,12 @@ const SCM_PIDFD: libc::c_int = 4;
 /// (SCM_MAX_FD), and the sender's credentials, label and process.
 const CONTROL_WORDS: usize = 192;
 
-/// Returns the number of segments that were sent and not acknowledged by the peer's system
-/// (`tcpi_unacked`). 0 means that all sent data has arrived there, whether or not its program has
-/// read it.
+/// Returns the number of segments that were sent but not acknowledged by the peer's system
+/// (`tcpi_unacked`). 0 means that all sent data has arrived there, whether or not the peer's
+/// program has read it.
 ///
 /// # Errors
-/// The system's error; ENOTSUP and similar ones for anything but a TCP socket.
+/// The system's error; ENOTSUP or a similar error for anything but a TCP socket.
 pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -39,8 +39,9 @@ pub fn unacknowledged(fd: impl AsFd) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }.tcpi_unacked)
 }
 
-/// Returns the number of bytes that were sent, or are waiting to be, and are not acknowledged by
-/// the peer's system (SIOCOUTQ). Does not change after the connection is lost.
+/// Returns the number of bytes that were sent, or are waiting to be sent, and have not been
+/// acknowledged by the peer's system (SIOCOUTQ). The number does not change after the connection is
+/// lost.
 ///
 /// # Errors
 /// The system's error.
@@ -52,8 +53,8 @@ pub fn unacknowledged_bytes(fd: impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Returns true if the peer has closed the connection. A peer that has only ended its direction may
-/// still wait for a reply.
+/// Returns true if the peer has closed the connection. A peer that has only closed its sending
+/// direction may still wait for a reply.
 pub fn is_hung_up(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: 0, revents: 0 };
@@ -63,7 +64,7 @@ pub fn is_hung_up(fd: impl AsFd) -> bool {
     ready > 0 && entry.revents & libc::POLLHUP != 0
 }
 
-/// Sets an option of a socket to these bytes, as setsockopt(2) does.
+/// Sets a socket option to these bytes, as setsockopt(2) does.
 ///
 /// # Errors
 /// The system's error.
@@ -77,8 +78,8 @@ pub fn set_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Res
     check(rc)
 }
 
-/// Gets an option of a socket, as getsockopt(2) does. Returns the result of the call, which some
-/// options use, and the number of bytes; `None` if `room` is too short for them (ENOSPC).
+/// Reads a socket option, as getsockopt(2) does. Returns the result of the call, which some options
+/// use, and the number of bytes; `None` if `room` is too short for the value (ENOSPC).
 ///
 /// # Errors
 /// The system's error.
@@ -162,7 +163,7 @@ fn peer_ucred(fd: impl AsFd) -> io::Result<libc::ucred> {
 /// (SCM_PIDFD) is closed: any process that shares the socket can turn these messages on.
 ///
 /// # Errors
-/// The system's error; `WouldBlock` without a packet.
+/// The system's error; `WouldBlock` if no packet is waiting.
 pub fn receive_passed(
     fd: impl AsFd,
     parts: &mut [IoSliceMut<'_>],

@@ -18,7 +18,7 @@ pub fn parse_address(text: &str) -> Option<SocketAddr> {
     (inner, port.parse().ok()?).to_socket_addrs().ok()?.next()
 }
 
-/// Prints an address as [`parse_address`] reads it, with the zone as an interface name.
+/// Writes an address in the form that [`parse_address`] reads, with the zone as an interface name.
 ///
 /// # Errors
 /// Returns the formatter's error.
@@ -33,7 +33,7 @@ pub fn write_address(address: &SocketAddr, f: &mut fmt::Formatter<'_>) -> fmt::R
     }
 }
 
-/// Returns the name of the interface with an index.
+/// Returns the name of the interface with this index.
 fn interface(index: u32) -> Option<String> {
     fs::read_dir("/sys/class/net").ok()?.flatten().find_map(|entry| {
         let known = fs::read_to_string(entry.path().join("ifindex")).ok()?;

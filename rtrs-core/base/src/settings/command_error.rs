@@ -135,7 +135,7 @@ mod tests {
         assert_eq!((error.kind(), error.exit_code()), (Kind::File, 1));
         let text = error.chain().to_string();
         assert!(text.starts_with("cannot open /x: Permission denied"), "{text}");
-        // A cause that is in the text already is not printed again.
+        // A cause that the text already contains is not printed again.
         let cause = || std::io::Error::other("no such disk");
         let error = Error::with_source(Kind::Usage, format!("no IO: {}", cause()), cause());
         assert_eq!(error.chain().to_string(), "no IO: no such disk");

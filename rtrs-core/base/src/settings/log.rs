@@ -13,11 +13,11 @@ use super::suggest::nearest;
 
 /// Words that set the level of all modules.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
-/// Modules that may be written without a level, which enables all their messages.
+/// Modules that may be written without a level, to enable all their messages.
 const CRATES: [&str; 5] = ["nbd_bridge", "rtrs_base", "rtrs_client", "rtrs_core", "rtrs_server"];
 
 /// Log filter. Each comma-separated word is a level, a module of this project, or a directive with
-/// `=` or brackets, which is left to the parser of tracing.
+/// `=` or brackets, which is left to the parser of the `tracing` crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 

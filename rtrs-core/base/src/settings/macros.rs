@@ -54,8 +54,8 @@ macro_rules! settings {
 }
 
 /// Turns types that parse and print their text into [values](crate::settings::Value) of settings.
-/// Arguments: the type, its placeholder in usage texts, and the text after "expected" in the error
-/// of a file.
+/// Arguments: the type, its placeholder in usage texts, and the text after "expected" in errors
+/// about a file.
 #[macro_export]
 macro_rules! text_values {
     ($($type:ty, $name:literal, $expecting:literal;)+) => {$(
@@ -78,8 +78,8 @@ macro_rules! text_values {
     };
 }
 
-/// Declares an enum whose values are words. Errors use the text after its name; a variant may have
-/// more words, which are accepted but never printed.
+/// Declares an enum whose values are words. Errors use the text after the enum's name; a variant
+/// may have additional words, which are accepted but never printed.
 #[macro_export]
 macro_rules! choices {
     ($(#[$about:meta])+ $vis:vis enum $type:ident as $what:literal {
@@ -100,7 +100,7 @@ macro_rules! choices {
             }
         }
         impl $type {
-            /// Returns the word.
+            /// Returns the word for this value.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $word,)+ }

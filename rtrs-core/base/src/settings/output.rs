@@ -115,7 +115,7 @@ pub fn write_text(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
-/// Time that the reader of a daemon's stdout has to take its first lines.
+/// Time limit for the reader of a daemon's stdout to take its first lines.
 const READER_MAX: Duration = Duration::from_secs(1);
 
 /// Writes the first lines of a daemon to stdout. A full pipe blocks only a separate thread: the
@@ -126,7 +126,7 @@ const READER_MAX: Duration = Duration::from_secs(1);
 pub fn announce(text: String) -> io::Result<()> {
     let (done, written) = mpsc::channel();
     thread::Builder::new().name("stdout".into()).spawn(move || {
-        // The daemon may have stopped waiting.
+        // The receiver is gone if the daemon has stopped waiting.
         let _ = done.send(write_text(&text));
     })?;
     written.recv_timeout(READER_MAX).unwrap_or_else(|_| {

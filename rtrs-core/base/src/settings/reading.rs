@@ -1,7 +1,7 @@
 //! Reading a daemon's settings from its YAML file.
 //!
-//! [`settings_from_file`] and [`settings_from_yaml`] are bounded and never panic; their errors name
-//! file, line and remedy. The daemons define the keys.
+//! [`settings_from_file`] and [`settings_from_yaml`] limit the file's size and never panic; their
+//! errors name file, line and remedy. The daemons define the keys.
 
 use std::fs::File;
 use std::io::Read;
@@ -84,7 +84,7 @@ where
 pub fn yaml_error<K: ErrorClass>(error: &serde_yaml::Error, name: &str) -> CommandError<K> {
     let line = error.location().map_or(1, |place| place.line());
     let what = error.to_string();
-    // The line number is at the front instead.
+    // The line number is at the front of the message instead.
     let what = what.rfind(" at line ").map_or(&*what, |place| &what[..place]);
     CommandError::new(K::CONFIG, format!("{name}:{line}: {what}"))
 }

@@ -1,4 +1,4 @@
-//! The mode of a unix socket.
+//! The mode of a Unix socket.
 //!
 //! Owns [`SocketMode`].
 
@@ -13,8 +13,8 @@ use super::error::ValueError;
 
 /// Read and write permission of the owner.
 const OWNER: u32 = 0o600;
-/// Modes that a file may also give as bits. Their decimal forms do not look like octal modes; that
-/// of 0o670 would (440), so it is left out.
+/// Modes that a file may also give as bits. Their decimal forms do not look like octal modes; the
+/// decimal form of 0o670 (440) would, so 0o670 is left out.
 const AS_BITS: [u32; 12] =
     [0o600, 0o640, 0o644, 0o660, 0o664, 0o666, 0o700, 0o750, 0o755, 0o770, 0o775, 0o777];
 

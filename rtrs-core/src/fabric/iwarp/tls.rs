@@ -8,8 +8,8 @@
 //! additional data from rustls. Nothing is allocated per record. New keys come from rustls.
 //!
 //! A record that cannot be opened, is longer than allowed, or holds anything but data, an alert or
-//! KeyUpdate ends the connection with an alert (RFC 8446 section 6). So does a flood of KeyUpdates
-//! or of empty records.
+//! a KeyUpdate ends the connection with an alert (RFC 8446 section 6). So does a flood of
+//! KeyUpdates or of empty records.
 
 use std::fmt;
 use std::io;
@@ -39,7 +39,7 @@ const BODY_MAX: usize = CONTENT_MAX + 256;
 /// Size of receive staging: the longest frame, the longest record after it, and room for several
 /// more.
 pub(super) const TLS_STAGE: usize = 128 << 10;
-/// Size of the buffer for sealed records that are sent together: five. With more, the peer waits
+/// Size of the buffer for the five sealed records that are sent together. With more, the peer waits
 /// while this end seals, and then this end waits while the peer opens; with fewer, system calls
 /// cost more (docs/explanation/benchmarks.md).
 pub(super) const TLS_SEND: usize = 84 << 10;
@@ -89,7 +89,8 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// Creates the key from the number of its first record and the secrets, as rustls pairs them.
+    /// Creates the key from the pair that rustls returns: the number of the first record, and the
+    /// secrets.
     pub(super) fn new(tx: (u64, ConnectionTrafficSecrets)) -> io::Result<Self> {
         let (number, secrets) = tx;
         let (algorithm, key, iv) = match secrets {
@@ -200,12 +201,12 @@ pub(super) struct TlsStream {
     sealed: Arc<Region>,
     /// Output of the machine that is not sealed yet.
     pub(super) plain: Box<IoVecs>,
-    /// `plain` holds a batch of the machine.
+    /// Whether `plain` holds a batch from the machine.
     pub(super) in_batch: bool,
-    /// The peer requested a new sending key.
+    /// Whether the peer requested a new sending key.
     update_due: bool,
     alert_due: Option<AlertDescription>,
-    /// An alert was sent, so nothing else may be sent.
+    /// Whether an alert was sent, so that nothing else may be sent.
     silent: bool,
     allowance: Allowance,
 }

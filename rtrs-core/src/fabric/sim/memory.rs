@@ -1,7 +1,7 @@
 //! Keys, registrations, windows and protection domains of a simulated node.
 //!
-//! One table of keys per node, shared by its shards, as a device has one. Keys are drawn from the
-//! seed, never zero and never the same twice while in use. Addresses given to peers are artificial,
+//! Each node has one table of keys, as a device does, shared by its shards. Keys are drawn from the
+//! seed; they are never zero, and unique while in use. Addresses given to peers are artificial,
 //! because real ones would not follow from the seed. All checks of a real device are made here:
 //! known key, same protection domain, bounds, access rights.
 
@@ -36,7 +36,7 @@ struct Grant {
     window: bool,
 }
 
-/// Memory of a local key.
+/// Memory that a local key refers to.
 #[derive(Debug)]
 struct Local {
     pd: u64,
@@ -245,7 +245,7 @@ pub(super) struct SimWindow {
     pd: u64,
     keys: Arc<Mutex<Keys>>,
     parent: Arc<dyn MemoryRegistration>,
-    /// Last key drawn; valid while the table has it.
+    /// Last key drawn; valid while it is in the table.
     key: AtomicU32,
 }
 

@@ -42,7 +42,7 @@ pub(super) enum Report {
     Port { qp: QpNum, down: bool },
     /// A request arrived over a device that was not known before.
     Request(Box<ConnRequest>),
-    /// Result of an attempt to listen on a lost address.
+    /// Result of an attempt to listen on an address that was lost.
     Listener(Box<Tried>),
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Tried {
 pub struct VerbsShared {
     /// Channel for identifiers that only keep a device open.
     channel: Arc<EventChannel>,
-    /// Open devices. They are kept for as long as they exist, because librdmacm keeps them open as
+    /// Open devices. Each is kept for as long as it exists, because librdmacm keeps it open as
     /// well.
     contexts: Mutex<Vec<Arc<Context>>>,
     /// Devices that are being removed and must not be reopened meanwhile.
@@ -83,7 +83,7 @@ pub struct VerbsShared {
     pub(super) regions: Arc<Regions>,
     next_id: AtomicU64,
     cores: Mutex<Vec<(u64, Sender<Report>)>>,
-    /// Number of requests that wait for their answer.
+    /// Number of connection requests that wait for an answer.
     pub(super) half_open: Arc<AtomicU32>,
     /// Threads for calls that may take a long time.
     pub(super) reaper: Arc<Reaper>,
@@ -145,7 +145,7 @@ impl VerbsShared {
         }
         let found = Arc::new(found);
         let device = found.name();
-        // Do this without the lock: a shard that asks for another device must not wait.
+        // Done without the lock: a shard that asks for a different device must not wait.
         match windows::of_context(&found) {
             MemoryWindows::Usable => {}
             MemoryWindows::Untried(why) => {
@@ -156,7 +156,7 @@ impl VerbsShared {
             }
         }
         let mut contexts = self.contexts.lock();
-        // Another thread may have opened it at the same time.
+        // Another thread may have opened the device at the same time.
         if let Some(known) = contexts.iter().find(|context| context.key() == found.key()) {
             return Ok(Arc::clone(known));
         }
@@ -184,8 +184,8 @@ impl VerbsShared {
         }
     }
 
-    /// Keeps the device of this identifier, which librdmacm has opened and which has that local
-    /// address, so that the device is released when it is removed.
+    /// Keeps the identifier's device, which librdmacm has opened and which has this local address,
+    /// so that the device is released when it is removed.
     pub(super) fn keep(&self, id: &CmId, address: SocketAddr) -> Result<(), FabricError> {
         if self.keeps(id) { Ok(()) } else { self.context_of(address).map(drop) }
     }
@@ -350,7 +350,7 @@ pub(super) struct CoreDevice {
 
 /// Minimum number of entries of a completion queue, so that a few connections share it.
 const CQ_ENTRIES_MIN: u32 = 1024;
-/// Number of connections of the size of the first that fit into a queue.
+/// Number of connections as large as the first one that fit into a queue.
 const CQ_SHARE: u32 = 4;
 
 /// Returns the number of entries of a queue created for `need` entries.

@@ -37,7 +37,7 @@ struct VerbsMr {
 #[derive(Debug)]
 pub(super) struct VerbsWindow {
     pub(super) mw: Arc<Mw>,
-    /// The registration allows local writes.
+    /// Whether the registration allows local writes.
     local_write: bool,
     /// Dropped after the window.
     _parent: Arc<dyn MemoryRegistration>,

@@ -10,9 +10,9 @@
 //! A process has two sets of these threads: one for slow calls, and one for calls that are expected
 //! to be short (`teardown.rs`, `listener.rs`) and must not wait behind the others.
 //!
-//! One thread is started in advance, since there may be no memory for one when paths fail; more are
-//! started while all are busy, and exit when idle. A call that never returns occupies its thread,
-//! and only work that depends on that call waits for it.
+//! One thread is started in advance, since there may be no memory for a thread when paths fail;
+//! more are started while all are busy, and exit when idle. A call that never returns occupies its
+//! thread, and only work that depends on that call waits for it.
 
 use std::collections::VecDeque;
 use std::io;

@@ -5,7 +5,7 @@
 //! [`Fabric`](crate::fabric::Fabric). The machines use no sockets or clocks. Each connection has
 //! its own protection domain, which contains only its buffers, so neither end can access other
 //! memory of the peer's process. Any misbehavior or silence of the peer ends in an error within a
-//! limited time. `messages.rs` has the buffers of either end; the encoding is in `wire/ping.rs`.
+//! limited time. The buffers of both ends are in `messages.rs`, the encoding in `wire/ping.rs`.
 
 mod client;
 mod conn;

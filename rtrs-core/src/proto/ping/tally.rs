@@ -2,7 +2,7 @@
 
 use crate::time::{Duration, Instant};
 
-/// Number of a client's operations, and the time they took.
+/// Numbers of a client's operations, and the time they took.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     begun: u64,
@@ -38,7 +38,7 @@ impl Tally {
         self.begun += 1;
     }
 
-    /// Counts an operation that ends without being a round.
+    /// Counts an answered operation that is not a round.
     pub(super) fn answer(&mut self, now: Instant) {
         self.answered += 1;
         self.extend(now);
@@ -55,7 +55,7 @@ impl Tally {
         self.flight = Some((now, now));
     }
 
-    /// Stores the server's own count, which ends the flight.
+    /// Stores the server's own count and ends the measured time.
     pub(super) fn end(&mut self, peer_done: u64, now: Instant) {
         self.peer_done = peer_done;
         self.extend(now);

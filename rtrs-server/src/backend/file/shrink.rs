@@ -92,9 +92,9 @@ impl Changes {
         }
     }
 
-    /// Reports, if true, that nothing is changed beyond the end of the last shrink. `is_beyond`
-    /// returns whether a change in flight reaches beyond an end. Costs one load if there was no
-    /// shrink.
+    /// Reports that no change reaches beyond the end of the last shrink, if that is the case.
+    /// `is_beyond` returns whether a change in flight reaches beyond an end. Costs one load if
+    /// there was no shrink.
     pub(super) fn report(&self, shrinks: &Shrinks, is_beyond: impl FnOnce(u64) -> bool) {
         let number = shrinks.number.load(Ordering::SeqCst);
         if number > self.mark.seen.load(Ordering::Relaxed)

@@ -221,7 +221,7 @@ fn durable_writes_sync_the_file() {
     }
 }
 
-/// Operations that never end represent those of a hanging disk: each would occupy a thread.
+/// Operations that never end simulate a hanging disk: each would occupy a thread.
 #[test]
 fn a_hanging_export_uses_only_its_share_of_workers() {
     let scratch = Scratch::disk();
@@ -237,7 +237,7 @@ fn a_hanging_export_uses_only_its_share_of_workers() {
     for tag in 0..128 {
         a.submit(sync(tag)).unwrap();
     }
-    // The ring was not turned, so no operation has ended.
+    // The ring has not been polled, so no operation has ended.
     assert_eq!(ring.running(), WORKERS, "the rest waits here");
     b.submit(sync(0)).unwrap();
     assert_eq!(ring.running(), WORKERS + 1, "the other is not delayed");
@@ -509,7 +509,7 @@ fn missing_permissions_are_named() {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
     if File::open(scratch.0.join("secret")).is_ok() {
-        // Permissions do not restrict this user.
+        // Permissions do not restrict root.
         let name = "backend::file::tests::missing_permissions_are_named";
         rerun_as_nobody(name, &scratch.0);
         return;

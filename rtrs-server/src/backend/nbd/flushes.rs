@@ -15,7 +15,7 @@ use crate::backend::target::INFLIGHT_MAX;
 /// Interval between checks of a flush that waits for other connections.
 const WAIT_STEP: Duration = Duration::from_millis(500);
 
-/// A flush that was answered, and waits for the flushes of other connections.
+/// A flush that was answered, but waits for the flushes of other connections.
 struct WaitingFlush {
     tag: u64,
     mark: u64,

@@ -1,8 +1,9 @@
 //! The files of `exports-dir`, to which `--save` writes running exports.
 //!
 //! The command writes the files, because the server often runs as a user that may not. A file is
-//! replaced as a whole, so that a start never reads half of it. Locks exclude other commands and
-//! reloads meanwhile. Whatever can be refused is refused before the server changes anything.
+//! replaced as a whole, so that a starting server never reads half of it. Locks exclude other
+//! commands and reloads meanwhile. Whatever can be refused is refused before the server changes
+//! anything.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -31,7 +32,7 @@ pub(super) struct Store {
     name: String,
     /// Lock that excludes reloads and other commands to the server.
     _lock: Option<File>,
-    /// The directory, which is locked.
+    /// Directory, kept locked.
     dir: File,
     dir_path: PathBuf,
     /// Number of the server's last reload.
@@ -41,7 +42,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Acquires the locks, and checks that a change of this export can be saved. From the current
+    /// Acquires the locks, and checks that a change to this export can be saved. From the current
     /// access list, `has_list` determines whether the export has one after the change.
     pub(super) fn open(
         server: &Server,
@@ -203,7 +204,7 @@ impl Store {
             self.dir.sync_all()
         });
         written.map_err(|error| {
-            // Missing if it was renamed.
+            // The temporary file is missing if it was renamed.
             drop(fs::remove_file(self.temporary()));
             Error::with_source(ErrorKind::System, format!("cannot write {}", path.display()), error)
         })
@@ -223,13 +224,13 @@ impl Store {
     }
 }
 
-/// Formats the line about the file that was written.
+/// Formats the message about the file that was written.
 pub(super) fn saved_text(file: Option<&Path>) -> String {
     file.map(|file| format!("saved in {}\n", printable(&file.display().to_string())))
         .unwrap_or_default()
 }
 
-/// Formats the line about the file from which an export was removed.
+/// Formats the message about the file from which an export was removed.
 pub(super) fn unsaved_text(file: Option<&Path>) -> String {
     file.map(|file| format!("removed from {}\n", printable(&file.display().to_string())))
         .unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Rate limit of audit events that clients cause.
+//! Rate limit on audit events that clients cause.
 //!
 //! Opens and closes cost a client nothing, and the queue of the audit log has room for a few
 //! thousand events. Each client therefore has a budget, by name or, for clients without one, by
@@ -29,7 +29,7 @@ struct Rate {
 /// Remaining budget.
 struct Budget {
     events: u64,
-    /// Time from which the next event accumulates.
+    /// Start of the interval after which the budget grows by one event.
     since: Instant,
 }
 

@@ -1,10 +1,10 @@
 //! Rotation of a full audit log: selection of the lines to keep.
 //!
-//! The lines of the full file and of the previous one become the new `FILE.1`, as far as they fit.
+//! The lines of the full file and of the previous one become the new `FILE.1`, as many as fit.
 //! If the oldest lines were simply dropped, one client could remove the records of all others by
-//! causing many. Space is therefore shared: first among the operator, clients with names and
-//! clients without, then among the names and addresses of each. An owner with less than its share
-//! loses nothing; each of the others loses its own oldest lines.
+//! causing many records itself. Space is therefore shared: first among the operator, clients with
+//! names and clients without, then among the names and addresses of each. An owner with less than
+//! its share loses nothing; each of the others loses its own oldest lines.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

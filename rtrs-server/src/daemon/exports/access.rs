@@ -54,8 +54,8 @@ impl ExportAccess {
         self.checking_losses.lock()
     }
 
-    /// Changes the access lists. New opens and paths follow them at once, existing ones after
-    /// [`Self::check`].
+    /// Changes the access lists. They apply to new opens and paths immediately, and to existing
+    /// ones after [`Self::check`].
     pub(super) fn change(&self, change: impl FnOnce(&mut ServerAccess)) {
         let mut access = self.lists.lock();
         change(&mut access);
@@ -81,8 +81,8 @@ impl ExportAccess {
     /// [`Self::check`].
     pub(in crate::daemon) fn replace_keys(&self, endpoint: &TlsEndpoint, config: TlsServerConfig) {
         let generation = endpoint.replace(config);
-        // A client that authenticated against the previous configuration and is not admitted yet
-        // must authenticate again, unless the keys are the same.
+        // A client that authenticated against the previous configuration but has not been admitted
+        // yet must authenticate again, unless the keys are the same.
         self.change(|access| access.generation = generation);
     }
 
@@ -156,8 +156,8 @@ impl ExportAccess {
         self.set_list(before, spec).map_or(Ok(Vec::new()), |_| self.check())
     }
 
-    /// Sets a changed list of an export like [`Self::change_list`], but existing paths do not
-    /// follow it yet. Returns the former access if the list differs.
+    /// Sets a changed list of an export like [`Self::change_list`], but does not apply it to
+    /// existing paths yet. Returns the former access if the list differs.
     pub(super) fn set_list(&self, before: &ExportSpec, spec: &ExportSpec) -> Option<FormerAccess> {
         let mut former = None;
         if before.access != spec.access {
@@ -218,7 +218,7 @@ impl Changed {
     }
 }
 
-/// Extracts the answer to a request that takes paths from sessions.
+/// Extracts the losses from the answer to a request that takes paths from sessions.
 fn lost(answer: AdminReply) -> Option<Vec<Revoked>> {
     match answer {
         AdminReply::Revoked(revoked) => Some(revoked),

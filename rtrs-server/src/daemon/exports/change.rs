@@ -1,5 +1,5 @@
-//! Changed settings of exports. Some apply to an open export; for others the target is closed and
-//! reopened (`finish.rs`).
+//! Changes to settings of exports. Some settings apply to an open export; for others the target is
+//! closed and reopened (`finish.rs`).
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(super) struct Reservation {
 /// Result of a change of settings.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Applied {
-    /// Losses of sessions by the changed access list; None if the settings matched already.
+    /// Losses of sessions from the changed access list; None if the settings matched already.
     pub(super) revoked: Option<Vec<Revoked>>,
     /// Problems that did not keep the settings from being applied.
     pub(in crate::daemon) warnings: Vec<String>,
@@ -51,7 +51,7 @@ pub(in crate::daemon) enum Begun {
 }
 
 impl Exports {
-    /// Applies changed settings to an export like [`Self::begin_change`] and
+    /// Applies changed settings to an export, like [`Self::begin_change`] followed by
     /// [`Self::finish_changes`]. Other threads may check lists for losses as soon as the list of
     /// the export has changed.
     pub(super) fn change(

@@ -1,4 +1,4 @@
-//! The commands that change exports. `export resize` is in `sizes.rs`.
+//! Commands that change exports. `export resize` is in `sizes.rs`.
 
 use std::sync::Arc;
 
@@ -74,16 +74,16 @@ impl ExportCommands {
         force: bool,
     ) -> Result<Changed, String> {
         let _turn = self.exports.turns.begin(spec.name())?;
-        // Another command may have added it meanwhile, and its list must stay.
+        // Another command may have added the name meanwhile; that export's list must stay.
         self.exports.check_name(spec.name())?;
         let checking_losses = self.exports.access.begin_check();
         let closed = self.exports.access.check_losses(spec, force)?;
-        // Set before any client can open it.
+        // Set the list before any client can open the export.
         self.exports.access.change(|access| drop(access.set(spec)));
         let published = self.exports.publish(spec, export, false);
         published
             .inspect_err(|_| self.exports.access.change(|access| access.forget(spec.name())))?;
-        // Not earlier: a reload would forget a list without an export.
+        // Dropped only now: a reload would forget a list without an export.
         drop(checking_losses);
         let losses = Losses { closed, revoked: self.exports.access.check()? };
         Ok(self.changed(spec, Some(losses)))
@@ -119,7 +119,7 @@ impl ExportCommands {
         check_settings(spec, &self.set.search_path)
     }
 
-    /// Finds an export, and its settings with changed options.
+    /// Returns an export, and its settings with the options changed.
     fn with_options(&self, name: &str, options: &[String]) -> Result<(Found, ExportSpec), String> {
         let found = match (self.exports.entry(name), self.exports.failed.spec(name)) {
             (Some(entry), _) => Found::Served(entry),
@@ -208,7 +208,7 @@ impl ExportCommands {
             .exports
             .unpublish(name, force)
             .map_err(|(why, open)| why + if open { hint } else { "" })?;
-        // Its list may have been the only one that names a client.
+        // The export's list may have been the only one that named a client.
         self.exports.access.change(|access| access.forget(name));
         // The release may take a long time, and must not delay other changes.
         drop(turn);
@@ -232,7 +232,7 @@ impl ExportCommands {
         access.forget(name);
         let mut revoked = self.exports.access.preview(&access, None)?;
         let removed = removed(name, users, Vec::new());
-        // These sessions lose the export first, and may then no longer need the list.
+        // These sessions lose the export first and may then no longer need the access.
         revoked.retain(|one| !removed.ended.contains(&one.session));
         let lost = self.exports.targets.last_copy(name);
         let needs_force = !removed.ended.is_empty() || lost.is_some();

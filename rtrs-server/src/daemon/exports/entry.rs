@@ -13,13 +13,13 @@ use crate::settings::{ExportSpec, Target};
 #[derive(Clone, Debug)]
 pub(in crate::daemon) struct Entry {
     pub(in crate::daemon) spec: ExportSpec,
-    /// Not an owner: the export is released when its users are done.
+    /// Weak, so that the export is released when its users are done.
     pub(super) export: Weak<Export>,
-    /// Whether it was opened read-only.
+    /// Whether the export was opened read-only.
     pub(super) opened_ro: bool,
-    /// Whether a command changed its size.
+    /// Whether a command changed the size of the export.
     pub(super) resized: bool,
-    /// Whether it is in the configuration.
+    /// Whether the export is in the configuration.
     pub(in crate::daemon) configured: bool,
 }
 

@@ -1,5 +1,5 @@
 //! Second half of changes that close exports: each export is reopened as soon as its former target
-//! is released, so one whose target hangs delays no other.
+//! is released, so an export whose target hangs delays no other.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -58,9 +58,9 @@ impl Releases {
 }
 
 impl Exports {
-    /// Opens closed exports with their changed settings, and those that fail with their old ones.
-    /// The server tries again to open those that fail with both. Returns the settings and the
-    /// result of each change.
+    /// Opens closed exports with their changed settings or, where that fails, with their old ones.
+    /// The server keeps retrying those that fail with both. Returns the settings and the result of
+    /// each change.
     pub(in crate::daemon) fn finish_changes(&self, all: Vec<Closed>) -> Vec<Finished> {
         self.finish_within(all, RELEASE_MAX)
     }
@@ -77,7 +77,7 @@ impl Exports {
         thread::scope(|scope| {
             for _ in 0..all.len().min(AT_ONCE) {
                 let named = thread::Builder::new().name("export-change".into());
-                // Without a thread, this one finishes the changes after the releases.
+                // If no thread starts, this thread finishes the changes after the releases.
                 let _ = named.spawn_scoped(scope, || finisher.run());
             }
             finisher.release(all, release_max, &ready);
@@ -143,7 +143,7 @@ impl Finisher<'_> {
         }
     }
 
-    /// Opens a closed export with its changed settings, or else with its old ones.
+    /// Opens a closed export with its changed settings or, if that fails, with its old ones.
     fn finish(&self, mut change: Change) -> Finished {
         let opened = self.open_changed(&change);
         let published = opened.and_then(|export| {

@@ -1,10 +1,10 @@
 //! Deleted files that only the server still holds: their content is lost when the export is closed.
 //!
-//! Commands that would close one refuse without `--force`, and explain how to copy it. If the file
-//! was deleted before anything took its path, no reload and no reopening closes it unless forced:
-//! the path may lead to anything by then. A file that was replaced by another (`mv new.img
-//! vol.img`) is closed once no session has it open, because the replacement has already discarded
-//! its content.
+//! Commands that would close such a file refuse to without `--force`, and explain how to copy it.
+//! If the file was deleted before anything took its path, no reload and no reopening closes it
+//! unless forced: the path may lead to anything by then. A file that was replaced by another (`mv
+//! new.img vol.img`) is closed once no session has it open, because the replacement has already
+//! discarded its content.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -36,7 +36,7 @@ const CLOSED_AT_ONCE: usize = 64;
 /// Number of a closed export, and the result of its last flush.
 type Released = (usize, Result<(), String>);
 
-/// A closed export whose requests still run at the backend.
+/// A closed export whose requests are still running at the backend.
 struct Closing {
     backing: String,
     export: Weak<Export>,
@@ -48,9 +48,9 @@ pub(in crate::daemon) struct Opener {
     state: Arc<StateDir>,
     /// Last epochs of released exports, by their ID.
     past: Mutex<BTreeMap<ExportId, u64>>,
-    /// Closed exports whose requests still run.
+    /// Closed exports whose requests are still running.
     closing: Mutex<Vec<Closing>>,
-    /// Attempts to open failed exports, and those that a start has not waited for.
+    /// Attempts to open failed exports, and those that the startup did not wait for.
     pub(super) attempts: Arc<Attempts>,
 }
 
@@ -119,8 +119,8 @@ impl Opener {
         })
     }
 
-    /// Refuses a target that nothing locks while requests of its former export still run: these
-    /// must not take effect after later ones.
+    /// Refuses a target that nothing locks while requests of its former export are still running:
+    /// these must not take effect after later ones.
     fn check_closed(&self, spec: &ExportSpec) -> Result<(), Error> {
         if !matches!(spec.target, Target::Nbd(_) | Target::Rbd(_)) {
             return Ok(());

@@ -77,7 +77,7 @@ impl Exports {
         set: &Settings,
     ) -> (BTreeMap<String, Vec<AccessRule>>, BTreeMap<String, Holders>) {
         let mut known = self.entries.names();
-        // An export that a change has closed may become failed meanwhile. A failed one may be
+        // An export that a change has closed may fail meanwhile. A failed one may be
         // opened before the next reload, so its list must not vanish either.
         known.extend(self.failed.names());
         let lists = self.access.lists();
@@ -110,7 +110,7 @@ impl Exports {
     }
 }
 
-/// Records how the lists of a reload differ from those before.
+/// Records how the lists of a reload differ from the previous lists.
 fn record_changes(before: &ServerAccess, after: &ServerAccess, done: &mut Reloaded) {
     done.access_changed = before.changes_to(after);
     done.unlisted_changed = before.unlisted_change_to(after);

@@ -3,7 +3,7 @@
 //! Owns [`check`], which compares `always-invalidate` with the capabilities of this host's devices
 //! and logs the result for each portal. The decision is made for each path when it connects
 //! (`SessionParams::fresh_keys`), so devices that appear later are covered too. `portals.rs` calls
-//! it before anything listens.
+//! [`check`] before anything listens.
 
 use rtrs_core::fabric::rdma::{MemoryWindows, RdmaDevice};
 use rtrs_core::settings::{AutoSwitch, Scheme};
@@ -68,7 +68,7 @@ pub(super) fn check(
 fn devices_of<'d>(target: &Target, devices: &'d [RdmaDevice]) -> Vec<&'d RdmaDevice> {
     let has = |device: &&RdmaDevice| device.has(target.address.ip());
     let found: Vec<_> = devices.iter().filter(has).collect();
-    // The ports of InfiniBand do not list IP addresses.
+    // InfiniBand ports do not list IP addresses.
     if found.is_empty() { devices.iter().collect() } else { found }
 }
 
@@ -113,7 +113,7 @@ mod tests {
         Target { scheme: Scheme::Rdma, address, automatic }
     }
 
-    /// Number of targets that remain.
+    /// Returns the number of targets that remain.
     fn left(
         demand: AutoSwitch,
         mut targets: Vec<Target>,
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 1)], &[untried]), Ok(1));
         // No device has the address yet: listening reports that.
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &[]), Ok(1));
-        // Any of these may turn out to have it.
+        // Any of these devices may turn out to have the address.
         let devices = [device("ib0", 1, missing()), device("ib1", 2, MemoryWindows::Usable)];
         assert_eq!(left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &devices), Ok(1));
         left(AutoSwitch::On, vec![on(Scheme::Rdma, 3)], &devices[..1]).unwrap_err();

@@ -27,7 +27,7 @@ pub(super) fn targets(passed: &[PassedSocket], scheme: Scheme) -> Vec<Target> {
 /// Logs the sockets that no portal uses.
 ///
 /// # Errors
-/// [`ErrorKind::Listen`] if one has the address of a portal that is only for RDMA.
+/// Returns [`ErrorKind::Listen`] if a socket has the address of a portal that is only for RDMA.
 pub(super) fn check(passed: &[PassedSocket], targets: &[Target]) -> Result<(), Error> {
     let is_used = |socket: &&PassedSocket| {
         targets.iter().any(|target| target.scheme != Scheme::Rdma && is_at(socket, target))
@@ -55,7 +55,8 @@ pub(super) fn check(passed: &[PassedSocket], targets: &[Target]) -> Result<(), E
     Ok(())
 }
 
-/// Hint for an address in use while there are passed sockets: one may overlap with it.
+/// Hint for an address in use while there are passed sockets: one of the sockets may overlap with
+/// it.
 pub(super) fn hint(passed: &[PassedSocket], error: &io::Error) -> Option<String> {
     if error.kind() != io::ErrorKind::AddrInUse || passed.is_empty() {
         return None;

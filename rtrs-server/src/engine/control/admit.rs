@@ -81,7 +81,7 @@ fn admit(
     check_server(control, id)?;
     let yielding = paths_that_yield(control, attempt, ctx)?;
     check_session_exists(&conn, &control.registry)?;
-    // Before room is made: a refused connection costs no other session anything.
+    // Checked before room is made: a refused connection costs no other session anything.
     check_path(control, attempt, ctx)?;
     make_room(control, candidate, ctx)?;
 
@@ -89,7 +89,8 @@ fn admit(
     let Control { registry, limiter, connector, .. } = control;
     let (key, deadline) = connector.path_of(attempt, Tables { registry, limiter }, ctx)?;
     control.registry.arm(key, deadline);
-    // Not earlier: the path could still be refused, and they would end for nothing.
+    // The other paths are ended only now: until here, the new path could still be refused, and they
+    // would have ended for nothing.
     for other in yielding {
         control.log.refused.count("strangers-ended");
         control.end_path(other, &PathEnd::CrowdedUnproved, ctx);
@@ -107,7 +108,7 @@ fn admit(
     Ok(Admitted { path, cid: conn.cid })
 }
 
-/// Checks whether this server accepts connections, and those of this session.
+/// Checks whether this server accepts connections, and whether it accepts those of this session.
 fn check_server(control: &Control, id: SessionId) -> Result<(), Refusal> {
     if control.is_stopping() {
         return Err(Refusal::Stopping);
@@ -149,7 +150,7 @@ fn check_path(
         return connector.check_new_path(attempt, registry, ctx);
     };
     if !must_authenticate && path.is_replaced_by(conn) {
-        // Makes room for the next attempt.
+        // Make room for the next attempt.
         let key = path.key();
         control.end_path(key, &PathEnd::Replaced, ctx);
         return Err(Refusal::PathExists);

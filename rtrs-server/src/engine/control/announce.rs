@@ -4,7 +4,7 @@
 //! at most [`UNANSWERED_MAX`] overall. An OPEN of the device over the path, refused or not, is the
 //! answer; it reports the current size, so a device that changes again before that needs no second
 //! CHANGED. Devices beyond the limit are announced when there is room, in the order of their IDs:
-//! only the first one is stored, so a client that never answers uses no more memory.
+//! only the first of them is stored, so a client that never answers uses no more memory.
 
 use crate::engine::device_table::DeviceId;
 
@@ -15,7 +15,7 @@ pub(super) const UNANSWERED_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Announcer {
     unanswered: Vec<DeviceId>,
-    /// Lowest device whose announcement is postponed; all devices from there on are announced
+    /// Lowest device whose announcement is postponed; this device and all higher ones are announced
     /// later.
     behind: Option<DeviceId>,
 }

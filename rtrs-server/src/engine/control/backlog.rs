@@ -1,7 +1,7 @@
 //! Queue of client requests to the control shard.
 //!
-//! All requests to the control shard take time that all clients share, including their heartbeats
-//! and the operator's commands. Requests are therefore queued here, and each turn serves up to
+//! All requests to the control shard take time from all clients, including from their heartbeats
+//! and from the operator's commands. Requests are therefore queued here, and each turn serves up to
 //! [`TURN`] units of cost, one request per client in rotation; heartbeats, timers and commands are
 //! served first. A client is a session that has opened an export, or a source of sessions that have
 //! not. The queue is bounded by the queue depth of paths, because a request holds its permit until
@@ -21,7 +21,7 @@ use crate::engine::finder::Examined;
 use crate::engine::message::{ControlRequest, ReplyTo};
 use crate::path::PathKey;
 
-/// Cost that a turn serves. A unit is about the time to look at one export.
+/// Cost limit of a turn. A unit is about the time to look at one export.
 pub(super) const TURN: u32 = 512;
 /// Cost of taking a request from the queue.
 pub(super) const TAKE: u32 = 1;

@@ -3,14 +3,14 @@
 //! Mapping, pinning and registering the chunks of a path takes tens of milliseconds on devices that
 //! pin memory. A session with several paths survives the end of one, and its client reconnects that
 //! path. The path's memory is therefore kept: the mapping, and the registration if no peer ever had
-//! its key. Keys that a peer had are never reused.
+//! its key. Keys that a peer has had are never reused.
 //!
 //! Cached memory is unreachable. The path has ended: all its connections were reported closed, so
-//! nothing arrives and nothing is read for them anymore, and its block IO has ended
+//! nothing more arrives or is read over them, and its block IO has ended
 //! (docs/explanation/fence.md, "Reused memory"). Cached memory never leaves its session, and paths
-//! and cached memory together never exceed the number of paths that the session had at once. A path
-//! whose client must still authenticate takes only memory from its own address, and leaves none.
-//! Owned by the control shard.
+//! and cached memory together never exceed the number of paths that the session had at the same
+//! time. A path whose client must still authenticate takes only memory from its own address, and
+//! leaves none. Owned by the control shard.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) struct CachedChunks {
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
     list: Vec<CachedChunks>,
-    /// Maximum number of paths of known clients with chunks that the session had at once.
+    /// Maximum number of paths of known clients with chunks that the session had at the same time.
     paths_max: usize,
 }
 
@@ -49,7 +49,7 @@ impl ChunkCache {
         self.paths_max = self.paths_max.max(live);
     }
 
-    /// Maximum number of paths with chunks that the session had at once.
+    /// Maximum number of paths with chunks that the session had at the same time.
     pub(super) fn paths_max(&self) -> usize {
         self.paths_max
     }
@@ -59,7 +59,8 @@ impl ChunkCache {
         self.list.len()
     }
 
-    /// Caches the memory of a former path; `live` others have chunks and connections.
+    /// Caches the memory of a former path; `live` is the number of other paths with chunks and
+    /// connections.
     pub(super) fn keep(&mut self, path: Arc<PathShared>, live: usize) {
         let Some(PathShared { key, origin, pd, messages, chunks, .. }) = alone(path) else {
             return;
@@ -115,8 +116,8 @@ impl ChunkCache {
         self.list.iter().map(|one| one.memory.region.counted()).sum()
     }
 
-    /// Frees memory that is registered with a removed device, which cannot be released earlier.
-    /// Returns whether memory on other removable devices remains.
+    /// Frees memory that is registered with a removed device, because the device cannot be released
+    /// earlier. Returns whether memory on other removable devices remains.
     pub(super) fn drop_removed(&mut self) -> bool {
         for CachedChunks { pd, memory, .. } in self.list.extract_if(.., |one| !one.pd.is_present())
         {

@@ -36,8 +36,8 @@ const DETAIL_MAX: usize = 96;
 pub(super) struct ClientLog {
     limits: LogLimits<Kind>,
     audit: AuditSink,
-    /// First suppressed event of each kind since the last line. If no other event is recorded, it
-    /// is recorded with the number of suppressed events.
+    /// First suppressed event of each kind since the last line of the kind. If no further event is
+    /// recorded, this event is recorded with the number of suppressed ones.
     held: Vec<(Kind, AuditEvent)>,
     /// Numbers of refused connections and opens, and of sessions evicted for others.
     pub(super) refused: RefusedCounts,
@@ -147,7 +147,7 @@ impl ClientLog {
     }
 
     /// Decides whether to log a line about a client that has opened nothing. Returns the number of
-    /// suppressed lines since the last one.
+    /// lines suppressed since the last logged one.
     pub(super) fn admit(
         &mut self,
         now: Instant,
@@ -297,7 +297,7 @@ impl ClientLog {
     ) {
         self.refused.count("authenticate");
         let refusal = Refusal::Unproved(why.clone());
-        // The text may contain data that the peer sent: its key, names, numbers.
+        // The text may contain data that the peer sent: keys, names, numbers.
         let kind = (Source::of(peer.ip()), refusal.reason(), why.kind().to_owned());
         let event = || AuditEvent {
             address: Some(peer),

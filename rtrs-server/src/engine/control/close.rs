@@ -1,11 +1,12 @@
 //! CLOSE: an export is released when no requests of the session remain there.
 //!
-//! From the close on the device ID is invalid, so no request begins there. Requests that a backend
-//! executes continue, as do those that wait for it. Until the last such request has ended, the
-//! session keeps its right to the export, as an evicted one does: its writes must not land after
-//! those of the next session that opens the export. The close is answered at that point, as in the
-//! kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does not wait for it, its
-//! session remains until then. Each shard is asked once and answers when it has no more requests.
+//! The device ID is invalid from the moment of the close, so no new request begins there. Requests
+//! that the backend is executing continue, as do those that wait for it. Until the last such
+//! request has ended, the session keeps its right to the export, as an evicted one does: its writes
+//! must not land after those of the next session that opens the export. The close is answered at
+//! that point, as in the kernel's server (rnbd-srv.c, `rnbd_destroy_sess_dev`); if a client does
+//! not wait for it, its session remains until then. Each shard is asked once and answers when it
+//! has no more requests.
 
 use std::mem;
 
@@ -70,7 +71,7 @@ impl Closings {
         }
     }
 
-    /// Records that a shard has no more requests of a closed export. Returns the close if it was
+    /// Records that a shard has no more requests for a closed export. Returns the close if it was
     /// the last shard, so that the close can be answered.
     pub(super) fn retired(&mut self, close: CloseNumber) -> Option<(Closed, Option<ReplyTo>)> {
         // None if the session has ended meanwhile.

@@ -24,8 +24,8 @@ pub(super) const SLICE: u16 = 128;
 /// Maximum number of cached lists.
 const LISTS_MAX: usize = 16;
 
-/// Identity of a client: names and addresses of its session's paths. Clients with equal keys may
-/// open the same exports. The session is part of the key if rules depend on it.
+/// Identity of a client: the names and addresses of its session's paths. Clients with equal keys
+/// may open the same exports. The session is part of the key if rules depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ClientKey {
     /// Names, addresses and the interfaces of link-local addresses.
@@ -166,7 +166,7 @@ impl List {
             exports.get(*at).is_some_and(|export| bare(export.name.as_bytes()) <= after)
         };
         let first = self.exports.partition_point(is_before);
-        // One more than fits shows whether there are more.
+        // Fetching one more than fits shows whether there are more.
         let named = self.exports[first..].iter().filter_map(|at| {
             let export = exports.get(*at)?;
             if exports.find(export.name.as_bytes()) != Some(*at) {

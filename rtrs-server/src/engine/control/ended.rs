@@ -4,8 +4,8 @@
 //! gets a new session with a new ledger, but for the client nothing has changed: it still relies on
 //! a flush for the writes that were acknowledged before. The control shard therefore keeps the
 //! contents of the ledger, and the next session with that ID takes them over when it opens the
-//! export. A kernel client learns of a loss in no other way. An rtrs client compares cache IDs at
-//! each open, which reveals earlier failures; it learns of later ones from its flushes, like a
+//! export. A kernel client has no other way to learn of a loss. An rtrs client compares cache IDs
+//! at each open, which reveals earlier failures; it learns of later ones from its flushes, like a
 //! kernel client.
 //!
 //! At most [`KEPT_MAX`] exports of sessions are kept, each for at most [`KEPT_FOR`]; the oldest are
@@ -83,7 +83,7 @@ impl Ended {
 
     /// Takes the unflushed writes that a former session with the same ID left at the export.
     /// Returns whether any of them may be lost without the client's knowledge, or None if there are
-    /// none. All are lost if another file or disk has the name now.
+    /// none. All are lost if a different file or disk now has the name.
     pub(super) fn take(
         &mut self,
         now: Instant,

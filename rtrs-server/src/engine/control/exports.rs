@@ -1,6 +1,6 @@
-//! The operator's changes to exports, as far as they affect sessions: sessions that have an export
-//! open, and the end of a removed export. The daemon changes what is exported and releases files
-//! (`daemon/exports.rs`). Nothing here waits for a backend.
+//! The part of the operator's changes to exports that concerns sessions: which sessions have an
+//! export open, and the end of a removed export. The daemon changes what is exported and releases
+//! files (`daemon/exports.rs`). Nothing here waits for a backend.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -149,7 +149,7 @@ pub(super) fn announce(
     }
 }
 
-/// Records the reopening of a device that the session has or had open, before the OPEN is answered.
+/// Records, before the OPEN is answered, that a session reopens a device it has or had open.
 pub(super) fn opened_again(
     key: PathKey,
     device: Option<DeviceId>,

@@ -4,12 +4,13 @@
 //! The answer waits until every shard has stopped serving the path: whatever still arrives over its
 //! connections is ignored. The connections may close later: a driver may take a minute to destroy a
 //! queue pair (`rtrs-core/src/fabric/verbs/reaper.rs`), and a client that had to wait for that
-//! would consider the path of its FENCE dead too. Block IO of the path that runs at that time may
-//! continue: newer changes to the same bytes wait for it, and so do requests that the client
-//! resends (`engine/io/overlap.rs`). Runs on the control shard.
+//! would consider the path of its FENCE dead too. Block IO of the dead path that is running at that
+//! time may continue: newer changes to the same bytes wait for it, and so do requests that the
+//! client resends (`engine/io/overlap.rs`). Runs on the control shard.
 //!
-//! A path to another process of the server is unknown here. Its requests can have no further effect
-//! only if that process had to release the locks of the exports before this one could open them.
+//! A path to a different process of the server is unknown here. Its requests can have no further
+//! effect only if that process had to release the locks of the exports before this one could open
+//! them.
 
 use rtrs_core::identity::ServerProcess;
 use rtrs_core::wire::{Fence, errno};

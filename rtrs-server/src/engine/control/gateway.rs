@@ -1,4 +1,4 @@
-//! Exports that move between servers: processing of MOVE, and the condition for opening a standby.
+//! Exports that move between servers: processing of MOVE, and the condition for opens on a standby.
 //! The source implements the move itself (`rtrs_core::gateway`).
 
 use rtrs_core::wire::{AccessMode, Move, Name, errno};

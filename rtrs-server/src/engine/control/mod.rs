@@ -18,7 +18,7 @@
 //! - `backlog.rs` queue of client requests; `requests.rs` their scheduling;
 //! - `discover.rs` DISCOVER; `fence.rs` FENCE; `gateway.rs` MOVE;
 //! - `ends.rs` ends of paths and sessions;
-//! - `admin.rs` the operator's commands; `drain.rs` the server's end.
+//! - `admin.rs` the operator's commands; `drain.rs` the shutdown of the server.
 
 mod admin;
 mod admit;
@@ -369,7 +369,7 @@ impl Control {
         reply_to.answer(answer, ctx.out);
     }
 
-    /// Answer to an open that the access lists do not allow.
+    /// Checks an open against the access lists. Returns the refusal if they do not allow it.
     fn deny(
         &mut self,
         asked: OpenCheck<'_>,
@@ -518,7 +518,7 @@ impl Control {
         AdminReply::Revoked(lost)
     }
 
-    /// Begins the server's end: all paths finish after `all_in`, and end after `within`.
+    /// Begins the shutdown: all paths finish after `all_in`, and end after `within`.
     fn stop(&mut self, all_in: Duration, within: Duration, ctx: &mut Ctx<'_>) {
         if !self.drain.begin(ctx.now + all_in, ctx.now + within) {
             return;

@@ -31,13 +31,13 @@ pub(super) struct Path {
     shared: Arc<PathShared>,
     state: PathState,
     recon_cnt: u16,
-    /// Time of its first connection.
+    /// Time of the path's first connection.
     since: Instant,
     pub(super) handshake: Handshake,
     heartbeat: Option<Heartbeat>,
     /// Time of the next check (`registry.rs`).
     timer: Option<Instant>,
-    /// Present until the client has authenticated, if it must.
+    /// Authentication of the client; present until it is complete, if required.
     proving: Option<Proving>,
     announcer: Announcer,
     pub(super) shards: PathShards,
@@ -47,7 +47,7 @@ pub(super) struct Path {
 
 impl Path {
     /// Creates a path whose first connection arrived at `since`, and whose handshake must end by
-    /// `deadline`. `held` is present if its chunks are being registered.
+    /// `deadline`. `held` is present if the path's chunks are being registered.
     pub(super) fn new(
         shared: Arc<PathShared>,
         recon_cnt: u16,
@@ -82,8 +82,8 @@ impl Path {
         self.state
     }
 
-    /// Bytes of its chunks that count against the server's limit, including chunks that are being
-    /// registered.
+    /// Bytes of the path's chunks that count against the server's limit, including chunks that are
+    /// being registered.
     pub(super) fn chunk_bytes(&self) -> u64 {
         match self.shared.chunks.get() {
             Some(pool) => pool.region().counted(),
@@ -98,8 +98,8 @@ impl Path {
         self.known.then(|| (origin.provider, origin.peer.ip().to_canonical()))
     }
 
-    /// Marks its address as known and returns it, if it was not known yet, the handshake is over
-    /// and the client has authenticated.
+    /// Marks the client's address as known and returns it, if it was not known yet, the handshake
+    /// is over and the client has authenticated.
     pub(super) fn make_known(&mut self) -> Option<PeerAddress> {
         if self.known || self.state != PathState::Connected || self.is_unproved() {
             return None;
@@ -108,27 +108,27 @@ impl Path {
         self.known_place()
     }
 
-    /// Whether it has chunks or is getting them, in any state, and its client is known.
+    /// Whether the path has chunks or is getting them, in any state, and its client is known.
     pub(super) fn has_memory(&self) -> bool {
         (self.handshake.is_held() || self.shared.chunks.get().is_some()) && !self.is_unproved()
     }
 
-    /// Whether its client must still authenticate.
+    /// Whether the client must still authenticate.
     pub(super) fn is_unproved(&self) -> bool {
         self.proving.is_some()
     }
 
-    /// Authentication of its client, until it is complete.
+    /// Authentication of the client, until it is complete.
     pub(super) fn proving(&self) -> Option<&Proving> {
         self.proving.as_ref()
     }
 
-    /// Mutable access to the authentication of its client.
+    /// Mutable access to the authentication of the client.
     pub(super) fn proving_mut(&mut self) -> Option<&mut Proving> {
         self.proving.as_mut()
     }
 
-    /// Ends the authentication of its client.
+    /// Ends the authentication of the client.
     pub(super) fn end_proving(&mut self) {
         self.proving = None;
     }
@@ -147,7 +147,7 @@ impl Path {
     /// Whether the other path is a later connect of the same path.
     pub(super) fn is_older_than(&self, other: &Self) -> bool {
         let same = self.shared.origin.uuid == other.shared.origin.uuid;
-        // Counters wrap: a connect is later if it is less than half of the range ahead.
+        // Counters wrap: a connect is later if it is ahead by less than half of the range.
         let ahead = other.recon_cnt.wrapping_sub(self.recon_cnt);
         same && (1..0x8000).contains(&ahead)
     }
@@ -181,8 +181,8 @@ impl Path {
         Ok(())
     }
 
-    /// Ends the wait for the registration of the chunks, successful or not: from now on the client
-    /// can continue, up to the deadline. Returns None if the path is ending and no longer waits.
+    /// Ends the wait for the registration of the chunks, successful or not: the client can then
+    /// continue, up to the deadline. Returns None if the path is ending and no longer waits.
     pub(super) fn take_held(
         &mut self,
         now: Instant,
@@ -210,8 +210,8 @@ impl Path {
         true
     }
 
-    /// Records that INFO_REQ was accepted. Called before INFO_RSP is sent: requests may follow it
-    /// at once, on any shard.
+    /// Records that INFO_REQ was accepted. Called before INFO_RSP is sent: requests may follow
+    /// INFO_RSP immediately, on any shard.
     pub(super) fn connected(&mut self) {
         self.handshake.end();
         self.go(PathState::Connected);
@@ -226,7 +226,7 @@ impl Path {
 
     /// Announces that a device changed its size or was removed, so the client must reopen it.
     /// Nothing is sent on a path that does not serve yet or whose client has not authenticated,
-    /// because it opens the device later anyway.
+    /// because the client opens the device later anyway.
     pub(super) fn announce(&mut self, device: DeviceId, out: &mut Outbox) {
         let takes = self.shared.origin.takes_changed && !rtrs_core::mutated!(ResizeUnannounced);
         if self.heartbeat.is_some() && takes && !self.is_unproved() {
@@ -304,7 +304,7 @@ impl Path {
         let proving = self.proving.as_ref().filter(|_| !self.state.is_ending());
         if let Some(deadline) = proving.map(Proving::deadline) {
             match deadline <= now {
-                // Before INFO_REQ, something else is missing.
+                // Before INFO_REQ arrives, the proof is not what the path waits for.
                 true => end = end.or(Some(PathEnd::Unproved)),
                 false => next = earliest(next, Some(deadline)),
             }
@@ -324,7 +324,7 @@ impl Path {
         (end, next)
     }
 
-    /// Accepts no new requests; each shard reports when its running requests are answered.
+    /// Stops accepting requests; each shard reports when its running requests have been answered.
     pub(super) fn finish(&mut self, out: &mut Outbox) {
         self.heartbeat = None;
         self.go(PathState::Finishing);
@@ -342,7 +342,7 @@ impl Path {
         let (path, peer, state) = (self.shared.key, self.shared.origin.peer, self.state);
         match end {
             _ if !is_loud => tracing::debug!(%path, %peer, ?state, reason = %end, "path closing"),
-            // The peer can do nothing about it, and does not know the reason.
+            // The peer can do nothing about these ends, and does not know the reason.
             PathEnd::Internal(_) | PathEnd::Unserved(_) => {
                 tracing::warn!(%path, %peer, reason = %end, "path closing");
             }

@@ -58,7 +58,7 @@ impl Proofs {
     }
 
     /// Processes AUTH: a client sends its proof. Returns `None` if the answer comes later, and an
-    /// error if the proof is not even verified.
+    /// error if the proof is refused without being verified.
     pub(super) fn auth(
         &self,
         reply_to: ReplyTo,

@@ -23,8 +23,8 @@ enum Step {
     Working,
     /// Waits for the AUTH to this exchange, which may be used only once.
     Challenged(Exchange),
-    /// The client has proved this identity. The answer waits until older connects of the path have
-    /// stopped.
+    /// The client has proved this identity. The answer waits until older connects of the path are
+    /// over.
     Proved(PeerIdentity, ReplyTo),
 }
 
@@ -66,7 +66,7 @@ impl Proving {
         self.deadline = deadline;
     }
 
-    /// Records a CHALLENGE. Returns false if it exceeds the limit, or is invalid at this time.
+    /// Records a CHALLENGE. Returns false if it exceeds the limit or is invalid in this state.
     pub(super) fn challenge(&mut self) -> bool {
         if matches!(self.step, Step::Working | Step::Proved(..))
             || self.challenges >= CHALLENGES_MAX
@@ -90,7 +90,7 @@ impl Proving {
         Some(exchange)
     }
 
-    /// Expires when the path ends.
+    /// Reference that expires when the path ends.
     pub(super) fn wanted(&self) -> Weak<()> {
         Arc::downgrade(&self.wanted)
     }

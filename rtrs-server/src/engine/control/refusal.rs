@@ -102,7 +102,7 @@ pub(crate) enum Refusal {
     /// can be closed for this one.
     #[error("{0} connections are in their handshake, or have opened no export yet (half-open-max)")]
     HalfOpen(u32),
-    /// The limits are reached, and the eviction budget is used up.
+    /// The limits have been reached, and the eviction budget is used up.
     #[error(
         "no room, and too many sessions without an open export were just ended to make room; try \
          again"
@@ -134,9 +134,9 @@ pub(crate) enum Refusal {
     Connections {
         /// Number of connections that the peer announces.
         connections: u16,
-        /// Bytes that they could use.
+        /// Bytes that the connections could use.
         bytes: u64,
-        /// Bytes that they may use.
+        /// Bytes that the connections may use.
         max: u64,
     },
     /// The chunks of a new session do not fit into the remaining memory.
@@ -152,7 +152,7 @@ pub(crate) enum Refusal {
         /// Limit in bytes.
         max: u64,
     },
-    /// The client repeats a depth that differs from its session's.
+    /// The client sent a depth that differs from its session's.
     #[error("the session has queue depth {has}, but its client assumes {asked}")]
     Depth {
         /// Depth of the session.
@@ -233,7 +233,7 @@ impl Refusal {
         matches!(self, Self::Memory(_) | Self::MemoryMax { .. } | Self::Windows(_))
     }
 
-    /// Whether the client may not connect, or has not authenticated: someone may be guessing.
+    /// Whether the client may not connect or has not authenticated: it may be guessing credentials.
     pub(crate) const fn is_denied(&self) -> bool {
         matches!(self, Self::NotAllowed(_) | Self::Nameless(_) | Self::Unproved(_))
     }

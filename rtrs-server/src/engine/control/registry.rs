@@ -24,7 +24,7 @@ use crate::stats::{IoTotals, PathSnapshot};
 #[derive(Debug)]
 pub(super) struct Session {
     shared: Arc<SessionShared>,
-    /// Time of its first connection.
+    /// Time of the session's first connection.
     since: Instant,
     name: Option<Name>,
     /// Time when it last requested an export; initially its start.
@@ -36,7 +36,7 @@ pub(super) struct Session {
     orphaned: Option<Instant>,
     /// IO of former paths.
     gone: IoTotals,
-    /// Memory of former paths, for new ones.
+    /// Memory of former paths, for reuse by new paths.
     pub(super) cache: ChunkCache,
 }
 
@@ -90,8 +90,8 @@ impl Session {
         self.name = Some(name);
     }
 
-    /// Records a path whose client is known. It determines the state of the session, if no earlier
-    /// path did.
+    /// Records a path whose client is known. The path determines the state of the session, if no
+    /// earlier path did.
     pub(super) fn adopt(&mut self, path: &PathShared) {
         if self.shared.who().is_none() {
             self.shared = Arc::clone(&path.session);
@@ -139,8 +139,8 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Returns a path that cannot have ended, because a shard still has its part of the path. None
-    /// is an internal error.
+    /// Returns a path that cannot have ended, because a shard still has its part of the path.
+    /// Returning None counts as an internal error.
     pub(super) fn live_path(&mut self, key: PathKey) -> Option<&mut Path> {
         let path = self.paths.get_mut(&key);
         if path.is_none() {
@@ -241,7 +241,7 @@ impl Registry {
         self.session(id).map_or_else(|| CoreIndex(next()), |session| session.shared.first_shard)
     }
 
-    /// State that a path of a session shares with the others. Until the client is known, paths
+    /// State that a path of a session shares with the other paths. Until the client is known, paths
     /// share it only if they have the same limits: the first path decides nothing for later ones.
     pub(super) fn shared_for(&self, id: SessionId, limits: Limits) -> Option<Arc<SessionShared>> {
         let shared = self.session(id)?.shared();
@@ -270,13 +270,13 @@ impl Registry {
         self.paths.values()
     }
 
-    /// Schedules a check of a path at a time, or keeps an earlier one.
+    /// Schedules a check of a path at time `at`, unless an earlier check is scheduled.
     pub(super) fn arm(&mut self, key: PathKey, at: Option<Instant>) {
         let armed = self.path(key).and_then(Path::timer);
         self.arm_anew(key, at.filter(|at| armed.is_none_or(|armed| *at < armed)));
     }
 
-    /// Schedules a check of a path at a time, replacing any other.
+    /// Schedules a check of a path at time `at`, replacing any other.
     pub(super) fn arm_anew(&mut self, key: PathKey, at: Option<Instant>) {
         let (Some(at), Some(path)) = (at, self.paths.get_mut(&key)) else { return };
         if let Some(before) = path.set_timer(Some(at)) {
@@ -290,7 +290,7 @@ impl Registry {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Returns a path that is due for a check, and must be armed again.
+    /// Returns a path that is due for a check. The caller must arm it again.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<&mut Path> {
         self.next_timer().filter(|at| *at <= now)?;
         let (_, key) = self.timers.pop_first()?;
@@ -359,8 +359,8 @@ impl Registry {
     }
 
     /// Removes a path from its session, which keeps the path's memory. If it was the last path,
-    /// removes and returns the session. If no path of a known client remains, others may stay until
-    /// `grace`.
+    /// removes and returns the session. If no path of a known client remains, the other paths may
+    /// stay until `grace`.
     pub(super) fn remove(&mut self, key: PathKey, grace: Instant) -> Option<Session> {
         let path = self.paths.remove(&key)?;
         if let Some(at) = path.timer() {
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(counts, [4; 4]);
     }
 
-    /// Path numbers continue after 2^32: each is new, and can hold permits.
+    /// Path numbers keep increasing beyond 2^32: each is new, and can hold permits.
     #[test]
     fn path_numbers_do_not_wrap_at_32_bits() {
         let mut registry = Registry { last_key: (1 << 32) - 2, ..Registry::default() };

@@ -29,8 +29,8 @@ use crate::export::{Export, ExportIndex, ExportTable};
 use crate::stats::{ServerTimes, ShardExportCounters};
 
 /// Number of bytes that devices may be given in a turn. A file in memory reads and writes within
-/// `submit`: nothing has been answered by then, and with much more the data would leave the CPU's
-/// cache before it is sent.
+/// `submit`, before anything has been answered: with a much higher limit, the data would leave the
+/// CPU's cache before it is sent.
 const TURN: usize = 256 << 10;
 /// Cost of an IO in addition to its bytes, in bytes: 16 IOs of 4 KiB fill a turn.
 const IO_COST: usize = 12 << 10;
@@ -40,7 +40,7 @@ struct OpenDevice {
     device: Box<dyn BlockDevice>,
     waiting: VecDeque<RequestRef>,
     closing: bool,
-    /// Whether it is among the devices that are polled in each turn.
+    /// Whether the device is among those that are polled in each turn.
     polled: bool,
     /// Outstanding syncs.
     syncs: ShardSyncs,
@@ -137,7 +137,7 @@ impl Devices {
         let open = match slot {
             Some(open) => open,
             None => {
-                // The session may have closed it meanwhile.
+                // The session may have closed the export meanwhile.
                 let missing = || io::Error::from(io::ErrorKind::NotFound);
                 let at = export;
                 let export = self.exports.get(at).ok_or_else(missing)?;
@@ -196,8 +196,8 @@ impl Devices {
         &self.at(export).export.name
     }
 
-    /// Draws a number for a sync that is about to be submitted on this shard. Returns None if it
-    /// cannot consume the error of another sync.
+    /// Draws a number for a sync that is about to be submitted on this shard. Returns None if the
+    /// sync cannot consume another sync's error.
     pub(super) fn draw(&mut self, export: ExportIndex, flush: bool) -> Option<u64> {
         let open = self.at_mut(export);
         if open.shared == SharedErrors::None || open.shared == SharedErrors::Flushes && !flush {
@@ -219,7 +219,8 @@ impl Devices {
         }
     }
 
-    /// Ranges of changes that take turns on an export; None if it is not open here.
+    /// Ranges of changes that take turns on an export; None if the export is not open on this
+    /// shard.
     pub(super) fn turns(&self, export: ExportIndex) -> Option<&Ranges> {
         Some(&self.open.get(export.index())?.as_ref()?.turns)
     }
@@ -339,7 +340,7 @@ impl Devices {
         self.open[at.index()].as_mut()?.waiting.pop_front()
     }
 
-    /// Whether the limits of its export delay an IO; if so, its request is queued.
+    /// Whether the limits of its export delay an IO; if so, queues the request.
     pub(super) fn delays(&mut self, request: RequestRef, io: &IoProgress, now: Instant) -> bool {
         let Some(delayed) = &mut self.at_mut(io.export).delayed else { return false };
         let delays = delayed.delays(request, io, now);
@@ -361,7 +362,7 @@ impl Devices {
         Some(released.request)
     }
 
-    /// Removes all requests of a path that limits of exports delay.
+    /// Removes all requests of a path that are delayed by limits of exports.
     pub(super) fn remove_delayed(&mut self, path: PathRow, now: Instant) -> Vec<RequestRef> {
         let mut removed = Vec::new();
         for open in self.open.iter_mut().flatten() {
@@ -412,8 +413,8 @@ impl Devices {
         }
     }
 
-    /// Removes the device at a position of the poll list if it has nothing to do anymore, and
-    /// closes it if it is marked so and no request `needs` it. Returns true if another device now
+    /// Removes the device at a position of the poll list if it has nothing left to do, and closes
+    /// it if it is marked for closing and no request `needs` it. Returns true if another device now
     /// has its position.
     pub(super) fn sweep(&mut self, number: usize, needs: impl Fn(ExportIndex) -> bool) -> bool {
         let Some(at) = self.polled(number) else { return false };
@@ -480,7 +481,7 @@ mod tests {
     use super::*;
     use crate::backend::NullSource;
 
-    /// Whether the device rests, and the number of polls.
+    /// Whether the device is idle, and the number of polls.
     #[derive(Clone, Debug, Default)]
     struct Source(Arc<(AtomicBool, AtomicU32)>);
 

@@ -1,11 +1,11 @@
 //! Extents of an export that a shard knows from earlier searches.
 //!
-//! Programs such as qemu-img request one extent after the other, and a search costs a turn of
-//! another thread and calls that may read the disk. So while a client requests extents in sequence,
-//! the device searches ahead, up to [`COUNT_MAX`] extents, and the shard answers from the list. A
-//! change of any session invalidates the lists of all shards (`change_watch.rs`). After that a
-//! search covers only what is requested, until lists prove useful again: under constant writes,
-//! searching ahead would be in vain.
+//! Programs such as qemu-img request one extent after another, and a search costs a turn of a
+//! different thread and calls that may read the disk. So while a client requests extents in
+//! sequence, the device searches ahead, up to [`COUNT_MAX`] extents, and the shard answers from the
+//! list. A change of any session invalidates the lists of all shards (`change_watch.rs`). After
+//! that a search covers only what is requested, until lists prove useful again: under constant
+//! writes, searching ahead would be in vain.
 //!
 //! Only exports whose source is the sole writer of its content have this part
 //! ([`BlockSource::is_sole_writer`](rtrs_core::block::BlockSource::is_sole_writer)). It allocates
@@ -41,17 +41,17 @@ struct Known {
 /// A search at the device.
 #[derive(Debug)]
 struct Search {
-    /// Request that it answers.
+    /// Request that the search answers.
     io: Io,
-    /// Stamp of its list.
+    /// Stamp of the search's list.
     stamp: Stamp,
     /// Size of the device.
     size: u64,
-    /// Whether it goes beyond the request.
+    /// Whether the search goes beyond the request.
     is_ahead: bool,
 }
 
-/// Contiguous extents from an offset on.
+/// Contiguous extents that start at an offset.
 #[derive(Debug)]
 struct List {
     /// Buffer of searches.
@@ -108,8 +108,8 @@ impl List {
         self.next = at.min(to)..at + 1;
     }
 
-    /// Takes the extents that the device has listed, up to its end: a file may be longer than its
-    /// exported part. Returns false if the list is invalid.
+    /// Takes the extents that the device has listed, up to the end of the device: a file may be
+    /// longer than its exported part. Returns false if the list is invalid.
     fn take(&mut self, search: &Search) -> bool {
         self.known.clear();
         self.start = search.io.offset;
@@ -124,15 +124,15 @@ impl List {
         is_valid
     }
 
-    /// Plans a search for a request; from level 1 on, it extends beyond the request. The device has
-    /// `size` bytes in blocks of `block`.
+    /// Plans a search for a request; at level 1 or higher, it extends beyond the request. The
+    /// device has `size` bytes in blocks of `block`.
     fn plan(&self, io: &Io, level: u32, size: u64, block: u64) -> Io {
         let own = extents::count_in(io.buf.as_ref().map_or(0, MemSlice::len));
         let count = (own << (3 * level)).min(COUNT_MAX);
         let most = u64::from(u32::MAX).min(size.saturating_sub(io.offset)) / block * block;
         let len = (u64::from(io.len) << (6 * level)).min(most);
         let buf = self.room.slice(0, extents::room_for(count));
-        // Fits, because it is at most `most`.
+        // Fits, because `len` is at most `most`.
         Io { len: u32::try_from(len).unwrap_or(io.len), buf, ..io.clone() }
     }
 }
@@ -176,7 +176,8 @@ impl KnownExtents {
         self.changes.end(&self.watch);
     }
 
-    /// Returns the next completed IO of the device, or request answered without it.
+    /// Returns the next IO completed by the device, or the next request answered without the
+    /// device.
     pub(super) fn reap(&mut self, device: &mut dyn BlockDevice) -> Option<Completion> {
         if let Some(answered) = self.answered.pop_front() {
             return Some(answered);

@@ -22,7 +22,7 @@ impl Shard {
         any
     }
 
-    /// Starts all requests of a path that limits delay, because the path finishes.
+    /// Starts all delayed requests of a path that is finishing.
     pub(super) fn release_path(&mut self, path: PathRow, ctx: &mut Ctx<'_>) {
         for released in self.devices.remove_delayed(path, ctx.now) {
             self.step(released, None, ctx, start);
@@ -30,7 +30,7 @@ impl Shard {
     }
 }
 
-/// Ends `Throttled`. A request of a broken path is dropped.
+/// Starts a request that was `Throttled`, or drops it if its path is broken.
 fn start(step: &mut Step<'_>, ctx: &mut Ctx<'_>) {
     match *step.path.requests[step.at.permit].get() {
         State::Io(request, Wait::Throttled, io) if step.path.may_begin() => {

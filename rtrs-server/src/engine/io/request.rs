@@ -21,21 +21,21 @@ use crate::engine::device_table::DeviceId;
 pub enum RequestState {
     /// No request.
     Free,
-    /// Another path's request holds the permit; the request waits for its end.
+    /// Another path's request holds the permit; this request waits for that one to end.
     Deferred,
     /// The peer's key for the chunk is being revoked.
     Revoking,
-    /// The control shard processes it: an open, a close or a fence.
+    /// The control shard is processing it: an open, a close or a fence.
     Control,
-    /// The rate limits of the export delay it.
+    /// It is delayed by the export's rate limits.
     Throttled,
-    /// The disk still has an older write of a closed path to the same bytes.
+    /// An older write of a closed path to the same bytes is still at the disk.
     Blocked,
     /// Another change of a block must end first (`turns.rs`).
     Turn,
-    /// The device is full.
+    /// The device queue is full.
     Queued,
-    /// The device works on it.
+    /// The device is processing it.
     Submitted,
     /// The device has finished; other syncs, or the epoch that is being saved, decide the answer.
     Settling,
@@ -45,7 +45,7 @@ pub enum RequestState {
 
 impl RequestState {
     /// Whether a request may change to that state: mostly in the order above, repeatedly for the
-    /// steps of an IO, and from any state to the end.
+    /// steps of an IO, and from any state to `Free`.
     fn may_become(self, to: Self) -> bool {
         match (self, to) {
             (from, Self::Free) => from != Self::Free,
@@ -67,7 +67,7 @@ pub(super) struct Arrival {
     pub(super) offset: u32,
     /// Time of arrival.
     pub(super) since: Instant,
-    /// Whether its original was still in flight, so that it was counted as a replay.
+    /// Whether the original request was still in flight, so that this one was counted as a replay.
     pub(super) is_copy: bool,
     /// Whether it arrived before the client had authenticated.
     pub(super) unproved: bool,
@@ -81,7 +81,7 @@ pub(super) struct Parsed {
     pub(super) arrival: Arrival,
     /// Bytes of user data before the user header.
     pub(super) data_len: u32,
-    /// Destination of a read's result; None for requests without one.
+    /// Destination of a read's result; None for other requests.
     pub(super) target: Option<RemoteMem>,
     /// Key to invalidate at the peer with the answer.
     pub(super) invalidate: Option<Rkey>,
@@ -105,12 +105,12 @@ pub(super) struct Reply {
     pub(super) io: Option<(IoOp, bool)>,
     /// Nanoseconds spent at the device.
     pub(super) backend_ns: u64,
-    /// Whether it has data although it is an error: the reason for refusing an OPEN.
+    /// Whether the answer has data although it is an error: the reason for refusing an OPEN.
     pub(super) explained: bool,
 }
 
 impl Reply {
-    /// Creates the answer to a request that is not an IO, or is refused.
+    /// Creates the answer to a request that is not an IO or was refused.
     pub(super) const fn errno(errno: u16) -> Self {
         Self { errno, io: None, backend_ns: 0, explained: false }
     }
@@ -188,7 +188,7 @@ impl Request {
         }
     }
 
-    /// IO of the request, if it is in such a state.
+    /// IO of the request, if its state has one.
     pub(super) const fn io(&self) -> Option<&IoProgress> {
         match &self.state {
             State::Io(_, _, io) => Some(io),

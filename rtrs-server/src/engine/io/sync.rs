@@ -1,10 +1,10 @@
 //! Syncs: flushes and writes with FUA, and the effect of their results on other sessions.
 //!
-//! A failed sync raises the export's epoch (`epoch.rs`) and is answered when the epoch is saved. A
-//! successful sync is decided and answered only when all syncs that may have consumed its error
-//! have ended: a flush by the session's ledger (`ledger.rs`), a write with FUA by the epoch in
-//! which it was submitted. Until then the request is `Settling`; the shard checks such requests in
-//! each turn, and another shard whose sync has ended wakes it with a message.
+//! A failed sync raises the export's epoch (`epoch.rs`) and is answered once the epoch has been
+//! saved. A successful sync is decided and answered only when all syncs that may have consumed its
+//! error have ended: a flush by the session's ledger (`ledger.rs`), a write with FUA by the epoch
+//! in which it was submitted. Until then the request is `Settling`; the shard checks such requests
+//! in each turn, and another shard whose sync has ended wakes it with a message.
 //!
 //! The request pipeline calls [`submit`](IoProgress::submit), `end_sync`, `is_settled` and
 //! [`end_step`](IoProgress::end_step) in that order, and so does the loom model of this protocol.
@@ -46,9 +46,9 @@ pub(super) struct Settling {
     pub(super) status: IoStatus,
     /// For a sync: syncs with lower numbers decide its result.
     horizon: u64,
-    /// For a failed sync: the rises that must be saved before it is answered.
+    /// For a failed sync: the number of epoch rises that must be saved before the sync is answered.
     saved_by: u32,
-    /// Time at which it is answered even if they are not saved.
+    /// Time at which the sync is answered even if the rises have not been saved.
     unsaved_at: Instant,
 }
 
@@ -83,9 +83,9 @@ impl IoProgress {
         self.covers_all() || self.step == IoStep::PostFlush || fua
     }
 
-    /// Whether the step failed as a sync, so that acknowledged data may be lost. A flush is never
-    /// refused as unsupported: for example, a file system that was shut down fails it with EROFS.
-    /// An export that moved to another gateway has no cache, and has lost nothing.
+    /// Whether the step failed as a sync, so that acknowledged data may be lost. No error of a
+    /// flush counts as a refusal: for example, a file system that was shut down fails a flush with
+    /// EROFS. An export that moved to another gateway has no cache, and has lost nothing.
     fn has_lost(&self, status: IoStatus) -> bool {
         let failed = !status.is_ok() && status != IoStatus::Moved;
         failed && (self.is_flush() || !status.is_refusal())
@@ -96,7 +96,7 @@ impl IoProgress {
         self.step == IoStep::PreFlush || self.op == IoOp::Flush
     }
 
-    /// Submits the next step, `order`, to the device. Returns false if the device is full.
+    /// Submits the next step, `order`, to the device. Returns false if the device queue is full.
     pub(super) fn submit(
         &mut self,
         order: Io,
@@ -126,17 +126,17 @@ impl IoProgress {
         self.sync.number = devices.draw(self.export, self.covers_all());
     }
 
-    /// Undoes `begin_sync` because the device was full. Other shards are not woken: a shard whose
-    /// device is full too would wake this one in response. Waiting requests are checked again
-    /// anyway.
+    /// Undoes `begin_sync` because the device queue was full. Other shards are not woken: a shard
+    /// whose device queue is full too would wake this one in response. Waiting requests are checked
+    /// again anyway.
     fn withdraw_sync(&mut self, devices: &mut Devices) {
         if let Some(number) = self.sync.number.take() {
             devices.back(self.export, number);
         }
     }
 
-    /// Processes a step that the device ended, possibly of a closed path. Also returns whether
-    /// other shards wait for that.
+    /// Processes a step that the device has ended, possibly for a closed path. Also returns whether
+    /// other shards wait for the end of this step.
     pub(super) fn end_sync(
         &mut self,
         now: Instant,
@@ -157,7 +157,7 @@ impl IoProgress {
         }
         let Some(number) = self.sync.number.take() else { return (end, false) };
         let wakes = devices.back(self.export, number);
-        // Read after the number has returned: later syncs began after this end.
+        // Read after the sync's number has been returned: later syncs began after this end.
         end.horizon = devices.epoch(self.export).order().horizon();
         (end, wakes)
     }

@@ -5,7 +5,7 @@
 //! session. [`Ranges`] implements the turns, with one list per export. While no partial write is in
 //! flight, a change costs one load.
 //!
-//! Requests that wait for their turn are checked in each turn of their shard, as blocked ones are
+//! Requests waiting for their turn are rechecked in each turn of their shard, like blocked requests
 //! (`pipeline.rs`), and shards wake each other.
 
 use rtrs_core::ids::{ChunkIndex, CoreIndex};
@@ -101,8 +101,8 @@ impl Step<'_> {
 }
 
 impl Shard {
-    /// Enters this shard's requests in flight on exports where partial writes wait for that.
-    /// Returns whether there were any such exports.
+    /// Enters this shard's requests in flight in the turn lists of exports whose partial writes
+    /// wait for that. Returns whether there were any such exports.
     pub(super) fn look(&mut self, out: &mut Outbox) -> bool {
         let Self { index, devices, paths, .. } = self;
         if !devices.must_look() {

@@ -1,5 +1,5 @@
-//! Tests of the operator's commands: listing, ending paths, evicting, draining, even with a backend
-//! that never answers.
+//! Tests of the operator's commands: listing, ending paths, evicting and draining, including with a
+//! backend that never answers.
 
 use std::sync::Arc;
 
@@ -101,7 +101,7 @@ fn a_disconnected_path_can_reconnect() {
     assert_eq!(states(&fixture), [PathStage::Connected]);
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut a = Peer::up(&mut fixture, again, "sess");
-    // All paths, by the session's number.
+    // Disconnect all paths, by the session's ID.
     let answer = fixture.admin(disconnect("01010101-0101-0101-0101-010101010101", None));
     assert_eq!(ended(&answer), [2, 3]);
     assert_eq!((a.closed(&mut fixture), b.closed(&mut fixture)), (3, 3));
@@ -119,7 +119,7 @@ fn a_disconnected_path_can_reconnect() {
 fn an_evicted_session_stays_away_and_its_export_is_free() {
     let mut fixture = Fixture::new(StandOptions::default());
     let mut dead = Peer::open(&mut fixture, PeerOptions::default());
-    // The client's host was restarted: the same name, another number.
+    // The client's host was restarted: the same name, a different ID.
     let mut early = Peer::new(&fixture, other(2));
     for cid in 0..3 {
         early.connect(&mut fixture, cid).unwrap();
@@ -239,7 +239,7 @@ fn a_hanging_backend_blocks_no_other_session() {
     let list = fixture.sessions();
     assert_eq!(list[0].paths[0].state, PathStage::Draining);
     assert_eq!((list[0].io.inflight, list[1].io.inflight), (1, 0));
-    // Evicting does not wait for it either.
+    // Evicting does not wait for the write either.
     assert_eq!(ended(&fixture.admin(evict("sess"))), [1, 2, 4]);
     assert_eq!((back.closed(&mut fixture), second.closed(&mut fixture)), (3, 3));
     neighbor.send_read((2, 6), io(Rw::READ, 0, 512));
@@ -277,7 +277,7 @@ fn a_hanging_request_does_not_exhaust_reconnects() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for recon_cnt in 2..12 {
-        // Sent again each time, as by a client that got no answer.
+        // The request is sent again each time, as by a client that got no answer.
         peer.send_write((1, 6), io(Rw::WRITE, 0, 512), &[1; 512]);
         fixture.pass(Duration::from_millis(5));
         let _ = ended(&fixture.admin(disconnect("sess", None)));

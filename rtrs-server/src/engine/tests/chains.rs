@@ -21,7 +21,7 @@ fn modes() -> impl Iterator<Item = (Fixture, bool)> {
 
 /// Last work request of an answer: with fresh keys a send that carries the key of `permit`,
 /// otherwise a bare write. The key is taken from the posted request and must be the chunk's new
-/// one.
+/// key.
 fn last(fresh: bool, imm: u32, permit: u16, key: Rkey) -> Posted {
     if !fresh {
         let remote = RemoteMem { addr: 0, rkey: Rkey(0) };

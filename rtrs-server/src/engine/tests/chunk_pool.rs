@@ -1,4 +1,4 @@
-//! Tests of memory of former paths: its reuse, and its limits.
+//! Tests of the memory of former paths: its reuse and its limits.
 
 use rtrs_core::fabric::Access;
 use rtrs_core::fabric::sim::BindMode;
@@ -9,7 +9,7 @@ use rtrs_core::wire::{Rw, SgDesc};
 use super::fixture::{DeviceOptions, Fixture, StandOptions};
 use super::peer::{Peer, PeerOptions, io};
 
-/// A path of session 1, by its number; number 0 creates the session.
+/// Path of session 1 with this number; number 0 creates the session.
 fn path(n: u8, recon_cnt: u16) -> PeerOptions {
     let first_conn = n == 0 && recon_cnt == 1;
     PeerOptions { path: n + 1, local: n, first_conn, recon_cnt, ..PeerOptions::default() }
@@ -37,7 +37,7 @@ fn works(fixture: &mut Fixture, peer: &mut Peer, byte: u8) {
     assert_eq!(peer.result(512), [byte; 512]);
 }
 
-/// Reconnects path 0; using a key of the previous connect ends it.
+/// Reconnects path 0 and checks that using a key of the previous connect ends the path.
 fn old_key_is_dead(fixture: &mut Fixture, mut peer: Peer, life: u16) {
     let old = peer.chunks[6];
     peer.leave(fixture);
@@ -89,7 +89,7 @@ fn any_path_of_the_session_may_reuse_a_pool() {
     let mut other = Peer::up(&mut fixture, path(3, 1), "sess");
     assert_eq!((fixture.pools(), addresses(&other.chunks)), (vec![], old));
     works(&mut fixture, &mut other, 7);
-    // None is left now.
+    // No pool is left now.
     let mut third = Peer::up(&mut fixture, path(0, 2), "sess");
     assert_eq!(fixture.pools().len(), 1);
     works(&mut fixture, &mut third, 8);
@@ -107,7 +107,7 @@ fn memory_in_use_by_block_io_is_not_reused() {
     let mut back = Peer::up(&mut fixture, path(0, 2), "sess");
     assert_eq!(fixture.pools().len(), 1, "memory of its own");
     assert!(addresses(&back.chunks) != addresses(&first.chunks));
-    // The same size as the running one, and in the same place of its chunk.
+    // This write has the size of the running one, and the same place in its chunk.
     back.send_write((1, 7), io(Rw::WRITE, 8, 512), &[2; 512]);
     fixture.settle();
     assert!(fixture.registered() > bytes);

@@ -37,19 +37,19 @@ pub(super) type Known = Rc<RefCell<Vec<(IpAddr, bool)>>>;
 pub(super) struct DeviceOptions {
     /// Whether registered memory is pinned.
     pub(super) pins_memory: bool,
-    /// Maximum number of bytes that may be registered at once; 0 for no limit.
+    /// Maximum number of bytes that may be registered at a time; 0 for no limit.
     pub(super) register_max: usize,
     /// Whether the device lacks memory windows.
     pub(super) no_windows: bool,
     /// Memory of a connection in bytes.
     pub(super) connection_bytes: u64,
-    /// Whether its queue pairs cannot be destroyed.
+    /// Whether the device's queue pairs cannot be destroyed.
     pub(super) undead: bool,
     /// Whether there are many devices: each request arrives over a different one.
     pub(super) many: bool,
     /// Whether released resources stay until the server ends.
     pub(super) slow: bool,
-    /// Whether memory is registered when the test requests it.
+    /// Whether memory is registered only when the test requests it.
     pub(super) aside: bool,
     /// Whether the device does not support proofs.
     pub(super) takes_no_proofs: bool,

@@ -102,7 +102,7 @@ fn a_replay_closes_the_abandoned_path() {
     fixture.device.lock().hold = false;
     fixture.pass(Duration::from_millis(5));
     assert_eq!(b.reply(&mut fixture).errno, 0);
-    // The client reconnects it, while the session and its device continue.
+    // The client reconnects the path, while the session keeps its device open.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut back = Peer::up(&mut fixture, PeerOptions { first_conn: false, ..again }, "sess");
     back.send_read((1, 6), io(Rw::READ, 0, 512));
@@ -124,7 +124,7 @@ fn a_closing_path_waits_for_its_io_and_frees_everything() {
     peer.leave(&mut fixture);
     assert_eq!(fixture.load(), (0, 4), "requests that no device accepted are dropped");
     assert_eq!(fixture.sessions()[0].paths[0].state, PathStage::Draining);
-    // The client may reconnect while old IO still runs, with new chunks.
+    // The client may reconnect, with new chunks, while old IO is still running.
     let again = PeerOptions { recon_cnt: 2, ..PeerOptions::default() };
     let mut back = Peer::up(&mut fixture, again, "sess");
     let opened = back.open_device(&mut fixture, "vol", AccessMode::ReadWrite).unwrap();
@@ -146,7 +146,7 @@ fn dead_paths_with_running_io_do_not_accumulate() {
     let mut peer = Peer::open(&mut fixture, PeerOptions::default());
     fixture.device.lock().hold = true;
     for life in 0..4u16 {
-        // Each writes to a different range, so that none waits for another.
+        // Each path writes to a different range, so that none waits for another.
         let sector = u64::from(life);
         peer.send_write((1, life), io(Rw::WRITE, sector, 512), &[1; 512]);
         fixture.settle();
@@ -341,7 +341,7 @@ fn a_fence_by_another_process_requires_the_sessions_write_locks() {
         let a = Peer::open(&mut fixture, PeerOptions { path: 9, ..PeerOptions::default() });
         let refused = if exclusive { 0 } else { errno::ENOLCK };
         assert_eq!(ask(&mut fixture, 8), refused);
-        // The process itself can answer, and a client of an earlier version names none.
+        // The process itself can answer, and a client of an earlier version names no process.
         for process in [7, 0] {
             assert_eq!(ask(&mut fixture, process), 0);
         }

@@ -1,5 +1,5 @@
-//! Tests of exports that are added and removed while clients use them: no write reaches another
-//! disk, no loss is unreported, and removed exports are released.
+//! Tests of exports that are added and removed while clients use them: no write reaches the wrong
+//! disk, no loss goes unreported, and removed exports are released.
 
 use std::sync::{Arc, Weak};
 
@@ -101,7 +101,7 @@ fn again() -> PeerOptions {
     PeerOptions { recon_cnt: 2, ..PeerOptions::default() }
 }
 
-/// A path of a client that compares what it opens, unlike a kernel client.
+/// A path of a client that, unlike a kernel client, checks the identity of the export it opens.
 fn comparing(fixture: &mut Fixture, options: PeerOptions, name: &str) -> (Peer, Result<u32, u16>) {
     let mut peer = Peer::up(fixture, options, "sess");
     peer.clear_result();
@@ -192,7 +192,7 @@ fn a_client_with_an_identity_does_not_get_a_later_export_of_the_same_name() {
     let _ = remove(&mut fixture, "vol", true).unwrap();
     let disk = fixture.disk();
     fixture.export("vol", "another", &disk);
-    // Refused over another path, and after all paths were lost.
+    // The open is refused over another path, and after all paths were lost.
     let (mut second, opened) = comparing(&mut fixture, second_path(), "/vol");
     assert_eq!(opened, Err(errno::EIDRM));
     second.leave(&mut fixture);
@@ -254,7 +254,7 @@ fn a_session_ending_during_a_removal_leaves_nothing() {
     fixture.pass(Duration::from_millis(20));
     assert_eq!(held.strong_count(), 0);
     fixture.assert_empty();
-    // Its slot is free for another export.
+    // The slot of the removed export is free for another one.
     let disk = fixture.disk();
     fixture.export("new", "new", &disk);
     let mut peer = Peer::up(&mut fixture, other(), "sess");

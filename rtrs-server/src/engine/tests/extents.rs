@@ -77,7 +77,7 @@ fn fill(fixture: &Fixture, sectors: usize) {
     all.step_by(2).for_each(|sector| sector.fill(1));
 }
 
-/// Number of searches at the device since the last call.
+/// Number of searches on the device since the last call.
 fn searches(fixture: &Fixture) -> usize {
     let log = std::mem::take(&mut fixture.device.lock().log);
     log.iter().filter(|(op, ..)| *op == IoOp::Extents).count()
@@ -213,7 +213,7 @@ fn a_search_during_a_write_is_not_kept() {
     assert!(!shown || !cfg!(debug_assertions), "the mutant is not noticed");
 }
 
-/// Lists are kept again once the write has ended, including one that found the device full.
+/// Lists are kept again once the write has ended, including a write that found the device full.
 #[test]
 fn lists_are_kept_again_after_the_last_change() {
     let mut fixture = server(true);
@@ -293,7 +293,7 @@ fn a_failed_search_ahead_fails_no_request() {
     assert_eq!(peer.reply(&mut fixture).errno, rtrs_core::wire::errno::EIO);
 }
 
-/// A file may be longer than what is exported of it, and another program may write there.
+/// A file may be longer than its exported part, and another program may write there.
 #[test]
 fn a_list_ends_where_the_export_does() {
     let mut fixture = server(true);

@@ -1,4 +1,4 @@
-//! Tests of exports that other servers also have: opens of a standby, requests for a move, and IO
+//! Tests of exports that other servers also have: opens on a standby, requests for a move, and IO
 //! after the export has moved.
 
 use std::io;
@@ -158,7 +158,7 @@ fn only_a_writer_may_request_a_takeover() {
     assert_eq!(*moving.writers.lock(), [SessionId([1; 16])]);
     assert_eq!(ask(&mut peer, &mut fixture, 0, true), 0);
     assert!(moving.left.load(Ordering::SeqCst));
-    // Refused for an export with a single server.
+    // A takeover of an export with only one server is refused.
     peer.open_device(&mut fixture, "vol", RW).unwrap();
     assert_eq!(ask(&mut peer, &mut fixture, 1, false), errno::EINVAL);
 }

@@ -276,8 +276,8 @@ fn an_immediate_instead_of_info_req_ends_the_path() {
         for cid in 0..3 {
             peer.connect(&mut fixture, cid).unwrap();
         }
-        // A heartbeat on connection 0 consumes the receive of INFO_REQ; a request is early
-        // anywhere.
+        // A heartbeat on connection 0 consumes the receive of INFO_REQ; a request is too early on
+        // any connection.
         peer.send_imm(conn, if conn == 0 { 0x8000_0000 } else { 72 });
         assert_eq!(peer.closed(&mut fixture), 3, "connection {conn}");
         fixture.assert_empty();
@@ -300,7 +300,7 @@ fn insufficient_memory_is_reported_with_the_first_connection() {
     let mut peer = Peer::new(&fixture, PeerOptions::default());
     assert_eq!(peer.connect(&mut fixture, 0).unwrap_err(), -12);
     fixture.assert_empty();
-    // With less to register it works, with and without fresh keys.
+    // With less to register the path comes up, with and without fresh keys.
     for always_invalidate in [false, true] {
         let mut fixture = poor(device, |params| {
             params.limits = Limits::new(4, 16384).unwrap();

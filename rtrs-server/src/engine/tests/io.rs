@@ -1,4 +1,4 @@
-//! Tests of served requests: data, flags, rights, devices, limits.
+//! Tests of served requests: data, flags, access modes, devices, limits.
 
 use rtrs_core::block::{Geometry, IoOp};
 use rtrs_core::fabric::sim::BindMode;
@@ -154,7 +154,7 @@ fn discards_zeroes_and_flushes_reach_the_device() {
         assert_eq!(peer.reply(&mut fixture).errno, 0);
         assert_eq!(std::mem::take(&mut fixture.device.lock().log), [ran]);
     }
-    // A flush with sector -1, with and without FUA, PREFLUSH, as READ and as WRITE.
+    // A flush with sector -1, with and without FUA or PREFLUSH, as READ and as WRITE.
     for rw in [Rw::FLUSH, Rw(0x302), Rw(0x702)] {
         let header = io(rw, u64::MAX, 0).encode();
         let message = read_message(IoHeader::LEN, None, false);

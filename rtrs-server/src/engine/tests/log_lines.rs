@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Keeps the lines that a thread logs, each with its fields.
+/// Log lines of a thread, each with its fields.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LogLines(Arc<Mutex<Vec<String>>>);
 

@@ -64,7 +64,7 @@ impl Peer {
         self.connect_raw(fixture, &request)
     }
 
-    /// Connects with any private data. The error is the errno of the reject.
+    /// Connects with arbitrary private data. The error is the errno of the reject.
     pub(super) fn connect_raw(
         &mut self,
         fixture: &mut Fixture,
@@ -119,7 +119,7 @@ impl Peer {
         self.drain();
     }
 
-    /// Returns all received immediates in order, and adopts keys like a client.
+    /// Returns all received immediates in order, and adopts keys as a client does.
     pub(super) fn immediates(&mut self, fixture: &mut Fixture) -> Vec<(usize, Imm)> {
         self.settle(fixture);
         std::iter::from_fn(|| self.take_immediate()).collect()

@@ -1,5 +1,4 @@
-//! Tests of chunks that are registered asynchronously: connections wait for them, and nothing else
-//! does.
+//! Tests of chunks that are registered asynchronously: only connections wait for them.
 
 use rtrs_core::limits::Limits;
 use rtrs_core::settings::AutoSwitch;

@@ -3,8 +3,8 @@
 //! one.
 //!
 //! Commands and reloads run as in the daemon, on the thread of the test. The control shard runs on
-//! another, where clients try to open everything: before and after each request of the daemon, and
-//! after each change of the exports and the lists. A target is identified by its size.
+//! a different thread, where clients try to open everything: before and after each request of the
+//! daemon, and after each change of the exports and the lists. A target is identified by its size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
@@ -31,9 +31,9 @@ type List = Vec<(u8, bool)>;
 #[derive(Clone, Debug, Default)]
 struct Config {
     server: List,
-    /// Size of the target in MiB and access list, by name.
+    /// Size of the target in MiB, and access list, by export name.
     exports: BTreeMap<&'static str, (u64, List)>,
-    /// Whether one more export cannot be opened.
+    /// Whether there is one more export, which cannot be opened.
     fails: bool,
 }
 
@@ -255,7 +255,7 @@ impl Shard {
     }
 }
 
-/// Runs the configurations of a seed. Returns an error that describes what went wrong.
+/// Runs the configurations of a seed.
 fn play(seed: u64) -> Result<(), String> {
     let mut prng = Prng::new(seed);
     let first = Config { fails: false, ..Config::draw(&mut prng) };
@@ -339,7 +339,7 @@ fn with_rig(first: &Settings, test: impl FnOnce(&Arc<Rig>)) {
     shard.end();
 }
 
-/// A reload without the lock of commands may have read a file that a command then replaces: it
+/// A reload without the command lock may have read a file that a command then replaces: the reload
 /// undoes the change, and the command must not report that the change is saved.
 #[test]
 fn a_command_that_saves_notices_a_reload_that_reads_before_it_writes() {

@@ -1,5 +1,5 @@
 //! Tests of failed syncs: each session with something to lose gets one report, regardless of which
-//! got the error.
+//! session's sync got the error.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn disk_errors_are_counted_apart_from_refusals() {
     }
 }
 
-/// Both shards fail syncs of one export many times: the lines are few, and count all of them.
+/// Both shards fail syncs of one export many times: a few log lines count all failures.
 #[test]
 fn failed_syncs_of_an_export_are_logged_at_a_limited_rate() {
     let lines = LogLines::default();
@@ -145,7 +145,7 @@ fn a_loss_is_reported_once_per_writing_session_on_any_core() {
         assert_eq!(flush(&mut fixture, &mut peers[who], 1), 0, "it knows");
         assert_eq!(flush(&mut fixture, &mut peers[1 - who], conn), errno::EIO);
         assert_eq!(flush(&mut fixture, &mut peers[1 - who], conn), 0);
-        // Written since: there is nothing to report.
+        // These writes came after the failure: there is nothing to report.
         for peer in &mut peers {
             assert_eq!(write(&mut fixture, peer, 2, false), 0);
             assert_eq!(flush(&mut fixture, peer, 1), 0);

@@ -73,7 +73,7 @@ fn all_steps_at_the_disk_are_counted() {
     peer.send_write((1, 1), io(rw, 0, 512), &[1; 512]);
     assert_eq!(peer.replies(&mut fixture), []);
     for _ in 0..2 {
-        // The flush, then the data.
+        // The flush runs first, then the data.
         fixture.pass(20 * MS);
         fixture.device.lock().hold = false;
         fixture.pass(Duration::from_nanos(1));

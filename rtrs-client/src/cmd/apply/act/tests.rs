@@ -44,8 +44,8 @@ struct Fake {
 }
 
 impl Fake {
-    /// Serves volumes that share a session. Its log is that of the first. The first `refused`
-    /// attaches fail.
+    /// Serves volumes that share a session. The session's log is that of the first volume. The
+    /// first `refused` attaches fail.
     fn new(test: &str, session: &str, volumes: &[&str], refused: usize) -> Self {
         let dir = format!("rtrs-act-{test}-{}", std::process::id());
         let dir = RunDir::new(Some(std::env::temp_dir().join(dir))).unwrap();
@@ -128,7 +128,7 @@ fn two_volumes() -> (Wanted, Wanted) {
     (Wanted { configured, plan: first, first: None }, second)
 }
 
-/// Task for a volume that runs with another value of a setting that needs a reattach.
+/// Task for a running volume whose value of this setting differs and needs a reattach.
 fn needs_reattach(setting: &str) -> Task {
     let one = Difference {
         setting: setting.into(),
@@ -150,11 +150,11 @@ fn a_missing_volume_joins_its_running_session() {
     assert_eq!(fake.act(&second, &attach, "a"), Ok(Some("attached")));
     let expected = [ADD_B, ADD_B].map(str::to_owned);
     assert_eq!(fake.requests(), expected, "refused once, and retried");
-    // The first volume joins too, if others run.
+    // The first volume joins too, if others are running.
     let fake = Fake::new("join-first", "s", &["b"], 0);
     assert_eq!(fake.act(&first, &attach, "b"), Ok(Some("attached")));
     assert_eq!(fake.requests(), [ADD_A]);
-    // There is no session, or another one.
+    // There is no session, or only a different one.
     for (test, session, volumes) in [("none", "s", &[][..]), ("other", "t", &["a"])] {
         let fake = Fake::new(test, session, volumes, 0);
         let error = fake.act(&second, &attach, "a").unwrap_err();
@@ -167,7 +167,7 @@ fn a_missing_volume_joins_its_running_session() {
 fn a_reattach_keeps_the_other_volumes_of_a_session() {
     let (first, second) = two_volumes();
     let fake = Fake::new("reattach", "s", &["a", "b"], 0);
-    // Own settings of a volume, including the first.
+    // A setting of an individual volume, including the first.
     let own = needs_reattach("socket-mode");
     assert_eq!(fake.act(&second, &own, "a"), Ok(Some("reattached")));
     assert_eq!(fake.requests(), ["b: detach", ADD_B]);
@@ -180,11 +180,11 @@ fn a_reattach_keeps_the_other_volumes_of_a_session() {
             does not list with it; detach them all with `rtrs-client detach a b`, then apply again";
         assert_eq!(error, expected);
     }
-    // The session that runs has the log of the volume that would leave it.
+    // The running session has the log of the volume that would leave it.
     let fake = Fake::new("leave", "t", &["a", "b"], 0);
     let error = fake.act(&first, &needs_reattach("session-name"), "b").unwrap_err();
     assert!(error.starts_with("cannot reattach it alone: "), "{error}");
-    // The session to join does not run.
+    // The session to join is not running.
     let error = fake.act(&second, &needs_reattach("session-name"), "a").unwrap_err();
     assert!(error.starts_with("cannot add it to the session of \"a\": "), "{error}");
     assert!(fake.requests().is_empty(), "nothing was detached");

@@ -18,7 +18,7 @@ use crate::fabric::ProofError;
 use crate::rt::{Completed, Op};
 use crate::tls::{Ended, Handshake, Progress, Step};
 
-/// Maximum number of refused handshakes that wait to be reported; further ones are not reported.
+/// Maximum number of refused handshakes waiting to be reported; further ones go unreported.
 const REFUSED_MAX: usize = 64;
 
 impl Listeners {
@@ -77,7 +77,7 @@ impl Listeners {
         }
     }
 
-    /// Sends the next part of an answer, or performs the action that follows it.
+    /// Sends the next part of an answer or, after the last part, performs the action that follows.
     fn send_greeting(&mut self, env: &mut Env<'_>, id: u64, mut half: HalfOpen) {
         let Some(Greeting::Sending { output, sent, then }) = half.greeting.take() else { return };
         if sent < output.len() {

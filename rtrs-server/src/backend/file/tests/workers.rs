@@ -50,7 +50,7 @@ fn direct_io_uses_a_worker_only_if_it_would_block() {
     };
     let share = WORKERS as u64;
 
-    // Nothing is limited while the device accepts it. The first slots are taken in order.
+    // Nothing is limited while no operation would block. The first slots are taken in order.
     let mut device = new();
     submit(&mut device, IoOp::Write, 0..100);
     assert_eq!(submitted(&mut device), (100, 0));

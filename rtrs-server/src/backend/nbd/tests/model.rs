@@ -24,7 +24,7 @@ const STEPS: u32 = 40;
 enum Crashes {
     /// Connections end with the server.
     Noticed,
-    /// Connections may stay up without answering.
+    /// Connections may stay up, but nothing is answered.
     Silent,
 }
 

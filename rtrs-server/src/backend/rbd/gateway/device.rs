@@ -1,4 +1,4 @@
-//! A shard's queue of an image that moves between servers.
+//! A shard's queue for an image that moves between servers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,7 @@ use crate::backend::target::INFLIGHT_MAX;
 /// Interval between checks of whether held IO may continue.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Queue of a shard.
+/// Queue of one shard for the image.
 #[derive(Debug)]
 pub(super) struct GatewayDevice {
     inner: Arc<Inner>,
@@ -104,7 +104,7 @@ impl BlockDevice for GatewayDevice {
         if self.inflight() >= INFLIGHT_MAX {
             return Err(io);
         }
-        // Releasing the lock waits until this is over.
+        // The release of the lock waits until `starting` has dropped to zero.
         self.inner.starting.fetch_add(1, Ordering::SeqCst);
         let begun = self.begin(io);
         self.inner.starting.fetch_sub(1, Ordering::SeqCst);

@@ -6,11 +6,11 @@
 //! proof. That memory counts until its registration is undone, even if its path ended long before.
 //!
 //! When a limit is reached, existing paths give way to a newcomer until it fits: first the oldest
-//! path of the source with the most. If the newcomer would still not fit, no path ends, and the
+//! path of the source with the most. If the newcomer would not fit even then, no path ends, and the
 //! newcomer is refused and retries. A path gives way if the newcomer's source has less, or if it is
 //! older than [`PATIENCE`]; an honest client needs milliseconds. A source is known if an
 //! authenticated path from there is open, or ended less than [`LOST_FOR`] ago. Other paths give way
-//! to known sources at once. Known sources give way last, and within their own session not at all.
+//! to known sources immediately. Known sources give way last, and never within their own session.
 //! Unauthenticated clients therefore cannot prevent a client from coming back, however many
 //! addresses they use.
 
@@ -29,14 +29,14 @@ use crate::engine::control::refusal::Refusal;
 use crate::engine::control::registry::Registry;
 use crate::path::{PathEnd, PathKey, PathShared};
 
-/// Maximum number of such paths of a session, doubled for known sources. At least the number of
-/// paths of an honest client.
+/// Maximum number of unauthenticated paths of a session, doubled for known sources. At least the
+/// number of paths of an honest client.
 const UNPROVED_MAX: usize = 32;
 
-/// Divisor of `memory-max` for all such paths together; one path is always permitted.
+/// Share of `memory-max` for all unauthenticated paths, as a divisor; one path is always permitted.
 const MEMORY_SHARE: u64 = 4;
 
-/// Age at which a path gives way even to a source that has as much.
+/// Age at which a path gives way even to a source that has no less.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time for which a source remains known after its paths have ended.
@@ -44,7 +44,7 @@ const LOST_FOR: Duration = Duration::from_secs(600);
 /// Maximum number of remembered pairs of source and session.
 const LOST_MAX: usize = 1024;
 
-/// A path that is to be created.
+/// A path about to be created.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine::control) struct Newcomer {
     pub(in crate::engine::control) session: SessionId,
@@ -53,7 +53,7 @@ pub(in crate::engine::control) struct Newcomer {
     pub(in crate::engine::control) bytes: u64,
 }
 
-/// Memory of such paths, and the known sources.
+/// Memory of unauthenticated paths, and the known sources.
 #[derive(Debug)]
 pub(super) struct UnprovedPaths {
     meter: Arc<MemoryMeter>,
@@ -85,7 +85,7 @@ struct Demand {
 /// Known sources.
 struct Known {
     sources: BTreeSet<Source>,
-    /// Whether they never give way.
+    /// Whether known sources never give way.
     stay: bool,
 }
 
@@ -107,8 +107,8 @@ impl UnprovedPaths {
         Self { meter, regions: Vec::new(), lost: BTreeMap::new() }
     }
 
-    /// Bytes of chunks of such paths. They are short-lived, so they do not reduce the memory of
-    /// other sessions.
+    /// Bytes of chunks of unauthenticated paths. The chunks are short-lived, so they do not reduce
+    /// the memory of other sessions.
     pub(super) fn bytes(&self) -> u64 {
         self.meter.used()
     }
@@ -218,11 +218,11 @@ impl Places {
                 continue;
             }
             places.live += more;
-            // An authenticated path waits only for its older connect.
+            // An authenticated path waits only for its older connects.
             if more == 0 || path.proving().is_some_and(|proving| proving.waiting().is_some()) {
                 continue;
             }
-            // Until it is accepted, its client can do nothing.
+            // Before its path is accepted, a client can do nothing.
             let since = path.handshake.accepted().unwrap_or(now);
             let share = places.shares.entry(source).or_default();
             share.amount += more;
@@ -258,14 +258,14 @@ impl Places {
     fn next(&self, demand: Demand, known: &Known, now: Instant) -> Option<PathKey> {
         let Demand { source, amount, limit } = demand;
         let own = self.shares.get(&source).map_or(0, |share| share.amount);
-        // Half is reserved for known sources, and at least one path.
+        // Half of the limit, and at least one path, is reserved for known sources.
         let comes_first = known.has(source) && (own == 0 || own + amount <= limit / 2);
         let next = self.shares.iter().filter_map(|(from, share)| {
             let (since, key) = *share.paths.first_key_value()?.0;
             let (has_more, is_late) = (share.amount > own + amount, now.since(since) >= PATIENCE);
             let gives_way = match known.has(*from) {
                 true if known.stay => false,
-                // Half is reserved for it, not all.
+                // Half of the limit is reserved for the newcomer's source, not all of it.
                 true => is_late || has_more && (known.has(source) || share.amount > limit / 2),
                 false => is_late || has_more || comes_first,
             };
