@@ -3,8 +3,8 @@
 
 use rtrs_core::mutant::{Mutant, choose};
 use rtrs_tests::sim::{
-    GatewayPlant, Memory, Options, Plant, Proofs, hunt, kept_seeds, run, run_away, run_gateways,
-    run_held, run_idle, run_proofs, run_shares, run_with,
+    GatewayPlant, Memory, Options, Plant, hunt, kept_seeds, run, run_away, run_gateways, run_held,
+    run_idle, run_proofs, run_shares, run_with,
 };
 
 /// Number of seeds in which a planted bug has to be caught.
@@ -82,23 +82,26 @@ fn equal_paths_share_the_load_within_a_second_after_a_stall() {
 /// Two clients prove their identity, while an intruder tries to impersonate a client.
 #[test]
 fn an_intruder_proves_nothing_and_disturbs_nothing() {
-    let outcome_of = |seed| {
+    intrude(0..10);
+}
+
+/// A second test, because a seed takes seconds of processor time.
+#[test]
+fn an_intruder_proves_nothing_in_other_seeds() {
+    intrude(10..20);
+}
+
+fn intrude(seeds: std::ops::Range<u64>) {
+    let mut sum = (0, 0, 0);
+    for seed in seeds {
         let outcome = run_proofs(seed).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         assert!(outcome.ios > 500 && outcome.attacks > 20, "seed {seed}: {outcome:?}");
         if seed % 4 == 0 {
             assert_eq!(run_proofs(seed), Ok(outcome), "seed {seed}");
         }
-        outcome
-    };
-    // A seed takes seconds of processor time.
-    let outcomes: Vec<Proofs> = std::thread::scope(|scope| {
-        let halves = [0..10, 10..20]
-            .map(|seeds| scope.spawn(move || seeds.map(outcome_of).collect::<Vec<_>>()));
-        halves.into_iter().flat_map(|half| half.join().expect("every seed passed")).collect()
-    });
-    let sum = |count: fn(&Proofs) -> u64| outcomes.iter().map(count).sum::<u64>();
-    let sums = (sum(|o| o.refused), sum(|o| o.computed), sum(|o| o.crowd));
-    assert!(sums.0 > 500 && sums.1 > 1000 && sums.2 > 500, "{sums:?}");
+        sum = (sum.0 + outcome.refused, sum.1 + outcome.computed, sum.2 + outcome.crowd);
+    }
+    assert!(sum.0 > 250 && sum.1 > 500 && sum.2 > 250, "{sum:?}");
 }
 
 /// Two gateways freeze, are killed, cut off and moved; no write of one lands after those of the

@@ -27,7 +27,7 @@ pub enum RequestState {
     Revoking,
     /// The control shard is processing it: an open, a close or a fence.
     Control,
-    /// It is delayed by the export's rate limits.
+    /// Delayed by the export's rate limits.
     Throttled,
     /// An older write of a closed path to the same bytes is still at the disk.
     Blocked,
