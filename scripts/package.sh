@@ -34,6 +34,7 @@ while [ $# -gt 0 ]; do
             ;;
         --library-from)
             [ -d "${2:-}" ] || usage "--library-from needs a directory, not '${2:-}'"
+            [ -f "$2/librtrs_capi.a" ] || usage "--library-from '$2' has no librtrs_capi.a"
             from=$2
             shift 2
             ;;

@@ -104,8 +104,10 @@ impl Kernel {
             let name = entry.file_name().into_string().ok()?;
             let image = root.join(format!("boot/vmlinuz-{name}"));
             let modules = entry.path();
-            let is_whole = image.is_file() && modules.join("modules.dep").is_file();
-            is_whole.then_some(Self { image, modules })
+            // Compressed modules, or an image that only root can read, are of no use here.
+            let dep = fs::read_to_string(modules.join("modules.dep")).ok()?;
+            let is_usable = fs::File::open(&image).is_ok() && dep.contains("/virtio_blk.ko:");
+            is_usable.then_some(Self { image, modules })
         });
         found.max_by(|one, other| one.image.cmp(&other.image))
     }

@@ -206,8 +206,8 @@ fn a_refused_volume_does_not_affect_others() {
     for (names, args, why) in [
         (&["a", "a"][..], &[][..], "named twice"),
         (&["a", "b"], &["--listen", "127.0.0.1:0"], "cannot listen at one address"),
-        (&["a", "b"], &["--device", "/dev/nbd0"], "cannot have one device"),
-        (&["a", "b"], &["--socket", "/s"], "cannot have one socket /s"),
+        (&["a", "b"], &["--device", "/dev/nbd0"], "cannot share a device"),
+        (&["a", "b"], &["--socket", "/s"], "cannot share the socket /s"),
     ] {
         let words = [&["attach"], names, &["--path", server.portal()], args].concat();
         let words =

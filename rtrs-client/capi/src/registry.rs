@@ -1,7 +1,7 @@
 //! Memory that the program has registered with a volume.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rtrs::{Memory, Part};
@@ -17,12 +17,10 @@ pub(crate) struct Registry(RwLock<Vec<Entry>>);
 struct Entry {
     /// Addresses.
     range: Range<usize>,
-    /// None when it is being released after the end of the session.
+    /// None when it is being released.
     memory: Option<Memory>,
     /// Set when requests no longer use the registration.
     is_leaving: bool,
-    /// Parts that requests use.
-    uses: Arc<AtomicUsize>,
     /// Set when nothing in the library has the memory.
     is_released: Arc<AtomicBool>,
 }
@@ -40,23 +38,6 @@ struct Release(Arc<AtomicBool>);
 impl Drop for Release {
     fn drop(&mut self) {
         self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// Use of a part by a request.
-#[derive(Debug)]
-struct Use(Arc<AtomicUsize>);
-
-impl Use {
-    fn new(uses: &Arc<AtomicUsize>) -> Self {
-        uses.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(uses))
-    }
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -81,10 +62,10 @@ impl Registry {
             let text = "the memory overlaps memory that is registered";
             return Err(Failure::new(libc::EEXIST, text));
         }
-        let (uses, is_released) = (Arc::default(), Arc::<AtomicBool>::default());
+        let is_released = Arc::<AtomicBool>::default();
         let memory = span.memory(Release(Arc::clone(&is_released)));
         let kept = Some(memory.clone());
-        entries.push(Entry { range, memory: kept, is_leaving: false, uses, is_released });
+        entries.push(Entry { range, memory: kept, is_leaving: false, is_released });
         Ok(memory)
     }
 
@@ -98,8 +79,7 @@ impl Registry {
             !one.is_leaving && one.range.start <= range.start && range.end <= one.range.end
         })?;
         let from = range.start - entry.range.start;
-        let owner = (Piece::new(hold), Use::new(&entry.uses));
-        entry.memory.as_ref()?.part_with(from..from + range.len(), owner)
+        entry.memory.as_ref()?.part_with(from..from + range.len(), Piece::new(hold))
     }
 
     /// Makes requests no longer use the registration of this memory. Returns the memory; None if it
@@ -111,20 +91,7 @@ impl Registry {
         Ok(entry.memory.clone())
     }
 
-    /// Forgets memory that was not registered after all.
-    pub(crate) fn forget(&self, at: &Range<usize>) {
-        self.write().retain(|one| one.range != *at);
-    }
-
-    /// Forgets memory that no request uses. Returns false if one does.
-    pub(crate) fn remove_unused(&self, at: &Range<usize>) -> bool {
-        let mut entries = self.write();
-        entries.retain(|one| one.range != *at || one.uses.load(Ordering::SeqCst) > 0);
-        entries.iter().all(|one| one.range != *at)
-    }
-
-    /// Begins to release memory within these addresses, after the end of the session: threads of
-    /// the library have none.
+    /// Begins to release memory within these addresses, whose registration or session has ended.
     pub(crate) fn release(&self, within: &Range<usize>) {
         for entry in self.write().iter_mut().filter(|one| one.is_within(within)) {
             (entry.memory, entry.is_leaving) = (None, true);

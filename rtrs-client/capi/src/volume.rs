@@ -81,11 +81,20 @@ impl CVolume {
         }
         self.with(|volume| {
             let (addresses, memory) = (span.addresses(), self.memory.add(span)?);
-            volume.register(&memory).map_err(|error| {
-                self.memory.forget(&addresses);
-                error.into()
-            })
+            let Err(error) = volume.register(&memory) else { return Ok(()) };
+            drop(memory);
+            match self.await_memory(&addresses) {
+                Ok(()) => Err(error.into()),
+                Err(still_used) => Err(still_used),
+            }
         })
+    }
+
+    /// Waits until nothing in the library or the system uses memory whose registration has ended.
+    /// A receive can outlast its request: a server may stop in the middle of an answer.
+    fn await_memory(&self, addresses: &Range<usize>) -> Result<(), Failure> {
+        self.memory.release(addresses);
+        await_release("unregister the memory", || self.memory.unreleased(addresses))
     }
 
     /// Ends the registration of memory, which then belongs to the program.
@@ -96,14 +105,8 @@ impl CVolume {
             .with(|volume| memory.as_ref().map_or(Ok(()), |memory| Ok(volume.unregister(memory)?)));
         drop(memory);
         match ended {
-            Ok(()) => await_release("unregister the memory", || {
-                usize::from(!self.memory.remove_unused(&addresses))
-            }),
-            Err(failure) if failure.errno == libc::ESHUTDOWN => {
-                self.memory.release(&addresses);
-                await_release("unregister the memory", || self.memory.unreleased(&addresses))
-            }
-            Err(failure) => Err(failure),
+            Err(failure) if failure.errno != libc::ESHUTDOWN => Err(failure),
+            _ => self.await_memory(&addresses),
         }
     }
 

@@ -4,21 +4,23 @@ use std::path::Path;
 use std::process::Command;
 
 use rtrs_tests::{
-    COMMAND_TIME_MAX, COPY_TIME_MAX, Proc, STOP_TIME_MAX, Scratch, Server, requires, run,
+    COMMAND_TIME_MAX, COPY_TIME_MAX, Proc, STOP_TIME_MAX, Scratch, Server, quick, requires, run,
     send_signal,
 };
 
 use super::{HEADER, Installed, passed, root, server, uri};
 
+/// 1,000 opens; 100 if `RTRS_QUICK` is set.
 #[test]
-fn a_thousand_opens_leave_nothing() {
+fn many_opens_leave_nothing() {
     let Some(installed) = Installed::new(HEADER) else { return };
     let server = server();
     let mut command = Command::new(installed.compile("tests/process.c"));
-    command.args(["thousand", &format!("{}?retry-for=60s", uri(&server))]);
+    let rounds = if quick() { "100" } else { "1000" };
+    command.args(["opens", &format!("{}?retry-for=60s", uri(&server)), rounds]);
     // Neither arenas nor stacks of ended threads, whose number depends on the order of threads.
     command.env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0");
-    passed(Proc::start(command).wait(COPY_TIME_MAX));
+    passed(Proc::start(command).wait(3 * COPY_TIME_MAX));
     let _ = server.stop(STOP_TIME_MAX);
 }
 

@@ -101,9 +101,12 @@ impl Kick {
         Ok(any)
     }
 
-    /// Notes that the driver offered a request: its kicks are of use.
+    /// Notes that the driver offered a request, so that its kicks are awaited without a pause.
     pub(crate) fn note_request(&mut self) {
         self.idle = 0;
+        if let Some((next, _)) = self.paused.take() {
+            self.submit(next);
+        }
     }
 
     /// Returns when to call [`Self::take`] even if nothing happens.

@@ -20,13 +20,16 @@ use crate::fault::Fault;
 /// Maximum number of regions of a guest.
 pub(crate) const REGIONS_MAX: usize = 512;
 
-/// Maximum total length of the regions that a front end maps. More would use up the address space,
-/// which all volumes of the process share.
-pub(crate) const MAPPED_MAX: u64 = 8 << 40;
+/// Maximum total length of the regions that a front end maps, for a guest with 8 TiB: a new table of
+/// regions comes before the last request that uses the earlier one has ended. More would use up the
+/// address space, which all volumes of the process share.
+pub(crate) const MAPPED_MAX: u64 = 16 << 40;
 
-/// Maximum number of regions that a front end maps: a new table of regions comes before the last
-/// request that uses the earlier one has ended.
+/// Maximum number of regions that a front end maps.
 const MAPPED_COUNT_MAX: usize = 2 * REGIONS_MAX;
+
+/// Type of the file system of huge pages, in `statfs` (linux/magic.h).
+const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
 /// Maximum number of pieces of memory that a request may have to read or to write: a descriptor has
 /// one for each region that it lies in.
@@ -69,6 +72,13 @@ impl GuestRegion {
         if !found.is_file() || found.len() < end {
             return Err(bad("a region beyond the end of its file"));
         }
+        // The kernel maps and unmaps whole huge pages, whatever the length.
+        let system = rustix::fs::fstatfs(file)?;
+        let page = u64::try_from(system.f_bsize).map_err(io::Error::other)?.max(1);
+        let is_whole = offset.is_multiple_of(page) && len.is_multiple_of(page);
+        if system.f_type == HUGETLBFS_MAGIC && !is_whole {
+            return Err(bad("a region of huge pages that does not consist of whole ones"));
+        }
         let length = usize::try_from(len).map_err(io::Error::other)?;
         let memory = Region::watched(file.as_fd(), offset, length, alarm)?;
         Ok(Self { start: GuestAddress(start), len, memory })
@@ -95,7 +105,7 @@ impl MappedRegions {
         let lengths = self.0.iter().filter_map(Weak::upgrade).map(|region| region.len() as u64);
         let mapped = lengths.fold(part.len, u64::saturating_add);
         if mapped > MAPPED_MAX || self.0.len() >= MAPPED_COUNT_MAX {
-            let text = "more than 8 TiB or 1024 regions of memory are mapped for the front end";
+            let text = "more than 16 TiB or 1024 regions of memory are mapped for the front end";
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
         }
         let region = GuestRegion::map(start, part, alarm)?;
